@@ -189,6 +189,12 @@ class MemoryBank:
             self._due.add(chunk.stream)
         self._update_report(memory)
 
+    def count_lost_frame(self, stream: str) -> None:
+        """Count a frame that :meth:`accept_chunk` could not be given; ignored for streams without a memory."""
+        memory = self._memories.get(stream)
+        if memory is not None:
+            memory.counts.drop_frames()
+
     def wants_queries(self, stream: str) -> bool:
         memory = self._memories.get(stream)
         return memory is not None and memory.wants_queries

@@ -151,6 +151,27 @@ def test_a_window_that_is_skipped_is_like_any_earlier_one(engine, model, make_ca
     assert scores(answers[True]) == pytest.approx(scores(answers[False]), abs=1e-5)
 
 
+def test_at_most_two_passes_wait_for_the_device(engine, make_camera, make_spec, monkeypatch) -> None:
+    done: list[str] = []
+
+    class Event:
+        def __init__(self) -> None:
+            self.number = sum(name.startswith("given") for name in done)
+            done.append(f"given {self.number}")
+
+        def synchronize(self) -> None:
+            done.append(f"waited {self.number}")
+
+    passes = engine._passes_ahead
+    monkeypatch.setattr(passes, "_events", True)
+    monkeypatch.setattr(passes, "_record", Event)
+    engine.admit(make_spec(stride_s=8.0))
+    camera = make_camera(kept=1.0)
+    for index in range(4):
+        assert push_and_settle(engine, camera.sample(index)) == 1
+    assert done == ["given 0", "given 1", "waited 0", "given 2", "waited 1", "given 3"]
+
+
 def test_a_failure_is_left_for_the_step(engine, make_camera, make_spec, monkeypatch) -> None:
     camera = make_camera()
     engine.admit(make_spec())

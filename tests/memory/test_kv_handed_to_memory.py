@@ -1,14 +1,22 @@
 """What leaves a window is what was in it, once, in order."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from packed_rotary import rotate
 
 from cluster.engine.native import NativeEngine
+from cluster.engine.window.kv import StreamKV
+from cluster.errors import DeviceError
 from cluster.lab.bench.soak import SyntheticCamera
+from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
-from cluster.types import Question, StreamSpec
+from cluster.types import Answer, MemorySpec, Question, StreamSpec
 
 SIDE = 112
 
@@ -22,7 +30,7 @@ def left() -> tuple[NativeEngine, list[KVChunk], dict[int, tuple[torch.Tensor, .
     engine = NativeEngine(model)
     engine._kv_sink = chunks.append
     camera = SyntheticCamera("cam", model.geometry, width=SIDE, height=SIDE, kept=0.3, seed=1)
-    engine.admit(StreamSpec("cam", (Question("q", "Is there a car?"),), 6.0, 2.0, static_gate=False))
+    engine.admit(_spec())
     held: dict[int, tuple[torch.Tensor, ...]] = {}
     sizes: dict[int, int] = {}
     for number in range(16):
@@ -32,6 +40,11 @@ def left() -> tuple[NativeEngine, list[KVChunk], dict[int, tuple[torch.Tensor, .
             engine.step([request])
             held.update(_held(engine))
     return engine, chunks, held, sizes
+
+
+def _spec(**options: Any) -> StreamSpec:
+    standard: dict[str, Any] = {"static_gate": False, "memory": MemorySpec()}
+    return StreamSpec("cam", (Question("q", "Is there a car?"),), 6.0, 2.0, **standard | options)
 
 
 def _held(engine: NativeEngine) -> dict[int, tuple[torch.Tensor, ...]]:
@@ -79,3 +92,89 @@ def test_a_stream_that_begins_afresh_hands_on_what_it_held(left) -> None:
     assert with_kv
     engine._streams["cam"].reset()
     assert [chunk.index for chunk in chunks[before:]] == with_kv
+
+
+# -- failures ---------------------------------------------------------------------------------------
+Run = Callable[[int, int], list[Answer]]
+
+
+@pytest.fixture
+def remembering() -> tuple[NativeEngine, MemoryBank, Run]:
+    """An engine with memories and a camera; pushes frames of it and answers their windows."""
+    model = load_model("tiny-qwen2_5_vl")
+    bank = MemoryBank(TierStack([Arena(2**22)]))
+    engine = NativeEngine(model, memories=bank)
+    engine.admit(_spec())
+    camera = SyntheticCamera("cam", model.geometry, width=SIDE, height=SIDE, kept=0.3, seed=1)
+
+    def run(first: int, stop: int) -> list[Answer]:
+        requests = (request for number in range(first, stop) for request in engine.push(camera.sample(number)))
+        return [answer for request in requests for answer in engine.step([request])]
+
+    return engine, bank, run
+
+
+def test_a_frame_that_cannot_be_handed_on_is_lost_to_the_memory_alone(remembering, monkeypatch, caplog) -> None:
+    engine, bank, run = remembering
+    run(0, 12)
+    counts = bank.get_memory("cam")[0].counts
+    assert counts.frames_dropped == 0
+
+    def fail(*_) -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(StreamKV, "raw", fail)
+    before = counts.frames
+    assert [answer.window for answer in run(12, 24)] == [6, 7, 8, 9, 10, 11]
+    assert counts.frames_dropped > 1
+    assert caplog.text.count("is not remembered") == 1
+    dropped, held = counts.frames_dropped, len(engine._streams["cam"].frames)
+    engine.evict("cam")
+    assert dropped < counts.frames_dropped <= dropped + held
+    assert counts.frames == before
+    assert engine.pool.used == 0
+
+
+def test_a_lost_gpu_is_told_where_a_frame_is_handed_on(remembering, monkeypatch) -> None:
+    _, _, run = remembering
+    run(0, 12)
+
+    def fail(*_) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(StreamKV, "raw", fail)
+    with pytest.raises((torch.AcceleratorError, DeviceError)):
+        run(12, 24)
+
+
+def test_a_memory_that_cannot_be_saved_costs_no_answer(remembering, monkeypatch, caplog) -> None:
+    _, bank, run = remembering
+
+    def fail() -> None:
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(bank, "schedule_saves", fail)
+    assert len(run(0, 4)) == 2
+    assert "could not be saved" in caplog.text
+
+
+def test_kv_that_a_failed_pass_has_written_over_is_not_remembered(remembering) -> None:
+    engine, bank, run = remembering
+    run(0, 12)
+    stream, memory = engine._streams["cam"], bank.get_memory("cam")[0]
+    first, second = (frame for frame in stream.frames[:2] if frame.size)
+    before = memory.counts.frames
+    wrong = torch.zeros(first.size + second.size, dtype=torch.bool).numpy()
+    wrong[0] = True
+    stream.invalidate_tokens(stream.frames[:2], wrong)
+    expected = stream.kv.raw(second.positions, first.size, first.size + second.size)
+    stream.drop_frames(2)
+    assert (memory.counts.frames - before, memory.counts.frames_dropped) == (1, 1)
+    assert torch.equal(memory.recent[-1].key, expected[0])
+
+
+def test_nothing_is_gathered_for_a_camera_without_a_memory(remembering, monkeypatch) -> None:
+    engine, _, run = remembering
+    engine.admit(_spec(memory=None))
+    monkeypatch.setattr(StreamKV, "raw", lambda *_: 1 / 0)
+    assert len(run(0, 24)) == 12

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from cluster.engine.base import completed_future
 from cluster.engine.native.ask_run import NativeAskRun
+from cluster.engine.native.device import PassesInFlight, Stopwatch, lost_device
 from cluster.engine.native.explanations import decode_explanations
 from cluster.engine.native.forward import PassResult
 from cluster.engine.native.frame_retrieval import Waited, plan_with_past
 from cluster.engine.native.graphed_decode import GraphedDecode
 from cluster.engine.native.idle_windows import IdleWindows
 from cluster.engine.native.kernels import choose_kernel
-from cluster.engine.native.passes import Stopwatch, ahead_rows, pass_rows, run_passes
+from cluster.engine.native.passes import ahead_rows, pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
 from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, free_bytes
 from cluster.engine.window.score import check_scores, end_token_ids, make_answer_score, make_score
@@ -76,7 +77,8 @@ class NativeEngine(WindowedEngine):
         index_bytes: int | None = None,
     ) -> None:
         super().__init__(model, max_new_tokens)
-        self._kv_sink = None if memories is None else memories.accept_chunk
+        if memories is not None:
+            self._kv_sink, self._kv_lost = memories.accept_chunk, memories.count_lost_frame
         self.kernel = choose_kernel(model.device, model.dtype, kernel)
         self.pass_rows = pass_rows(model.device)
         self.ahead_rows = ahead_rows(model.device)
@@ -91,9 +93,8 @@ class NativeEngine(WindowedEngine):
         # Whether the host goes on while the device computes, and the windows of the step after the current one.
         self.launches_return = model.device.type == "cuda"
         self._following: list[WindowRequest] = []
-        # Windows of the current batch, and the number of batches.
+        # Windows of the current batch.
         self._work: Sequence[WindowWork] = ()
-        self._batches = 0
         self._waited = Waited()
         self.memories = memories
         if memories is not None and memories.window is None:
@@ -108,6 +109,7 @@ class NativeEngine(WindowedEngine):
         self._system = system_prompt(model, self.pool, self.kernel)
         # Streams that may have enough to compute before their window ends.
         self._ready: dict[str, None] = {}
+        self._passes_ahead = PassesInFlight(model.device)
 
     # -- streams --------------------------------------------------------------------------------------
     @property
@@ -173,17 +175,21 @@ class NativeEngine(WindowedEngine):
         # What their next windows refresh is known now.
         self._ready.update((request.stream, None) for request in requests)
         if self.memories is not None:
-            self.memories.schedule_saves()
+            try:
+                with lost_device():
+                    self.memories.schedule_saves()
+            except DeviceError:
+                raise
+            except Exception:
+                # The answers are there; what is left is scheduled after the next step.
+                log.exception("memories and windows could not be saved after a step")
         return answers
 
     @contextmanager
     def _model_work(self) -> Iterator[None]:
-        """Memories write nothing meanwhile; a device that cannot be used again is told apart from other failures."""
-        try:
-            with nullcontext() if self.memories is None else self.memories.writer.engine_step():
-                yield
-        except torch.AcceleratorError as error:
-            raise DeviceError(f"the GPU failed, and is lost to this process: {error}") from error
+        """Memories write nothing meanwhile."""
+        with lost_device(), nullcontext() if self.memories is None else self.memories.writer.engine_step():
+            yield
 
     def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
         clock = Stopwatch(self.model.device)
@@ -235,10 +241,7 @@ class NativeEngine(WindowedEngine):
         """Plans of these windows, none of which is moved to host memory; what a failure has written is discarded."""
         self._work = work
         self.idle.busy = {each.request.stream for each in work}
-        self._batches += 1
         self._waited = Waited()
-        for each in work:
-            each.stream.used = self._batches
         plans: list[WindowPlan] = []
         try:
             plans += map(plan, work)
@@ -346,12 +349,14 @@ class NativeEngine(WindowedEngine):
             return False
         try:
             with self._model_work():
+                self._passes_ahead.wait()
                 self._encode(work)
                 with self._batch(work, lambda each: self._plan_rows(each, ())) as plans:
                     for each, plan, result in zip(work, plans, self._run(plans), strict=True):
                         progress = commit_plan(plan, result)
                         progress.encoded += each.encoded
                         progress.tower_flops += each.tower_flops
+                self._passes_ahead.add()
         except BaseException:
             for each in work:
                 each.stream.failed_ahead = each.request.window

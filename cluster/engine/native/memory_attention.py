@@ -45,13 +45,11 @@ def ask_context(
     spans = frame_spans(frames, after_s=timeline.length_s, after_slots=timeline.slots) or [_last_span(timeline, grid)]
     window = model.window_positions(len(system), spans)
     device = model.device
-    positions = torch.cat(
-        [torch.arange(len(system), device=device).expand(3, -1), *(part.to(device) for part in window.frames)], dim=1
-    )
+    positions = torch.cat([torch.arange(len(system)).expand(3, -1), *window.frames], dim=1)
     known = [encoded_tokens(frame) for frame in frames if frame.has_kv]
     count = len(system) + sum(map(len, known))
     cos, sin = (part.to(model.dtype) for part in model.rotary(positions[:, :count]))
-    held_k, held_v = _raw(model, kv, [frame for frame in frames if frame.has_kv], system, newer)
+    held_k, held_v = _raw(kv, [frame for frame in frames if frame.has_kv], system, newer)
     key = torch.cat([system.k, held_k], dim=2)
     number = [torch.full((len(each),), -2 - i, device=device) for i, each in enumerate(known)]
     return AskContext(
@@ -98,13 +96,11 @@ def _last_span(timeline: Timeline, grid: PatchGrid) -> FrameSpan:
     return FrameSpan(time_s, slot, torch.zeros(0, 2, dtype=torch.int64), grid)
 
 
-def _raw(
-    model: VisionLanguageModel, kv: StreamKV | None, frames: Sequence[StreamFrame], system: SystemPrompt, newer: int
-) -> tuple[Tensor, Tensor]:
+def _raw(kv: StreamKV | None, frames: Sequence[StreamFrame], system: SystemPrompt, newer: int) -> tuple[Tensor, Tensor]:
     """KV of these newest frames but for the last ``newer`` tokens, keys before rotary; empty with none."""
     if kv is None or not frames:
         return system.k[:, :, :0], system.v[:, :, :0]
-    at = own_positions(model, frames)
+    at = own_positions(frames)
     stop = len(kv) - newer
     return kv.raw(at, stop - at.shape[1], stop)
 

@@ -19,9 +19,9 @@ from cluster.engine.window.stream import (
     Stream,
     StreamFrame,
     WindowProgress,
+    embeddings,
     encoded_tokens,
     per_frame,
-    place_frames,
     token_counts,
 )
 from cluster.models.base import VisionLanguageModel
@@ -153,7 +153,6 @@ def plan_window(
         pool.clear(scratch[reserved - visual])
     around = window_places(model, len(system), frames)
     asked = [around.next + i for tail in tails for i in range(tail.tokens)]
-    place_frames(model, frames)
     wanted = list(per_frame(frames, computed))
     work = StreamPass(
         pool=pool,
@@ -214,7 +213,7 @@ def _rows(nothing: Tensor, wanted: Sequence[tuple[StreamFrame, BoolArray]], pool
     """Embeddings ``[n, W]`` of the tokens to compute, those of the oldest frames perhaps from host memory."""
     rows = [nothing]
     for frame, tokens in wanted:
-        embeds = encoded_tokens(frame).embeds
+        embeds = embeddings(frame)
         if not tokens.all():
             embeds = embeds[to_device(torch.from_numpy(np.flatnonzero(tokens)), embeds.device)]
         rows.append(embeds)

@@ -15,7 +15,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from cluster.engine.window.kv import StreamKV
-from cluster.engine.window.stream import LastWindow, Stream, StreamFrame, WindowProgress, encoded_tokens
+from cluster.engine.window.stream import LastWindow, Stream, StreamFrame, WindowProgress, embeddings, encoded_tokens
 from cluster.engine.window.windows import WindowClock, WindowSpan
 from cluster.errors import ModelError
 from cluster.memory.frame_retrieval import FrameReads
@@ -127,7 +127,7 @@ def _frame_tensors(frame: StreamFrame) -> dict[str, Tensor]:
     if frame.patches is not None:
         tensors["patches"] = torch.from_numpy(frame.patches)
     if frame.tokens is not None:
-        tensors |= {"embeds": frame.tokens.embeds, "cells": frame.tokens.cells}
+        tensors |= {"embeds": embeddings(frame), "cells": frame.tokens.cells}
     if frame.positions is not None:
         tensors["positions"] = frame.positions
     if frame.computed is not None:

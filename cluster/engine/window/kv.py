@@ -19,7 +19,7 @@ from cluster.engine.window.host_copies import HostCopies, HostCopy
 from cluster.engine.window.planner import IntArray
 from cluster.errors import CapacityError, ConfigError
 from cluster.models.base import VisionLanguageModel
-from cluster.models.upload import to_device
+from cluster.models.upload import to_device, upload
 
 MOST_SLOTS = 1 << 20
 """Slots of a pool at most: about 700 windows of 1,500 tokens."""
@@ -36,7 +36,8 @@ class KVPool:
     """``k, v [L, slots, Hkv, d]``; ``rotary`` of their model.
 
     * ``make_room``: called with how many slots are missing before a request is refused
-    * ``copies``: between the pool and host memory; ``host_used``: bytes of KV there, at most ``host_capacity``
+    * ``copies``: between the pool and host memory; ``host_used``: bytes of KV there, which are at most
+      ``host_capacity`` with those of windows' embeddings
 
     On a CPU the memory is taken from the operating system slot by slot, as it is first used.
     """
@@ -200,7 +201,7 @@ class StreamKV:
                 for number, part in enumerate((self.pool.k, self.pool.v)):
                     part.index_copy_(1, index, self.pool.copies.to_device(self._host[number])[:, self._dropped :])
             self.slots, self._arrival = slots, self.pool.copies.arrival()
-        # Embeddings were copied before it.
+        # What is written to the slots waits for their copy.
         self._host.join()
         self.pool.host_used -= len(self.slots) * self.pool.slot_bytes
         self._host = None
@@ -259,7 +260,8 @@ class StreamKV:
         """``K, V [L, Hkv, n, d]`` of the slots ``[first, stop)``, keys as they are stored; copies."""
         assert self.pool is not None
         if self._host is not None and self._released:
-            kept = (part[:, self._dropped :][:, first:stop].to(self.pool.device) for part in self._host.tensors())
+            wanted = [part[:, self._dropped :][:, first:stop] for part in self._host.tensors()]
+            kept = (upload([part], self.pool.device) for part in wanted)
         else:
             self._join()
             index = self.pool.index(self.slots[first:stop])

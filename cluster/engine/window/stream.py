@@ -1,18 +1,21 @@
 """State of one stream: frames of its windows, their KV, and its last answers."""
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
 import torch
 
+from cluster.engine.window.host_copies import HostCopy
 from cluster.engine.window.kv import StreamKV
 from cluster.engine.window.planner import BoolArray, IntArray
 from cluster.engine.window.windows import WindowClock, WindowSpan, covered_until, opening_index, window_time
 from cluster.memory.frame_retrieval import FrameReads
 from cluster.memory.head_memory import KVChunk, KVSink
-from cluster.models.base import FrameSpan, FrameTokens, VisionLanguageModel
+from cluster.models.base import FrameSpan, FrameTokens
+from cluster.models.upload import to_device
 from cluster.types import (
     MICROSECONDS,
     Answer,
@@ -24,6 +27,8 @@ from cluster.types import (
     UInt8Array,
     WindowRequest,
 )
+
+log = logging.getLogger(__name__)
 
 INVALID = -1
 """Window of a token whose KV cannot be used."""
@@ -37,8 +42,9 @@ class StreamFrame:
     * ``size``: visual tokens (0: fully pruned; it takes time and no slots)
     * ``time_s``, ``slot``: its time and number since the stream began (afresh)
     * ``patches``: uint8 as in ``FrameSample``, ``None`` once encoded
+    * ``moved``: the copy that brought its embeddings to host memory; see :func:`embeddings`
     * ``first``: number of its first token among all tokens of the stream that ever got KV
-    * ``positions`` ``[3, t]`` int64 of its tokens in the stream's own time, once a window needs them
+    * ``positions`` ``[3, t]`` int64 of its ``tokens`` in the stream's own time
     * ``computed`` ``[2, t]``, ``None`` without KV: per token the window it was last computed in, and the number of that
       window's first token
     * ``content``: digest of ``tokens``; "" until needed
@@ -58,6 +64,7 @@ class StreamFrame:
     time_s: float = 0.0
     slot: int = 0
     tokens: FrameTokens | None = None
+    moved: HostCopy | None = None
     first: int = 0
     positions: torch.Tensor | None = None
     computed: IntArray | None = None
@@ -158,10 +165,12 @@ class Stream:
     waiting_rows: int = 0
     # See `claim_encoded`.
     encoded_beside: tuple[int, int] = (0, 0)
-    # Receives the KV of frames that leave the window.
+    # Receives the KV of frames that leave the window, and is told the name of a stream of which one is lost.
     kv_sink: KVSink | None = None
-    # Number of the newest batch of windows with one of it.
-    used: int = 0
+    kv_lost: Callable[[str], None] | None = None
+    kv_failed: bool = False
+    # Bytes of its frames' embeddings that were moved to host memory.
+    moved_nbytes: int = 0
 
     # -- frames in ------------------------------------------------------------------------------------
     def push(self, sample: FrameSample, arrived_s: float) -> list[WindowRequest]:
@@ -256,30 +265,48 @@ class Stream:
         """Drop the oldest ``count`` frames and their KV."""
         gone, self.frames = self.frames[:count], self.frames[count:]
         self._emit_kv(gone)
+        self.moved_nbytes -= sum(encoded_tokens(frame).embeds.nbytes for frame in gone if frame.moved is not None)
         self.kv.drop_slots(sum(token_counts([frame for frame in gone if frame.has_kv])))
         moving = [frame.window_time for frame in gone if frame.moving]
         if moving:
             self.last_motion_dropped = moving[-1]
 
     def _emit_kv(self, gone: Sequence[StreamFrame]) -> None:
-        """Pass the KV of the oldest frames to ``kv_sink``, keys before rotary; frames without KV are skipped."""
-        first = 0
-        if self.kv_sink is None:
+        """Pass the KV of the oldest frames to ``kv_sink``; frames without KV are skipped. The memory does without one
+        that fails or was not computed again after a failure."""
+        if self.kv_sink is None or self.spec.memory is None:
             return
+        stop = 0
         for frame in gone:
-            if not frame.has_kv or frame.tokens is None:
+            if frame.computed is None:
                 continue
-            stop = first + len(frame.tokens)
-            if len(frame.tokens):
-                assert frame.positions is not None
-                k, v = self.kv.raw(frame.positions, first, stop)
-                rows, columns = frame.grid.group_rows, frame.grid.group_cols
-                row, column = frame.tokens.cells.to(k.device).unbind(-1)
-                # Text around a frame is placed below it.
-                cell = torch.where(row < 0, rows, row) * columns + column
-                look = frame.tokens.embeds.to(k.device).float().mean(0)
-                self.kv_sink(KVChunk(self.spec.stream, frame.index, frame.pts, k, v, cell, rows, columns, look))
-            first = stop
+            first, stop = stop, stop + len(encoded_tokens(frame))
+            if first == stop:
+                continue
+            try:
+                valid = not (frame.computed[0] == INVALID).any()
+                if valid:
+                    self.kv_sink(self._chunk(frame, first, stop))
+            except torch.AcceleratorError:
+                raise
+            except Exception:
+                valid = False
+                if not self.kv_failed:
+                    log.exception("camera %s: a frame that leaves its window is not remembered", self.spec.stream)
+                self.kv_failed = True
+            if not valid and self.kv_lost is not None:
+                self.kv_lost(self.spec.stream)
+
+    def _chunk(self, frame: StreamFrame, first: int, stop: int) -> KVChunk:
+        """A frame's KV, in these slots, with keys before rotary."""
+        assert frame.positions is not None
+        k, v = self.kv.raw(frame.positions, first, stop)
+        rows, columns = frame.grid.group_rows, frame.grid.group_cols
+        row, column = to_device(encoded_tokens(frame).cells, k.device).unbind(-1)
+        # Text around a frame is placed below it.
+        cell = torch.where(row < 0, rows, row) * columns + column
+        look = to_device(embeddings(frame), k.device).float().mean(0)
+        return KVChunk(self.spec.stream, frame.index, frame.pts, k, v, cell, rows, columns, look)
 
     # -- memory ---------------------------------------------------------------------------------------
     def copy_to_host(self) -> None:
@@ -287,7 +314,6 @@ class Stream:
         pool = self.kv.pool
         if pool is None or not len(self.kv):
             return
-        # First, so that who waits for the KV has waited for them.
         frames = [
             frame for frame in self.frames if frame.tokens is not None and frame.tokens.embeds.device.type != "cpu"
         ]
@@ -297,7 +323,8 @@ class Stream:
                 copy = pool.copies.to_host([torch.cat(embeds)])
             pool.copies.keep_until_read(embeds)
             for frame, held in zip(frames, torch.split(copy[0], [len(each) for each in embeds]), strict=True):
-                frame.tokens = replace(encoded_tokens(frame), embeds=held)
+                frame.tokens, frame.moved = replace(encoded_tokens(frame), embeds=held), copy
+                self.moved_nbytes += held.nbytes
         self.kv.copy_to_host()
 
     @property
@@ -333,7 +360,7 @@ class Stream:
     def reset(self) -> None:
         """Start the stream afresh; window numbers continue."""
         self._emit_kv(self.frames)
-        self.frames = []
+        self.frames, self.moved_nbytes = [], 0
         self.outstanding.clear()
         self.kv.clear()
         self.progress = None
@@ -378,6 +405,13 @@ def encoded_tokens(frame: StreamFrame) -> FrameTokens:
     return frame.tokens
 
 
+def embeddings(frame: StreamFrame) -> torch.Tensor:
+    """Embeddings ``[t, W]`` of an encoded frame; those in host memory once their copy is done."""
+    if frame.moved is not None:
+        frame.moved.tensors()
+    return encoded_tokens(frame).embeds
+
+
 def per_frame(frames: Sequence[StreamFrame], tokens: BoolArray) -> Iterator[tuple[StreamFrame, BoolArray]]:
     """The frames that have any of ``tokens [t]``, with theirs."""
     ends = [0, *np.cumsum(token_counts(frames)).tolist()]
@@ -391,25 +425,10 @@ def token_counts(frames: Sequence[StreamFrame]) -> list[int]:
     return [frame.tokens.count for frame in frames if frame.tokens is not None]
 
 
-def own_positions(model: VisionLanguageModel, frames: Sequence[StreamFrame]) -> torch.Tensor:
+def own_positions(frames: Sequence[StreamFrame]) -> torch.Tensor:
     """Positions ``[3, t]`` of encoded frames' tokens in the stream's own time: ``(time, row, column)`` counted from the
-    stream's beginning, whatever window they are in. All frames have one grid, as those of a window do."""
-    place_frames(model, frames)
+    stream's beginning, whatever window they are in."""
     return torch.cat([frame.positions for frame in frames if frame.positions is not None], dim=1)
-
-
-def place_frames(model: VisionLanguageModel, frames: Sequence[StreamFrame]) -> None:
-    """Give encoded frames that have none the positions of :func:`own_positions`."""
-    new = [frame for frame in frames if frame.positions is None]
-    if new:
-        counts = [len(encoded_tokens(frame)) for frame in new]
-        size = torch.tensor(counts)
-        time = torch.tensor([frame.time_s for frame in new], dtype=torch.float64).repeat_interleave(size)
-        slot = torch.tensor([frame.slot for frame in new]).repeat_interleave(size)
-        cells = torch.cat([encoded_tokens(frame).cells for frame in new])
-        positions = model.token_positions(0, time, slot, cells, new[0].grid)
-        for frame, mine in zip(new, torch.split(positions, counts, dim=1), strict=True):
-            frame.positions = mine.clone()
 
 
 def frame_spans(frames: Sequence[StreamFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:

@@ -5,7 +5,7 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -123,8 +123,9 @@ class WindowedEngine(ABC):
         self.stats = StepStats()
         self._streams: dict[str, Stream] = {}
         self._fingerprint: str | None = None
-        # Receives the KV of frames that leave their window.
+        # See ``Stream``.
         self._kv_sink: KVSink | None = None
+        self._kv_lost: Callable[[str], None] | None = None
         # Text tokens around a frame's visual ones; known once a frame was encoded.
         self._frame_text = 0
 
@@ -186,8 +187,9 @@ class WindowedEngine(ABC):
                 return False
             except (ModelError, CapacityError) as error:
                 log.warning("camera %s starts with an empty window: %s", spec.stream, error)
+        clock = WindowClock(*_lengths(spec))
         self._streams[spec.stream] = Stream(
-            spec, self._stream_kv(), WindowClock(*_lengths(spec)), kv_sink=self._kv_sink
+            spec, self._stream_kv(), clock, kv_sink=self._kv_sink, kv_lost=self._kv_lost
         )
         return True
 
@@ -241,7 +243,7 @@ class WindowedEngine(ABC):
         """See ``Engine.import_stream``; replaces a stream of that name."""
         self._check(spec)
         taken = export.load(state, spec, self._stream_kv(), self.fingerprint)
-        taken.kv_sink = self._kv_sink
+        taken.kv_sink, taken.kv_lost = self._kv_sink, self._kv_lost
         if len(taken.kv) != sum(len(encoded_tokens(frame)) for frame in taken.frames if frame.has_kv):
             # The state of an engine that keeps its KV elsewhere.
             taken.invalidate_kv()

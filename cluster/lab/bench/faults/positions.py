@@ -189,7 +189,7 @@ class _Watched(NativeEngine):
         plan = super()._plan(each)
         places = plan.places
         asked = [places.next + at for tail in plan.tails for at in range(tail.tokens)]
-        frames = own_positions(self.model, plan.frames)
+        frames = own_positions(plan.frames)
         own = torch.cat([places.text(range(places.system)), frames, places.text(asked)], dim=1)
         # Only distances matter: the stream's own time, counted from the window's beginning.
         self.windows.append((plan.frames, own - torch.tensor(places.axes)[:, None] * places.first + places.system))
