@@ -10,10 +10,13 @@ import torch
 from cluster.engine.native import NativeEngine
 from cluster.engine.window.host_copies import HostCopies, HostCopy
 from cluster.errors import CapacityError
+from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
+from cluster.models.loading import load_truncated
+from cluster.types import MemorySpec
 
 
 @pytest.fixture
@@ -21,22 +24,36 @@ def offloading(model) -> NativeEngine:
     return NativeEngine(model, host_kv_bytes=2**30)
 
 
-def test_the_longest_unused_windows_are_moved_first(offloading, make_camera, make_spec, run) -> None:
-    for name in ("a", "b", "c"):
-        offloading.admit(make_spec(name))
+def test_copied_windows_are_moved_first_and_then_those_that_end_last(offloading, make_camera, make_spec, run) -> None:
+    # After ten seconds their next windows end in two, five and two.
+    for name, stride_s in (("a", 3.0), ("b", 5.0), ("c", 4.0)):
+        offloading.admit(make_spec(name, stride_s=stride_s))
         run(offloading, [make_camera(stream=name).sample(index) for index in range(10)])
     held = {name: offloading._streams[name].kv for name in "abc"}
-    used, slots = offloading.pool.used, len(held["a"])
+    used, slots = offloading.pool.used, len(held["b"])
     offloading.pool.make_room(1)
-    assert [kv.on_host for kv in held.values()] == [True, False, False]
+    assert [kv.on_host for kv in held.values()] == [False, True, False]
     assert offloading.pool.used == used - slots
     assert offloading.pool.host_used == slots * offloading.pool.slot_bytes
-    offloading.pool.make_room(len(held["b"]) + 1)
+    held["c"].copy_to_host()
+    offloading.pool.make_room(1)
+    assert [kv.on_host for kv in held.values()] == [False, True, True]
+    offloading.pool.make_room(1)
     assert [kv.on_host for kv in held.values()] == [True, True, True]
     assert offloading.pool.used == 0
     for name in "abc":
         offloading.evict(name)
     assert offloading.pool.host_used == 0
+
+
+def test_a_due_window_is_moved_last(offloading, make_camera, make_spec, run) -> None:
+    for name in ("due", "idle"):
+        offloading.admit(make_spec(name))
+        run(offloading, [make_camera(stream=name).sample(index) for index in range(9)])
+    # Its next window ends two seconds later than the other's.
+    assert offloading.push(make_camera(stream="due").sample(9))
+    offloading.pool.make_room(1)
+    assert [offloading._streams[name].kv.on_host for name in ("due", "idle")] == [False, True]
 
 
 def test_a_window_comes_back_before_it_ends(offloading, make_camera, make_spec, run) -> None:
@@ -67,7 +84,7 @@ def test_what_leaves_a_window_in_host_memory_is_remembered_as_from_the_pool(mode
     for sink, moves in zip(chunks, (False, True), strict=True):
         engine = NativeEngine(model, host_kv_bytes=2**30)
         engine._kv_sink = sink.append
-        engine.admit(make_spec())
+        engine.admit(make_spec(memory=MemorySpec()))
         camera = make_camera()
         run(engine, [camera.sample(index) for index in range(10)])
         if moves:
@@ -195,6 +212,115 @@ def test_slots_are_given_back_once_their_copy_is_done(model, make_camera, make_s
     engine.pool.make_room(1)
     assert kv.on_host
     assert events[-1].joined
+
+
+class Landing:
+    """A copy to host memory that the device may wait for, and whose data is there once the host has waited."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.tensors = [tensor.cpu() for tensor in tensors]
+        self.held = tuple(torch.full_like(tensor, math.nan) for tensor in self.tensors)
+
+    def query(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        for held, tensor in zip(self.held, self.tensors, strict=True):
+            held.copy_(tensor)
+
+    @property
+    def read(self) -> bool:
+        return not any(bool(held.isnan().any()) for held in self.held)
+
+
+@pytest.fixture
+def parked(make_camera, make_spec, run, monkeypatch):
+    """An engine on a GPU with a camera in host memory; a camera and copies, of which the first has its embeddings."""
+    landings: list[Landing] = []
+
+    def to_host(_copies: HostCopies, tensors: list[torch.Tensor]) -> HostCopy:
+        landings.append(Landing(tensors))
+        return HostCopy(landings[-1].held, landings[-1])
+
+    monkeypatch.setattr(HostCopies, "to_host", to_host)
+    with FakeCuda():
+        engine = NativeEngine(load_truncated("qwen2_5_vl-7b", 2, DEVICE), kv_bytes=2**24, host_kv_bytes=2**30)
+        engine.admit(make_spec(refresh="all", memory=MemorySpec()))
+        camera = make_camera()
+        run(engine, [camera.sample(index) for index in range(10)])
+        engine.pool.make_room(engine.pool.capacity)
+        assert engine._streams["cam"].kv.on_host
+        yield engine, camera, landings
+
+
+def test_embeddings_in_host_memory_are_read_after_their_copy(parked, run) -> None:
+    engine, camera, landings = parked
+    embeddings = landings[0]
+    assert not embeddings.read
+    # The device's wait for the window's KV is none of the host's for them.
+    engine._streams["cam"].kv.load()
+    assert not embeddings.read
+    run(engine, [camera.sample(10), camera.sample(11)])
+    assert embeddings.read
+
+
+def test_embeddings_in_host_memory_are_exported_after_their_copy(parked) -> None:
+    engine, _, landings = parked
+    state = engine._snapshot("cam")
+    held = [tensor for name, tensor in state.tensors.items() if name.endswith("embeds")]
+    assert torch.equal(torch.cat(held), landings[0].tensors[0])
+
+
+def test_embeddings_in_host_memory_leave_for_a_memory_after_their_copy(parked) -> None:
+    engine, _, landings = parked
+    stream = engine._streams["cam"]
+    stream.kv_sink = lambda _: None
+    stream.drop_frames(1)
+    assert landings[0].read
+
+
+def test_embeddings_in_host_memory_count(parked, make_camera, make_spec, run) -> None:
+    engine, _, landings = parked
+    stream = engine._streams["cam"]
+    assert stream.moved_nbytes == landings[0].held[0].nbytes > 0
+    engine.admit(make_spec("other"))
+    run(engine, [make_camera(stream="other").sample(index) for index in range(10)])
+    other = engine._streams["other"]
+    # Room for the other's KV, but not for its embeddings.
+    room = stream.moved_nbytes + other.device_nbytes
+    engine.pool.host_capacity = engine.pool.host_used + room - 1
+    engine.pool.make_room(engine.pool.capacity)
+    assert not other.kv.copied
+    engine.pool.host_capacity += 1
+    engine.pool.make_room(engine.pool.capacity)
+    assert other.kv.on_host
+    stream.drop_frames(len(stream.frames) - 1)
+    assert stream.moved_nbytes == len(stream.frames[0].tokens) * stream.frames[0].tokens.embeds[0].nbytes
+    stream.reset()
+    assert stream.moved_nbytes == 0
+
+
+@pytest.mark.parametrize("error", [RuntimeError, torch.AcceleratorError])
+def test_a_host_that_pins_no_more_memory_keeps_windows_in_the_pool(
+    model, make_camera, make_spec, run, monkeypatch, caplog, error
+) -> None:
+    engine = NativeEngine(model, host_kv_bytes=2**30, idle_kv_share=0.0)
+
+    def to_host(*_) -> HostCopy:
+        raise error("CUDA error: out of memory")
+
+    monkeypatch.setattr(HostCopies, "to_host", to_host)
+    for name in ("a", "b"):
+        engine.admit(make_spec(name))
+        assert run(engine, [make_camera(stream=name).sample(index) for index in range(8)])
+    settle(engine)
+    engine.pool.make_room(1)
+    assert [engine._streams[name].kv.copied for name in ("a", "b")] == [False, False]
+    assert engine.pool.host_used == 0
+    assert caplog.text.count("stay in the KV pool") == 1
 
 
 def test_memories_have_an_eighth_of_the_host_unless_told(model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,13 @@
 """Where windows wait between their strides: in the pool, or in pinned host memory."""
 
+import logging
 from collections.abc import Mapping, Set
 
 from cluster.engine.window.kv import KVPool
 from cluster.engine.window.stream import Stream
 from cluster.engine.window.windowed_engine import last_valid_answers
+
+log = logging.getLogger(__name__)
 
 LOAD_AHEAD_US = 1_000_000
 """Microseconds before its end at which a window comes back: many times what its copy takes, so that its newest frames
@@ -25,13 +28,14 @@ class IdleWindows:
         self.loads = self.loads_ahead = 0
         self._pool = pool
         self._streams = streams
+        self._refused = False
         pool.make_room = self.make_room
 
     def make_room(self, slots: int) -> None:
         """Give back the slots of windows until so many more are free or host memory is full: of those that are copied
-        there already, then of those that were unused for longest."""
+        there already, then of those that are not due and end last."""
         idle = [s for s in self._held(self.busy) if not s.kv.on_host]
-        for stream in sorted(idle, key=lambda s: (not s.kv.copied, bool(s.outstanding), s.used)):
+        for stream in sorted(idle, key=lambda s: (not s.kv.copied, bool(s.outstanding), -_remaining(s))):
             if slots <= 0 or not self._copy(stream):
                 return
             slots -= len(stream.kv)
@@ -71,10 +75,21 @@ class IdleWindows:
 
     def _copy(self, stream: Stream) -> bool:
         """Begin the copy of a window to host memory; returns whether it has room there."""
-        if not stream.kv.copied:
-            if self._pool.host_used + stream.kv.nbytes > self._pool.host_capacity:
-                return False
+        if stream.kv.copied:
+            return True
+        used = self._pool.host_used + sum(each.moved_nbytes for each in self._streams.values())
+        if used + stream.device_nbytes > self._pool.host_capacity:
+            return False
+        try:
             stream.copy_to_host()
+        except RuntimeError as error:
+            # The host has no more memory to pin, of which a GPU tells as of errors of its own.
+            if "out of memory" not in str(error):
+                raise
+            if not self._refused:
+                log.warning("windows stay in the KV pool, as they could not be copied to host memory: %s", error)
+            self._refused = True
+            return False
         return True
 
 
