@@ -23,6 +23,7 @@ from cluster.models.checkpoint import (
     SYSTEM_PROMPT,
     Checkpoint,
     fuse_norms,
+    head_size,
     linear_weights,
 )
 from cluster.models.float8 import use_float8
@@ -421,8 +422,7 @@ class VisionLanguageModel(ABC):
         and the two attention products. Norms, activations and rotary are left out, and so is the output head, which
         only the last token of each question passes."""
         config = self.text_config
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        per_pair = 4 * config.num_attention_heads * head * config.num_hidden_layers
+        per_pair = 4 * config.num_attention_heads * head_size(config) * config.num_hidden_layers
         return int(2 * computed * self._layer_weights + per_pair * attended)
 
     @cached_property

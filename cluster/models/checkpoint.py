@@ -44,6 +44,11 @@ class Checkpoint:
     settings: ModelSettings = field(default_factory=ModelSettings)
 
 
+def head_size(config: Any) -> int:
+    """Size of an attention head of a language model of this configuration."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
 def linear_weights(module: nn.Module) -> int:
     """Number of weights in the linear layers of ``module``; twice this is their FLOPs per row."""
     return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))

@@ -20,6 +20,7 @@ from torch import Tensor
 from cluster.engine.vllm.plugin import ARCHITECTURE
 from cluster.errors import ModelError
 from cluster.models.base import VisionLanguageModel
+from cluster.models.checkpoint import head_size
 
 LANGUAGE_MODELS = {
     "llama": "llama",
@@ -76,7 +77,7 @@ def write_model_folder(model: VisionLanguageModel, folder: Path, head_sizes: Seq
     if reason := why_not_served(model):
         raise ModelError(reason)
     config = model.text_config
-    head = _head(config)
+    head = head_size(config)
     wide = padded_head_size(config, head_sizes)
     checkpoint = str(getattr(model.model, "name_or_path", "") or "")
     body = text_config(model)
@@ -101,7 +102,7 @@ def padded_head_size(config: Any, sizes: Sequence[int] | None) -> int:
     Raises:
         ModelError: none is large enough.
     """
-    head = _head(config)
+    head = head_size(config)
     fitting = [size for size in sizes or () if size >= head and config.hidden_size * size % head == 0]
     wide = head if sizes is None else next(iter(fitting), None)
     if wide is None:
@@ -128,7 +129,7 @@ def pad_weights(tensors: dict[str, Tensor], config: Any, head: int) -> dict[str,
     turns the first d/2 of them as before; queries are scaled by sqrt(head / d), which attention divides by again, and
     the norms' weights (of the stream and of heads) by sqrt(d / head), since their mean is now taken over more elements.
     """
-    old = _head(config)
+    old = head_size(config)
     hidden = config.hidden_size * head // old
     ratio = math.sqrt(old / head)
     normed = any(name.endswith("q_norm.weight") for name in tensors)
@@ -203,15 +204,14 @@ def text_config(model: VisionLanguageModel) -> dict[str, Any]:
     # Of Llama and Qwen3.
     body |= {name: getattr(config, name) for name in ("attention_bias", "mlp_bias") if hasattr(config, name)}
     sections, interleaved = _sections(model)
-    side = model.geometry.square or math.isqrt(model.geometry.max_pixels)
     # Of one shape or another, and with a family's text around it.
-    largest = model.geometry.grid(side, side).tokens * 2 + 64
+    largest = model.geometry.largest.tokens * 2 + 64
     quantization = getattr(model.model.config, "quantization_config", None)
     return {
         **body,
         "architectures": [ARCHITECTURE],
         "model_type": LANGUAGE_MODELS[config.model_type],
-        "head_dim": _head(config),
+        "head_dim": head_size(config),
         # vLLM's name for the width of what the first layer gets.
         "projection_size": config.hidden_size * (1 + model.deepstack),
         "tie_word_embeddings": _tied(model),
@@ -229,10 +229,6 @@ def text_config(model: VisionLanguageModel) -> dict[str, Any]:
 def _tied(model: VisionLanguageModel) -> bool:
     whole: Any = model.model
     return bool(whole.get_input_embeddings().weight is whole.get_output_embeddings().weight)
-
-
-def _head(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def _sections(model: VisionLanguageModel) -> tuple[list[int], bool]:

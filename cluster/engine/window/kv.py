@@ -19,6 +19,7 @@ from cluster.engine.window.host_copies import HostCopies, HostCopy
 from cluster.engine.window.planner import IntArray
 from cluster.errors import CapacityError, ConfigError
 from cluster.models.base import VisionLanguageModel
+from cluster.models.checkpoint import head_size
 from cluster.models.upload import to_device, upload
 
 MOST_SLOTS = 1 << 20
@@ -60,9 +61,8 @@ class KVPool:
             ConfigError: not one token fits.
         """
         config = model.text_config
-        heads = config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        size = head_size(config)
+        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         layers = len(model.layers)
         self.slot_bytes = 2 * layers * kv_heads * size * model.dtype.itemsize
         if nbytes is None:

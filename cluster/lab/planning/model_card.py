@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from cluster.engine.vllm.served_model import why_not_served
 from cluster.models.base import VisionLanguageModel
+from cluster.models.checkpoint import head_size
 from cluster.models.loading import PUBLISHED, load_shape
 from cluster.models.presets import PRESETS, SHAPES
 from cluster.registry import families
@@ -109,5 +110,4 @@ def model_card(name: str) -> ModelCard:
 def kv_token_bytes(model: VisionLanguageModel) -> int:
     """Bytes of one token's keys and values in half precision."""
     config = model.text_config
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * len(model.layers) * config.num_key_value_heads * size * HALF)
+    return int(2 * len(model.layers) * config.num_key_value_heads * head_size(config) * HALF)

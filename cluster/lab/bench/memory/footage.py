@@ -26,6 +26,7 @@ from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.checkpoint import head_size
 from cluster.types import MICROSECONDS, AskSpec, FrameSample, MemorySpec, StreamSpec
 
 IntArray = npt.NDArray[np.int64]
@@ -70,8 +71,7 @@ def made_chunks(
 def model_chunks(model: VisionLanguageModel, frames: int, *, rows: int, columns: int) -> Iterator[KVChunk]:
     """:func:`made_chunks` of the model's shape."""
     config = model.text_config
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    shape = {"layers": len(model.layers), "heads": config.num_key_value_heads, "width": width}
+    shape = {"layers": len(model.layers), "heads": config.num_key_value_heads, "width": head_size(config)}
     return made_chunks(CAMERA, frames, rows=rows, columns=columns, **shape)
 
 
