@@ -156,6 +156,12 @@ class PatchGeometry:
     min_pixels: int = 56 * 56
     square: int | None = None
 
+    @property
+    def largest(self) -> PatchGrid:
+        """The patch grid for a square picture of the most pixels."""
+        side = self.square or math.isqrt(self.max_pixels)
+        return self.grid(side, side)
+
     def grid(self, width: int, height: int) -> PatchGrid:
         """The patch grid for a camera of ``width x height`` native pixels.
 

@@ -8,11 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.engine.native import NativeEngine
+from cluster.engine.native import engine as engine_module
 from cluster.engine.window import kv as kv_module
 from cluster.engine.window.kv import KVPool, StreamKV, gpu_pool_bytes, rotate, unrotate
 from cluster.errors import CapacityError, ConfigError
+from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.models import load_model
-from cluster.models.loading import load_shape
+from cluster.models.loading import load_shape, load_truncated
 
 SLOTS = 64
 
@@ -128,3 +131,28 @@ def test_on_a_gpu_room_is_left_for_embeddings_and_a_pass() -> None:
     got = gpu_pool_bytes(shape, 64_000_000_000, slot, 16384)
     assert got == pytest.approx((0.9 * 64e9 - activations) * slot / (slot + embedding), rel=1e-9)
     assert gpu_pool_bytes(shape, 1_000_000_000, slot, 16384) == 0
+
+
+@pytest.mark.parametrize("shape", ["qwen2_5_vl-7b", "internvl3-8b"])
+def test_free_memory_is_measured_after_what_first_calls_take(shape, monkeypatch) -> None:
+    """On a GPU; a CPU has its first calls when there is work."""
+    measured: list[bool] = []
+
+    def free(model) -> int:
+        layers = "_decoder" in vars(model)
+        measured.append(layers and encoded == [model.geometry.largest.tokens])
+        return kv_module.host_memory_bytes()
+
+    monkeypatch.setattr(engine_module, "free_bytes", free)
+    with FakeCuda():
+        model, encoded = load_truncated(shape, 2, DEVICE), []
+        encode = model.encode
+        monkeypatch.setattr(
+            model, "encode", lambda frames: encoded.extend(len(f.cells) for f in frames) or encode(frames)
+        )
+        NativeEngine(model, kv_bytes=2**24)
+    assert measured == [True]
+    model, encoded = load_model("tiny-qwen2_5_vl"), []
+    monkeypatch.setattr(model, "encode", lambda _: 1 / 0)
+    NativeEngine(model)
+    assert measured == [True, False]

@@ -23,6 +23,7 @@ from cluster.engine.native.idle_windows import IdleWindows
 from cluster.engine.native.kernels import choose_kernel
 from cluster.engine.native.passes import ahead_rows, pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
+from cluster.engine.window.encode import warm_up
 from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, free_bytes
 from cluster.engine.window.score import check_scores, end_token_ids, make_answer_score, make_score
 from cluster.engine.window.stream import Stream, StreamFrame
@@ -82,6 +83,9 @@ class NativeEngine(WindowedEngine):
         self.kernel = choose_kernel(model.device, model.dtype, kernel)
         self.pass_rows = pass_rows(model.device)
         self.ahead_rows = ahead_rows(model.device)
+        if model.device.type == "cuda":
+            # Before it is measured what the pool may fill.
+            warm_up(model)
         free = free_bytes(model)
         self._index_bytes = int(MEMORY_SHARE * free) if index_bytes is None else index_bytes
         # A GPU holds the pool and the memories side by side.

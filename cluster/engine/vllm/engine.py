@@ -215,10 +215,9 @@ class VllmEngine(WindowedEngine):
     # -- set-up ---------------------------------------------------------------------------------------
     def _check(self, spec: StreamSpec) -> None:
         super()._check(spec)
-        side = self.geometry.square or math.isqrt(self.geometry.max_pixels)
         frames = math.ceil(spec.window_s * NOMINAL_FPS / self.geometry.temporal) + 1
         questions = max(len(self.model.question_ids(question.text)) for question in spec.questions)
-        grid = self.geometry.grid(side, side)
+        grid = self.geometry.largest
         longest = len(self._system) + frames * (grid.tokens + self.model.frame_text_tokens(grid)) + questions
         most = self.host.max_tokens - self.max_new_tokens
         if longest > most:

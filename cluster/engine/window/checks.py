@@ -43,8 +43,7 @@ def check_spec(spec: StreamSpec, model: VisionLanguageModel) -> None:
 def _longest_position(spec: StreamSpec, model: VisionLanguageModel) -> int:
     """Largest position of an unpruned window at the nominal rate; pruned tokens leave holes, so this is a bound."""
     geometry = model.geometry
-    side = geometry.square or math.isqrt(geometry.max_pixels)
-    grid = geometry.grid(side, side)
+    grid = geometry.largest
     frames = max(1, math.ceil(spec.window_s * NOMINAL_FPS / geometry.temporal))
     cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
     last = FrameSpan((frames - 1) * geometry.temporal / NOMINAL_FPS, frames - 1, cells, grid)

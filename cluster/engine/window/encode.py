@@ -59,6 +59,19 @@ def encode_pending(model: VisionLanguageModel, pending: Sequence[StreamFrame]) -
     return batches
 
 
+@torch.inference_mode()
+def warm_up(model: VisionLanguageModel) -> None:
+    """Compute a blank frame, and what it takes of the language model: first calls join weights and compile kernels,
+    which takes memory and seconds. Leaves no memory of theirs in torch's cache."""
+    grid = model.geometry.largest
+    shape = grid.rows * grid.cols, grid.temporal, 3, grid.patch, grid.patch
+    cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
+    (frame,) = model.encode([PatchBatch(torch.zeros(shape, dtype=torch.uint8), cells, grid)])
+    model.raw_query(0, frame.embeds[:, : model.text_config.hidden_size])
+    del frame
+    torch.cuda.empty_cache()
+
+
 def _positions(
     model: VisionLanguageModel, frames: Sequence[StreamFrame], encoded: Sequence[FrameTokens]
 ) -> list[Tensor]:
