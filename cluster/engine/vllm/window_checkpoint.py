@@ -5,6 +5,7 @@ tier over gRPC) is slow and may be down, and must never block the engine: a back
 """
 
 import json
+import logging
 import struct
 import threading
 import time
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from cluster.engine.window.export import Snapshot
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
+
+log = logging.getLogger(__name__)
 
 VERSION = 3
 """Format version."""
@@ -137,10 +140,15 @@ class ManifestWriter:
                     return
                 manifest = None if stream in self._clears else self._manifests.pop(stream)
                 self._busy, self._dismissed = stream, False
-            if manifest is None:
-                outcome = Outcome.RETRY if self.tiers.drop(stream) is None else Outcome.HIT
-            else:
-                outcome = self.tiers.put_manifest(stream, manifest())
+            try:
+                if manifest is None:
+                    outcome = Outcome.RETRY if self.tiers.drop(stream) is None else Outcome.HIT
+                else:
+                    outcome = self.tiers.put_manifest(stream, manifest())
+            except Exception:
+                log.exception("camera %s: its window could not be written to the tiers, or deleted there", stream)
+                # A deletion is owed; the next step brings another manifest.
+                outcome = Outcome.RETRY if manifest is None else Outcome.MISS
             with self._changed:
                 self._busy = None
                 if outcome is Outcome.RETRY:

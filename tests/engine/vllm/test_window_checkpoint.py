@@ -139,6 +139,40 @@ def test_what_a_tier_cannot_take_is_tried_again_and_only_the_newest_waits() -> N
         writer.close()
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_window_that_cannot_be_serialised_does_not_end_the_writer(caplog: pytest.LogCaptureFixture) -> None:
+    node = shared()
+    writer = ManifestWriter(node)
+    try:
+        writer.queue_manifest("gate", lambda: bytes(1 // 0))
+        assert writer.wait_stream_written("gate", 10)
+        assert "camera gate: its window could not be written" in caplog.text
+        writer.queue_manifest("gate", lambda: b"gate")
+        assert writer.flush(10)
+        assert node.manifest("gate")[1] == b"gate"
+    finally:
+        writer.close()
+
+
+def test_a_deletion_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, tried = shared(), []
+
+    def drop(stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
+        tried.append(stream)
+        if len(tried) == 1:
+            raise OSError("out of luck")
+        return Arena.drop(node, stream, keys)
+
+    monkeypatch.setattr(node, "drop", drop)
+    writer = ManifestWriter(node)
+    try:
+        writer.queue_clear("gate")
+        assert writer.flush(10)
+        assert tried == ["gate", "gate"]
+    finally:
+        writer.close()
+
+
 @pytest.mark.parametrize("end", ["cancel_stream", "delete_stream", "queue_clear"])
 def test_what_waited_is_not_written_after_its_end(end: str) -> None:
     """Not even what was on its way when it ended, and is refused only afterwards."""
