@@ -27,7 +27,7 @@ class RetrievedKV:
 
     * ``key``, ``value`` ``[H, m, D]``; keys before rotary
     * ``frame``, ``cell`` ``[H, m]`` int64; ``valid`` ``[H, m]`` bool: False for padding
-    * ``count``: tokens of all heads without padding
+    * ``count``: tokens of all heads without padding; ``read``: those that each group of query rows reads
     """
 
     key: Tensor
@@ -36,6 +36,7 @@ class RetrievedKV:
     cell: Tensor
     valid: Tensor
     count: int
+    read: Sequence[int] = ()
 
     @property
     def tokens(self) -> int:
@@ -315,6 +316,8 @@ class RetrievalSession:
                 laid[slot] = torch.cat([part.cpu().to(dtype) for part in of])
             return laid.view(heads, longest, *shape).to(self.device)
 
+        # Counted here, where it is known: the device would be waited for.
+        readers = torch.cat([torch.zeros(0, groups, dtype=torch.bool), *(part.readers for part in parts)])
         valid = (torch.arange(longest) < count[:, None]).to(self.device)
         found = RetrievedKV(
             padded(width, of=[part.key for part in parts], dtype=self.dtype),
@@ -323,10 +326,11 @@ class RetrievalSession:
             padded(of=[part.cell for part in parts], dtype=torch.int64),
             valid,
             len(head),
+            readers.sum(0).tolist(),
         )
         if groups == 1:
             return found, valid[None]
-        return found, padded(groups, of=[part.readers for part in parts], dtype=torch.bool).movedim(2, 0)
+        return found, padded(groups, of=[readers], dtype=torch.bool).movedim(2, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -54,10 +54,11 @@ class Llava(SequentialFrames):
 
     # -- vision -----------------------------------------------------------------------------------
     def _tower_features(self, patches: Tensor, raster: Tensor, counts: Sequence[int]) -> Tensor:
-        """Features ``[n, D]`` of packed patches at these places of the tile, of frames with these patch counts."""
+        """Features ``[n, D]`` of packed patches, on the device, at these places of the tile, of frames with these patch
+        counts."""
         embeddings, extra = self._tower.embeddings, self._class_tokens
         table = embeddings.position_embedding.weight
-        hidden = self._embed_patches(to_device(patches, self.device))
+        hidden = self._embed_patches(patches)
         hidden, rows = hidden + table[to_device(raster, self.device) + extra], None
         if extra:
             hidden, rows = prepend_token(hidden, embeddings.class_embedding + table[0], counts)

@@ -41,7 +41,7 @@ class LlavaNextVideo(Llava):
         cells; a group's four patches are averaged."""
         raster = self._raster(torch.cat([frame.cells for frame in frames]))
         counts = [len(frame.patches) for frame in frames]
-        features = self._tower_features(torch.cat([frame.patches for frame in frames]), raster, counts)
+        features = self._tower_features(self._upload(frames), raster, counts)
         pooled = features.view(-1, 4, features.shape[-1]).mean(1)
         visual = self.model.model.multi_modal_projector(pooled)
         return list(torch.split(visual.to(self.dtype), [len(frame.cells) for frame in frames]))

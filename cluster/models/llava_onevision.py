@@ -17,7 +17,7 @@ from transformers import LlavaOnevisionConfig, LlavaOnevisionForConditionalGener
 from cluster.models.base import PatchBatch
 from cluster.models.checkpoint import HALF
 from cluster.models.llava import Llava
-from cluster.models.upload import to_device
+from cluster.models.upload import to_device, upload
 from cluster.types import PatchGrid
 
 
@@ -47,7 +47,8 @@ class LlavaOnevision(Llava):
         patches = torch.cat([frame.patches for frame in frames])[order[count.cumsum(0) - count]]
         unit = self._side**2
         counts = torch.bincount(distinct // unit, minlength=len(frames)).tolist()
-        projected = self.model.model.multi_modal_projector(self._tower_features(patches, distinct % unit, counts))
+        features = self._tower_features(upload([patches], self.device), distinct % unit, counts)
+        projected = self.model.model.multi_modal_projector(features)
         back = torch.empty_like(group)
         back[order] = group
         cells = torch.cat([frame.cells for frame in frames])

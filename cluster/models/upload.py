@@ -33,6 +33,13 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
+def fill(out: Tensor, tensor: Tensor) -> None:
+    """Write a small host tensor to memory that is there already, as :func:`to_device`."""
+    if out.device.type == "cuda" and torch.cuda.is_available():
+        tensor = tensor.contiguous().pin_memory()
+    out.copy_(tensor, non_blocking=True)
+
+
 @functools.cache
 def _queue(device: torch.device) -> Any:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.errors import ConfigError
 from cluster.memory import prefetch
 from cluster.memory.bank import MemoryBank
 from cluster.memory.frame_retrieval import ReSVFrames, make_frame_retrieval
+from cluster.memory.retrieval_session import RetrievalSession, RetrievedKV
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import BlockKey, Loaded
 from cluster.memory.tiers.stack import TierStack
@@ -290,6 +292,25 @@ def test_a_share_of_the_attention_reads_a_part(make_engine, make_camera, reading
     engine.admit(reading(block_frames=1, frame_retrieval_options={"ratio": 0.1, "deadline_s": 60.0}))
     watch(engine, [make_camera().sample(number) for number in range(30)])
     assert 0 < reads(engine).read_tokens < reads(engine).held_tokens
+
+
+def test_what_each_frame_reads_is_counted_without_asking_the_device(
+    make_engine, make_camera, reading, monkeypatch
+) -> None:
+    counted: list[tuple[list[int], list[int]]] = []
+    fetch = RetrievalSession.fetch_groups
+
+    def watched(session: RetrievalSession, *given: Any) -> tuple[RetrievedKV, torch.Tensor]:
+        found, readers = fetch(session, *given)
+        counted.append((found.read, readers.sum((1, 2)).tolist()))
+        return found, readers
+
+    monkeypatch.setattr(RetrievalSession, "fetch_groups", watched)
+    engine = make_engine()
+    engine.admit(reading(block_frames=1, frame_retrieval_options={"ratio": 0.3, "deadline_s": 60.0}))
+    watch(engine, [make_camera().sample(number) for number in range(24)])
+    assert all(said == found for said, found in counted)
+    assert any(len(set(found)) > 1 for _, found in counted)
 
 
 def test_prefetch_changes_when_blocks_come_and_not_which(make_engine, make_camera, reading) -> None:

@@ -10,10 +10,13 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from cluster.engine.native import NativeEngine, graphed_decode
+from cluster.engine.native.graphed_decode import DecodeStep
 from cluster.engine.native.kernels.slots import SlotsKernel
 from cluster.engine.window.planner import Run
+from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_truncated
 from cluster.models.presets import PRESETS
 from cluster.types import Question
 
@@ -162,3 +165,26 @@ def test_a_block_that_pads_computes_nothing() -> None:
     assert inputs.blocks.tolist() == [[0, 2, 0, 1, 1, 2, 3], [0] * 7]
     assert inputs.rows.tolist() == [[1, 2, 3]] * 2
     assert addresses == [part.data_ptr() for part in (inputs.table, inputs.blocks, inputs.rows)]
+
+
+def test_a_step_of_decoding_is_written_in_two_copies(make_camera, make_spec, run) -> None:
+    """Of the rows, and of what the kernel reads beside them."""
+    with FakeCuda() as cuda:
+        engine = NativeEngine(load_truncated("qwen2_5_vl-7b", 1, DEVICE), kv_bytes=2**24, max_new_tokens=3)
+        engine.decode.capture = cuda.capture
+        engine._ends = frozenset()
+        engine.admit(make_spec(questions=QUESTIONS[:2]))
+        run(engine, [make_camera().sample(index) for index in range(2)])
+        (graph,) = engine.decode._graphs.values()
+        step = DecodeStep(
+            torch.zeros(2, dtype=torch.int64),
+            torch.zeros(3, 2, dtype=torch.int64),
+            np.zeros(2, np.int64),
+            [np.zeros(4, np.int64)],
+            [[Run(0, 2, 1, 2, 4)]],
+        )
+        cuda.reset()
+        with torch.inference_mode():
+            graph._fill(step)
+        assert cuda.launches == {"aten.copy_": 2}
+        assert cuda.syncs == 0

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cluster.engine.window.refresh.base import KVChange, RefreshContext
 from cluster.errors import ConfigError
+from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.registry import refresh_policies
 
 BUDGETED = [name for name in refresh_policies.names() if refresh_policies.get(name).budgeted]
@@ -138,6 +139,15 @@ def test_first_percent_takes_the_first_of_each_frame_fewer_the_deeper() -> None:
     assert amounts == sorted(amounts, reverse=True)
     assert amounts[0] > amounts[-1]
     assert sum(amounts) == 16 * LAYERS
+
+
+def test_what_first_percent_keeps_is_known_without_asking_the_device() -> None:
+    selection = refresh_policies.get("first_percent")().select(context([10, 10, 10, 10], anchors=[0], budget=16))
+    with FakeCuda() as cuda:
+        kv = torch.zeros(24, 1, 1, device=DEVICE)
+        cuda.reset()
+        kept = selection.narrowing.select_kept(KVChange(0, kv, kv, kv, kv))
+        assert (kept.device.type, cuda.syncs, sum(cuda.launches.values())) == ("cpu", 0, 0)
 
 
 @pytest.mark.parametrize(("budget", "amounts"), [(10, (20, 10, 6, 4)), (30, (40, 30, 26, 24))])

@@ -71,3 +71,30 @@ def test_small_tensors_do_not_make_the_host_wait(monkeypatch) -> None:
     assert upload.to_device(expanded[:0], torch.device("cuda", 0)).shape == (0, 4)
     assert torch.equal(upload.to_device(expanded, torch.device("cpu")), expanded)
     assert sent == [True, False, False]
+
+
+def test_memory_that_is_there_is_written_without_waiting(monkeypatch) -> None:
+    sent: list[tuple[bool, bool]] = []
+    pinned: list[torch.Tensor] = []
+
+    class Device(torch.Tensor):
+        """Host memory that says it is on a GPU."""
+
+        device = torch.device("cuda", 0)
+
+        def copy_(self, tensor, non_blocking=False):
+            sent.append((any(tensor is each for each in pinned), non_blocking))
+            return self
+
+    def pin(tensor):
+        assert tensor.is_contiguous()
+        pinned.append(tensor.clone())
+        return pinned[-1]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    upload.fill(torch.zeros(3, 4).as_subclass(Device), torch.arange(4.0).expand(3, -1))
+    here = torch.zeros(3, 4)
+    upload.fill(here, torch.arange(4.0).expand(3, -1))
+    assert sent == [(True, True)]
+    assert here[2].tolist() == [0, 1, 2, 3]

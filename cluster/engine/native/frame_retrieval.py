@@ -181,9 +181,8 @@ class FramePast:
         if found is None or not found[0].tokens:
             return key, value, readers
         recalled, of_frame = found
-        read = of_frame.sum((1, 2)).tolist()
-        self._read_tokens += sum(read)
-        self.attended += sum(count * tokens for count, tokens in zip(counts, read, strict=True)) / len(key)
+        self._read_tokens += sum(recalled.read)
+        self.attended += sum(count * tokens for count, tokens in zip(counts, recalled.read, strict=True)) / len(key)
         return (
             torch.cat([key, self.rotated(recalled)], dim=1),
             torch.cat([value, recalled.value], dim=1),

@@ -21,7 +21,7 @@ from cluster.engine.window.kv import KVPool
 from cluster.engine.window.planner import IntArray, Run
 from cluster.models.base import VisionLanguageModel
 from cluster.models.layers import layer_rotary
-from cluster.models.upload import to_device
+from cluster.models.upload import fill, to_device
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +65,13 @@ class _Graph:
     def __init__(self, decode: GraphedDecode, capture: Capture, inputs: Any, step: DecodeStep) -> None:
         rows, device = len(step.ids), decode.pool.device
         self._kernel, self._inputs = decode.kernel, inputs
-        self._ids, self._slots, self._chosen = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3))
-        self._positions = torch.zeros(3, rows, dtype=torch.int64, device=device)
+        self._chosen = torch.zeros(rows, dtype=torch.int64, device=device)
+        # Token ids, slots and positions, which are written together.
+        self._rows = torch.zeros(5, rows, dtype=torch.int64, device=device)
+        ids, slots, positions = self._rows[0], self._rows[1], self._rows[2:]
 
         def compute() -> None:
-            self._chosen.copy_(decode.compute(self._ids, self._positions, self._slots, inputs))
+            self._chosen.copy_(decode.compute(ids, positions, slots, inputs))
 
         # Warm-up computes this step, so that nothing else is written to the pool.
         self._fill(step)
@@ -81,9 +83,7 @@ class _Graph:
         return self._chosen
 
     def _fill(self, step: DecodeStep) -> None:
-        self._ids.copy_(step.ids)
-        self._positions.copy_(step.positions)
-        self._slots.copy_(torch.from_numpy(step.slots))
+        fill(self._rows, torch.cat((step.ids[None], torch.from_numpy(step.slots)[None], step.positions)))
         self._kernel.fill(self._inputs, step.tables, step.runs)
 
 

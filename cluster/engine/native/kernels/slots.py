@@ -7,6 +7,7 @@ so that scattered rows cost no more than neighbours.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from cluster.engine.native.kernels import Kernel
 from cluster.engine.window.planner import IntArray, Run
-from cluster.models.upload import to_device
+from cluster.models.upload import fill, to_device
 
 # Rows of a program for streams of at most so many: of decoding, of float32 and short windows, and of all others. On an
 # H200 programs of 128 rows reach 354 TFLOP/s in bfloat16, those of 64 331.
@@ -30,12 +31,14 @@ class SlotTables:
       slots to visit: ``[0, a)`` and ``[b, c)``
     * ``rows [rows, 3]``: ``prefix, tail, stop``: a row sees the slots ``[0, prefix)`` and ``[tail, stop)``
     * ``tile``: rows of a block at most
+    * ``whole``: memory of the tensors, as :func:`_joined` lays them out
     """
 
     table: Tensor
     blocks: Tensor
     rows: Tensor
     tile: int
+    whole: Tensor
 
 
 class SlotsKernel(Kernel[SlotTables]):
@@ -53,17 +56,16 @@ class SlotsKernel(Kernel[SlotTables]):
             self.attend(replace(nothing, tile=tile), query, layer, layer, 1.0)
 
     def static_inputs(self, rows: int, slots: int, device: torch.device) -> SlotTables:
-        shapes = (slots,), (rows, 7), (rows, 3)
-        table, blocks, seen = (torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes)
-        return SlotTables(table, blocks, seen, TILES[0])
+        shapes = (rows, 7), (rows, 3), (slots,)
+        return _split(torch.zeros(sum(map(_size, shapes)), dtype=torch.int32, device=device), shapes, TILES[0])
 
     def fill(self, inputs: SlotTables, tables: Sequence[IntArray], streams: Sequence[Sequence[Run]]) -> None:
-        given = _tables(tables, streams, inputs.tile, torch.device("cpu"))
-        inputs.table[: len(given.table)].copy_(given.table)
-        inputs.blocks[: len(given.blocks)].copy_(given.blocks)
+        blocks, *others = _arrays(tables, streams, inputs.tile)
         # A block without rows and slots computes nothing.
-        inputs.blocks[len(given.blocks) :].zero_()
-        inputs.rows.copy_(given.rows)
+        padded = np.zeros(inputs.blocks.shape, np.int64)
+        padded[: len(blocks)] = blocks
+        joined = _joined([padded, *others])
+        fill(inputs.whole[: len(joined)], joined)
 
     def attend(self, prepared: SlotTables, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         given = (prepared.table, prepared.blocks, prepared.rows, prepared.tile)
@@ -78,17 +80,36 @@ def _tiles(dtype: torch.dtype) -> Sequence[int]:
 def _tables(
     tables: Sequence[IntArray], streams: Sequence[Sequence[Run]], tile: int, device: torch.device
 ) -> SlotTables:
+    arrays = _arrays(tables, streams, tile)
+    return _split(to_device(_joined(arrays), device), [array.shape for array in arrays], tile)
+
+
+def _arrays(tables: Sequence[IntArray], streams: Sequence[Sequence[Run]], tile: int) -> list[IntArray]:
+    """Blocks, rows and table of :class:`SlotTables`."""
     rows = visible_slots([run for runs in streams for run in runs])
     counts = [sum(run.count for run in runs) for runs in streams]
-    arrays = np.concatenate(tables), _blocks(rows, counts, [len(table) for table in tables], tile), rows
-    # One copy to the device. Each begins at a multiple of 16 bytes: Triton compiles anew for an address that does not.
-    sizes = [-(-array.size // 4) * 4 for array in arrays]
+    return [_blocks(rows, counts, [len(table) for table in tables], tile), rows, np.concatenate(tables)]
+
+
+def _joined(arrays: Sequence[IntArray]) -> Tensor:
+    """Blocks, rows and table one after the other, int32: one copy to the device."""
+    sizes = [_size(array.shape) for array in arrays]
     joined = np.zeros(sum(sizes), np.int32)
     for part, array in zip(np.split(joined, np.cumsum(sizes)[:-1]), arrays, strict=True):
         part[: array.size] = array.ravel()
-    parts = torch.split(to_device(torch.from_numpy(joined), device), sizes)
-    table, blocks, seen = (part[: array.size].view(array.shape) for part, array in zip(parts, arrays, strict=True))
-    return SlotTables(table, blocks, seen, tile)
+    return torch.from_numpy(joined)
+
+
+def _split(whole: Tensor, shapes: Sequence[tuple[int, ...]], tile: int) -> SlotTables:
+    parts = torch.split(whole, list(map(_size, shapes)))
+    blocks, rows, table = (part[: prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True))
+    return SlotTables(table, blocks, rows, tile, whole)
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    """Numbers that an array takes; the next begins at a multiple of 16 bytes, as Triton compiles anew for an address
+    that does not."""
+    return -(-prod(shape) // 4) * 4
 
 
 def visible_slots(runs: Sequence[Run]) -> IntArray:

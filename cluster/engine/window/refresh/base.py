@@ -76,7 +76,7 @@ class Narrowing(Protocol):
         """Whether to call :meth:`select_kept` after ``layer``."""
 
     def select_kept(self, change: KVChange) -> Tensor:
-        """Tokens that continue, ``[m]`` bool."""
+        """Tokens that continue, ``[m]`` bool, on any device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

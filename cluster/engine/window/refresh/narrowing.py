@@ -58,7 +58,7 @@ class Leading(Narrowing):
     def select_kept(self, change: KVChange) -> Tensor:
         stays = self.rank < self.amounts[change.layer + 1]
         self.rank = self.rank[stays]
-        return torch.from_numpy(stays).to(change.k_new.device)
+        return torch.from_numpy(stays)
 
 
 @dataclass(frozen=True, slots=True)
