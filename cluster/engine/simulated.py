@@ -114,6 +114,8 @@ class SimulatedEngine(WindowedEngine):
         self._random = np.random.default_rng(seed)
         self._sleep = sleep
         self._system = len(shape.system_ids())
+        # Text around frames is not simulated.
+        self._frame_text = lambda _: 0
         self._query = lru_cache(maxsize=1024)(lambda text: len(shape.question_ids(text)))
         self._fingerprint = f"{MARK}:{shape.family}:{shape.geometry}"
 
@@ -124,7 +126,7 @@ class SimulatedEngine(WindowedEngine):
         return closed
 
     def _encode_frames(self, frames: Sequence[StreamFrame]) -> list[PatchBatch]:
-        """Mark pending frames as encoded. Text around frames is not counted."""
+        """Mark pending frames as encoded."""
         for frame, cells in zip(frames, frame_cells(frames), strict=True):
             frame.tokens = FrameTokens(torch.zeros(len(cells), 0), cells, frame.grid)
         return []

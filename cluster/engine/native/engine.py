@@ -25,7 +25,7 @@ from cluster.engine.native.passes import ahead_rows, pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
 from cluster.engine.window.encode import warm_up
 from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, free_bytes
-from cluster.engine.window.score import check_scores, end_token_ids, make_answer_score, make_score
+from cluster.engine.window.score import check_scores, end_token_ids, make_score
 from cluster.engine.window.stream import Stream, StreamFrame
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork, last_valid_answers
 from cluster.errors import CapacityError, DeviceError, NotReadyError
@@ -107,7 +107,7 @@ class NativeEngine(WindowedEngine):
             memories.shape = MemoryShape(layers, heads, size, model.dtype)
         yes, no = model.yes_no_ids()
         self._score = make_score(model, yes, no, model.device, score_temperature, score_bias)
-        self._answer_score = make_answer_score(model, yes, no, model.device)
+        self._answer_score = make_score(model, yes, no, model.device, free=True)
         self._ends = end_token_ids(model)
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         self._system = system_prompt(model, self.pool, self.kernel)
@@ -410,7 +410,7 @@ class NativeEngine(WindowedEngine):
         return WindowWork(stream, request, frames) if frames else None
 
     def _rows(self, frame: StreamFrame) -> int:
-        return 0 if frame.has_kv or not frame.size else frame.size + self._frame_text
+        return 0 if frame.has_kv or not frame.size else frame.size + self._frame_text(frame.grid)
 
     # -- asking ---------------------------------------------------------------------------------------
     def ask(self, ask: AskSpec, *, prefetch: bool | None = None) -> NativeAskRun:

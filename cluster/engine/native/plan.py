@@ -220,7 +220,7 @@ def _rows(nothing: Tensor, wanted: Sequence[tuple[StreamFrame, BoolArray]], pool
     here = [row for row in rows if row.device == pool.device]
     if len(here) == len(rows):
         return rows
-    return [pool.copies.to_device(torch.cat([row for row in rows if row.device != pool.device])), *here]
+    return [to_device(torch.cat([row for row in rows if row.device != pool.device]), pool.device), *here]
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,7 @@ class VllmEngine(WindowedEngine):
         frames = math.ceil(spec.window_s * NOMINAL_FPS / self.geometry.temporal) + 1
         questions = max(len(self.model.question_ids(question.text)) for question in spec.questions)
         grid = self.geometry.largest
-        longest = len(self._system) + frames * (grid.tokens + self.model.frame_text_tokens(grid)) + questions
+        longest = len(self._system) + frames * (grid.tokens + self._frame_text(grid)) + questions
         most = self.host.max_tokens - self.max_new_tokens
         if longest > most:
             raise ConfigError(

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cluster.models.upload import to_device
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostCopy:
@@ -91,7 +89,3 @@ class HostCopies:
     def arrival(self) -> HostCopy:
         """Of all copies to the device so far; nothing of it is in host memory."""
         return HostCopy((), None if self._in is None else self._in.record_event())
-
-    def to_device(self, tensor: Tensor) -> Tensor:
-        """Begin a host tensor's copy to the device, in the current queue."""
-        return to_device(tensor, self._device)

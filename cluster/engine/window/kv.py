@@ -199,7 +199,7 @@ class StreamKV:
                 self._host.join()
                 index = self.pool.index(slots)
                 for number, part in enumerate((self.pool.k, self.pool.v)):
-                    part.index_copy_(1, index, self.pool.copies.to_device(self._host[number])[:, self._dropped :])
+                    part.index_copy_(1, index, to_device(self._host[number], self.pool.device)[:, self._dropped :])
             self.slots, self._arrival = slots, self.pool.copies.arrival()
         # What is written to the slots waits for their copy.
         self._host.join()

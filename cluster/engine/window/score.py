@@ -62,24 +62,19 @@ def make_score(
     yes: Sequence[int],
     no: Sequence[int],
     device: torch.device,
-    temperature: float | None,
-    bias: float | None,
+    temperature: float | None = None,
+    bias: float | None = None,
+    *,
+    free: bool = False,
 ) -> YesNoScore:
-    """Create the score with this calibration; ``None``: the model's own, else 1 and 0."""
+    """Create the score with this calibration; ``None``: the model's own, else 1 and 0. ``free``: of answers to free
+    questions."""
     own = model.settings
     if temperature is None:
-        temperature = 1.0 if own.score_temperature is None else own.score_temperature
+        temperature = (own.answer_temperature if free else own.score_temperature) or 1.0
     if bias is None:
-        bias = 0.0 if own.score_bias is None else own.score_bias
+        bias = (own.answer_bias if free else own.score_bias) or 0.0
     return YesNoScore(yes, no, temperature=temperature, bias=bias, device=device)
-
-
-def make_answer_score(
-    model: VisionLanguageModel, yes: Sequence[int], no: Sequence[int], device: torch.device
-) -> YesNoScore:
-    """Create the score of answers to free questions, with the model's calibration, else 1 and 0."""
-    own = model.settings
-    return YesNoScore(yes, no, temperature=own.answer_temperature or 1.0, bias=own.answer_bias or 0.0, device=device)
 
 
 def answer_text(model: VisionLanguageModel, tokens: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -31,6 +32,7 @@ from cluster.types import (
     FrameSample,
     MemoryStatus,
     PatchGeometry,
+    PatchGrid,
     StreamSpec,
     Timing,
     TokenCount,
@@ -126,8 +128,8 @@ class WindowedEngine(ABC):
         # See ``Stream``.
         self._kv_sink: KVSink | None = None
         self._kv_lost: Callable[[str], None] | None = None
-        # Text tokens around a frame's visual ones; known once a frame was encoded.
-        self._frame_text = 0
+        # Text tokens around a frame's visual ones, of one grid.
+        self._frame_text: Callable[[PatchGrid], int] = lru_cache(model.frame_text_tokens)
 
     @abstractmethod
     def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
@@ -302,8 +304,6 @@ class WindowedEngine(ABC):
         for each, frames in zip(work, pending, strict=True):
             each.tower_flops += self.model.tower_flops(list(itertools.islice(batches, len(frames))))
             each.encoded += sum(frame.size for frame in frames)
-            text = next((len(frame.tokens) - frame.size for frame in frames if frame.tokens and frame.size), None)
-            self._frame_text = self._frame_text if text is None else text
 
     def _answer(self, each: WindowWork, done: ComputedWindow, timing: Timing) -> list[Answer]:
         """Create the answers of a computed window and record it as the stream's last one."""
@@ -346,12 +346,12 @@ class WindowedEngine(ABC):
     def _full(self, frames: Sequence[StreamFrame]) -> int:
         """Tokens of these frames without pruning."""
         # Those of a window have one grid.
-        return len(frames) * (frames[0].grid.tokens + self._frame_text) if frames else 0
+        return len(frames) * (frames[0].grid.tokens + self._frame_text(frames[0].grid)) if frames else 0
 
     def _repeat(
         self, last: LastWindow, request: WindowRequest, frames: Sequence[StreamFrame], started: float
     ) -> list[Answer]:
-        kept = sum(frame.size + self._frame_text for frame in frames if frame.size)
+        kept = sum(frame.size + self._frame_text(frame.grid) for frame in frames if frame.size)
         tokens = TokenCount(full=self._full(frames), kept=kept, reused=kept, refreshed=0, new=0, query=0, encoded=0)
         timing = _timing(request, started)
         return [
