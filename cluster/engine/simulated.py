@@ -162,7 +162,7 @@ class SimulatedEngine(WindowedEngine):
             refreshed=refreshed,
             new=kept - cached,
             query=sum(self._query(question.text) for question in stream.spec.questions),
-            encoded=each.encoded,
+            encoded=stream.encoded,
         )
 
     def _draw(self, each: WindowWork, tokens: TokenCount) -> ComputedWindow:

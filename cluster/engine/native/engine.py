@@ -233,10 +233,6 @@ class NativeEngine(WindowedEngine):
             raise
         except Exception:
             log.exception("frames of the next step could not be encoded beside this one")
-            return
-        for each in work:
-            encoded, flops = each.stream.encoded_beside
-            each.stream.encoded_beside = encoded + each.encoded, flops + each.tower_flops
 
     @contextmanager
     def _batch(
@@ -280,7 +276,6 @@ class NativeEngine(WindowedEngine):
             progress = commit_plan(plan, result)
             each.stream.progress = None
             each.stream.waiting_rows = 0
-            each.tower_flops += progress.tower_flops
             if result.queries and self.memories is not None:
                 self.memories.observe_queries(each.request.stream, result.queries)
             tokens = TokenCount(
@@ -290,7 +285,7 @@ class NativeEngine(WindowedEngine):
                 refreshed=round(progress.refreshed),
                 new=plan.visual - progress.overlap,
                 query=plan.query,
-                encoded=each.encoded + progress.encoded,
+                encoded=each.stream.encoded,
             )
             rows, attended = progress.rows, progress.attended
             done.append(ComputedWindow(tokens, scores[i], texts[i], rows, attended, decoded[i], progress.reads))
@@ -356,10 +351,8 @@ class NativeEngine(WindowedEngine):
                 self._passes_ahead.wait()
                 self._encode(work)
                 with self._batch(work, lambda each: self._plan_rows(each, ())) as plans:
-                    for each, plan, result in zip(work, plans, self._run(plans), strict=True):
-                        progress = commit_plan(plan, result)
-                        progress.encoded += each.encoded
-                        progress.tower_flops += each.tower_flops
+                    for plan, result in zip(plans, self._run(plans), strict=True):
+                        commit_plan(plan, result)
                 self._passes_ahead.add()
         except BaseException:
             for each in work:

@@ -159,7 +159,7 @@ class VllmEngine(WindowedEngine):
             refreshed=0,
             new=visual - reused,
             query=sum(ask.query for ask in asks),
-            encoded=each.encoded,
+            encoded=each.stream.encoded,
         )
         scores = self._score(torch.tensor([reply.scores for reply in replies])).tolist()
         check_scores(scores, self.model.dtype)

@@ -38,8 +38,18 @@ def fingerprint(model: VisionLanguageModel) -> str:
     return hasher.hexdigest()
 
 
-VERSION = 1
-_STREAM = ("windows_since_fresh", "next_token", "first_token", "last_motion_dropped", "newest", "epoch", "seen")
+VERSION = 2
+_STREAM = (
+    "windows_since_fresh",
+    "next_token",
+    "first_token",
+    "last_motion_dropped",
+    "newest",
+    "epoch",
+    "seen",
+    "encoded",
+    "tower_flops",
+)
 _FRAME = ("index", "pts", "duration", "anchor", "complete", "activity", "size", "time_s", "slot", "first")
 
 

@@ -123,15 +123,13 @@ class WindowProgress:
 
     * ``window``: its number; ``opening``: pts of its first frame
     * ``overlap``: tokens that had KV from earlier windows; ``refreshed``: of them, averaged over layers
-    * ``encoded``, ``tower_flops``, ``rows``, ``attended``, ``reads``: as in ``WindowStats``
+    * ``rows``, ``attended``, ``reads``: as in ``WindowStats``
     """
 
     window: int
     opening: int
     overlap: int = 0
     refreshed: float = 0.0
-    encoded: int = 0
-    tower_flops: int = 0
     rows: float = 0.0
     attended: float = 0.0
     reads: FrameReads = field(default_factory=FrameReads)
@@ -163,8 +161,9 @@ class Stream:
     failed_ahead: int | None = None
     # Visual tokens that came since work on the current window.
     waiting_rows: int = 0
-    # See `claim_encoded`.
-    encoded_beside: tuple[int, int] = (0, 0)
+    # Visual tokens that were encoded since the last computed window, and the tower's FLOPs of them.
+    encoded: int = 0
+    tower_flops: int = 0
     # Receives the KV of frames that leave the window, and is told the name of a stream of which one is lost.
     kv_sink: KVSink | None = None
     kv_lost: Callable[[str], None] | None = None
@@ -226,11 +225,6 @@ class Stream:
             del self.outstanding[0]
             return True
         return False
-
-    def claim_encoded(self) -> tuple[int, int]:
-        """Visual tokens that were encoded for the next window beside another step, and the tower's FLOPs of them."""
-        encoded, self.encoded_beside = self.encoded_beside, (0, 0)
-        return encoded
 
     def window_frames(self, start: int, end: int) -> list[StreamFrame]:
         """Frames of a window, from its opening frame on."""
@@ -364,7 +358,7 @@ class Stream:
         self.outstanding.clear()
         self.kv.clear()
         self.progress = None
-        self.encoded_beside = (0, 0)
+        self.encoded = self.tower_flops = 0
         self.last = None
         self.windows_since_fresh = 0
         self.first_token = self.next_token

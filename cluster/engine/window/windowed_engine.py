@@ -82,13 +82,11 @@ class StepStats:
 
 @dataclass(slots=True, eq=False)
 class WindowWork:
-    """A window within a step; ``encoded``: visual tokens that were encoded for it."""
+    """A window within a step."""
 
     stream: Stream
     request: WindowRequest
     frames: list[StreamFrame]
-    encoded: int = 0
-    tower_flops: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +280,7 @@ class WindowedEngine(ABC):
                 gated += 1
                 answers[request.stream] = self._repeat(last, request, frames, started)
             elif frames:
-                work.append(WindowWork(stream, request, frames, *stream.claim_encoded()))
+                work.append(WindowWork(stream, request, frames))
         try:
             computed, seconds = self._compute(work) if work else ([], (0.0, 0.0, 0.0))
         except BaseException:
@@ -294,6 +292,7 @@ class WindowedEngine(ABC):
             timing = _timing(each.request, started, *seconds)
             answers[each.request.stream] = self._answer(each, done, timing)
             windows.append(self._window_stats(each, done, timing))
+            each.stream.encoded = each.stream.tower_flops = 0
             each.stream.drop_expired_frames()
         self.stats = StepStats(tuple(windows), gated, expired)
         return [answer for request in requests for answer in answers.get(request.stream, [])]
@@ -302,8 +301,8 @@ class WindowedEngine(ABC):
         pending = [[frame for frame in each.frames if frame.tokens is None] for each in work]
         batches = iter(self._encode_frames([frame for frames in pending for frame in frames]))
         for each, frames in zip(work, pending, strict=True):
-            each.tower_flops += self.model.tower_flops(list(itertools.islice(batches, len(frames))))
-            each.encoded += sum(frame.size for frame in frames)
+            each.stream.tower_flops += self.model.tower_flops(list(itertools.islice(batches, len(frames))))
+            each.stream.encoded += sum(frame.size for frame in frames)
 
     def _answer(self, each: WindowWork, done: ComputedWindow, timing: Timing) -> list[Answer]:
         """Create the answers of a computed window and record it as the stream's last one."""
@@ -337,7 +336,7 @@ class WindowedEngine(ABC):
             timing=timing,
             computed=done.rows,
             attended=done.attended,
-            tower_flops=each.tower_flops,
+            tower_flops=each.stream.tower_flops,
             llm_flops=self.model.llm_flops(round(done.rows), round(done.attended)) + done.reads.flops,
             decoded=done.decoded,
             reads=done.reads,
