@@ -27,6 +27,10 @@ from cluster.types import MICROSECONDS, MemorySpec, MemoryStatus
 
 log = logging.getLogger(__name__)
 
+# A camera's time so far (microseconds) before the newest restored frame means that its clock was set back: frames that
+# a window was saved with and the memory has too span less.
+_SET_BACK = 600 * MICROSECONDS
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryView:
@@ -68,7 +72,7 @@ class StreamMemory(TieredHeads):
         super().__init__(stream, spec, tiers, shape, yield_to_engine)
         self.recent: list[KVChunk] = []
         self.waiting_bytes = 0
-        # Newest frame of a restored memory; frames up to it may be in the restored window too.
+        # Newest frame of a restored memory whose window was taken over: frames up to it may be in both.
         self._seen: int | None = None
         self._skipped: int | None = None
         # Frames before this camera time are deleted, also those not restored yet.
@@ -175,7 +179,7 @@ class StreamMemory(TieredHeads):
             if self._seen is not None:
                 # In the restored window and already in memory, unless the clock was set back.
                 was, self._seen = self._seen, None
-                if chunk.pts <= was and (self._skipped is None or chunk.pts > self._skipped):
+                if was - _SET_BACK < chunk.pts <= was and (self._skipped is None or chunk.pts > self._skipped):
                     self._seen, self._skipped = was, chunk.pts
                     return
             if not self.log.times:
@@ -343,8 +347,13 @@ class StreamMemory(TieredHeads):
         for chunk in waiting:
             number, time = self.log.add(chunk.pts - before.shift)
             self.recent.append(replace(chunk, index=number, pts=time))
-        if self.stored.named.get("window") and not waiting:
-            self._seen, self._skipped = (saved.times[-1] - saved.shift if saved.times else None), None
+
+    def restored_window(self) -> bytes:
+        window = super().restored_window()
+        with self._lock:
+            if window and self.log.times and not self.recent:
+                self._seen, self._skipped = self.log.times[-1] - self.log.shift, None
+        return window
 
     def _split_pending(self) -> None:
         """Merge and split marked clusters whose members are resident; others wait until they are loaded."""

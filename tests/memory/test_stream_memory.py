@@ -170,6 +170,41 @@ def test_another_process_takes_over(organiser: str) -> None:
     assert torch.equal(other.heads[0][0].organiser.table.mean, alone.heads[0][0].organiser.table.mean)
 
 
+@pytest.mark.parametrize("window", ["late", "lost", "clock set back"])
+def test_a_session_that_counts_from_zero_is_recorded_after_a_restart(window: str) -> None:
+    tiers, started = stack(), 36 * 3600
+    memory = StreamMemory("cam", spec(), tiers)
+    before = [chunk(number, pts=(started + number) * MICROSECONDS) for number in range(4)]
+    for each in before:
+        memory.add_chunk(each)
+    assert memory.save(b"window") is Outcome.HIT
+    if window == "lost":
+        tiers.drop_blocks(0, "cam", memory.stored.named["window"])
+    other = StreamMemory("cam", spec(), tiers)
+    assert other.restore() is Outcome.HIT
+    if window != "late":
+        assert other.restored_window() == (b"" if window == "lost" else b"window")
+    after = [chunk(number, pts=(number - 4) * MICROSECONDS) for number in range(4, 8)]
+    for each in after:
+        other.add_chunk(each)
+    same(held(other), expected(before + after))
+    assert other.newest == (started + 7) * MICROSECONDS
+
+
+def test_frames_of_a_window_that_was_taken_over_are_not_recorded_twice() -> None:
+    memory = StreamMemory("cam", spec(), stack())
+    chunks = [chunk(number) for number in range(8)]
+    for each in chunks[:4]:
+        memory.add_chunk(each)
+    memory.save(b"window")
+    other = StreamMemory("cam", spec(), memory.tiers)
+    other.restore()
+    assert other.restored_window()
+    for each in [chunk(2, seed=1), chunk(3, seed=1), *chunks[4:]]:
+        other.add_chunk(each)
+    same(held(other), expected(chunks))
+
+
 def test_nothing_is_taken_over_where_there_is_nothing() -> None:
     assert StreamMemory("cam", spec(), stack()).restore() is Outcome.MISS
 
