@@ -36,7 +36,8 @@ class TiersConfig(Section):
     redis_url: str | None = None
     """Redis that also keeps memories, so that they outlive a node: a redis://, rediss:// or unix:// address."""
     redis_ttl_s: Duration = Field(default=24 * 3600, ge=1)
-    """Seconds, or a length of time like 24h (the default), after which Redis forgets what was not written again."""
+    """Seconds, or a length of time like 24h (the default), after which Redis forgets a camera that no replica has open;
+    the first half may have passed when it is closed."""
     deadline_s: float = Field(default=2.0, gt=0, le=60)
     """Timeout in seconds of one call to node or Redis, after which it counts as down."""
 

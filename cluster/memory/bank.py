@@ -122,7 +122,7 @@ class MemoryBank:
         """Create a memory, restore it from the lowest tier, and return it with its saved window state."""
         memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
         self.tiers.set_cap(stream, spec.cap_bytes)
-        return memory, memory.restored_window() if memory.restore() is Outcome.HIT else None
+        return memory, (memory.restored_window() or None) if memory.restore() is Outcome.HIT else None
 
     def open_stream(self, stream: str, spec: MemorySpec | None) -> bytes | None:
         """Open, continue or reconfigure a stream's memory; ``spec`` None deletes it. ``ConfigError`` for an unknown
@@ -238,6 +238,8 @@ class MemoryBank:
             # The stream may have been released meanwhile.
             if self._memories.get(stream) is not memory:
                 return
+            # Also while nothing comes in, or nothing can be written: an open camera's memory is in use.
+            self.tiers.renew(stream)
             if memory.settle(order.upto):
                 memory.save(None if order.window is None else order.window())
             self._update_report(memory)

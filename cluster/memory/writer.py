@@ -17,6 +17,10 @@ from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
 
+_LIST_PAUSE_S = 5.0
+"""Pause after a tier could not list its blocks: one with very many takes several calls, each as long as its deadline
+allows."""
+
 
 class StoredBlocks:
     """Bookkeeping of a stream's blocks in the lowest tier. Not thread-safe except for :attr:`readers`.
@@ -38,6 +42,7 @@ class StoredBlocks:
         self._unnamed: list[dict[BlockKey, int]] = [{} for _ in tiers.tiers]
         # Tiers that may hold unnamed blocks of another process.
         self._unlisted = set(range(len(tiers.tiers)))
+        self._list_after = 0.0
         # Random start: numbers of other processes must not be reused.
         self._numbers = itertools.count(secrets.randbits(30) << 32)
         self._failures = self._failed()
@@ -109,12 +114,13 @@ class StoredBlocks:
     def delete_unnamed(self) -> None:
         """Delete blocks that no manifest names and no open view reads, in every available tier."""
         for level, unnamed in enumerate(self._unnamed):
-            if level in self._unlisted:
+            if level in self._unlisted and time.monotonic() >= self._list_after:
                 outcome, keys = self.tiers.tiers[level].list_blocks(self.stream)
-                if outcome is not Outcome.HIT:
-                    continue
-                self._unlisted.remove(level)
-                unnamed.update(dict.fromkeys((key for key in keys if key not in self._sizes), 0))
+                if outcome is Outcome.HIT:
+                    self._unlisted.remove(level)
+                    unnamed.update(dict.fromkeys((key for key in keys if key not in self._sizes), 0))
+                else:
+                    self._list_after = time.monotonic() + _LIST_PAUSE_S
             oldest = min(self.readers, default=self.generation)
             ready = [key for key, since in unnamed.items() if since <= oldest]
             if ready and self.tiers.drop_blocks(level, self.stream, ready) is not None:

@@ -139,6 +139,20 @@ def test_redis_that_is_full_says_so_and_takes_the_rest_when_it_has_room(site: Ma
     assert here.lost == 0
 
 
+def test_an_open_camera_that_sees_nothing_is_not_forgotten(site: Make, redis_server: RedisServer) -> None:
+    here = site()
+    here.watch(24)
+    here.leave()
+    for name in redis_server.names():
+        redis_server.client.expire(name, 60)
+    # Its time to live is 600 s.
+    other = site()
+    other.tend()
+    assert len(redis_server.names()) > 3
+    for name in redis_server.names():
+        assert redis_server.client.ttl(name) > 60
+
+
 def test_frames_that_wait_are_written_while_no_frame_comes(site: Make, own_redis: RedisServer) -> None:
     here = site(own_redis)
     here.watch(24)
@@ -298,7 +312,7 @@ def test_what_was_prepared_is_gone_on_with_unless_it_was_forgotten_since(site: M
         here.bank.prepare_stream("cam", memory)
         if forgotten:
             here.bank.delete_memory("cam")
-        assert (here.bank.open_stream("cam", memory) is None) == forgotten
+        assert here.bank.open_stream("cam", memory) is None, "released without its window"
         # With what was in the window.
         assert here.held == 0 if forgotten else here.held > held
         here.engine.admit(here.spec)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from redis_server import RedisServer
 
 from cluster.lab.bench.memory.footage import made_chunks
 from cluster.memory.compress.infinipot_v import InfiniPotV
@@ -18,8 +19,10 @@ from cluster.memory.memory_counts import LOST
 from cluster.memory.organise import AtHand, NewTokens
 from cluster.memory.organise.resv import ReSV
 from cluster.memory.stream import StreamMemory
+from cluster.memory.tiers import redis_link
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Loaded, Outcome
+from cluster.memory.tiers.redis import RedisTier
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
 from cluster.registry import compressors, organisers
@@ -168,6 +171,26 @@ def test_another_process_takes_over(organiser: str) -> None:
             other.add_chunk(each)
     same(held(other), expected(chunks))
     assert torch.equal(other.heads[0][0].organiser.table.mean, alone.heads[0][0].organiser.table.mean)
+
+
+def test_replaced_blocks_are_deleted_before_a_large_server_is_listed(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_redis.start("--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru")
+    own_redis.client.execute_command("DEBUG", "POPULATE", 100_000, "sightline:kv:kv:other:0:0", 10)
+    # Far more steps than a third of the deadline has time for.
+    monkeypatch.setattr(redis_link, "_SCANNED_AT_ONCE", 1)
+    redis = RedisTier(own_redis.url, fingerprint="m", cap_bytes=32 * MIB, ttl_s=600, deadline_s=1.0)
+    memory = StreamMemory("cam", spec(), TierStack([redis]))
+    for number in range(16):
+        memory.add_chunk(chunk(number))
+        if not memory.recent:
+            assert memory.save() is Outcome.HIT
+    assert redis.list_blocks("cam")[0] is Outcome.RETRY
+    there = {name for name in own_redis.names() if name.startswith("sightline:kv:kv:cam:")}
+    # One block of index for each head.
+    assert len(there) == sum(len(head.table) + 1 for _, _, head in memory.iter_heads())
+    redis.close()
 
 
 @pytest.mark.parametrize("window", ["late", "lost", "clock set back"])

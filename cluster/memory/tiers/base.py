@@ -161,6 +161,9 @@ class Tier(ABC):
     def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
         """Read the stream's manifest."""
 
+    def renew(self, stream: str) -> None:  # noqa: B027
+        """Keep a stream that is still in use, where a tier forgets what is not written again."""
+
     @abstractmethod
     def nbytes(self, stream: str | None = None) -> int:
         """Bytes held for one stream, or for all."""

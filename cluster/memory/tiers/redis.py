@@ -46,7 +46,7 @@ class RedisTier(CappedTier):
     Args:
         url: ``redis://[user:password@]host:port/database``, ``rediss://`` or ``unix://``.
         cap_bytes: of each stream; :meth:`set_cap` can only lower it.
-        ttl_s: blocks live at least half as long after their stream's last :meth:`put_manifest`.
+        ttl_s: blocks live at least half as long after their stream's last :meth:`put_manifest` or :meth:`renew`.
         batch_bytes: approximate bytes per pipeline.
         fingerprint, secret, deadline_s: see :class:`TierSettings`.
 
@@ -140,36 +140,39 @@ class RedisTier(CappedTier):
         return loaded + [Loaded(Outcome.RETRY)] * (len(keys) - len(loaded))
 
     def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
-        """See :class:`Tier`. Asks the server; if it evicts, also scans for blocks whose entry was evicted."""
+        """See :class:`Tier`. Asks the server; if it evicts, also scans for blocks whose entry was evicted, from where
+        the last call ran out of time."""
         until = self._link.deadline()
         try:
             names = {name.decode() for name in self._link.execute(until, "HKEYS", self._sizes(stream))}
             if self._link.evicts:
-                first = len(self._named(stream, ""))
-                for _, found in self._link.scan(until, 0, self._named(stream, ""), _FIELD):
-                    names.update(name[first:] for name in found)
+                with self._lock:
+                    listing, prefix = self._index(stream).listing, self._named(stream, "")
+                for found in self._link.scan(until, listing, prefix, _FIELD):
+                    listing.found.update(name.removeprefix(prefix) for name in found)
+                names |= listing.found
+                listing.begin()
         except RedisUnavailableError as error:
             self._refused(error, 1)
             return Outcome.RETRY, []
         return Outcome.HIT, [BlockKey(stream, *map(int, name.split(":"))) for name in sorted(names - {MANIFEST})]
 
     def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
-        until, gone = self._link.deadline(), 0
+        until = self._link.deadline()
         try:
             with self._writer(until):
                 index = self._known(stream, until)
                 if keys is not None:
                     names = [_field(key) for key in dict.fromkeys(keys) if key.stream == stream]
-                    for part in split_parts(names, _KEYS_AT_ONCE):
-                        gone += self._delete(stream, part, until)
-                    return gone
+                    return self._delete(stream, names, until)
                 with self._lock:
                     index.gone.clear()
                     names = [name for name in index.entries if name != MANIFEST]
-                for part in split_parts(names, _KEYS_AT_ONCE):
-                    gone += self._delete(stream, part, until)
+                gone = self._delete(stream, names, until)
                 if self._link.evicts:
-                    gone += self._delete_unnamed(stream, index, until)
+                    # Blocks whose entry the server evicted, from where the last attempt stopped.
+                    for found in self._link.scan(until, index.deletion, self._named(stream, ""), _FIELD):
+                        gone += self._link.execute(until, "UNLINK", *found) if found else 0
                 self._link.execute(until, "UNLINK", self._sizes(stream), self._named(stream, MANIFEST))
                 with self._lock:
                     del self._indexes[stream]
@@ -180,8 +183,7 @@ class RedisTier(CappedTier):
         return gone
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
-        """See :class:`Tier`. Without ``HIT`` the previous manifest stays. Also renews the time to live of the stream's
-        blocks, oldest first, once half of it has passed."""
+        """See :class:`Tier`. Without ``HIT`` the previous manifest stays. Also :meth:`renew`."""
         until = self._link.deadline()
         data = seal_manifest(stream, manifest, fingerprint=self._fingerprint, secret=self._secret)
         held = self._held(stream, MANIFEST, data)
@@ -204,6 +206,15 @@ class RedisTier(CappedTier):
             self._refused(error, 1, full=isinstance(error, RedisFullError))
             return Outcome.RETRY
         return Outcome.HIT
+
+    def renew(self, stream: str) -> None:
+        """Renew the time to live of the stream's values, oldest first, once half of it has passed."""
+        until = self._link.deadline()
+        try:
+            with self._writer(until):
+                self._renew(stream, until)
+        except RedisUnavailableError as error:
+            self._refused(error, 0)
 
     def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
         """See :class:`Tier`. Rereads the stream's index, as another process may have written it."""
@@ -297,8 +308,7 @@ class RedisTier(CappedTier):
             # Reread the server's index before trusting the cap: it may have restarted empty.
             self._link.execute(until, "PING")
         # A block that was not stored must not leave an older one under its key.
-        for part in split_parts([name for name in unwanted if index.size(name)], _KEYS_AT_ONCE):
-            self._delete(stream, part, until)
+        self._delete(stream, [name for name in unwanted if index.size(name)], until)
 
     def _send(
         self,
@@ -329,7 +339,7 @@ class RedisTier(CappedTier):
             ("EXPIRE", self._sizes(stream), 2 * self._ttl_s),
             *(("SET", self._named(stream, name), data, "EX", self._ttl_s) for name, data in values.items()),
         ]
-        index.scanned = 0
+        index.deletion.begin()
         try:
             self._link.execute_all(until, commands, whole=True)
         except RedisFullError:
@@ -346,29 +356,14 @@ class RedisTier(CappedTier):
 
     def _delete(self, stream: str, names: Sequence[str], until: float) -> int:
         """Delete blocks before their entries, so that no block is ever without one."""
-        if not names:
-            return 0
-
-        blocks = [self._named(stream, name) for name in names]
-        commands = [("UNLINK", *blocks), ("HDEL", self._sizes(stream), *names)]
-        gone: int = self._link.execute_all(until, commands, whole=True)[0]
-        with self._lock:
-            self._index(stream).remove(names)
-            self._counts["dropped"] += gone
-        return gone
-
-    def _delete_unnamed(self, stream: str, index: StreamIndex, until: float) -> int:
-        """Delete blocks whose entry the server evicted, from where the last attempt stopped."""
         gone = 0
-        for at, names in self._link.scan(until, index.scanned, self._named(stream, ""), _FIELD):
-            gone += self._link.execute(until, "UNLINK", *names) if names else 0
-            if not at:
-                # Finds out whether another server answered the scan, where its cursor meant nothing.
-                self._link.execute(until, "PING")
+        for part in split_parts(names, _KEYS_AT_ONCE):
+            blocks = [self._named(stream, name) for name in part]
+            commands = [("UNLINK", *blocks), ("HDEL", self._sizes(stream), *part)]
+            gone += (deleted := self._link.execute_all(until, commands, whole=True)[0])
             with self._lock:
-                if not index.known:
-                    raise RedisUnavailableError("another server answered during the deletion")
-                index.scanned = at
+                self._index(stream).remove(part)
+                self._counts["dropped"] += deleted
         return gone
 
     def _renew(self, stream: str, until: float) -> None:
@@ -390,8 +385,7 @@ class RedisTier(CappedTier):
     def _sweep(self, stream: str, index: StreamIndex, until: float) -> None:
         with self._lock:
             names = index.pop_gone()
-        for part in split_parts(names, _KEYS_AT_ONCE):
-            self._delete(stream, part, until)
+        self._delete(stream, names, until)
 
     def _known(self, stream: str, until: float) -> StreamIndex:
         """The stream's index, read from the server if needed."""
@@ -438,7 +432,7 @@ class RedisTier(CappedTier):
     def _changed(self) -> None:
         with self._lock:
             for index in self._indexes.values():
-                index.known, index.scanned = False, 0
+                index.known = False
 
     def _refused(self, error: RedisUnavailableError, blocks: int, *, full: int = 0) -> None:
         with self._lock:

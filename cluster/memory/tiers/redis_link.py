@@ -1,5 +1,6 @@
 """Connection to a Redis server with deadlines, failure detection and recovery."""
 
+import math
 import re
 import threading
 import time
@@ -106,16 +107,24 @@ class RedisLink:
 
         return self._guarded(run, until)
 
-    def scan(self, until: float, at: int, prefix: str, rest: str) -> Iterator[tuple[int, list[str]]]:
-        """Scan from cursor ``at`` for keys of ``prefix`` and a match of ``rest``: each step's next cursor, 0 at the
-        end, and the keys it found."""
+    def scan(self, until: float, scan: "Scan", prefix: str, rest: str) -> Iterator[list[str]]:
+        """Scan for keys of ``prefix`` and a match of ``rest``, from where ``scan`` stopped: each step's keys, which the
+        caller must have used before it takes the next."""
         pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*"
         ours = re.compile(re.escape(prefix) + rest)
+        if scan.server != self._run_id or not scan.cursor:
+            scan.begin(self._run_id)
         while True:
-            answer = self.execute(until, "SCAN", at, "MATCH", pattern, "COUNT", _SCANNED_AT_ONCE)
-            at = int(answer[0])
-            yield at, [name.decode() for name in answer[1] if ours.fullmatch(name.decode())]
-            if not at:
+            answer = self.execute(until, "SCAN", scan.cursor, "MATCH", pattern, "COUNT", _SCANNED_AT_ONCE)
+            yield [name.decode() for name in answer[1] if ours.fullmatch(name.decode())]
+            cursor = int(answer[0])
+            if not cursor:
+                # Finds out whether another server answered the scan, where its cursor meant nothing.
+                self.execute(until, "PING")
+            if scan.server != self._run_id:
+                raise RedisUnavailableError("another server answered during the scan")
+            scan.cursor = cursor
+            if not cursor:
                 return
 
     def close(self) -> None:
@@ -191,6 +200,20 @@ class RedisLink:
             return
 
 
+@dataclass(slots=True, eq=False)
+class Scan:
+    """A scan of the whole server over several calls: its cursor there, 0 at the beginning and at the end, and
+    the names ``found`` so far, as far as its user keeps them."""
+
+    cursor: int = 0
+    server: str | None = None
+    found: set[str] = field(default_factory=set)
+
+    def begin(self, server: str | None = None) -> None:
+        self.cursor, self.server = 0, server
+        self.found.clear()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
     """Size in bytes of a stored value, and when its time to live was last renewed."""
@@ -206,14 +229,15 @@ class StreamIndex:
     * ``known``: it was read, and no write has been in doubt since
     * ``entries``: by field (``layer:head:cluster``, ``manifest``), least recently renewed first
     * ``gone``: fields whose value is missing or damaged, deleted with the next write
-    * ``scanned``: cursor up to which an incomplete deletion has scanned the server
+    * ``deletion``, ``listing``: scans of the server for names without an entry
     """
 
     known: bool = False
     total: int = 0
     entries: OrderedDict[str, Entry] = field(default_factory=OrderedDict)
     gone: set[str] = field(default_factory=set)
-    scanned: int = 0
+    deletion: Scan = field(default_factory=Scan)
+    listing: Scan = field(default_factory=Scan)
 
     def put(self, name: str, size: int, now: float) -> None:
         self.remove([name])
@@ -231,7 +255,7 @@ class StreamIndex:
 
     def replace(self, found: Mapping[bytes, bytes]) -> None:
         """Replace all entries by the server's hash; all are due for renewal, as their age is unknown."""
-        self.entries = OrderedDict((name.decode(), Entry(int(size), 0.0)) for name, size in found.items())
+        self.entries = OrderedDict((name.decode(), Entry(int(size), -math.inf)) for name, size in found.items())
         self.total = sum(entry.size for entry in self.entries.values())
         self.gone.clear()
         self.known = True

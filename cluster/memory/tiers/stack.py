@@ -184,6 +184,12 @@ class TierStack:
             return Outcome.RETRY, None
         return self.lowest.manifest(stream)
 
+    def renew(self, stream: str) -> None:
+        """Keep a stream that is still in use in the tiers that forget what is not written again."""
+        for level, tier in enumerate(self.tiers):
+            if level not in self._deleting.get(stream, ()):
+                tier.renew(stream)
+
     # -- state ----------------------------------------------------------------------------------
     def usage(self, stream: str) -> dict[str, int]:
         """Bytes of a stream by tier name, uppermost first."""

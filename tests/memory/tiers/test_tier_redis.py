@@ -1,5 +1,6 @@
 """A tier in a real Redis server: what it holds, and that its bookkeeping is true."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -144,6 +145,34 @@ def test_blocks_live_as_long_as_their_stream_is_saved(tier: RedisTier, redis_ser
     other.put_manifest("yard", b"")
     assert redis_server.client.ttl(names[0]) <= 50
     other.close()
+
+
+def test_blocks_found_on_a_server_are_renewed_however_short_this_machine_has_run(
+    tier: RedisTier, redis_server: RedisServer
+) -> None:
+    tier.store([(key(n), block(n)) for n in range(3)])
+    # Half a time to live before now, this machine was not running.
+    other = redis_tier(redis_server, ttl_s=3 * time.monotonic() + 1000)
+    other.renew("yard")
+    for name in redis_server.names():
+        assert redis_server.client.ttl(name) > 900
+    other.close()
+
+
+def test_a_full_server_renews_what_it_holds(own_redis: RedisServer) -> None:
+    own_redis.start()
+    first, second = (redis_tier(own_redis, ttl_s=ttl_s) for ttl_s in (100, 1000))
+    assert first.store([(key(0), block(0))]) == [HIT]
+    assert first.put_manifest("yard", b"") is HIT
+    own_redis.client.config_set("maxmemory", 1)
+    assert second.store([(key(1), block(1))]) == [RETRY]
+    second.renew("yard")
+    assert "full" in second.state().reason
+    assert len(own_redis.names()) == 3
+    for name in own_redis.names():
+        assert own_redis.client.ttl(name) > 900
+    for each in (first, second):
+        each.close()
 
 
 def test_what_expired_is_a_miss_and_is_not_counted_any_more(tier: RedisTier, redis_server: RedisServer) -> None:

@@ -226,6 +226,34 @@ def test_a_deletion_longer_than_a_deadline_goes_on_where_it_stopped(
     assert not own_redis.names()
 
 
+def test_a_listing_longer_than_a_deadline_goes_on_where_it_stopped(
+    own_redis: RedisServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_redis.start("--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru")
+    own_redis.client.execute_command("DEBUG", "POPULATE", 100_000, "sightline:kv:kv:other:0:0", 10)
+    monkeypatch.setattr(redis_link, "_SCANNED_AT_ONCE", 10)
+    tier = opened()
+    assert tier.store([(key(n), block(n)) for n in range(3)]) == [HIT] * 3
+    # As if evicted: only the scan finds the block of this entry.
+    own_redis.client.hdel("sightline:kv:sizes:yard", "0:0:1")
+    assert tier.list_blocks("yard") == (RETRY, [])
+    listed: list[BlockKey] = []
+
+    def complete() -> bool:
+        outcome, listed[:] = tier.list_blocks("yard")
+        return outcome is HIT
+
+    wait_for(complete)
+    assert listed == [key(n) for n in range(3)]
+    # Another server's keys are other ones.
+    assert tier.list_blocks("yard") == (RETRY, [])
+    own_redis.kill()
+    own_redis.start("--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru")
+    own_redis.client.set("sightline:kv:kv:yard:0:0:9", b"x")
+    wait_for(complete)
+    assert listed == [key(9)]
+
+
 def test_a_server_that_refuses_is_up_and_says_why(own_redis: RedisServer, opened: Opened) -> None:
     own_redis.start()
     tier = opened()
