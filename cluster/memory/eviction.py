@@ -182,7 +182,8 @@ def _load_head(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[
             blocks = head.load_blocks(range(len(head.table)), memory.block_loader(layer, h))
             break
         except BlocksLostError as error:
-            memory.drop_lost_clusters(layer, h, error.uids)
+            if not memory.drop_lost_clusters(layer, h, error.uids):
+                return None
         except BlocksUnavailableError:
             return None
     of_token = head.table.of_token

@@ -146,8 +146,9 @@ class TieredHeads:
         return cap - cap // WAITING
 
     # -- blocks -----------------------------------------------------------------------------------
-    def drop_lost_clusters(self, layer: int, h: int, uids: Sequence[int]) -> None:
-        """Drop clusters whose blocks are lost (damaged, evicted, or of another memory)."""
+    def drop_lost_clusters(self, layer: int, h: int, uids: Sequence[int]) -> bool:
+        """Drop clusters whose blocks are lost (damaged, evicted, or of another memory). False if they are still
+        there."""
 
         def lose(head: HeadMemory) -> HeadChange:
             self.counts.lose_tokens(head.drop_clusters(uids))
@@ -155,8 +156,7 @@ class TieredHeads:
 
         # Pending changes may be of the old head.
         self.publish()
-        self._change(layer, h, lose)
-        self.publish()
+        return self._change(layer, h, lose) and self.publish()
 
     def keep_tokens(
         self, layer: int, h: int, kept: Tensor, load: Load | None = None, weight: Tensor | None = None
@@ -178,7 +178,8 @@ class TieredHeads:
                 change = work(head)
                 break
             except BlocksLostError as error:
-                self.drop_lost_clusters(layer, h, error.uids)
+                if not self.drop_lost_clusters(layer, h, error.uids):
+                    return False
             except BlocksUnavailableError:
                 return False
         blocks = change.blocks
@@ -189,10 +190,11 @@ class TieredHeads:
         keys = [self.stored.new_key(layer, h) for _ in blocks]
         head.table.block[change.clusters] = torch.tensor([key.block for key in keys], dtype=torch.int64)
         nbytes = sum(cell_size(block.nbytes) for block in blocks)
-        if nbytes + _INDEX * head.index_bytes > self._free_bytes() and not self.make_durable():
-            return False
-        if nbytes and nbytes + _INDEX * head.index_bytes > self._free_bytes():
-            return False
+        if nbytes + _INDEX * head.index_bytes > self._free_bytes():
+            durable = self.make_durable()
+            # What only removes makes room, and is not refused for want of it.
+            if nbytes and (not durable or nbytes + _INDEX * head.index_bytes > self._free_bytes()):
+                return False
         self._ready.append((layer, h, head, list(zip(keys, blocks, strict=True))))
         self._ready_bytes += nbytes
         full = self._ready_bytes >= _BATCH_BYTES or sum(len(items) for *_, items in self._ready) >= _BATCH
@@ -221,9 +223,6 @@ class TieredHeads:
             self._unwritten[layer, h] = head.index_bytes
             self.unsaved = True
         return True
-
-    def key_of(self, layer: int, h: int, cluster: int) -> BlockKey:
-        return BlockKey(self.stream, layer, h, int(self.heads[layer][h].table.block[cluster]))
 
     def block_loader(self, layer: int, h: int, *, top: bool = False) -> Load:
         """A loader of one head's blocks by number, quantised ones as float32; ``top``: from the uppermost tier only."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from kv_parts import key_of
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.ask_run import NativeAskRun, merge_moments
@@ -98,7 +99,7 @@ def test_a_memory_in_eight_bits_answers_nearly_alike(family: VisionLanguageModel
     wanted = watch(engine, spec, 16)
     engine.evict("cam")
     memory, _ = bank.get_memory("cam")
-    (loaded,) = memory.tiers.load([memory.key_of(0, 0, 0)])
+    (loaded,) = memory.tiers.load([key_of(memory, 0, 0, 0)])
     assert loaded.block is not None
     assert loaded.block.key.dtype == torch.int8
     score = score_of(engine, engine.ask(AskSpec("cam", TEXT)))

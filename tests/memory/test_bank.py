@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from kv_parts import key_of
 from redis_server import RedisServer
 from remembering import MIB, SHORT_S, Site, answered, redis_tier, stream
 from waiting import until
@@ -173,7 +174,7 @@ def test_damaged_and_truncated_blocks_are_lost_and_the_rest_answers(site: Make, 
     here.tend()
     held = here.held
     memory, _ = here.bank.get_memory("cam")
-    keys = [memory.key_of(0, 0, 0), memory.key_of(1, 0, 1)]
+    keys = [key_of(memory, 0, 0, 0), key_of(memory, 1, 0, 1)]
     flipped, cut = (f"sightline:kv:kv:cam:{key.layer}:{key.head}:{key.block}" for key in keys)
     data = bytearray(redis_server.client.get(flipped))
     data[len(data) // 2] ^= 1

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from kv_parts import key_of
 
 from cluster.lab.bench.memory.footage import made_chunks
 from cluster.memory.stream import StreamMemory
@@ -49,7 +50,7 @@ def test_only_kvmu_writes_every_token_once_under_a_cap(compressor: str, organise
     # What is left is what came.
     for layer, h, head in memory.iter_heads():
         assert head.tokens
-        for cluster, loaded in enumerate(log.load([memory.key_of(layer, h, each) for each in range(len(head.table))])):
+        for cluster, loaded in enumerate(log.load([key_of(memory, layer, h, each) for each in range(len(head.table))])):
             assert loaded.block is not None
             assert len(loaded.block) == int(head.table.count[cluster])
             came = torch.stack([chunks[int(frame)].key[layer, h] for frame in loaded.block.frame])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kv_parts import key_of
 from redis_server import RedisServer
 
 from cluster.lab.bench.memory.footage import made_chunks
@@ -58,7 +60,7 @@ def held(memory: StreamMemory) -> dict[tuple[int, int, int, int], tuple[torch.Te
         for h, head in enumerate(heads):
             table = head.organiser.table
             for cluster in range(len(table)):
-                (loaded,) = memory.block_loader(number, h)([memory.key_of(number, h, cluster).block])
+                (loaded,) = memory.block_loader(number, h)([key_of(memory, number, h, cluster).block])
                 assert loaded.block is not None
                 assert len(loaded.block) == int(table.count[cluster])
                 for i in range(len(loaded.block)):
@@ -238,7 +240,7 @@ def test_a_block_that_is_gone_costs_its_tokens_and_no_more() -> None:
     for each in chunks:
         memory.add_chunk(each)
     counted = LOST["tokens"]
-    key = memory.key_of(0, 0, 0)
+    key = key_of(memory, 0, 0, 0)
     gone = {(0, 0, int(f), int(c)) for f, c in zip(*_block(memory, key), strict=True)}
     uid = int(memory.heads[0][0].table.uid[0])
     memory.tiers.drop_blocks(0, "cam", [key])
@@ -253,6 +255,32 @@ def test_a_block_that_is_gone_costs_its_tokens_and_no_more() -> None:
     assert memory.counts.lost == lost
     assert LOST["tokens"] - counted == lost
     same(held(memory), {at: kv for at, kv in expected(chunks).items() if at not in gone})
+
+
+def test_lost_clusters_of_a_full_server_hold_nothing_up(own_redis: RedisServer) -> None:
+    own_redis.start("--maxmemory-policy", "noeviction")
+    redis = RedisTier(own_redis.url, fingerprint="m", cap_bytes=32 * MIB, ttl_s=600, deadline_s=10.0)
+    cap = 64 * 1024
+    memory = StreamMemory("cam", spec(compressor="uniform", organiser="frames", cap_bytes=cap), TierStack([redis]))
+    for number in range(40):
+        memory.add_chunk(chunk(number))
+    assert memory.save() is Outcome.HIT
+    redis.drop("cam", [key_of(memory, 0, 0, 2), key_of(memory, 1, 0, 2)])
+    # Little room is left under the cap, and none on the server.
+    memory.change_spec(replace(memory.spec, cap_bytes=memory.stored.nbytes))
+    own_redis.client.config_set("maxmemory", 1)
+    tokens = memory.tokens
+    done = threading.Event()
+
+    def run() -> None:
+        with memory.exclusive:
+            assert compress(memory, 0.5) is None
+        done.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    assert done.wait(60)
+    assert 0 < memory.counts.lost == tokens - memory.tokens
+    redis.close()
 
 
 def _block(memory: StreamMemory, key) -> tuple[list[int], list[int]]:  # type: ignore[no-untyped-def]

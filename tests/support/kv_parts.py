@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,12 +18,20 @@ from cluster.memory.tiers.stack import TierStack
 from cluster.wire.channel import EventLoopThread
 from cluster.wire.server import RpcServer
 
+if TYPE_CHECKING:
+    from cluster.memory.stream import StreamMemory
+
 OURS = "tiny/fp32"
 QUICK = Backoff(first_s=0.05, longest_s=0.2)
 
 
 def key(cluster: int, layer: int = 0, stream: str = "gate") -> BlockKey:
     return BlockKey(stream, layer, 1, cluster)
+
+
+def key_of(memory: "StreamMemory", layer: int, h: int, cluster: int) -> BlockKey:
+    """Of a cluster's block."""
+    return BlockKey(memory.stream, layer, h, int(memory.heads[layer][h].table.block[cluster]))
 
 
 def block(cluster: int, tokens: int = 3, width: int = 8) -> Block:
