@@ -337,6 +337,11 @@ class MemoryBank:
             if last_write.saved.done():
                 return
             try:
+                if memory.owned and memory.manifest.is_replaced():
+                    # A hand-over took too long: what is written now would replace what its owner has written.
+                    log.warning("camera %r: another process writes its memory; what is left here is dropped", stream)
+                    memory.counts.drop_frames(len(memory.recent))
+                    return
                 self._settle_last(memory)
                 if last_write.window is not None and not memory.recent:
                     saved = memory.save(last_write.window()) is Outcome.HIT

@@ -19,7 +19,8 @@ from safetensors import SafetensorError, TensorSpec, serialize
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from cluster.memory.tiers.base import Block
+from cluster.memory.tiers.base import Block, Outcome
+from cluster.memory.tiers.stack import TierStack
 from cluster.types import MICROSECONDS
 
 
@@ -105,6 +106,35 @@ class FrameLog:
         return cls(**{**state, "numbers": _integers(numbers), "times": _integers(times)})
 
 
+class StoredManifest:
+    """A stream's manifest in the lowest tier, and whether another process has replaced it: streams move, and the last
+    write of the process before may come late."""
+
+    def __init__(self, stream: str, tiers: TierStack) -> None:
+        self.stream, self.tiers = stream, tiers
+        # Hashes of what may be there: the last one read or written, and those whose write is in doubt.
+        self._known: set[int] = set()
+
+    def read(self) -> tuple[Outcome, bytes | None]:
+        outcome, data = self.tiers.manifest(self.stream)
+        if data is not None:
+            self._known = {hash(data)}
+        return outcome, data
+
+    def write(self, manifest: bytes) -> bool:
+        """Replace it; False if the lowest tier refuses."""
+        self._known.add(hash(manifest))
+        if self.tiers.put_manifest(self.stream, manifest) is not Outcome.HIT:
+            return False
+        self._known = {hash(manifest)}
+        return True
+
+    def is_replaced(self) -> bool | None:
+        """Whether it is one that was neither read nor written here; None: it cannot be read now."""
+        outcome, data = self.tiers.manifest(self.stream)
+        return None if outcome is Outcome.RETRY else data is not None and hash(data) not in self._known
+
+
 VERSION = 4
 
 PART_BYTES = 256 * 1024
@@ -125,6 +155,15 @@ def load_manifest(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]] | Non
     except (ValueError, KeyError, TypeError):
         return None
     return (header, tensors) if header.pop("version", None) == VERSION else None
+
+
+def check_parts(header: Mapping[str, Any], heads: int) -> list[list[int]]:
+    """Numbers of the blocks of each head's index; ``ValueError`` where a header is not one of so many heads."""
+    check_integers(header["tokens"], heads)
+    parts = [check_integers(part) for part in header["parts"]]
+    if len(parts) != heads:
+        raise ValueError("another number of heads than it says")
+    return parts
 
 
 def dump_tensors(tensors: dict[str, Tensor], header: dict[str, Any] | None = None) -> bytes:

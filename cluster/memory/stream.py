@@ -6,6 +6,7 @@ the lowest tier is unavailable, frames wait; beyond the cap the oldest waiting o
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -16,19 +17,16 @@ from torch import Tensor
 from cluster.memory.compress import Compressor
 from cluster.memory.eviction import Heads, evict
 from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV
-from cluster.memory.manifest import FrameLog
+from cluster.memory.manifest import FrameLog, dump_tensors
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import VisualPartitions
-from cluster.memory.tiered_heads import WAITING, MemoryShape, TieredHeads
-from cluster.memory.tiers.base import Outcome
+from cluster.memory.tiered_heads import INDEX, WAITING, MemoryShape, TieredHeads
 from cluster.memory.tiers.stack import TierStack
 from cluster.registry import compressors, organisers
 from cluster.types import MICROSECONDS, MemorySpec, MemoryStatus
 
 log = logging.getLogger(__name__)
-
-# A camera's time so far (microseconds) before the newest restored frame means that its clock was set back: frames that
-# a window was saved with and the memory has too span less.
+# By so many microseconds before the newest restored frame, a camera's clock was set back: window and memory share less.
 _SET_BACK = 600 * MICROSECONDS
 
 
@@ -77,6 +75,8 @@ class StreamMemory(TieredHeads):
         self._skipped: int | None = None
         # Frames before this camera time are deleted, also those not restored yet.
         self._deleted_until: int | None = None
+        # When the newest frame came, or was restored.
+        self._newest_s = time.monotonic()
         self._lost_clusters: list[tuple[int, int, int]] = []
         self._failed_upto = -1
         # Latest raw question rows per layer, on the CPU to save device memory.
@@ -175,6 +175,7 @@ class StreamMemory(TieredHeads):
         elif self.shape != shape:
             raise ValueError(f"KV {tuple(chunk.key.shape)} of {self.stream} does not fit a memory of other shape")
         self.counts.frames += 1
+        self._newest_s = time.monotonic()
         with self._lock:
             if self._seen is not None:
                 # In the restored window and already in memory, unless the clock was set back.
@@ -184,8 +185,8 @@ class StreamMemory(TieredHeads):
                     return
             if not self.log.times:
                 self.rows, self.columns = chunk.rows, chunk.columns
-            number, time = self.log.add(chunk.pts)
-            self.recent.append(replace(chunk.on_grid(self.rows, self.columns), index=number, pts=time))
+            number, at = self.log.add(chunk.pts)
+            self.recent.append(replace(chunk.on_grid(self.rows, self.columns), index=number, pts=at))
             self.waiting_bytes += _bytes(chunk)
             while self.recent and self.held_bytes > self.spec.cap_bytes:
                 self.counts.drop_frames()
@@ -223,9 +224,15 @@ class StreamMemory(TieredHeads):
         compressor.observe(self._queries)
         return compressor
 
-    def _compressor_state(self) -> dict[str, Tensor]:
+    def _save_compressor(self) -> bool:
+        """Where there is no room for it, the one before stays: of use all the same."""
         named = {"all": self.compressor} | {str(h): each for h, each in self._of_head.items()}
-        return {f"{whose}/{name}": part for whose, each in named.items() for name, part in each.state().items()}
+        state = {f"{whose}/{name}": part for whose, each in named.items() for name, part in each.state().items()}
+        data = dump_tensors(state) if state else b""
+        if hash(data) != self._compressor_hash and len(data) <= min(self.max_window_bytes, self._free_bytes() / INDEX):
+            self._compressor_hash = hash(data)
+            return self._put_bytes("compressor", data)
+        return True
 
     def _load_compressor_state(self, state: dict[str, Tensor]) -> None:
         for whose in {name.partition("/")[0] for name in state}:
@@ -240,7 +247,7 @@ class StreamMemory(TieredHeads):
         fail twice are dropped.
         """
         with self.exclusive:
-            if self.restore() is Outcome.RETRY or not self.tiers.lowest.state().up:
+            if not self.take_over() or not self.tiers.lowest.state().up:
                 return False
             with self._lock:
                 frames = [chunk for chunk in self.recent if upto is None or chunk.index <= upto]
@@ -340,7 +347,7 @@ class StreamMemory(TieredHeads):
             self.partitions = VisualPartitions(len(self.recent[0].mean_embedding))
 
     def _append_waiting(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
-        self.first_frame = first_frame
+        self.first_frame, self._lost_clusters = first_frame, []
         if self._deleted_until is not None:
             self.first_frame = max(self.first_frame, saved.first_frame_since(self._deleted_until + saved.shift))
         waiting, self.recent = self.recent, []
@@ -349,7 +356,8 @@ class StreamMemory(TieredHeads):
             self.recent.append(replace(chunk, index=number, pts=time))
 
     def restored_window(self) -> bytes:
-        window = super().restored_window()
+        """Window state saved with the restored memory; empty if there is none or it cannot be loaded."""
+        window = self.stored.load_bytes("window")
         with self._lock:
             if window and self.log.times and not self.recent:
                 self._seen, self._skipped = self.log.times[-1] - self.log.shift, None
@@ -393,7 +401,7 @@ class StreamMemory(TieredHeads):
                     # Applies to frames not restored yet, too.
                     kept = [time for n, time in zip(self.log.numbers, self.log.times, strict=True) if n >= before_frame]
                     self._deleted_until = (kept[0] if kept else self.log.times[-1] + 1) - self.log.shift
-            if self.restored and self._delete_old():
+            if self.restored and self.take_over() and self._delete_old():
                 self._trim_frames()
             with self._lock:
                 self.log.delete_before(before_frame)
@@ -410,7 +418,9 @@ class StreamMemory(TieredHeads):
         times = self.log.times
         if self.spec.retention_s is None or not times:
             return
-        limit = times[-1] - round(self.spec.retention_s * MICROSECONDS)
+        # A camera that sends nothing grows old as well.
+        age_s = self.spec.retention_s - (time.monotonic() - self._newest_s)
+        limit = times[-1] - round(age_s * MICROSECONDS)
         # In steps, as deletion rewrites blocks.
         if times[0] < limit - round(self.spec.retention_s * MICROSECONDS / 16):
             self.delete_frames(before_frame=self.log.first_frame_since(limit))

@@ -16,7 +16,9 @@ from cluster.memory.head_memory import BlocksLostError, BlocksUnavailableError, 
 from cluster.memory.manifest import (
     DTYPES,
     FrameLog,
+    StoredManifest,
     check_integers,
+    check_parts,
     dump_manifest,
     dump_tensors,
     from_byte_blocks,
@@ -41,7 +43,7 @@ WAITING, _WINDOW = 8, 8
 _BATCH_BYTES, _BATCH = 2**20, 256
 _KV = ("key", "value")
 # Stored size of a head's index over that of its tensors: tiers round up.
-_INDEX = 1.3
+INDEX = 1.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,11 @@ class TieredHeads:
         # Block generation of each open view.
         self._readers: list[int] = []
         self.stored = StoredBlocks(stream, tiers, self._readers)
+        self.manifest = StoredManifest(stream, tiers)
         # Whether the stored memory of an earlier process was looked for and restored.
         self.restored = False
+        # Whether all that its earlier process wrote was restored, so that it can be written.
+        self.owned, self._sweeps = False, True
         # Whether the stored manifest is outdated.
         self.unsaved = False
         # Earlier frames are deleted.
@@ -105,12 +110,12 @@ class TieredHeads:
         lock."""
         raise NotImplementedError
 
-    def _compressor_state(self) -> dict[str, Tensor]:
-        """What the compressor keeps between compressions, by name."""
+    def _save_compressor(self) -> bool:
+        """Store what the compressor keeps between compressions; False if the lowest tier refuses."""
         raise NotImplementedError
 
     def _load_compressor_state(self, state: dict[str, Tensor]) -> None:
-        """Inverse of :meth:`_compressor_state`."""
+        """Take up what :meth:`_save_compressor` stored."""
         raise NotImplementedError
 
     def _create_heads(self) -> None:
@@ -190,10 +195,10 @@ class TieredHeads:
         keys = [self.stored.new_key(layer, h) for _ in blocks]
         head.table.block[change.clusters] = torch.tensor([key.block for key in keys], dtype=torch.int64)
         nbytes = sum(cell_size(block.nbytes) for block in blocks)
-        if nbytes + _INDEX * head.index_bytes > self._free_bytes():
+        if nbytes + INDEX * head.index_bytes > self._free_bytes():
             durable = self.make_durable()
             # What only removes makes room, and is not refused for want of it.
-            if nbytes and (not durable or nbytes + _INDEX * head.index_bytes > self._free_bytes()):
+            if nbytes and (not durable or nbytes + INDEX * head.index_bytes > self._free_bytes()):
                 return False
         self._ready.append((layer, h, head, list(zip(keys, blocks, strict=True))))
         self._ready_bytes += nbytes
@@ -203,7 +208,7 @@ class TieredHeads:
     def _free_bytes(self) -> float:
         """Bytes left for new blocks after pending blocks and index are written."""
         index = sum(self._unwritten.values()) + sum(head.index_bytes for _, _, head, _ in self._ready)
-        return self.max_bytes - self.stored.nbytes - self._ready_bytes - _INDEX * index
+        return self.max_bytes - self.stored.nbytes - self._ready_bytes - INDEX * index
 
     def publish(self) -> bool:
         """Store the new blocks of changed heads and swap the heads in. False, and changes are discarded, if the lowest
@@ -252,7 +257,7 @@ class TieredHeads:
         one.
         """
         with self.exclusive:
-            if not self.restored:
+            if not self.restored or not self.take_over():
                 return Outcome.RETRY
             fits = window is None or self.has_room_for_window(len(window))
             if window is not None and not self._put_bytes("window", window if fits else b""):
@@ -267,7 +272,7 @@ class TieredHeads:
         if self.unsaved:
             if not self._write_parts() or not self._save_compressor():
                 return False
-            if self.tiers.put_manifest(self.stream, self._manifest()) is not Outcome.HIT:
+            if not self.manifest.write(self._manifest()):
                 return False
             self.unsaved = False
             self.stored.manifest_written()
@@ -312,15 +317,6 @@ class TieredHeads:
         self.unsaved |= bool(data or self.stored.named.get(name))
         return self.stored.put_bytes(name, data)
 
-    def _save_compressor(self) -> bool:
-        """Where there is no room for it, the one before stays: of use all the same."""
-        state = self._compressor_state()
-        data = dump_tensors(state) if state else b""
-        if hash(data) != self._compressor_hash and len(data) <= min(self.max_window_bytes, self._free_bytes() / _INDEX):
-            self._compressor_hash = hash(data)
-            return self._put_bytes("compressor", data)
-        return True
-
     def _manifest(self) -> bytes:
         """Manifest of the current heads; waiting frames are not part of it."""
         with self._lock:
@@ -349,11 +345,11 @@ class TieredHeads:
     @torch.inference_mode()
     def restore(self, *, sweep: bool = True) -> Outcome:
         """Restore the stream from the lowest tier. ``RETRY``: unavailable, and nothing may be written yet; ``MISS``:
-        nothing usable. ``sweep``: delete blocks that no manifest names."""
+        nothing usable. ``sweep``: before the first write, delete blocks that no manifest names."""
         with self.exclusive:
             if self.restored:
                 return Outcome.HIT if self.heads else Outcome.MISS
-            outcome, data = self.tiers.manifest(self.stream)
+            outcome, data = self.manifest.read()
             if outcome is Outcome.RETRY:
                 return Outcome.RETRY
             found = False
@@ -365,16 +361,28 @@ class TieredHeads:
                 except Exception as error:
                     log.warning("cannot restore the stored memory of camera %r: %r", self.stream, error)
                 self.counts.unreadable += not found
-            self.restored = True
-            if sweep:
-                self.stored.delete_unnamed()
-            else:
-                self.stored.keep_unlisted()
+            self.restored, self._sweeps = True, sweep
             return Outcome.HIT if found else Outcome.MISS
 
-    def restored_window(self) -> bytes:
-        """Window state saved with the restored memory; empty if there is none or it cannot be loaded."""
-        return self.stored.load_bytes("window")
+    def take_over(self) -> bool:
+        """Before the first write: restore what another process has written since. False if the lowest tier cannot be
+        read now."""
+        if self.restore() is Outcome.RETRY:
+            return False
+        if not self.owned:
+            if (late := self.manifest.is_replaced()) is None:
+                return False
+            deleted = self.first_frame if self.heads else 0
+            if late:
+                self.heads, self.restored = [], False
+                self._reset_stored()
+                if self.restore(sweep=self._sweeps) is Outcome.RETRY:
+                    return False
+            self.first_frame, self.owned = max(self.first_frame, deleted), True
+            if not self._sweeps:
+                self.stored.keep_unlisted()
+            self.stored.delete_unnamed()
+        return True
 
     def _load_manifest(self, data: bytes) -> bool:
         """Restore from a manifest; False if it is of another version, organiser or type of KV.
@@ -388,10 +396,7 @@ class TieredHeads:
         shape = MemoryShape(layers, per_layer, int(header["width"]), DTYPES[header["dtype"]]) if layers else self.shape
         if self.shape is not None and shape != self.shape:
             raise ValueError(f"KV of {shape} is not that of {self.shape}")
-        check_integers(header["tokens"], layers * per_layer)
-        parts = [check_integers(part) for part in header["parts"]]
-        if len(parts) != layers * per_layer:
-            raise ValueError("another number of heads than it says")
+        parts = check_parts(header, layers * per_layer)
         saved = FrameLog.restore(header["log"])
         pairs = [check_integers(pair, 2) for pair in header["partition_of"]]
         # To roll back on an error.

@@ -210,6 +210,7 @@ def test_another_models_memory_is_not_gone_on_with_and_leaves_its_room(site: Mak
     theirs = leave_foreign(redis_server)
     assert len(theirs) == 3
     here = site()
+    here.tend()
     assert not theirs & redis_server.names()
     here.watch(24)
     assert here.bank.get_memory("cam")[0].frames > 0
@@ -281,6 +282,7 @@ def test_a_manifest_that_cannot_be_gone_on_with_costs_its_streams_past_and_no_mo
     memory, _ = second.bank.get_memory("cam")
     assert memory.tokens == 0
     assert memory.counts.unreadable == (wrong != "another head's index")
+    second.tend()
     assert not left & set(second.tiers.lowest.list_blocks("cam")[1])
     assert second.watch(12) > 1
     assert not second.ask().degraded

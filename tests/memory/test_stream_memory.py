@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from kv_parts import key_of
 from redis_server import RedisServer
 
 from cluster.lab.bench.memory.footage import made_chunks
+from cluster.memory.bank import MemoryBank
 from cluster.memory.compress.infinipot_v import InfiniPotV
 from cluster.memory.eviction import compress
 from cluster.memory.head_memory import HeadMemory, KVChunk
@@ -27,6 +30,7 @@ from cluster.memory.tiers.base import Loaded, Outcome
 from cluster.memory.tiers.redis import RedisTier
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
+from cluster.memory.writer import MemoryWriter
 from cluster.registry import compressors, organisers
 from cluster.types import MICROSECONDS, MemorySpec
 from cluster.types.cameras import DEVICE_SHARE
@@ -152,6 +156,91 @@ def test_retention_forgets_by_itself() -> None:
         memory.add_chunk(chunk(number))
     assert memory.oldest is not None
     assert memory.oldest >= (39 - 8 - 4) * MICROSECONDS
+
+
+def test_retention_applies_while_no_frame_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = 0.0
+    began = time.monotonic()
+    monkeypatch.setattr("cluster.memory.stream.time", SimpleNamespace(monotonic=lambda: began + hours * 3600))
+    memory = StreamMemory("cam", spec(retention_s=2 * 3600), stack())
+    for number in range(10):
+        memory.add_chunk(chunk(number, pts=number * 600 * MICROSECONDS))
+    hours = 1.5
+    assert memory.settle()
+    assert memory.save() is Outcome.HIT
+    # The newest frame is of 5,400 s.
+    assert memory.oldest == 3600 * MICROSECONDS
+    memory = StreamMemory("cam", memory.spec, memory.tiers)
+    assert memory.restore() is Outcome.HIT
+    hours = 3.3
+    assert memory.settle()
+    # 1.8 h after the restart, 12 min before the newest frame are left.
+    assert memory.oldest == 4800 * MICROSECONDS
+    hours = 5.0
+    assert memory.settle()
+    assert memory.frames == memory.tokens == 0
+    assert memory.save() is Outcome.HIT
+    # And it goes on.
+    later = chunk(1, pts=9 * 3600 * MICROSECONDS)
+    memory.add_chunk(later)
+    memory.settle()
+    assert memory.newest == later.pts
+    assert memory.tokens == LAYERS * HEADS * later.tokens
+
+
+def test_what_the_earlier_process_writes_late_is_taken_over_too() -> None:
+    tiers = stack()
+    memory = StreamMemory("cam", spec(), tiers)
+    chunks = [chunk(number) for number in range(20)]
+    for each in chunks[:8]:
+        memory.add_chunk(each)
+    assert memory.save() is Outcome.HIT
+    other = StreamMemory("cam", spec(), tiers)
+    assert other.restore() is Outcome.HIT
+    other.accept_chunk(chunks[12])
+    for each in chunks[8:12]:
+        memory.add_chunk(each)
+    assert memory.save(b"window") is Outcome.HIT
+    for each in chunks[13:]:
+        other.add_chunk(each)
+    assert other.save() is Outcome.HIT
+    same(held(other), expected(chunks))
+    # Also for who reads it next.
+    third = StreamMemory("cam", spec(), tiers)
+    assert third.restore() is Outcome.HIT
+    same(held(third), expected(chunks))
+    assert third.counts.lost == 0
+
+
+def test_a_last_write_that_comes_too_late_replaces_nothing() -> None:
+    tiers = stack()
+    go = threading.Event()
+    chunks = [chunk(number) for number in range(20)]
+
+    def late(stream: str) -> None:
+        assert go.wait(60.0)
+        MemoryBank._write(banks[0], stream)
+
+    banks = [MemoryBank(tiers), MemoryBank(tiers)]
+    for bank, some in zip(banks, (chunks[:10], chunks[10:]), strict=True):
+        bank.open_stream("cam", spec())
+        for each in some[:8]:
+            bank.accept_chunk(each)
+        bank.save_stream("cam")
+        for each in some[8:]:
+            bank.accept_chunk(each)
+        if bank is banks[0]:
+            # The other replica is told not to wait.
+            bank.writer = MemoryWriter(late)
+            saved = bank.hand_over("cam")
+    go.set()
+    assert saved.result(60.0) is False
+    assert banks[0].wait_written(60.0)
+    third = StreamMemory("cam", spec(), tiers)
+    assert third.restore() is Outcome.HIT
+    same(held(third), expected([*chunks[:8], *(replace(each, index=each.index - 2) for each in chunks[10:18])]))
+    for other in (third, banks[1].get_memory("cam")[0]):
+        assert other.counts.lost == 0
 
 
 @pytest.mark.parametrize("organiser", organisers.names())
@@ -388,6 +477,9 @@ def test_blocks_written_after_the_manifest_do_not_count_and_are_deleted() -> Non
     other = StreamMemory("cam", memory.spec, tiers)
     assert other.restore() is Outcome.HIT
     same(held(other), expected(chunks[:8]))
+    # Its earlier process may be writing still.
+    assert set(tiers.lowest.list_blocks("cam")[1]) == left
+    assert other.settle()
     assert set(tiers.lowest.list_blocks("cam")[1]) < left
     _, manifest = tiers.lowest.manifest("cam")
     assert 0 <= tiers.usage("cam")["host"] - other.stored.nbytes - cell_size(len(manifest)) < 256
