@@ -74,22 +74,18 @@ class MemoryBank:
 
     Args:
         tiers: storage of all memories.
-        window: of a stream, to be saved with its memory so that both are restored together.
         default: settings for streams opened by another process that are asked about here.
-        shape: of the model's KV.
+
+    Attributes:
+        window: of a stream, to be saved with its memory so that both are restored together; None before the engine sets
+            it.
+        shape: of the model's KV; likewise.
     """
 
-    def __init__(
-        self,
-        tiers: TierStack,
-        *,
-        window: SnapshotOf | None = None,
-        default: MemorySpec | None = None,
-        shape: MemoryShape | None = None,
-    ) -> None:
+    def __init__(self, tiers: TierStack, *, default: MemorySpec | None = None) -> None:
         self.tiers = tiers
-        self.window = window
-        self.shape = shape
+        self.window: SnapshotOf | None = None
+        self.shape: MemoryShape | None = None
         self.writer = MemoryWriter(self._write)
         self._default = default
         self._due: set[str] = set()
@@ -97,6 +93,8 @@ class MemoryBank:
         self._last_writes: dict[str, _LastWrite] = {}
         self._deletions = 0
         self._prepared: dict[str, tuple[StreamMemory, bytes | None]] = {}
+        # Deleted from the tiers before they are opened without a memory.
+        self._cleared: set[str] = set()
         self._memories: dict[str, StreamMemory] = {}
         self._retrievers: dict[str, Retriever] = {}
         # Settings of released streams, whose sources ended or moved; questions may reopen them.
@@ -107,15 +105,21 @@ class MemoryBank:
         self._reports: dict[str, MemoryReport] = {}
 
     def prepare_stream(self, stream: str, spec: MemorySpec | None) -> None:
-        """Restore a stream from the tiers before it is opened. Callable from any thread, so that the engine's thread
-        does not wait for the tiers. ``ConfigError`` for an unknown policy or option."""
-        if spec is None or stream in self._memories or stream in self._last_writes:
+        """Restore a stream from the tiers before it is opened, or without ``spec`` delete it there. Callable from any
+        thread, so that the engine's thread does not wait for the tiers. ``ConfigError`` for an unknown policy or
+        option."""
+        if stream in self._memories and stream not in self._visited:
+            return
+        self._finish_last_write(stream)
+        if spec is None:
+            self._clear_tiers(stream)
+            self._cleared.add(stream)
             return
         deletions = self._deletions
         restored = self._restore(stream, spec)
         with self._lock:
             # A deletion meanwhile may concern this stream.
-            if stream not in self._memories and deletions == self._deletions:
+            if (stream not in self._memories or stream in self._visited) and deletions == self._deletions:
                 self._prepared[stream] = restored
 
     def _restore(self, stream: str, spec: MemorySpec) -> tuple[StreamMemory, bytes | None]:
@@ -136,12 +140,14 @@ class MemoryBank:
             self._close_visited(stream)
         self._finish_last_write(stream)
         held = self._memories.get(stream)
-        prepared = self._prepared.pop(stream, None)
+        prepared, cleared = self._prepared.pop(stream, None), stream in self._cleared
+        self._cleared.discard(stream)
         if spec is None:
             if held is not None:
                 self._drop_memory(stream)
             self._released.pop(stream, None)
-            self._clear_tiers(stream)
+            if held is not None or not cleared:
+                self._clear_tiers(stream)
             return None
         retriever = retrievers.get(spec.retriever)(**spec.retriever_options)
         window = None
@@ -208,6 +214,9 @@ class MemoryBank:
     def schedule_saves(self) -> None:
         """Schedule settling and saving of streams with enough waiting frames. Called between two steps, when windows
         are consistent."""
+        if not self.tiers.lowest.state().up:
+            # Nothing would be written, and every snapshot copies a window.
+            return
         for stream in list(self._due):
             memory = self._memories.get(stream)
             # A stream whose last write is pending is scheduled later.
@@ -380,18 +389,15 @@ class MemoryBank:
         with self._lock:
             self._deletions += 1
             self._prepared.pop(stream, None)
-        try:
-            memory = self._memories.get(stream) or self._reopen(stream)
-        except NotReadyError:
-            if ago_s is not None:
-                raise
-            memory = None
+        memory = self._memories.get(stream)
+        if memory is None and ago_s is not None:
+            memory = self._reopen(stream)
         if memory is None:
             self._released.pop(stream, None)
             self.tiers.drop(stream)
             with self._lock:
-                self._reports.pop(stream, None)
-            return DeletedMemory(0, 0)
+                known = self._reports.pop(stream, None)
+            return DeletedMemory(0, 0) if known is None else DeletedMemory(known.frames, known.nbytes)
         with memory.exclusive:
             frames, held = memory.frames, memory.held_bytes
             if ago_s is None or memory.newest is None:

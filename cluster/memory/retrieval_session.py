@@ -134,7 +134,8 @@ class RetrievalSession:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        # The engine's thread does not wait for a tier that hangs.
+        self.close(wait=False)
 
     def close(self, *, wait: bool = True) -> None:
         """End the loads and report lost clusters to the memory. ``wait``: for loads in flight."""

@@ -22,9 +22,10 @@ from cluster.memory.manifest import dump_manifest, load_manifest
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.stack import TierStack
+from cluster.memory.writer import MemoryWriter
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
-from cluster.types import AskSpec
+from cluster.types import AskSpec, DeletedMemory
 
 SMALL = MIB // 4
 """Host memory for a part of what the camera of these tests remembers."""
@@ -319,6 +320,78 @@ def test_what_was_prepared_is_gone_on_with_unless_it_was_forgotten_since(site: M
         # With what was in the window.
         assert here.held == 0 if forgotten else here.held > held
         here.engine.admit(here.spec)
+
+
+def commands(server: RedisServer) -> int:
+    """How many the server has got, but those that ask for it."""
+    stats = server.client.info("commandstats")
+    return sum(each["calls"] for name, each in stats.items() if name != "cmdstat_info")
+
+
+@pytest.mark.parametrize("ending", ["last write waits", "asked about"])
+def test_a_camera_that_was_prepared_is_opened_without_the_tiers(
+    site: Make, redis_server: RedisServer, ending: str
+) -> None:
+    here = site()
+    here.watch(24)
+    held, memory = here.held, here.spec.memory
+    if ending == "asked about":
+        here.leave()
+        answered(here.engine)
+    else:
+        # No thread does it.
+        here.bank.writer = MemoryWriter(lambda stream: None)
+        here.engine.evict("cam")
+    here.bank.prepare_stream("cam", memory)
+    before = commands(redis_server)
+    here.bank.open_stream("cam", memory)
+    assert commands(redis_server) == before
+    assert here.held > held
+
+
+def test_a_camera_without_a_memory_is_opened_without_the_tiers(site: Make, redis_server: RedisServer) -> None:
+    first = site()
+    first.watch(24)
+    first.leave()
+    second = MemoryBank(first.tiers)
+    second.prepare_stream("cam", None)
+    assert redis_server.names() == set()
+    before = commands(redis_server)
+    assert second.open_stream("cam", None) is None
+    assert commands(redis_server) == before
+
+
+def test_a_removed_camera_is_deleted_without_being_read(site: Make, redis_server: RedisServer) -> None:
+    here = site()
+    here.watch(24)
+    here.leave()
+    known = here.bank.memory_reports()["cam"]
+    redis_server.client.config_resetstat()
+    assert here.bank.delete_memory("cam") == DeletedMemory(known.frames, known.nbytes)
+    assert redis_server.names() == set()
+    read = redis_server.client.info("commandstats")
+    assert not {"cmdstat_get", "cmdstat_mget"} & set(read)
+
+
+def test_windows_are_not_copied_while_nothing_can_be_written(site: Make, own_redis: RedisServer) -> None:
+    here = site(own_redis)
+    copied = 0
+    window = here.bank.window
+    assert window is not None
+
+    def counted(stream: str, has_room: Callable[[int], bool]) -> Callable[[], bytes] | None:
+        nonlocal copied
+        copied += 1
+        return window(stream, has_room)
+
+    here.bank.window = counted
+    here.watch(24)
+    here.tend()
+    assert here.bank.get_memory("cam")[0].settle_due
+    assert copied == 0
+    own_redis.start()
+    here.recovered()
+    assert copied > 0
 
 
 def test_forgetting_an_open_camera_and_letting_it_go_leaves_nothing(site: Make, redis_server: RedisServer) -> None:

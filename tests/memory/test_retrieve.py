@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
+from cluster.memory import prefetch
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.organise import ClusterTable, NewTokens
 from cluster.memory.retrieval_session import RetrievalSession
@@ -159,8 +160,9 @@ class NeverAnswers(Arena):
         return super().load(keys)
 
 
-def test_all_layers_of_a_question_have_one_wait_between_them() -> None:
-    """Each might wait a minute."""
+def test_all_layers_of_a_question_have_one_wait_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each might wait a minute, and so might who closes the session."""
+    monkeypatch.setattr(prefetch, "_JOIN_S", 60.0)
     far = NeverAnswers(2**22, name="node")
     memory = StreamMemory("gate", MemorySpec(), TierStack([Arena(2**22, name="host"), far]))
     for number in range(16):
@@ -169,15 +171,19 @@ def test_all_layers_of_a_question_have_one_wait_between_them() -> None:
             KVChunk("gate", number, number * MICROSECONDS, key, value, torch.arange(3), 1, 3, torch.ones(4))
         )
     memory.tiers.tiers[0].drop("gate")
+    late = threading.Timer(20.0, far.over.set)
+    late.start()
     try:
         with RetrievalSession(memory, TwoStage(), deadline_s=60.0, budget_s=0.2) as retrieval:
             for layer in range(6):
                 retrieval.fetch(layer, torch.ones(1, 2, 4))
             assert retrieval.stats.unavailable >= 6
-            far.over.set()
+        assert not far.over.is_set()
+        far.over.set()
         with RetrievalSession(memory, TwoStage()) as retrieval:
             assert retrieval.fetch(0, torch.ones(1, 2, 4)).tokens, "this organiser keeps no values of clusters"
     finally:
+        late.cancel()
         far.over.set()
 
 
