@@ -45,11 +45,6 @@ class TlsFiles:
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.load(context)
-        return context
-
-    def load(self, context: ssl.SSLContext) -> None:
-        """Read the files into ``context``; connections from then on use them. Raises ``ConfigError``."""
         try:
             context.load_cert_chain(self.certificate, self.key)
             metrics.certificate_expiry.labels(str(self.certificate)).set(expiry_s(self.certificate))
@@ -62,6 +57,7 @@ class TlsFiles:
                 f"TLS cannot be had from certificate {self.certificate}, key {self.key}"
                 f"{f' and client authority {self.client_ca}' if self.client_ca else ''}: {reason}"
             ) from None
+        return context
 
     def stamp(self) -> tuple[tuple[int, int], ...]:
         """Changes when a file does."""
@@ -79,15 +75,15 @@ class Reloading:
         self._lock = threading.Lock()
 
     def changed(self) -> bool:
-        """Whether there are new files that work; from then on :attr:`context` has them."""
+        """Whether there are new files that work; from then on :attr:`context` is another one, which has them: an
+        authority that was read into a context stays trusted there."""
         with self._lock:
             try:
                 stamp = self.files.stamp()
                 if stamp == self._stamp:
                     return False
                 # A renewal writes one file after the other: a pair that does not fit is looked at again.
-                self.files.context()
-                self.files.load(self.context)
+                self.context = self.files.context()
             except (ConfigError, OSError) as error:
                 log.warning("the certificate was not renewed: %s", error)
                 return False

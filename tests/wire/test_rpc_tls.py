@@ -29,9 +29,11 @@ def names_seen(address, credentials):
         return [status.name for status in client.cameras_list()]
 
 
-def page(address, ca, secret):
+def page(address, ca, secret, shown=None):
     host, _, port = address.rpartition(":")
     context = ssl.create_default_context(cafile=ca)
+    if shown is not None:
+        context.load_cert_chain(*shown)
     connection = http.client.HTTPSConnection(host, int(port), timeout=10, context=context)
     connection.request("GET", "/metrics", headers={"Authorization": f"Bearer {secret}"})
     status = connection.getresponse().status
@@ -108,6 +110,20 @@ async def test_a_renewed_certificate_needs_no_restart(monkeypatch, tmp_path, aut
         fresh = ClientCredentials(secret, True, new_ca)
         assert await asyncio.to_thread(names_seen, addresses.rpc, fresh) == ["gate", "yard"]
         assert await asyncio.to_thread(page, addresses.metrics, new_ca, secret) == 200
+
+
+async def test_a_client_authority_that_was_replaced_is_trusted_no_longer(monkeypatch, tmp_path, authority):
+    ca, clients = authority.write(tmp_path / "ca.crt"), tmp_path / "clients.crt"
+    signers = [Authority("before"), Authority("after")]
+    shown = [signer.issue(tmp_path, f"client {number}") for number, signer in enumerate(signers)]
+    keys = tls_keys(authority, tmp_path, client_ca=str(signers[0].write(clients)))
+    async with guarded_gateway(monkeypatch, tmp_path, tls=keys) as (_, addresses, _, secrets):
+        secret = secrets[Role.VIEW]
+        for number, signer in enumerate(signers):
+            signer.write(clients)
+            assert await asyncio.to_thread(page, addresses.metrics, ca, secret, shown[number]) == 200
+            with pytest.raises((ssl.SSLError, ConnectionError)):
+                await asyncio.to_thread(page, addresses.metrics, ca, secret, shown[1 - number])
 
 
 def test_files_that_do_not_belong_together(tmp_path, authority):
