@@ -13,9 +13,10 @@ from sightline.v1 import frames_pb2, frames_pb2_grpc
 
 from cluster.codec.supervisor import Backoff
 from cluster.decoder.frame_lanes import HandOver, Lane, LaneStatus, LostCamera, ReplicaLink
+from cluster.errors import UnavailableError
 from cluster.types import FrameSample, StreamSpec
 from cluster.types.reports import WindowCounters
-from cluster.wire.channel import Call, CallEndedError, finish, open_channel, write
+from cluster.wire.channel import Call, CallEndedError, finish, open_channel, read, write
 from cluster.wire.convert import frame_to_proto, spec_to_json
 from cluster.wire.tls import PeerTls
 
@@ -254,6 +255,8 @@ class FrameSender:
                 reason = error.details() or error.code().name
             except TimeoutError:
                 reason = f"no answer within {CONNECT_S:g} s"
+            except UnavailableError as error:
+                reason = str(error)
             except Exception as error:
                 # A defect here must cost one connection, not the replica's link for good.
                 log.error("sending frames to %s failed", link.address, exc_info=error)
@@ -325,7 +328,7 @@ class FrameSender:
             call.cancel()
 
     async def _read(self, link: ReplicaLink, call: Call) -> None:
-        while (ack := await call.read()) is not grpc.aio.EOF:
+        while (ack := await read(call)) is not grpc.aio.EOF:
             for each in (ack, *ack.more):
                 self._acknowledge(link, each)
 

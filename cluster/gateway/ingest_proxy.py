@@ -13,7 +13,7 @@ from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 from cluster import metrics
 from cluster.codec.source import StreamHeader
 from cluster.errors import UnavailableError
-from cluster.wire.channel import Call, CallEndedError, ChannelPool, finish, first_reply, write
+from cluster.wire.channel import Call, CallEndedError, ChannelPool, finish, first_reply, read, write
 from cluster.wire.ingest import PushProgress
 from cluster.wire.status import RefusedError, is_ours
 
@@ -238,7 +238,7 @@ class ProxySink:
             self._work.set()
 
     async def _read(self, call: Call) -> None:
-        while (reply := await call.read()) is not grpc.aio.EOF:
+        while (reply := await read(call)) is not grpc.aio.EOF:
             self._acknowledge(reply)
         if not self._ending or self._unsent:
             raise UnavailableError("the decoder closed the stream")

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 import grpc.aio
 from grpc._cython import cygrpc
 
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, UnavailableError
 from cluster.hosts import is_loopback
 from cluster.wire.tls import PeerTls
 
@@ -42,6 +42,23 @@ async def finish(call: Call) -> None:
     """After :class:`CallEndedError`: core normally delivers the status by itself; if not, cancel for the reader."""
     await asyncio.sleep(_STATUS_S)
     call.cancel()
+
+
+async def read(call: Call) -> Any:
+    """The next message, or ``grpc.aio.EOF``.
+
+    Raises:
+        grpc.aio.AioRpcError: the server ended the call, or the connection did.
+        UnavailableError: :func:`finish` ended it. ``CancelledError`` is then not meant for the reader's task, which
+            would end with it for good.
+    """
+    try:
+        return await call.read()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise UnavailableError("the connection ended without a status") from None
 
 
 async def first_reply(call: Call, opening: Any, timeout_s: float) -> Any:

@@ -17,7 +17,7 @@ from cluster.codec.supervisor import Backoff, SourceSupervisor
 from cluster.errors import SightlineError, SourceError, UnavailableError
 from cluster.hosts import is_loopback
 from cluster.types import EncodedPacket
-from cluster.wire.channel import Call, CallEndedError, finish, first_reply, open_channel, split_address, write
+from cluster.wire.channel import Call, CallEndedError, finish, first_reply, open_channel, read, split_address, write
 from cluster.wire.convert import packet_to_proto
 from cluster.wire.edge_buffer import EdgeBuffer
 from cluster.wire.status import to_error
@@ -248,7 +248,7 @@ class PushAgent:
     async def _exchange(self, call: Call, epoch: int) -> bool:
         writer = asyncio.create_task(self._write(call, epoch))
         try:
-            while (reply := await call.read()) is not grpc.aio.EOF:
+            while (reply := await read(call)) is not grpc.aio.EOF:
                 self._acknowledge(reply)
             if not writer.done():
                 raise UnavailableError("the gateway closed the stream")

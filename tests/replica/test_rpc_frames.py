@@ -19,6 +19,7 @@ from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import UnknownCameraError
 from cluster.replica.frames_service import FramesServicer
 from cluster.types.reports import WindowCounters
+from cluster.wire import channel
 from cluster.wire.channel import CallEndedError, EventLoopThread, open_channel, write
 from cluster.wire.convert import frame_to_proto, spec_to_json
 from cluster.wire.server import RpcServer
@@ -41,6 +42,30 @@ async def test_frames_arrive_in_order_and_unchanged(make, until):
         await until(lambda: sender.status("gate").windows.done == 20)
         assert (sender.status("gate").in_flight, sender.status("gate").dropped) == (0, 0)
         assert lost == []
+
+
+async def test_a_connection_that_breaks_without_a_status_is_made_again(make, until, monkeypatch):
+    """Core refuses a write and says nothing more: the sender ends the call, and connects again."""
+    write, broken = frame_sender.write, 0
+
+    async def refused(call, message):
+        nonlocal broken
+        if message.HasField("frame") and broken < 2:
+            broken += 1
+            raise CallEndedError
+        await write(call, message)
+
+    monkeypatch.setattr(frame_sender, "write", refused)
+    monkeypatch.setattr(channel, "_STATUS_S", 0.05)
+    replica = Replica()
+    async with serving(replica) as address, sending() as (sender, lost):
+        sender.assign(make.spec("gate"), address)
+        for i in range(2):
+            assert sender.send(make.sample("gate", i, fresh=True))
+            await until(lambda i=i: len(lost) == i + 1)
+            assert lost[i].reason == "the connection ended without a status"
+        assert sender.send(make.sample("gate", 2, fresh=True))
+        await until(lambda: replica.indices("gate") == [2])
 
 
 async def test_acknowledgements_of_many_cameras_go_together_and_refusals_at_once(make, until):
