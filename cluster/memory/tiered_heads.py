@@ -106,8 +106,7 @@ class TieredHeads:
             return [number for number in self.log.numbers if number < until]
 
     def _append_waiting(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
-        """Append frames that arrived before the restore to the restored log (``before``: the log until then). Under the
-        lock."""
+        """Append frames that arrived before the restore to the restored log (until then ``before``). Under the lock."""
         raise NotImplementedError
 
     def _save_compressor(self) -> bool:
@@ -417,7 +416,8 @@ class TieredHeads:
             raise
         with self._lock:
             self.partition_of, self.partitions = {pair[0]: pair[1] for pair in pairs}, partitions
-            self.stored.add_named({name: check_integers(blocks) for name, blocks in header["named"].items()})
+            named = {name: check_integers(blocks) for name, blocks in header["named"].items()}
+            self.stored.add_named(named, self.max_window_bytes)
             self._append_waiting(saved, before[3], int(header["first_frame"]))
         if header["compressor"] == self.spec.compressor and (state := self.stored.load_bytes("compressor")):
             self._load_compressor_state(load_parts(state))

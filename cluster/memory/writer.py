@@ -89,11 +89,11 @@ class StoredBlocks:
         blocks = [one.block for one in loaded if one.block is not None]
         return from_byte_blocks(blocks) if len(blocks) == len(loaded) else b""
 
-    def add_named(self, named: Mapping[str, Sequence[int]]) -> None:
-        """Record the bytes of a restored manifest, by name the numbers of their blocks."""
+    def add_named(self, named: Mapping[str, Sequence[int]], most: int) -> None:
+        """Record the bytes of a restored manifest, by name the numbers of their blocks; none has more than ``most``."""
         self.named = {name: [BlockKey(self.stream, 0, 0, block) for block in blocks] for name, blocks in named.items()}
         for key in itertools.chain(*self.named.values()):
-            self.add_block(key, PART_BYTES)
+            self.add_block(key, min(PART_BYTES, most))
 
     def add_block(self, key: BlockKey, nbytes: int) -> None:
         """Record a block in the lowest tier."""
@@ -140,12 +140,11 @@ class StoredBlocks:
         if failures == self._failures or not self.tiers.shared:
             return True
         outcome, listed = self.tiers.lowest.list_blocks(self.stream)
-        if outcome is not Outcome.HIT or self._sizes.keys() <= set(listed):
+        # Those that wait for their deletion may be gone.
+        missing = self._sizes.keys() - self._unnamed[-1].keys() - set(listed)
+        if outcome is not Outcome.HIT or not missing:
             self._failures = failures if outcome is Outcome.HIT else self._failures
             return True
-        missing = self._sizes.keys() - set(listed)
-        for key in missing:
-            self._unnamed[-1].pop(key, None)
         wanted = list(missing - self._replaced.keys())
         for tier in self.tiers.tiers[:-1]:
             loaded = zip(wanted, tier.load(wanted), strict=True)

@@ -26,7 +26,7 @@ from cluster.memory.organise.resv import ReSV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers import redis_link
 from cluster.memory.tiers.arena import Arena
-from cluster.memory.tiers.base import Loaded, Outcome
+from cluster.memory.tiers.base import BlockKey, Loaded, Outcome
 from cluster.memory.tiers.redis import RedisTier
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
@@ -317,6 +317,46 @@ def test_frames_of_a_window_that_was_taken_over_are_not_recorded_twice() -> None
     for each in [chunk(2, seed=1), chunk(3, seed=1), *chunks[4:]]:
         other.add_chunk(each)
     same(held(other), expected(chunks))
+
+
+def test_a_small_memory_that_was_taken_over_has_room_for_more() -> None:
+    cap = 256 * 1024
+    memory = StreamMemory("cam", spec(compressor="uniform", cap_bytes=cap), stack())
+    for number in range(4):
+        memory.add_chunk(chunk(number))
+    assert memory.save(b"window") is Outcome.HIT
+    other = StreamMemory("cam", memory.spec, memory.tiers)
+    other.restore()
+    # A window takes an eighth of the cap at most.
+    assert other.stored.nbytes < memory.stored.nbytes + cap // 4
+    for number in range(4, 8):
+        other.add_chunk(chunk(number))
+    assert not other.recent
+    assert other.counts.compressions == 0
+
+
+def test_blocks_that_wait_for_their_deletion_may_be_gone(redis_server: RedisServer) -> None:
+    redis = RedisTier(redis_server.url, fingerprint="m", cap_bytes=32 * MIB, ttl_s=600, deadline_s=10.0)
+    memory = StreamMemory("cam", spec(), TierStack([Arena(MIB, name="host"), redis]))
+    for number in range(4):
+        memory.add_chunk(chunk(number))
+    assert memory.save() is Outcome.HIT
+    view = memory.open_view()
+    read = {(layer, h, block) for layer, h, head in memory.iter_heads() for block in head.table.block.tolist()}
+    for number in range(4, 8):
+        memory.add_chunk(chunk(number))
+    assert memory.save() is Outcome.HIT
+    kept = {(layer, h, block) for layer, h, head in memory.iter_heads() for block in head.table.block.tolist()}
+    # A question reads the replaced ones still. They are deleted, but the answer to that is lost, and counts as failure.
+    replaced = [BlockKey("cam", *each) for each in read - kept]
+    assert redis.drop("cam", replaced) == len(replaced) > 0
+    redis._link.failures += 1
+    memory.close_view(view)
+    assert memory.settle()
+    assert not memory.unsaved
+    assert memory.save() is Outcome.HIT
+    assert memory.counts.lost == 0
+    redis.close()
 
 
 def test_nothing_is_taken_over_where_there_is_nothing() -> None:

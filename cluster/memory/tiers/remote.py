@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from typing import Any, Self, TypeVar
 
 import grpc.aio
@@ -27,6 +28,9 @@ from cluster.wire.channel import CallEndedError, split_address, write
 from cluster.wire.tls import PeerTls
 
 T = TypeVar("T")
+
+# Of a key in a message, besides its own bytes.
+_LENGTH_BYTES = 4
 
 
 class RemoteTier(CappedTier):
@@ -155,16 +159,17 @@ class RemoteTier(CappedTier):
 
     def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
         """See ``Tier``. A failed drop is counted as a retry."""
-        request = kv_pb2.DropRequest(
-            fingerprint=self._fingerprint, stream=stream, all=keys is None, keys=map(key_to_proto, keys or ())
-        )
-        reply = self._peer.call(self._peer.stub.Drop, request)
-        if reply is None:
-            self._count(retries=1)
-            return None
-        if not reply.done:
-            return None
-        return int(reply.dropped)
+        stored = partial(kv_pb2.DropRequest, fingerprint=self._fingerprint, stream=stream)
+        of_keys = batches(map(key_to_proto, keys or ()), lambda key: key.ByteSize() + _LENGTH_BYTES)
+        dropped = 0
+        for request in [stored(all=True)] if keys is None else (stored(keys=batch) for batch in of_keys):
+            reply = self._peer.call(self._peer.stub.Drop, request)
+            if reply is None:
+                self._count(retries=1)
+            if reply is None or not reply.done:
+                return None
+            dropped += int(reply.dropped)
+        return dropped
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
         """See ``Tier``. Sent in pieces; the previous one stays until the node has all of them. ``MISS`` above the

@@ -74,7 +74,9 @@ class KVPeer:
         self._up, self._closed, self._reason, self._failures = True, False, "", 0
         self._counts: Counter[str] = Counter()
         self._thread = EventLoopThread(f"kv {address}")
-        self._channel, self.stub = self._thread.run(self._connect(), 5.0)
+        self._channel: grpc.aio.Channel
+        self.stub: Any
+        self._thread.run(self._connect(address), 5.0)
 
     def ready(self) -> bool:
         with self._lock:
@@ -163,8 +165,8 @@ class KVPeer:
         while not self._closed:
             await asyncio.sleep(self._backoff.delay_s(self._failures - 1, random.random()))
             reason = ""
-            await self._reconnect(await self._found())
             try:
+                await self._reconnect(await self._found())
                 await self._unary(self.stub.Usage, usage)
             except Exception as error:
                 reason = self._why(error)
@@ -175,10 +177,11 @@ class KVPeer:
                     return
                 self._failures += 1
 
-    async def _connect(self) -> tuple[grpc.aio.Channel, Any]:
-        self._renewals = 0 if self._tls is None else self._tls.renewals()
-        channel = open_channel(self.address, tls=self._tls)
-        return channel, kv_pb2_grpc.KVStub(channel)
+    async def _connect(self, address: str) -> None:
+        renewals = 0 if self._tls is None else self._tls.renewals()
+        channel = open_channel(address, tls=self._tls)
+        self.address, self._renewals = address, renewals
+        self._channel, self.stub = channel, kv_pb2_grpc.KVStub(channel)
 
     async def _found(self) -> str:
         """Look up the node's address; the last one if that fails or takes too long."""
@@ -201,8 +204,8 @@ class KVPeer:
     async def _reconnect(self, address: str) -> None:
         """Open a new channel if the address or the certificate changed."""
         if address != self.address or (self._tls is not None and self._tls.renewals() != self._renewals):
-            old, self.address = self._channel, address
-            self._channel, self.stub = await self._connect()
+            old = self._channel
+            await self._connect(address)
             await old.close()
 
     async def _unary(self, method: Callable[..., Any], request: Any) -> Any:

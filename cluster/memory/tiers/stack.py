@@ -130,7 +130,7 @@ class TierStack:
         for stream, which in deleted:
             # Remove copies made after the deletion reached a tier.
             late = [key for key in keys if key.stream == stream and (which is None or key in which)]
-            for tier in self.tiers[:-1]:
+            for tier in self.tiers[:-1] if late else ():
                 tier.drop(stream, late)
             gone = set(late)
             answers = [Loaded(Outcome.MISS) if key in gone else one for key, one in zip(keys, answers, strict=True)]

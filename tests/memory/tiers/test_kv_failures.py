@@ -3,12 +3,14 @@
 import threading
 import time
 
+import grpc.aio
 import pytest
 from kv_parts import MemoryTier, Node, block, key, process, remote, same, serving
 from waiting import until
 
 from cluster.codec.supervisor import Backoff
 from cluster.lab.bench.processes import free_port
+from cluster.memory.tiers import remote_peer
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.codec import encode_block
@@ -44,6 +46,26 @@ def test_a_node_that_comes_up_later_is_found() -> None:
             until(lambda: tier.state().up)
             assert tier.state().reason == ""
             assert same(tier.load([key(1)])[0].block, block(1))
+
+
+def test_a_node_is_looked_for_also_after_a_channel_could_not_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while the files of a certificate are being replaced."""
+    port = free_port()
+    opened, failed = remote_peer.open_channel, 0
+
+    def failing(address: str, **options: object) -> grpc.aio.Channel:
+        nonlocal failed
+        if address.endswith(f":{port}") and failed < 2:
+            failed += 1
+            raise OSError("no such file")
+        return opened(address, **options)  # type: ignore[arg-type]
+
+    with remote(f"127.0.0.1:{free_port()}", find=lambda: f"127.0.0.1:{port}") as tier:
+        monkeypatch.setattr(remote_peer, "open_channel", failing)
+        assert tier.lookup([key(1)]) == [RETRY]
+        with serving(MemoryTier(), port=port):
+            until(lambda: tier.state().up)
+        assert failed == 2
 
 
 def test_a_node_killed_while_it_loads_gives_what_came_and_is_found_again() -> None:

@@ -82,6 +82,16 @@ def test_a_store_replaces_and_a_drop_leaves_nothing(tier: RemoteTier, node: Node
     assert list(node.servicer._tier.blocks) == [key(1, stream="yard")]
 
 
+def test_more_keys_than_a_message_holds_are_dropped(tier: RemoteTier, node: Node) -> None:
+    camera = "c" * 256
+    items = [(key(cluster, stream=camera), block(cluster)) for cluster in (0, 69_999, 70_000)]
+    assert tier.store(items) == [Outcome.HIT] * 3
+    keys = [key(cluster, stream=camera) for cluster in range(70_000)]
+    assert sum(key_to_proto(each).ByteSize() for each in keys) > MAX_KV_MESSAGE_BYTES
+    assert tier.drop(camera, keys) == 2
+    assert tier.list_blocks(camera) == (Outcome.HIT, [key(70_000, stream=camera)])
+
+
 def test_dropping_no_keys_drops_nothing(tier: RemoteTier) -> None:
     tier.store([(key(1), block(1))])
     assert tier.drop("gate", []) == 0

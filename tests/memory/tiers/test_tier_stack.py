@@ -174,6 +174,27 @@ def test_no_tiers_and_equal_names_are_refused(count: int) -> None:
         TierStack(tiers)
 
 
+def test_a_load_asks_no_tier_to_delete_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stack, upper, lower = pair()
+    stack.store([(key(0), block(0)), (key(1, "gate"), block(1))])
+    upper.drop("yard")
+    dropped: list[Sequence[BlockKey] | None] = []
+    load, drop = lower.load, upper.drop
+
+    def meanwhile(keys: Sequence[BlockKey]) -> list[Loaded]:
+        stack.drop_blocks(1, "gate", [key(1, "gate")])
+        return load(keys)
+
+    def noted(stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
+        dropped.append(keys)
+        return drop(stream, keys)
+
+    monkeypatch.setattr(lower, "load", meanwhile)
+    monkeypatch.setattr(upper, "drop", noted)
+    assert values(stack, key(0)) == [0.0]
+    assert dropped == []
+
+
 class Gate(Distant):
     """Lets a load take its blocks and keeps it from returning until it is told to."""
 
