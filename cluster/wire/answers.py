@@ -186,10 +186,8 @@ SERVICE = "sightline.v1.Results"
 class AnswerHub(FanOut[Answer]):
     """Answers by their cameras."""
 
-    def __init__(self, *, limit: int = 256, max_subscribers: int = 1024, recent: int = 0) -> None:
-        super().__init__(
-            lambda answer: answer.stream, "watch", limit=limit, max_subscribers=max_subscribers, recent=recent
-        )
+    def __init__(self, **limits: int) -> None:
+        super().__init__(lambda answer: answer.stream, "watch", **limits)
 
 
 class ResultsServicer(results_pb2_grpc.ResultsServicer):

@@ -15,7 +15,7 @@ from cluster.memory.head_memory import KVChunk
 from cluster.memory.organise import ClusterTable, NewTokens
 from cluster.memory.retrieval_session import RetrievalSession
 from cluster.memory.retrieve.nearest import TopK, TwoStage
-from cluster.memory.retrieve.wicsum import WiCSum, wicsum_heads
+from cluster.memory.retrieve.wicsum import WiCSum, _chosen
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
@@ -86,7 +86,8 @@ def test_a_layer_of_one_head_chooses_like_that_head(name: str) -> None:
 def test_wicsum_is_of_means_and_counts() -> None:
     table, query = some(3, 30), torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
     found = WiCSum(ratio=0.4).select(query, table)
-    assert found.tolist() == wicsum_heads(query[None], table.mean[None], table.count[None], 0.4)[0].tolist()
+    taken = _chosen(query[None], table.mean[None], table.count[None], 0.4)[0][0].any(0)
+    assert found.tolist() == taken.nonzero()[:, 0].tolist()
 
 
 @given(

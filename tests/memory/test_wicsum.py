@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
 from cluster.memory.organise import ClusterTable, NewTokens
-from cluster.memory.retrieve.wicsum import WiCSum, _sorted, wicsum_heads
+from cluster.memory.retrieve.wicsum import WiCSum, _chosen, _sorted
 from cluster.registry import retrievers
 
 
 def wicsum(query: torch.Tensor, mean: torch.Tensor, count: torch.Tensor, ratio: float = 0.3) -> torch.Tensor:
-    """Of one head."""
-    return wicsum_heads(query[None], mean[None], count[None], ratio)[0]
+    """Clusters that any row of one head takes."""
+    return _chosen(query[None], mean[None], count[None], ratio)[0][0].any(0).nonzero()[:, 0]
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_each_head_chooses_among_its_own_clusters(seed: int, sizes: list[int]) -
     for head, size in enumerate(sizes):
         mean[head, :size] = torch.randn(size, 8, generator=rng)
         count[head, :size] = torch.randint(1, 40, (size,), generator=rng)
-    found = wicsum_heads(query, mean, count, 0.4)
+    found = [of_head.nonzero()[:, 0] for of_head in _chosen(query, mean, count, 0.4)[0].any(1)]
     for rows, means, counts, size, each in zip(query, mean, count, sizes, found, strict=True):
         assert set(each.tolist()) == (plain(rows, means[:size], counts[:size], 0.4) if size else set())
 

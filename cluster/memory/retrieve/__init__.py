@@ -1,10 +1,9 @@
 """Retrievers: which clusters a question reads.
 
-A retriever implements :meth:`Retriever.select`, which returns cluster numbers of one head; one that chooses for all
-heads of a layer together also overrides :meth:`Retriever.select_layer`.
+A retriever implements :meth:`Retriever.select`, which returns cluster numbers of one head, or, where it chooses for all
+heads of a layer together, :meth:`Retriever.select_layer`.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Self
 
@@ -14,7 +13,7 @@ from torch import Tensor
 from cluster.memory.organise.table import ClusterTable
 
 
-class Retriever(ABC):
+class Retriever:
     """Selects clusters for query rows. Options are keyword arguments with defaults.
 
     ``representatives``: of clusters that are not selected, the mean key and value are read instead, where the organiser
@@ -23,10 +22,10 @@ class Retriever(ABC):
 
     representatives: bool = False
 
-    @abstractmethod
     def select(self, query: Tensor, table: ClusterTable) -> Tensor:
         """Clusters ``[m]`` int64, ascending, for the query rows ``[r, D]`` of one key head, before rotary like the
-        means. An empty table or no rows select nothing."""
+        means: here as a layer of one head. An empty table or no rows select nothing."""
+        return self.select_layer(query[None], [table])[0]
 
     def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Tensor]:
         """Select for the query rows ``[H, r, D]`` of all key heads of a layer, one table each: here each for itself."""

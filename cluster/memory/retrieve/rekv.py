@@ -34,9 +34,6 @@ class ReKV(Retriever):
             raise ConfigError(f"the number of frames to retrieve is 1 or more, not {frames}")
         self.frames = frames
 
-    def select(self, query: Tensor, table: ClusterTable) -> Tensor:
-        return self.select_layer(query[None], [table])[0]
-
     def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Tensor]:
         if not query.shape[1]:
             return [torch.zeros(0, dtype=torch.int64)] * len(tables)

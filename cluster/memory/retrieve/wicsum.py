@@ -39,9 +39,6 @@ class WiCSum(Retriever):
             raise ConfigError(f"the most tokens to retrieve is 1 or more, not {tokens}")
         self.ratio, self.tokens = ratio, tokens
 
-    def select(self, query: Tensor, table: ClusterTable) -> Tensor:
-        return self.select_layer(query[None], [table])[0]
-
     def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Tensor]:
         groups = self.select_groups(query, [query.shape[1]], tables)
         return [of_head[0].nonzero()[:, 0] for of_head in groups]
@@ -86,21 +83,6 @@ class WiCSum(Retriever):
         return WiCSum(ratio=min(1.0, 2 * self.ratio), tokens=None if self.tokens is None else 2 * self.tokens)
 
 
-def wicsum_heads(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> list[Tensor]:
-    """Clusters ``[m]`` that together hold more than ``ratio`` of the attention that each query row is expected to give,
-    of each of ``H`` heads; at 1 everything.
-
-    A cluster's weight for a row is ``count * exp(q . mean / sqrt(D) - max)``; each row takes the heaviest until their
-    sum exceeds its share, and the choices of a head's rows are united. Of equal weights the lower number comes first.
-    Of many clusters, weights are summed in buckets by their size: only the bucket in which a row's sum exceeds its
-    share is sorted.
-
-    ``query`` ``[H, r, D]``, rotated or not as the representatives ``mean`` ``[H, c, D]`` are; ``count`` ``[H, c]``:
-    tokens of each, 0 where there is no cluster.
-    """
-    return [of_head.nonzero()[:, 0] for of_head in _chosen(query, mean, count, ratio)[0].any(1)]
-
-
 def _padded(tables: Sequence[ClusterTable]) -> tuple[Tensor, Tensor]:
     """Means ``[H, c, D]`` and counts ``[H, c]`` of a layer's heads."""
     mean = pad_sequence([table.mean for table in tables], batch_first=True)
@@ -108,7 +90,16 @@ def _padded(tables: Sequence[ClusterTable]) -> tuple[Tensor, Tensor]:
 
 
 def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
-    """Which row takes which cluster ``[H, r, c]`` bool, and the clusters' weights for it; see :func:`wicsum_heads`."""
+    """Which row takes which cluster ``[H, r, c]`` bool, and the clusters' weights for it. Those taken hold more than
+    ``ratio`` of the attention that the row is expected to give; at 1 everything.
+
+    A cluster's weight for a row is ``count * exp(q . mean / sqrt(D) - max)``; each row takes the heaviest until their
+    sum exceeds its share. Of equal weights the lower number comes first. Of many clusters, weights are summed in
+    buckets by their size: only the bucket in which a row's sum exceeds its share is sorted.
+
+    ``query`` ``[H, r, D]``, rotated or not as the representatives ``mean`` ``[H, c, D]`` are; ``count`` ``[H, c]``:
+    tokens of each, 0 where there is no cluster.
+    """
     heads, rows, width = query.shape
     there, clusters = count > 0, mean.shape[1]
     if not clusters or not rows or ratio == 1:

@@ -252,7 +252,9 @@ class Arena(CappedTier):
         if cell is None:
             return Outcome.RETRY
         held = _Held(cell, block.key.dtype, count, width, used)
-        inside = _parts(cell.memory[:used], held)
+        memory = cell.memory
+        begin = int(memory.storage_offset())
+        inside = _block(memory.view(held.dtype), memory.view(torch.int32), begin, held)
         for mine, given in zip(
             (inside.key, inside.value, inside.frame, inside.cell),
             (block.key, block.value, block.frame, block.cell),
@@ -363,16 +365,8 @@ def _manifest_of(there: _Stream) -> bytes | None:
     return cell.memory[:size].numpy().tobytes()
 
 
-def _parts(memory: torch.Tensor, held: _Held) -> Block:
-    """The block in these bytes, as many as it uses."""
-    kv = memory[: held.used - 8 * held.count].view(held.dtype)
-    numbers = memory[held.used - 8 * held.count :].view(torch.int32).view(2, held.count)
-    shape, half = (held.count, held.width), held.count * held.width
-    return Block(kv[:half].view(shape), kv[half:].view(shape), numbers[0], numbers[1])
-
-
 def _block(kv: torch.Tensor, numbers: torch.Tensor, begin: int, held: _Held) -> Block:
-    """The block that begins at this byte of memory that is seen as ``kv`` and, the same, as ``numbers``. Keys and
+    """The block that begins at this byte of a storage that is seen as ``kv`` and, the same, as ``numbers``. Keys and
     values take a multiple of 4 bytes, so the numbers after them are aligned. One operation for each part."""
     count, width = held.count, held.width
     first = begin // kv.itemsize

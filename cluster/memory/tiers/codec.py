@@ -78,15 +78,9 @@ def encode_block(key: BlockKey, block: Block, *, fingerprint: str, secret: bytes
 
 def open_block(data: bytes, key: BlockKey, *, fingerprint: str, secret: bytes = b"") -> Block | BlockFault:
     """Decode the block of ``key`` under this fingerprint and secret, on the CPU; or why it is not that block."""
-    whole = memoryview(data)
-    if len(whole) < _PREFIX.size:
-        return BlockFault.DAMAGED
-    magic, version, digest = _PREFIX.unpack_from(whole)
-    body = whole[_PREFIX.size :]
-    if magic != _MAGIC or not compare_digest(digest, _digest(key, version, body, secret)):
-        return BlockFault.DAMAGED
-    if version != VERSION:
-        return BlockFault.FOREIGN
+    body = _unsealed(data, _MAGIC, key, secret)
+    if isinstance(body, BlockFault):
+        return body
     if len(body) < _SHAPE.size:
         return BlockFault.DAMAGED
     kind, owned, count, width = _SHAPE.unpack_from(body)
@@ -117,17 +111,25 @@ def seal_manifest(stream: str, manifest: bytes, *, fingerprint: str, secret: byt
 
 def open_manifest(data: bytes, stream: str, *, fingerprint: str, secret: bytes = b"") -> bytes | BlockFault:
     """Decode what :func:`seal_manifest` encoded for this stream, or why it is not that."""
-    whole = memoryview(data)
-    if len(whole) < _PREFIX.size + 2:
-        return BlockFault.DAMAGED
-    magic, version, digest = _PREFIX.unpack_from(whole)
-    body = whole[_PREFIX.size :]
-    if magic != _MANIFEST or not compare_digest(digest, _digest(_manifest_key(stream), version, body, secret)):
-        return BlockFault.DAMAGED
+    body = _unsealed(data, _MANIFEST, _manifest_key(stream), secret)
+    if isinstance(body, BlockFault):
+        return body
     owned = 2 + int.from_bytes(body[:2], "little")
-    if version != VERSION or body[2:owned] != fingerprint.encode():
+    if body[2:owned] != fingerprint.encode():
         return BlockFault.FOREIGN
     return bytes(body[owned:])
+
+
+def _unsealed(data: bytes, magic: bytes, key: BlockKey, secret: bytes) -> memoryview | BlockFault:
+    """What follows the digest."""
+    whole = memoryview(data)
+    if len(whole) < _PREFIX.size:
+        return BlockFault.DAMAGED
+    found, version, digest = _PREFIX.unpack_from(whole)
+    body = whole[_PREFIX.size :]
+    if found != magic or not compare_digest(digest, _digest(key, version, body, secret)):
+        return BlockFault.DAMAGED
+    return body if version == VERSION else BlockFault.FOREIGN
 
 
 def _raw(part: Tensor) -> memoryview:
