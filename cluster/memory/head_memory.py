@@ -10,6 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from cluster.memory.manifest import FrameLog
 from cluster.memory.organise import ClusterTable, NewTokens, Organiser
 from cluster.memory.organise.table import narrowed, widened
 from cluster.memory.tiers.base import Block, Loaded, Outcome
@@ -373,6 +374,21 @@ class HeadMemory:
         self.weight, self.channels = state["weight"], state["channels"]
         self.organiser.table = table
         self.organiser.load_state(_under("own.", state))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryView:
+    """Immutable snapshot of a memory for a reader.
+
+    ``heads`` by layer; ``recent``: frames not clustered yet; ``first_frame``: older ones are deleted.
+    """
+
+    stream: str
+    heads: tuple[tuple[HeadMemory, ...], ...]
+    recent: tuple[KVChunk, ...]
+    log: FrameLog
+    first_frame: int
+    generation: int
 
 
 def whole_blocks(members: Tensor, count: Sequence[int], blocks: Sequence[Block | None]) -> list[Block | None]:

@@ -8,7 +8,7 @@ the lowest tier is unavailable, frames wait; beyond the cap the oldest waiting o
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cluster.memory.compress import Compressor
 from cluster.memory.eviction import Heads, evict
-from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV
+from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV, MemoryView
 from cluster.memory.manifest import FrameLog, dump_tensors
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import VisualPartitions
@@ -28,21 +28,6 @@ from cluster.types import MICROSECONDS, MemorySpec, MemoryStatus
 log = logging.getLogger(__name__)
 # By so many microseconds before the newest restored frame, a camera's clock was set back: window and memory share less.
 _SET_BACK = 600 * MICROSECONDS
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MemoryView:
-    """Immutable snapshot of a memory for a reader.
-
-    ``heads`` by layer; ``recent``: frames not clustered yet; ``first_frame``: older ones are deleted.
-    """
-
-    stream: str
-    heads: tuple[tuple[HeadMemory, ...], ...]
-    recent: tuple[KVChunk, ...]
-    log: FrameLog
-    first_frame: int
-    generation: int
 
 
 class StreamMemory(TieredHeads):
@@ -71,6 +56,7 @@ class StreamMemory(TieredHeads):
         self.recent: list[KVChunk] = []
         self.waiting_bytes = 0
         # Newest frame of a restored memory whose window was taken over: frames up to it may be in both.
+        self._window_restored = False
         self._seen: int | None = None
         self._skipped: int | None = None
         # Frames before this camera time are deleted, also those not restored yet.
@@ -177,12 +163,8 @@ class StreamMemory(TieredHeads):
         self.counts.frames += 1
         self._newest_s = time.monotonic()
         with self._lock:
-            if self._seen is not None:
-                # In the restored window and already in memory, unless the clock was set back.
-                was, self._seen = self._seen, None
-                if was - _SET_BACK < chunk.pts <= was and (self._skipped is None or chunk.pts > self._skipped):
-                    self._seen, self._skipped = was, chunk.pts
-                    return
+            if self._is_known(chunk.pts):
+                return
             if not self.log.times:
                 self.rows, self.columns = chunk.rows, chunk.columns
             number, at = self.log.add(chunk.pts)
@@ -351,17 +333,33 @@ class StreamMemory(TieredHeads):
         if self._deleted_until is not None:
             self.first_frame = max(self.first_frame, saved.first_frame_since(self._deleted_until + saved.shift))
         waiting, self.recent = self.recent, []
+        self._expect_known(saved)
         for chunk in waiting:
-            number, time = self.log.add(chunk.pts - before.shift)
-            self.recent.append(replace(chunk, index=number, pts=time))
+            if not self._is_known(chunk.pts - before.shift):
+                number, at = self.log.add(chunk.pts - before.shift)
+                self.recent.append(replace(chunk, index=number, pts=at))
+        self.waiting_bytes = sum(map(_bytes, self.recent))
 
     def restored_window(self) -> bytes:
         """Window state saved with the restored memory; empty if there is none or it cannot be loaded."""
         window = self.stored.load_bytes("window")
         with self._lock:
-            if window and self.log.times and not self.recent:
-                self._seen, self._skipped = self.log.times[-1] - self.log.shift, None
+            self._window_restored = bool(window) and not self.recent
+            self._expect_known(self.log)
         return window
+
+    def _expect_known(self, restored: FrameLog) -> None:
+        if self._window_restored and restored.times:
+            self._seen, self._skipped = restored.times[-1] - restored.shift, None
+
+    def _is_known(self, pts: int) -> bool:
+        """Whether a frame that left a restored window is in the memory, too. No more after the first that is not, as of
+        a clock that was set back."""
+        was, self._seen = self._seen, None
+        if was is None or not was - _SET_BACK < pts <= was or (self._skipped is not None and pts <= self._skipped):
+            return False
+        self._seen, self._skipped = was, pts
+        return True
 
     def _split_pending(self) -> None:
         """Merge and split marked clusters whose members are resident; others wait until they are loaded."""

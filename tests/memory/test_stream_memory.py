@@ -212,6 +212,29 @@ def test_what_the_earlier_process_writes_late_is_taken_over_too() -> None:
     assert third.counts.lost == 0
 
 
+def test_frames_of_an_older_window_that_the_earlier_process_writes_late_are_there_once() -> None:
+    """The other replica was given the window of an earlier save, before the last write was over."""
+    memory = StreamMemory("cam", spec(), stack())
+    chunks = [chunk(number) for number in range(16)]
+    for each in chunks[:8]:
+        memory.add_chunk(each)
+    assert memory.save(b"window") is Outcome.HIT
+    other = StreamMemory("cam", spec(), memory.tiers)
+    assert other.restore() is Outcome.HIT
+    assert other.restored_window()
+    for each in (chunk(8, seed=1), chunk(9, seed=1)):
+        other.accept_chunk(each)
+    for each in chunks[8:12]:
+        memory.add_chunk(each)
+    assert memory.save(b"") is Outcome.HIT
+    assert other.settle()
+    assert other.frames == 12
+    for each in (chunk(10, seed=1), chunk(11, seed=1), *chunks[12:]):
+        other.add_chunk(each)
+    same(held(other), expected(chunks))
+    assert other.newest == chunks[-1].pts
+
+
 def test_a_last_write_that_comes_too_late_replaces_nothing() -> None:
     tiers = stack()
     go = threading.Event()
