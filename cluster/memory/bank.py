@@ -72,14 +72,9 @@ class MemoryBank:
     :meth:`memory_reports` and :meth:`prepare_stream` come from the engine's thread, which only queues frames;
     clustering, compression and writes run on the threads of :class:`MemoryWriter`.
 
-    Args:
-        tiers: storage of all memories.
-        default: settings for streams opened by another process that are asked about here.
-
-    Attributes:
-        window: of a stream, to be saved with its memory so that both are restored together; None before the engine sets
-            it.
-        shape: of the model's KV; likewise.
+    ``tiers``: storage of all memories. ``default``: settings for streams opened by another process that are asked about
+    here. The engine sets ``window``, of a stream, to be saved with its memory so that both are restored together, and
+    ``shape``, of the model's KV.
     """
 
     def __init__(self, tiers: TierStack, *, default: MemorySpec | None = None) -> None:
