@@ -1,6 +1,7 @@
 """Files, defaults, merging and environment: what comes out of a configuration that is right."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -157,6 +158,16 @@ def test_fields_with_a_unit_say_so_in_their_name_or_description():
 def test_the_schema_file_is_current():
     written = (ROOT / "configs" / "schema.json").read_text()
     assert written == schema_text(), "write it again: .venv/bin/sightline config schema > configs/schema.json"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["configs/minimal.yaml", "deploy/compose/cpu.yaml", "deploy/helm/sightline/templates/_configuration.tpl"],
+)
+def test_first_configurations_have_the_bundled_models_threshold(path):
+    model = json.loads((ROOT / "cluster" / "models" / "demo" / "sightline.json").read_text())
+    (threshold,) = re.findall(r"threshold: ([\d.]+)", (ROOT / path).read_text())
+    assert float(threshold) == pytest.approx(model["thresholds"]["intrusion"], abs=0.005)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
