@@ -74,6 +74,5 @@ def test_launches_do_not_follow_the_number_of_cameras(cuda):
             run(frontend, several, index)
         launches[count] = sum(number for name, number in cuda.launches.items() if name != "aten.zeros")
         # What is pruned comes to the host in one go: difference, thumbnail, mask, activity.
-        assert set(cuda.reads.values()) == {4}
-        assert cuda.syncs == 1
+        assert list(cuda.reads.values()) == [4]
     assert launches[16] - launches[1] <= 20

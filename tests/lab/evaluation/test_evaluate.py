@@ -181,9 +181,10 @@ def test_a_work_file_that_is_none(make_run, tmp_path, tiny_engine, street):
         pass
 
 
-# Of no answer: what errors and redaction say, how reports write pictures, and scenes that are drawn beforehand (their
-# bytes are in the key).
+# Of no answer: what errors and redaction say, how reports write pictures, rungs of the ladder (their values are in the
+# key), and scenes that are drawn beforehand (their bytes are).
 DECIDES_NOTHING = (
+    "cluster.control.ladder",
     "cluster.decoder.footage",
     "cluster.errors",
     "cluster.hosts",
@@ -194,6 +195,7 @@ DECIDES_NOTHING = (
     "cluster.lab.evaluation.metrics",
     "cluster.lab.evaluation.results",
     "cluster.lab.evaluation.settings",
+    "cluster.lab.files",
     "cluster.lab.report",
     "cluster.lab.scenes",
 )
