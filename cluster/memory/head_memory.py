@@ -195,10 +195,6 @@ class HeadMemory:
         return Block(table.mean[clusters], table.value_mean[clusters], self.frame[middle], self.cell[middle])
 
     # -- blocks -----------------------------------------------------------------------------------
-    def matches_cluster(self, cluster: int, block: Block) -> bool:
-        """Whether a loaded block holds exactly the members of a cluster."""
-        return self.matching_blocks(torch.tensor([cluster]), [block])[0] is not None
-
     def clusters_between(self, first: int, last: int) -> Tensor:
         """Clusters ``[m]`` with a token of the frames ``first`` to ``last``, ascending."""
         there = (self.frame >= first) & (self.frame <= last)

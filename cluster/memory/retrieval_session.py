@@ -57,10 +57,6 @@ class RetrievalStats:
     bytes: int = 0
     frames: list[Tensor] = field(default_factory=list)
 
-    @property
-    def fetched_share(self) -> float:
-        return self.fetched_tokens / self.held_tokens if self.held_tokens else 0.0
-
     def tokens_by_frame(self) -> dict[int, int]:
         if not self.frames:
             return {}

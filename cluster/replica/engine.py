@@ -83,7 +83,6 @@ def make_vllm_engine(config: SightlineConfig, model: VisionLanguageModel, tiers:
 
     engine = VllmEngine(
         model,
-        mode=config.vllm.mode,
         settings=VllmSettings(arguments=config.vllm.arguments, timeout_s=config.vllm.timeout_s),
         score_temperature=config.model.score_temperature,
         score_bias=config.model.score_bias,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     from cluster.memory.tiers.stack import TierStack
 
 
-Mode = Literal["full", "pruned"]
-
-
 class VllmEngine(WindowedEngine):
     """The :class:`~cluster.engine.base.Engine` on vLLM. Not thread-safe.
 
@@ -40,7 +37,6 @@ class VllmEngine(WindowedEngine):
     own processes. A step sends all questions of all its windows together, and raises ``UnavailableError`` when the core
     died or timed out; the next step restarts it.
 
-    * ``mode``: ``pruned`` and ``full`` differ only in the frames sent by decoders (``full``: unpruned)
     * ``settings``: vLLM settings
     * ``score_temperature``, ``score_bias``, ``max_new_tokens``: as of ``NativeEngine``
     * ``release``: free the model's decoder layers in this process; nothing else may use the model then
@@ -60,7 +56,6 @@ class VllmEngine(WindowedEngine):
         self,
         model: VisionLanguageModel,
         *,
-        mode: Mode = "pruned",
         settings: VllmSettings | None = None,
         score_temperature: float | None = None,
         score_bias: float | None = None,
@@ -69,7 +64,6 @@ class VllmEngine(WindowedEngine):
         tiers: TierStack | None = None,
     ) -> None:
         super().__init__(model, max_new_tokens)
-        self.mode = mode
         self._tiers = tiers
         self._keeper = None if tiers is None else WindowCheckpoints(tiers)
         self.settings = (settings or VllmSettings()).validated()

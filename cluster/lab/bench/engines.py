@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.engine.window.windowed_engine import WindowedEngine
@@ -38,14 +38,12 @@ def _native(model: VisionLanguageModel) -> Iterator[WindowedEngine]:
 
 
 @contextmanager
-def start_vllm(
-    model: VisionLanguageModel, *, mode: Literal["full", "pruned"], **arguments: Any
-) -> Iterator[WindowedEngine]:
+def start_vllm(model: VisionLanguageModel, **arguments: Any) -> Iterator[WindowedEngine]:
     """A vLLM engine with these engine arguments."""
     from cluster.engine.vllm.engine import VllmEngine
     from cluster.engine.vllm.settings import VllmSettings
 
-    engine = VllmEngine(model, mode=mode, settings=VllmSettings(arguments, timeout_s=TIMEOUT_S))
+    engine = VllmEngine(model, settings=VllmSettings(arguments, timeout_s=TIMEOUT_S))
     try:
         yield engine
     finally:
@@ -96,7 +94,7 @@ CONTESTANTS: dict[str, Contestant] = {
         Contestant(
             "vllm_full",
             "vLLM, every token; each frame is encoded once, by our tower, and its embeddings are kept; prefix cache on",
-            partial(_vllm, mode="full"),
+            _vllm,
             True,
             "all",
             vllm=True,
@@ -104,12 +102,12 @@ CONTESTANTS: dict[str, Contestant] = {
         Contestant(
             "vllm_full_uncached",
             "vllm_full with the prefix cache off",
-            partial(_vllm, mode="full", enable_prefix_caching=False),
+            partial(_vllm, enable_prefix_caching=False),
             True,
             "all",
             vllm=True,
         ),
-        Contestant("vllm_pruned", "vLLM, kept tokens alone", partial(_vllm, mode="pruned"), False, "all", vllm=True),
+        Contestant("vllm_pruned", "vLLM, kept tokens alone", _vllm, False, "all", vllm=True),
     )
 }
 

@@ -332,7 +332,7 @@ class Rig:
             return BenchResult({}, [{"windows": "vLLM, full", "why": str(error)}])
         # Its weights and KV beside this model's.
         arguments = {"gpu_memory_utilization": 0.5} if self.device.type == "cuda" else {}
-        with start_vllm(self.model, mode="full", **arguments) as engine:
+        with start_vllm(self.model, **arguments) as engine:
             theirs = self.measure(self.full, engine=engine, refresh="all").seconds
         ours = self.measure(self.ours).seconds
         rows = [{"windows": "vLLM, full", "seconds": theirs}, {"windows": "ours", "seconds": ours}]

@@ -56,13 +56,13 @@ def test_vllm_may_use_cuda_graphs(name, cached, model, monkeypatch):
     """It is eager where its settings say so: on a CPU."""
     given = []
 
-    def engine(_model, *, mode, settings):
-        given.append((mode, settings.arguments))
+    def engine(_model, *, settings):
+        given.append(settings.arguments)
         return SimpleNamespace(close=lambda: None)
 
     monkeypatch.setattr("cluster.engine.vllm.engine.VllmEngine", engine)
     with CONTESTANTS[name].start(model):
-        assert given == [(name.split("_")[1], {"enable_prefix_caching": cached})]
+        assert given == [{"enable_prefix_caching": cached}]
 
 
 def test_bench_counts_what_each_engine_computes(tmp_path, capsys):

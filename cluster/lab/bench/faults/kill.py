@@ -135,12 +135,11 @@ def held_tokens(memory: StreamMemory) -> int:
 
 def readable_blocks(memory: StreamMemory) -> list[Block]:
     """Blocks of a memory's clusters that its tiers have, whole."""
-    return [
-        one.block
-        for layer, h, head in memory.iter_heads()
-        for cluster, one in enumerate(memory.block_loader(layer, h)(head.table.block.tolist()))
-        if one.block is not None and head.matches_cluster(cluster, one.block)
-    ]
+    whole: list[Block | None] = []
+    for layer, h, head in memory.iter_heads():
+        loaded = memory.block_loader(layer, h)(head.table.block.tolist())
+        whole += head.matching_blocks(torch.arange(len(loaded)), [one.block for one in loaded])
+    return [block for block in whole if block is not None]
 
 
 # -- the process that is killed ------------------------------------------------------------------

@@ -193,7 +193,7 @@ class Remembered:
     def ask(self, text: str) -> Asked:
         run = run_question(self.engine, text)
         stats = run.retrieval.stats
-        return stats.fetched_share, stats.clusters, run.result.first_token_s
+        return stats.fetched_tokens / max(1, stats.held_tokens), stats.clusters, run.result.first_token_s
 
     def outcome(self, asked: Sequence[Asked]) -> dict[str, Any]:
         """Means over questions; ``ttft_ms`` the median of all, ``share`` that of the tokens that may be read."""
