@@ -92,8 +92,9 @@ def replenish(
     if due:
         at = torch.tensor(due).to(device, non_blocking=True)
         owners, sample = [memories[each] for each in due], (luma[at], plain[at], seen[at])
-        limits = thresholds[at], settings.thresholds(stored_noise, settings.learning_margin, settings.learning)[at]
-        shown = _foreground(owners, settings.take(at), sample, standing[at], limits, grid)
+        theirs = settings.take(at)
+        limits = thresholds[at], theirs.thresholds(stored_noise[at], theirs.learning_margin, theirs.learning)
+        shown = _foreground(owners, theirs, sample, standing[at], limits, grid)
         spread = spread.index_put((at,), spread[at] | shown)
     groups = _any_in_group(spread, grid)
     mask = groups.repeat_interleave(grid.merge, 1).repeat_interleave(grid.merge, 2)

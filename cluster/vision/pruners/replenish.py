@@ -209,24 +209,25 @@ class Replenish(Pruner):
         luma = exposure.apply(frame.luma)
         means = cell_means(luma, grid) if luma is not frame.luma else plain
         difference = memory.difference(luma, means, self.shade)
-        threshold, learning = self.cell_thresholds(), self._cell_thresholds(self.learning_margin)
+        threshold = self.cell_thresholds()
         changed = difference > threshold
         suspicious = difference > threshold - self._credit()
         changed |= self._codec_says(frame.change) & suspicious
         changed &= seen
-        if not (gap or frame.repeated):
-            # What happened in between, and the same picture again, say nothing of the noise.
-            memory.learn(difference, self.patience, seen)
         activity = 1.0 if gap else changed_group_share(changed, grid.merge)
         memory.standing = np.where(changed, 0, memory.standing + 1)
         if frame.anchor or gap:
             # All is shown; the background learns where keyframes or anchors are all that comes, too.
-            self._standing(frame.luma, plain, seen, (threshold, learning), due=True)
+            self._standing(frame.luma, plain, seen, due=True)
             memory.replace(frame, plain)
-            return PruneDecision(keep_everything(frame), activity)
-        spread = changed | (dilate(changed) & suspicious) if self.dilation else changed
-        mask = complete_groups(spread | self._standing(frame.luma, plain, seen, (threshold, learning)), grid.merge)
-        memory.update(mask, luma, means)
+            mask = keep_everything(frame)
+        else:
+            spread = changed | (dilate(changed) & suspicious) if self.dilation else changed
+            mask = complete_groups(spread | self._standing(frame.luma, plain, seen), grid.merge)
+            memory.update(mask, luma, means)
+        if not (gap or frame.repeated):
+            # What happened in between, and the same picture again, say nothing of the noise.
+            memory.learn(difference, self.patience, seen)
         return PruneDecision(mask, activity)
 
     def repeat(self, frame: SampledPicture) -> PruneDecision:
@@ -235,21 +236,12 @@ class Replenish(Pruner):
             return super(Replenish, self).repeat(frame)
         memory.standing = memory.standing + 1
         means = cell_means(frame.luma, frame.grid)
-        thresholds = self.cell_thresholds(), self._cell_thresholds(self.learning_margin)
-        standing = self._standing(frame.luma, means, _seen(frame), thresholds)
+        standing = self._standing(frame.luma, means, _seen(frame))
         return PruneDecision(complete_groups(standing, frame.grid.merge), 0.0)
 
-    def _standing(
-        self,
-        luma: UInt8Array,
-        means: FloatGrid,
-        seen: BoolGrid,
-        thresholds: tuple[FloatGrid | float, FloatGrid | float],
-        *,
-        due: bool = False,
-    ) -> BoolGrid:
+    def _standing(self, luma: UInt8Array, means: FloatGrid, seen: BoolGrid, *, due: bool = False) -> BoolGrid:
         """Cells ``[rows, cols]`` of what stands before the background, which learns from the sample; none where the
-        sample is neither ``due`` nor the ``restate``-th. ``thresholds``: of what is shown, and of what is learned."""
+        sample is neither ``due`` nor the ``restate``-th."""
         memory = self._memory
         assert memory is not None
         memory.unstated += 1
@@ -259,8 +251,7 @@ class Replenish(Pruner):
         if self.exposure and seen.any():
             background = background.exposed(fit_exposure(background.means[seen], means[seen]))
         difference = background.difference(luma, means, self.shade)
-        shown, learned = thresholds
-        differs = (difference > learned) & seen
+        differs = (difference > self._cell_thresholds(self.learning_margin)) & seen
         doubted, memory.doubted = memory.doubted, bool(differs.sum() > MOST * seen.sum())
         if memory.doubted:
             if doubted:
@@ -273,7 +264,7 @@ class Replenish(Pruner):
         settled = differs & (memory.standing >= np.minimum(memory.known, self.settle))
         memory.known = np.where(settled, memory.standing, memory.known)
         background.update(~differs | settled, luma, means)
-        return differs & ~settled & (difference > shown)
+        return differs & ~settled & (difference > self.cell_thresholds())
 
     @property
     def threshold(self) -> float:
