@@ -41,11 +41,15 @@ def test_members_expire_although_the_disk_takes_nothing(tmp_path) -> None:
     asyncio.run(asyncio.wait_for(_members_expire(tmp_path), 60))
 
 
-async def _members_expire(tmp_path) -> None:
-    cluster = {"state_dir": str(tmp_path), "heartbeat_s": 0.1, "heartbeat_timeout_s": 1, "decoders": 1, "replicas": 1}
+def settled_controller(folder) -> Controller:
+    cluster = {"state_dir": str(folder), "heartbeat_s": 0.1, "heartbeat_timeout_s": 1, "decoders": 1, "replicas": 1}
     controller = Controller(load_config(None, {"cluster": cluster}), "run", "127.0.0.1")
     controller._settled.set()
+    return controller
 
+
+async def _members_expire(tmp_path) -> None:
+    controller = settled_controller(tmp_path)
     tried: list[object] = []
 
     def fail(*given: object) -> None:
@@ -69,9 +73,7 @@ def test_members_expire_although_the_disk_hangs(tmp_path) -> None:
 
 
 async def _members_expire_beside(tmp_path) -> None:
-    cluster = {"state_dir": str(tmp_path), "heartbeat_s": 0.1, "heartbeat_timeout_s": 1, "decoders": 1, "replicas": 1}
-    controller = Controller(load_config(None, {"cluster": cluster}), "run", "127.0.0.1")
-    controller._settled.set()
+    controller = settled_controller(tmp_path)
     hangs, ends = threading.Event(), threading.Event()
     write = controller._kv._table.write
 

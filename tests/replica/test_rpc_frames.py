@@ -19,7 +19,6 @@ from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import UnknownCameraError
 from cluster.replica.frames_service import FramesServicer
 from cluster.types.reports import WindowCounters
-from cluster.wire import channel
 from cluster.wire.channel import CallEndedError, EventLoopThread, open_channel, write
 from cluster.wire.convert import frame_to_proto, spec_to_json
 from cluster.wire.server import RpcServer
@@ -46,17 +45,7 @@ async def test_frames_arrive_in_order_and_unchanged(make, until):
 
 async def test_a_connection_that_breaks_without_a_status_is_made_again(make, until, monkeypatch):
     """Core refuses a write and says nothing more: the sender ends the call, and connects again."""
-    write, broken = frame_sender.write, 0
-
-    async def refused(call, message):
-        nonlocal broken
-        if message.HasField("frame") and broken < 2:
-            broken += 1
-            raise CallEndedError
-        await write(call, message)
-
-    monkeypatch.setattr(frame_sender, "write", refused)
-    monkeypatch.setattr(channel, "_STATUS_S", 0.05)
+    rpc_serving.refuse_writes(monkeypatch, frame_sender, "frame")
     replica = Replica()
     async with serving(replica) as address, sending() as (sender, lost):
         sender.assign(make.spec("gate"), address)

@@ -2,7 +2,8 @@
 
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
-from cluster.wire.channel import EventLoopThread
+from cluster.wire import channel
+from cluster.wire.channel import CallEndedError, EventLoopThread
 from cluster.wire.server import RpcServer
 
 
@@ -27,3 +28,18 @@ def serving_in_thread(*servicers):
         address = thread.run(served.__aenter__(), 10.0)
         stack.callback(lambda: thread.run(served.__aexit__(None, None, None), 10.0))
         yield address
+
+
+def refuse_writes(monkeypatch, writer, kind, times=2):
+    """Core refuses the first writes of ``kind`` in the module ``writer``, and says nothing more; returns those."""
+    write, refused = writer.write, []
+
+    async def refuse(call, message):
+        if message.HasField(kind) and len(refused) < times:
+            refused.append(message)
+            raise CallEndedError
+        await write(call, message)
+
+    monkeypatch.setattr(writer, "write", refuse)
+    monkeypatch.setattr(channel, "_STATUS_S", 0.05)
+    return refused

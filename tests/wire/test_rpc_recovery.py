@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from ingest_parts import HEADER, QUICK, Decoder, Gateway, Scripted, chain, pusher, serving
+from rpc_serving import refuse_writes
 from sightline.v1 import ingest_pb2_grpc
 
 from cluster.gateway import ingest_proxy
 from cluster.wire import channel, push
-from cluster.wire.channel import CallEndedError, open_channel
+from cluster.wire.channel import open_channel
 from cluster.wire.push import PushAgent, PushOptions
 
 ROOT = Path(__file__).parents[2]
@@ -84,25 +85,14 @@ async def test_kill_minus_9_of_the_decoder_in_the_middle_of_a_push(make, until):
 @pytest.mark.parametrize("where", ["agent", "gateway"])
 async def test_a_connection_that_breaks_without_a_status_is_made_again(make, monkeypatch, where):
     """Core refuses a write and says nothing more: whoever wrote ends the call, and its reader goes on."""
-    failing = push if where == "agent" else ingest_proxy
-    write, broken = failing.write, 0
-
-    async def refused(call, message):
-        nonlocal broken
-        if message.HasField("packets") and broken < 2:
-            broken += 1
-            raise CallEndedError
-        await write(call, message)
-
-    monkeypatch.setattr(failing, "write", refused)
-    monkeypatch.setattr(channel, "_STATUS_S", 0.05)
+    refused = refuse_writes(monkeypatch, push if where == "agent" else ingest_proxy, "packets")
     sent = make.packets(200)
     async with chain("gateway") as (decoder, address):
         decoder.consume()
         agent = PushAgent(Scripted((HEADER, sent)), address, "gate", options=PushOptions(**QUICK))
         status = await asyncio.wait_for(agent.run(), 30.0)
         await asyncio.wait_for(decoder.ended.wait(), 30.0)
-    assert broken == 2
+    assert len(refused) == 2
     assert decoder.received["gate"] == sent
     assert status.reconnects == (2 if where == "agent" else 0)
 

@@ -200,14 +200,20 @@ def test_a_server_that_evicts_gives_misses_and_still_forgets_all(own_redis: Redi
     }
 
 
-def test_a_deletion_longer_than_a_deadline_goes_on_where_it_stopped(
-    own_redis: RedisServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own_redis.start("--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru")
+EVICTING = "--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru"
+
+
+@pytest.fixture
+def crowded_redis(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> RedisServer:
+    """Evicts, and has so many keys of others that a scan takes far more steps than a third of the deadline allows."""
+    own_redis.start(*EVICTING)
     own_redis.client.execute_command("DEBUG", "POPULATE", 100_000, "sightline:kv:kv:other:0:0", 10)
-    # Far more steps than a third of the deadline has time for.
     monkeypatch.setattr(redis_link, "_SCANNED_AT_ONCE", 10)
-    tier = opened()
+    return own_redis
+
+
+def test_a_deletion_longer_than_a_deadline_goes_on_where_it_stopped(crowded_redis: RedisServer, opened: Opened) -> None:
+    own_redis, tier = crowded_redis, opened()
     stack = TierStack([tier])
     assert stack.store([(key(n), block(n)) for n in range(3)]) == [HIT] * 3
     # As if evicted: only the scan finds these.
@@ -220,19 +226,14 @@ def test_a_deletion_longer_than_a_deadline_goes_on_where_it_stopped(
     # What was stored since a deletion stopped is found by the next one, and so is all on another server.
     assert tier.drop("yard") is None
     own_redis.kill()
-    own_redis.start("--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru")
+    own_redis.start(*EVICTING)
     own_redis.client.set("sightline:kv:kv:yard:0:0:9", b"x")
     wait_for(lambda: tier.drop("yard") is not None)
     assert not own_redis.names()
 
 
-def test_a_listing_longer_than_a_deadline_goes_on_where_it_stopped(
-    own_redis: RedisServer, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own_redis.start("--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru")
-    own_redis.client.execute_command("DEBUG", "POPULATE", 100_000, "sightline:kv:kv:other:0:0", 10)
-    monkeypatch.setattr(redis_link, "_SCANNED_AT_ONCE", 10)
-    tier = opened()
+def test_a_listing_longer_than_a_deadline_goes_on_where_it_stopped(crowded_redis: RedisServer, opened: Opened) -> None:
+    own_redis, tier = crowded_redis, opened()
     assert tier.store([(key(n), block(n)) for n in range(3)]) == [HIT] * 3
     # As if evicted: only the scan finds the block of this entry.
     own_redis.client.hdel("sightline:kv:sizes:yard", "0:0:1")
@@ -248,7 +249,7 @@ def test_a_listing_longer_than_a_deadline_goes_on_where_it_stopped(
     # Another server's keys are other ones.
     assert tier.list_blocks("yard") == (RETRY, [])
     own_redis.kill()
-    own_redis.start("--maxmemory", "1gb", "--maxmemory-policy", "allkeys-lru")
+    own_redis.start(*EVICTING)
     own_redis.client.set("sightline:kv:kv:yard:0:0:9", b"x")
     wait_for(complete)
     assert listed == [key(9)]
