@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.files import replacing
+from cluster.files import replacing
 
 TWICE = 2
 """Times in a row that a count must be stable."""

@@ -54,7 +54,7 @@ def loaded_by(*groups: list[str]) -> list[set[str]]:
 
 # Who may import whom: a room those of the rows above it, and those beside it where nothing comes back.
 ROWS = """
-errors hosts registry types
+errors files hosts registry types
 codec models redaction
 logs metrics security
 memory vision wire

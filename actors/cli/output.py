@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from cluster.errors import SightlineError
+from cluster.files import replacing
 from cluster.lab.report.number_format import compact
 from cluster.redaction import redact
 
@@ -218,19 +218,14 @@ def works_or(trouble: str) -> Text:
 def save(path: Path, data: Iterable[bytes], size: int, what: str) -> int:
     """Write a streamed file with a progress bar; it appears only when complete. Returns its bytes. Raises
     ``SightlineError``: the file cannot be written (its folder must exist), or ``data`` broke off."""
-    part = path.with_name(f".{path.name}.part")
     try:
-        with Progress(what, size) as progress, part.open("wb") as file:
+        with replacing(path) as part, Progress(what, size) as progress, part.open("wb") as file:
             written = 0
             for each in data:
                 written += file.write(each)
                 progress.show(f"{written} bytes", written)
-        part.replace(path)
     except OSError as error:
         raise unwritable(path, error) from None
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
     return written
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from cluster.errors import ModelError
+from cluster.files import replacing
 
 FILE = "sightline.json"
 _POSITIVE = (
@@ -85,9 +86,8 @@ def write_settings(folder: Path, entries: Mapping[str, Any]) -> None:
     if not path.is_file():
         raise ModelError(f"{folder} has no {FILE} to write into")
     body = json.loads(path.read_text(encoding="utf-8")) | entries
-    part = path.with_name(f".{FILE}.part")
-    part.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
-    part.replace(path)
+    with replacing(path) as part:
+        part.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
 
 
 def _checked(path: Path, name: str, value: Any) -> Any:

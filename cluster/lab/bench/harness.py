@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.files import replacing
+from cluster.files import replacing
 from cluster.lab.report.number_format import finite
 
 BENCHES: dict[str, str] = {

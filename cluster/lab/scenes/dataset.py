@@ -10,7 +10,7 @@ import av
 from PIL import Image, ImageDraw
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.files import replacing
+from cluster.files import replacing
 from cluster.lab.scenes.encode import SceneClip, encode_missing_clips
 from cluster.lab.scenes.scene import Scene, make_scene
 from cluster.lab.scenes.truth import SAMPLES_PER_S, SceneTruth, truth_path

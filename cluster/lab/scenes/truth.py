@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from cluster.errors import ConfigError
-from cluster.lab.files import replacing
+from cluster.files import replacing
 from cluster.lab.scenes.questions import MemoryQuestion, memory_questions, standing_question
 from cluster.lab.scenes.render import SceneObject, SceneRenderer
 from cluster.lab.scenes.scene import CameraSettings, Scene

@@ -13,7 +13,7 @@ import numpy as np
 
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import ConfigError
-from cluster.lab.files import replacing
+from cluster.files import replacing
 from cluster.lab.report.compare import video_samples
 from cluster.lab.scenes import Scene, SceneRenderer, make_scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from cluster.errors import ConfigError
-from cluster.lab.files import replacing
+from cluster.files import replacing
 from cluster.lab.training.config import Settings, StageSettings
 from cluster.lab.training.example_loader import ExampleLoader, ReplayBuffer
 from cluster.lab.training.examples import Example

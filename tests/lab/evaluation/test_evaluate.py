@@ -195,7 +195,7 @@ DECIDES_NOTHING = (
     "cluster.lab.evaluation.metrics",
     "cluster.lab.evaluation.results",
     "cluster.lab.evaluation.settings",
-    "cluster.lab.files",
+    "cluster.files",
     "cluster.lab.report",
     "cluster.lab.scenes",
 )

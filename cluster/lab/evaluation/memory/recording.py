@@ -16,8 +16,8 @@ from torch import Tensor
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import SightlineError
+from cluster.files import replacing
 from cluster.lab.evaluation.settings import WindowShape
-from cluster.lab.files import replacing
 from cluster.lab.report.compare import video_samples
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
