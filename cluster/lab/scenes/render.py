@@ -15,6 +15,7 @@ from cluster.lab.scenes.layouts import ASPECT, Layout
 from cluster.lab.scenes.scene import Scene, Sensor
 from cluster.lab.scenes.sprites import STEPS, Pose, Sprite, bag_sprite, person_sprite, vehicle_sprite
 from cluster.lab.scenes.textures import Float, clouds, texture
+from cluster.lab.scenes.vocabulary import LANES
 
 _Part = tuple[slice, slice]
 
@@ -24,7 +25,8 @@ _FALL_S = 0.6
 
 @dataclass(frozen=True, slots=True)
 class SceneObject:
-    """A visible object: ``box`` (left, top, right, bottom) and ``velocity`` (per second) in shares of the picture."""
+    """A visible object: ``box`` (left, top, right, bottom) and ``velocity`` (per second) in shares of the picture;
+    ``lane``: of a vehicle on the road."""
 
     id: int
     kind: str
@@ -32,6 +34,7 @@ class SceneObject:
     box: tuple[float, float, float, float]
     velocity: tuple[float, float]
     colour: str
+    lane: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,10 @@ class SceneRenderer:
             )
             if box[0] < box[2] and box[1] < box[3]:
                 velocity = (place.vx / ASPECT, place.vy)
-                found.append(SceneObject(actor.id, actor.kind, place.state, box, velocity, actor.color))
+                lane = ""
+                if actor.kind == "vehicle" and place.state != "parked":
+                    lane = LANES[place.y > self.scene.layout.middle(place.x)]
+                found.append(SceneObject(actor.id, actor.kind, place.state, box, velocity, actor.color, lane))
         return found
 
     def _pose(self, actor: Actor, place: ActorState, second: float) -> tuple[Sprite, int, int]:

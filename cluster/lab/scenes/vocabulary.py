@@ -20,6 +20,8 @@ STATES = (*PERSON_STATES, *VEHICLE_STATES, *BAG_STATES)
 
 OBJECT_KINDS = ("person", "vehicle", "bag")
 
+LANES = ("far", "near")
+
 # Seconds of an event that a window must hold to be positive, the default for kinds of other data sets.
 _DEFAULT_NEEDED_S = 3.0
 _NEEDED_S = {

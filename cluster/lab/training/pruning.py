@@ -12,7 +12,7 @@ from PIL import Image, ImageFilter
 
 from cluster.lab.scenes import Scene, SceneEvent, SceneObject, SceneRenderer
 from cluster.lab.scenes.actors import COLORS
-from cluster.lab.scenes.vocabulary import EVENT_KINDS, OBJECT_KINDS, STATES
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, LANES, OBJECT_KINDS, STATES
 from cluster.lab.training.config import Shape
 from cluster.types import (
     MICROSECONDS,
@@ -122,6 +122,7 @@ LABELS = (
     *(f"state:{state}" for state in STATES),
     *(f"color:{color}" for color in COLORS),
     *(f"event:{kind}" for kind in EVENT_KINDS),
+    *(f"lane:{lane}" for lane in LANES),
 )
 """Columns of :attr:`TokenLabels.hot`."""
 
@@ -187,7 +188,7 @@ def token_labels(instants: Sequence[LabelledInstant], events: Sequence[SceneEven
             share = share * min(1.0, (seen.box[2] - seen.box[0]) * cols * (seen.box[3] - seen.box[1]) * rows)
             if not here.any():
                 continue
-            names = [f"kind:{seen.kind}", f"state:{seen.state}", f"color:{seen.colour}"]
+            names = [f"kind:{seen.kind}", f"state:{seen.state}", f"color:{seen.colour}", f"lane:{seen.lane}"]
             names += [f"event:{e.kind}" for e in events if seen.id in e.actors and e.start_s <= second < e.end_s]
             for column in (_COLUMN[name] for name in names if name in _COLUMN):
                 hot[here, column] = 1

@@ -75,3 +75,19 @@ def test_night_is_darker_and_monochrome_cameras_have_no_colour():
     assert dark.mean() < 0.6 * bright.mean()
     if night.conditions.noise < 2.5:
         assert (dark == dark[..., :1]).all()
+
+
+def test_vehicles_keep_right_on_the_lane_they_are_said_to_be_on_but_for_those_that_drive_the_wrong_way():
+    seen = set()
+    for number in range(12):
+        scene = make_scene("train", number, event=("wrong_way", "stopped_vehicle") if number % 2 else None)
+        wrong = {actor for event in scene.events if event.kind == "wrong_way" for actor in event.actors}
+        renderer = SceneRenderer(scene, 160, 90)
+        for found in (each for second in range(0, 40, 2) for each in renderer.objects(second)):
+            if found.kind != "vehicle" or found.state == "parked":
+                assert found.lane == ""
+            elif found.state == "driving" and found.velocity[0]:
+                right = found.velocity[0] > 0
+                assert found.lane == ("near" if right != (found.id in wrong) else "far"), (number, found)
+                seen.add((found.lane, found.id in wrong))
+    assert seen == {("near", False), ("near", True), ("far", False), ("far", True)}

@@ -20,6 +20,7 @@ class Thing:
     box: tuple[float, float, float, float]
     velocity: tuple[float, float] = (0.0, 0.0)
     colour: str = "red"
+    lane: str = ""
 
 
 def hot(labels, name: str) -> list[list[int]]:
@@ -62,6 +63,14 @@ def test_an_event_marks_its_actors_only() -> None:
     labels = token_labels([(1.0, [actor, other])], [SceneEvent("wrong_way", 0.0, 9.0, (1,))], GRID)
     assert hot(labels, "kind:vehicle") == [[0, 0, 0, 0], [1, 0, 1, 0]]
     assert hot(labels, "event:wrong_way") == [[0, 0, 0, 0], [0, 0, 1, 0]]
+
+
+def test_a_vehicle_is_labelled_with_its_lane() -> None:
+    near = Thing(1, "vehicle", "driving", (0.5, 0.5, 0.75, 1.0), lane="near")
+    far = Thing(2, "vehicle", "driving", (0.0, 0.0, 0.25, 0.5), lane="far")
+    labels = token_labels([(1.0, [near, far, Thing(3, "vehicle", "parked", (0.75, 0.5, 1.0, 1.0))])], [], GRID)
+    assert hot(labels, "lane:near") == [[0, 0, 0, 0], [0, 0, 1, 0]]
+    assert hot(labels, "lane:far") == [[1, 0, 0, 0], [0, 0, 0, 0]]
 
 
 def test_velocity_is_that_of_what_covers_most() -> None:
