@@ -54,8 +54,8 @@ def memory(
         bool,
         typer.Option(
             "--calibrate",
-            help="Only fit the model's yes and no about events of the past, on scenes of the validation split, and "
-            "write it into its folder.",
+            help="Only fit the model's yes and no about events of the past, on scenes of the validation split and the "
+            "basic settings, and write it into its folder.",
         ),
     ] = False,
     json_file: JsonFile = None,
@@ -87,11 +87,11 @@ def memory(
         raise ConfigError(f"--calibrate writes into a model's folder, and there is no {Path(model, FILE)}")
     _check_run(model, out, json_file)
     from cluster.lab.evaluation.memory.report import make_page, make_report, tables
-    from cluster.lab.evaluation.memory.settings import FULL, memory_grid
+    from cluster.lab.evaluation.memory.settings import memory_grid
     from cluster.lab.evaluation.work import ModelSpec
     from cluster.lab.report.page import Table
 
-    compared = [FULL] if calibrate else memory_grid(settings)
+    compared = memory_grid("basic" if calibrate else settings)
     spec = ModelSpec(model, device, dtype)
     loaded = spec.load()
     shape = _shape(loaded.settings, "scenes", window, stride, fps, anchor_interval)

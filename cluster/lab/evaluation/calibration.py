@@ -57,7 +57,7 @@ def fit_answers(found: MemoryResults, settings: ModelSettings) -> tuple[float, f
     """Temperature and bias of answers to free questions, by Platt scaling on those about events of the past.
 
     Args:
-        found: answers from a memory of everything.
+        found: answers of all settings count alike: what was retrieved shifts them, and one fit serves every memory.
         settings: those the answers were computed with; their scaling is undone first.
 
     Raises:
@@ -66,7 +66,8 @@ def fit_answers(found: MemoryResults, settings: ModelSettings) -> tuple[float, f
     asked = [question for clip in found.footage for question in clip.questions]
     answered = [
         (each.yes[0], question.answers[0] == "yes")
-        for each, question in zip(found.results[0].answered, asked, strict=True)
+        for result in found.results
+        for each, question in zip(result.answered, asked, strict=True)
         if question.kind == "event" and each.yes
     ]
     truth = np.array([yes for _, yes in answered], dtype=np.bool_)
@@ -109,14 +110,20 @@ def platt(margins: Floats, truth: Bools) -> tuple[float, float]:
     targets = np.where(truth, (positive + 1) / (positive + 2), 1 / (negative + 2))
     design = np.stack([margins, np.ones_like(margins)], axis=1)
     weights = np.array([1.0, math.log((positive + 1) / (negative + 1))])
+
+    def loss(weights: Floats) -> float:
+        raised = design @ weights
+        return float((np.logaddexp(0.0, raised) - targets * raised).sum())
+
     for _ in range(_STEPS):
         predicted = sigmoid(design @ weights)
         gradient = design.T @ (predicted - targets)
         curvature = (design * (predicted * (1 - predicted))[:, None]).T @ design + 1e-9 * np.eye(2)
         step = np.linalg.solve(curvature, gradient)
-        # Full Newton steps overshoot where the likelihood is flat.
-        step *= min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))
-        weights -= step
+        # Full Newton steps overshoot where the likelihood is flat, and may alternate between two places for ever.
+        while float(np.abs(step).max()) >= 1e-9 and loss(weights - step) > loss(weights):
+            step /= 2
+        weights = weights - step
         if float(np.abs(step).max()) < 1e-9:
             break
     return float(weights[0]), float(weights[1])

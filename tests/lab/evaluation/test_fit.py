@@ -8,7 +8,7 @@ from cluster.lab.evaluation.calibration import CalibrationFit, fit_answers, mean
 from cluster.lab.evaluation.memory.questions import OpenQuestion
 from cluster.lab.evaluation.memory.results import AnswerRecord, GradedAnswer, SettingResult
 from cluster.lab.evaluation.memory.run import Footage, MemoryResults
-from cluster.lab.evaluation.memory.settings import FULL
+from cluster.lab.evaluation.memory.settings import FULL, ours
 from cluster.models.settings import ModelSettings
 
 
@@ -24,6 +24,17 @@ def test_platt_turns_round_scores_that_are_wrong_way_round_and_is_flat_on_noise(
     margins = rng.normal(0, 1, 5000)
     assert platt(margins, margins + rng.normal(0, 1, 5000) < 0)[0] < 0
     assert platt(margins, rng.random(5000) < 0.3)[0] == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize("shift", [-40.0, -8.0, -2.0, 2.0, 8.0, 40.0])
+def test_scores_far_from_their_middle_are_fitted_too(shift):
+    rng = np.random.default_rng(2)
+    margins = rng.normal(0, 3, 5000)
+    truth = rng.random(5000) < 1 / (1 + np.exp(-(0.8 * margins + 2.0)))
+    slope, bias = platt(margins, truth)
+    # The same margins, moved: the likelihood is the same function, moved.
+    moved, moved_bias = platt(margins + shift, truth)
+    assert (moved, moved_bias + shift * moved) == pytest.approx((slope, bias), abs=1e-4)
 
 
 def test_a_kinds_threshold_lies_halfway_to_the_common_one_in_logits():
@@ -47,20 +58,27 @@ def test_answers_about_events_are_fitted_from_what_was_said_and_nothing_else():
     asked = [OpenQuestion("event", ("Did someone fall?",), ("yes" if yes else "no",), 9.0) for yes in truth] + [
         OpenQuestion("needle", ("Was there a red vehicle?",), ("yes",), 9.0)
     ] * 50
-    answered = [
-        AnswerRecord(GradedAnswer.of("v", number, question, ["no"]), ("no",), 0, 9.0, 0, 0, 0, 0, None, (score,))
-        for number, (question, score) in enumerate(zip(asked, [*scores, *[0.0] * 50], strict=True))
-    ]
     before = ModelSettings(answer_temperature=4.0, answer_bias=-1.0)
 
-    def fitted(count):
-        result = SettingResult(FULL, tuple(answered[:count]))
-        return fit_answers(MemoryResults((result,), (Footage("v", "v.mp4", tuple(asked[:count])),), (), 0), before)
+    def answers(setting, given, count):
+        said = [
+            AnswerRecord(GradedAnswer.of("v", number, question, ["no"]), ("no",), 0, 9.0, 0, 0, 0, 0, None, (score,))
+            for number, (question, score) in enumerate(zip(asked, [*given, *[0.0] * 50], strict=True))
+        ]
+        return SettingResult(setting, tuple(said[:count]))
 
-    temperature, bias = fitted(len(asked))
+    def fitted(*results, count=len(asked)):
+        return fit_answers(MemoryResults(results, (Footage("v", "v.mp4", tuple(asked[:count])),), (), 0), before)
+
+    whole = answers(FULL, scores, len(asked))
+    temperature, bias = fitted(whole)
     assert (1 / temperature, bias) == pytest.approx((0.8, 2.0), abs=0.15)
     with pytest.raises(ConfigError, match="one answer to all"):
-        fitted(1)
+        fitted(answers(FULL, scores, 1), count=1)
+    # A smaller memory whose margins lie 2 lower needs 1.6 more; one fit for both lies between.
+    smaller = answers(ours(1 / 8), 1 / (1 + np.exp(-((margins - 2) / 4 - 1))), len(asked))
+    assert fitted(smaller)[1] == pytest.approx(3.6, abs=0.25)
+    assert bias + 0.4 < fitted(whole, smaller)[1] < fitted(smaller)[1] - 0.4
 
 
 def test_a_fit_changes_its_own_entries_only(tmp_path):
