@@ -57,7 +57,7 @@ HELD_PACKETS = 1024
 HELD_S = 10.0
 """Bounds of what is held; beyond them it is decoded."""
 STEP_S = 1.0
-"""A longer step of the clock between two packets is not held."""
+"""A longer step of the clock between two packets is not held, nor one of nothing."""
 
 LAZY_EVENTS = ("waited", "found", "missed", "overflow")
 """A keyframe was waited for; it showed change; change was found that packets had not told; a bound of what is held was
@@ -160,7 +160,7 @@ class LazyDecode:
     restarts: bool = False
     """Whether it is an I-frame that needs nothing before it."""
     set_back: bool = False
-    """Whether the camera's clock went back before it."""
+    """Whether the camera's clock went back before it, or stood still: times come again."""
     waits: bool = False
     """Whether samples of what is held wait for a keyframe."""
 
@@ -217,7 +217,9 @@ class LazyDecode:
         self._last_pts = packet.pts
         decoded = packet.dts if packet.dts is not None else packet.pts
         self.set_back = (
-            decoded is not None and self._last_dts is not None and decoded < self._last_dts - STEP_S * MICROSECONDS
+            decoded is not None
+            and self._last_dts is not None
+            and (decoded == self._last_dts or decoded < self._last_dts - STEP_S * MICROSECONDS)
         )
         self._last_dts = decoded if decoded is not None else self._last_dts
         self.told, self.restarts = True, False
@@ -245,7 +247,7 @@ class LazyDecode:
         believed = quiet or (not outside and slow <= SLOW_AREA and self.wait_s > 0)
         self._doubted |= not believed
         self.told = not believed and (outside or not self._keyframe_is_near(packet.pts))
-        if self.told or last is None or step_s > STEP_S or self.state != "on" or self._calm < CALM_SAMPLES:
+        if self.told or last is None or not 0.0 < step_s <= STEP_S or self.state != "on" or self._calm < CALM_SAMPLES:
             return False
         self._claimed |= believed
         if self._check or not self._within_bounds(packet.pts, len(data)):

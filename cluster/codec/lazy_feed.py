@@ -86,7 +86,7 @@ class LazyFeed(ABC):
         return samples
 
     def _follow_clock_back(self, lazy: LazyDecode) -> list[SampledPicture]:
-        """The camera's clock was set back: times that have been sampled come again, as those of other pictures."""
+        """The camera's clock was set back or stands still: sampled times come again, as those of others."""
         samples = self._decode_held(lazy)
         self._sampled_until = self._must_show = None
         return samples

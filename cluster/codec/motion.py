@@ -78,8 +78,11 @@ class MotionField:
         # One row and column more than there are blocks, which no patch lies on: reduceat needs them after the edge.
         self._rows, self._cols = blocks_down + 1, blocks_across + 1
         self._count = self._rows * self._cols
-        self._down = overlap(height, self._rows, grid.rows)
-        self._across = overlap(width, self._cols, grid.cols).T.copy()
+        down = overlap(height, self._rows, grid.rows - grid.overlap)
+        across = overlap(width, self._cols, grid.cols - grid.overlap)
+        if grid.overlap:
+            down, across = down[grid.sources], across[grid.sources]
+        self._down, self._across = down, across.T.copy()
         self._row_spans = _spans(self._down)
         self._col_spans = _spans(self._across.T)
         self._shape = (grid.rows, grid.cols)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from cluster.codec.privacy import Polygon, covered, fill
+from cluster.codec.privacy import Polygon, covered_pixels, fill
 from cluster.types import BoolGrid, FloatGrid, PatchGrid, UInt8Array
 
 
@@ -58,7 +58,7 @@ class LumaDifference:
 
     def __init__(self, grid: PatchGrid, masked: BoolGrid | None = None) -> None:
         self._grid = grid
-        self._black = None if masked is None else covered(masked, grid.height, grid.width)
+        self._black = None if masked is None else covered_pixels(masked, grid)
         self._seen = None if self._black is None else ~self._black[::8, ::8].ravel()
         self._last: UInt8Array | None = None
         # Kept between samples: fresh memory of this size costs more in page faults than the arithmetic on it.

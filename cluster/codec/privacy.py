@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from av.video.frame import VideoFrame
 
-from cluster.types import BoolGrid
+from cluster.types import BoolGrid, PatchGrid
 
 Point: TypeAlias = tuple[float, float]
 Polygon: TypeAlias = tuple[Point, ...]
@@ -178,6 +178,18 @@ def covered(raster: BoolGrid, rows: int, cols: int) -> BoolGrid:
     down: BoolGrid = np.logical_and.reduceat(_padded(raster), _edges(raster.shape[0], rows), axis=0)[::2]
     across: BoolGrid = np.logical_and.reduceat(_padded(down.T), _edges(raster.shape[1], cols), axis=0)[::2]
     return across.T.copy()
+
+
+def covered_cells(raster: BoolGrid, grid: PatchGrid) -> BoolGrid:
+    """Which cells of ``grid`` are fully masked, ``[rows, cols]``."""
+    found = covered(raster, grid.rows - grid.overlap, grid.cols - grid.overlap)
+    return found[np.ix_(grid.sources, grid.sources)] if grid.overlap else found
+
+
+def covered_pixels(raster: BoolGrid, grid: PatchGrid) -> BoolGrid:
+    """Which of the grid's pixels are fully masked, ``[height, width]``."""
+    found = covered(raster, *grid.scaled)
+    return found[np.ix_(grid.pixel_sources, grid.pixel_sources)] if grid.overlap else found
 
 
 def _padded(raster: BoolGrid) -> BoolGrid:

@@ -14,7 +14,7 @@ from av.video.frame import PictureType, VideoFrame
 
 from cluster.codec.motion import MotionField, frame_vectors
 from cluster.codec.picture import LumaDifference, Outlines, PictureScaler, outline_zones
-from cluster.codec.privacy import Polygon, PrivacyMasks, covered
+from cluster.codec.privacy import Polygon, PrivacyMasks, covered_cells
 from cluster.types import BoolGrid, ChangeGrid, PatchGeometry, PatchGrid, UInt8Array
 
 Cue = Literal["vectors+luma", "luma"]
@@ -132,6 +132,6 @@ class PictureView:
         self.grid: PatchGrid = geometry.grid(width, height)
         self.scaler = PictureScaler(self.grid)
         self.masked: BoolGrid | None = masks.raster(width, height) if masks else None
-        self.hidden = None if self.masked is None else covered(self.masked, self.grid.rows, self.grid.cols)
+        self.hidden = None if self.masked is None else covered_cells(self.masked, self.grid)
         self.outlines: Outlines | None = outline_zones(zones, self.grid)
         self.change = ChangeAccumulator(width, height, self.grid, self.masked)

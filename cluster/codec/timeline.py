@@ -26,6 +26,7 @@ class Timeline:
         """Whether the clock was reset before the picture placed last."""
         self._interval: int | None = None
         self._last: int | None = None
+        self._repeated: int | None = None
         self._unplaced = 0
         self._resuming = False
 
@@ -55,11 +56,14 @@ class Timeline:
             usual = self._interval or step
             self._interval = usual + (min(step, 4 * usual) - usual) // 8
             return self._at(pts)
-        if -_REPEAT < step <= 0:
+        # Filled in times run on, so that a clock that stands still falls any time behind them.
+        stuck = self._unplaced >= _PATIENCE and self._repeated is not None and abs(pts - self._repeated) < _REPEAT
+        if -_REPEAT < step <= 0 or stuck:
             self.repeated += 1
             if self._unplaced >= _PATIENCE:
                 return self._extrapolate()
             self._unplaced += 1
+            self._repeated = pts
             return None
         self.jumps += 1
         self.jumped = True

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cluster.codec import motion
 from cluster.codec.motion import VECTOR, MotionField, ReferenceDistance, frame_vectors
-from cluster.types import PatchGrid
+from cluster.types import PatchGeometry, PatchGrid
 
 WIDTH, HEIGHT = 192, 128
 CLEAN = {"preset": "medium", "crf": "12", "x264-params": "scenecut=0:me=umh:ref=1:weightp=0"}
@@ -173,6 +173,21 @@ def test_the_field_equals_a_rasterisation(
         np.testing.assert_allclose(most, cells(fastest).max((1, 3)), rtol=1e-5)
         np.testing.assert_allclose(intra, cells(uncovered).mean((1, 3)), atol=1e-6)
         assert all(not plane.any() for plane in field.pop_planes())
+
+
+def test_a_grid_that_shows_its_middle_twice_has_its_motion_there_twice() -> None:
+    """Seven patches in eight rows and columns, whose fourth and fifth are one."""
+    grid = PatchGeometry(14, 2, 1, square=98).grid(112, 112)
+    random = np.random.default_rng(0)
+    places = [(16 * col + 8, 16 * row + 8) for row in range(7) for col in range(7) if (row, col) != (3, 2)]
+    vectors = np.array([(-1, 16, 16, *place, *random.integers(-40, 41, 2), 4) for place in places], dtype=VECTOR)
+    shown = np.ix_((0, 1, 2, 3, 3, 4, 5, 6), (0, 1, 2, 3, 3, 4, 5, 6))
+    plain, overlapping = MotionField(112, 112, PatchGrid(7, 7, 14, 1, 1)), MotionField(112, 112, grid)
+    for field in (plain, overlapping):
+        field.add_vectors(vectors, 1.0, 1.0)
+    for expected, found in zip(plain.pop_planes(), overlapping.pop_planes(), strict=True):
+        assert expected.any()
+        np.testing.assert_allclose(found, expected[shown], rtol=1e-5, atol=1e-5)
 
 
 @settings(deadline=None, max_examples=40)

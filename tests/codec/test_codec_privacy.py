@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from pasting import paste_patches
 
 from cluster.codec.file import FileSource
-from cluster.codec.privacy import PrivacyMasks, covered, fill
+from cluster.codec.privacy import PrivacyMasks, covered, covered_cells, covered_pixels, fill
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.registry import pruners
+from cluster.types import PatchGeometry
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
@@ -47,6 +48,18 @@ def test_no_more_is_covered_than_what_is_touched():
     assert fill(square, 4, 4).tolist() == [[0, 0, 0, 0], [0, 1, 1, 0], [0, 1, 1, 0], [0, 0, 0, 0]]
     triangle = ((0, 0), (0.99, 0), (0, 0.99))
     assert fill(triangle, 4, 4).tolist() == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 0, 0]]
+
+
+def test_a_grid_that_shows_its_middle_twice_hides_what_is_masked_there():
+    """Seven patches in eight rows and columns, whose fourth and fifth are one: a mask of the fifth patch's row."""
+    grid = PatchGeometry(14, 2, 1, square=98).grid(98, 98)
+    raster = np.zeros((98, 98), np.bool_)
+    raster[56:70] = True
+    assert covered_cells(raster, grid)[:, 0].tolist() == [False] * 5 + [True] + [False] * 2
+    assert np.flatnonzero(covered_pixels(raster, grid)[:, 0]).tolist() == list(range(70, 84))
+    raster[42:56] = True
+    assert covered_cells(raster, grid)[:, 0].tolist() == [False] * 3 + [True] * 3 + [False] * 2
+    assert np.flatnonzero(covered_pixels(raster, grid)[:, 0]).tolist() == list(range(42, 84))
 
 
 def test_crossing_edges_leave_no_hole():

@@ -43,6 +43,18 @@ def test_a_stuck_clock_is_taken_for_none() -> None:
     assert got == [5] + [None] * 25 + [5 + FRAME, 5 + 2 * FRAME, 5 + 3 * FRAME, 5 + 4 * FRAME]
 
 
+def test_a_clock_stays_stuck_however_long() -> None:
+    timeline = Timeline()
+    got = [timeline.place_picture(pts) for pts in [0, FRAME] + [FRAME] * 500]
+    assert got == [0, FRAME] + [None] * 25 + [FRAME * (2 + index) for index in range(475)]
+    assert timeline.jumps == 0
+    # It runs again, from where it stood: what was filled in is known to be wrong.
+    runs = [timeline.place_picture(FRAME + FRAME * (1 + index)) for index in range(40)]
+    assert runs[:24] == [FRAME * (477 + index) for index in range(24)]
+    assert runs[24:] == [FRAME * (26 + index) for index in range(16)]
+    assert timeline.jumps == 1
+
+
 def test_jumps_are_told_and_accepted() -> None:
     for there in (11 * MICROSECONDS, -2 * MICROSECONDS):
         timeline = Timeline()

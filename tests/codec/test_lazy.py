@@ -177,6 +177,19 @@ def test_a_clock_that_is_set_back_is_followed(footage: Callable[[str], Path], at
     assert ours == theirs
 
 
+def test_while_a_clock_stands_still_all_is_decoded(footage: Callable[[str], Path]) -> None:
+    header, packets = read(footage("h264"))
+    stuck = packets[6 * GOP + 5]
+    stays = [replace(each, pts=stuck.pts, dts=stuck.dts) for each in packets[6 * GOP + 5 :]]
+    full, lazily = (Camera(header, on=on).run(packets[: 6 * GOP + 5] + stays) for on in (False, True))
+    assert lazily.processor.stats.frames_spared > 0
+    theirs, ours = (
+        [(each.pts, each.mask.sum()) for each in camera.frames if each.pts > stuck.pts] for camera in (full, lazily)
+    )
+    assert any(kept for _, kept in theirs)
+    assert ours == theirs
+
+
 def test_damage_in_a_held_gop_is_found_when_it_is_decoded(footage: Callable[[str], Path]) -> None:
     header, packets = read(footage("hevc"))
     before = round(ARRIVES * FPS) - 3

@@ -102,6 +102,16 @@ def test_what_browsers_do_not_play_is_encoded_anew(codec):
         assert (stream.codec_context.name, stream.width, stream.height) == ("h264", WIDTH // 2, HEIGHT // 2)
 
 
+def test_pictures_that_came_in_a_burst_are_shown_as_far_as_a_player_can_tell_them_apart():
+    """As those of an MJPEG camera whose times are those of their arrival: 0.4 ms apart, in a clock of milliseconds."""
+    header, packets = video(8, "mjpeg")
+    times = [round(each * S) for each in (0, 0.05, 0.1, 0.1004, 0.1008, 0.1012, 0.15, 0.2)]
+    burst = [replace(packet, pts=time, dts=time) for packet, time in zip(packets, times, strict=True)]
+    shown = played(b"".join(parts_of(*placed(header, burst))[0]))
+    assert [at for at, _ in shown] == pytest.approx([0, 0.05, 0.1, 0.101, 0.15, 0.2], abs=0.0005)
+    assert [grey for _, grey in shown] == [pytest.approx(level(i), abs=6) for i in (0, 1, 2, 5, 6, 7)]
+
+
 def test_masks_are_in_every_picture(h264):
     recording, packets = placed(*h264, until=2 * S)
     masks = PrivacyMasks([((0.0, 0.0), (0.5, 0.0), (0.5, 1.0), (0.0, 1.0))])

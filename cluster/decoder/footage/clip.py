@@ -34,6 +34,8 @@ _TIME_BASE = Fraction(1, MICROSECONDS)
 _CLOCK = Fraction(1, 90_000)
 _TICK = 23
 """Least microseconds between two packets: the 90 kHz clock is coarser, and equal ticks would be refused."""
+_STEP = 1000
+"""Least microseconds between two pictures that are re-encoded, in milliseconds: equal ones would be refused."""
 _REORDER = MICROSECONDS // 5
 """Reordering delay assumed for B-pictures of cameras that send no decoding times."""
 _KEYFRAMES = 50
@@ -196,7 +198,7 @@ class Transcoder:
                 continue
             if self._container is None:
                 self._open(frame, time)
-            elif time <= self._last:
+            elif time < self._last + _STEP:
                 continue
             with _sourced("re-encoded"):
                 self._add(frame, time)

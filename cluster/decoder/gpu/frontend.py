@@ -12,7 +12,7 @@ import torch
 
 from cluster.codec.nvdec import DevicePicture
 from cluster.codec.picture import Outlines
-from cluster.codec.privacy import covered, shrink
+from cluster.codec.privacy import covered_pixels, shrink
 from cluster.decoder.gpu.picture import Planes, luma_difference, scale_planes, to_rgb
 from cluster.decoder.gpu.replenish import CellMemory, replenish
 from cluster.types import (
@@ -96,7 +96,7 @@ class DeviceCamera:
         if self._masks is None or self._masks.raster is not picture.masked:
             grid, device = picture.grid, planes.luma.device
             halved = shrink(picture.masked, planes.chroma.shape[1], planes.chroma.shape[0])
-            black = covered(picture.masked, grid.height, grid.width)
+            black = covered_pixels(picture.masked, grid)
             luma, chroma, small = (torch.from_numpy(each).to(device) for each in (picture.masked, halved, black))
             self._masks = _Masks(picture.masked, luma, chroma, small)
         return planes.painted(self._masks.luma, self._masks.chroma)
