@@ -498,6 +498,15 @@ def test_a_clock_that_is_set_back_goes_on() -> None:
     assert memory.frames == 5
 
 
+def test_a_clock_that_was_put_right_is_followed_again() -> None:
+    memory = StreamMemory("cam", spec(), stack())
+    # Set back by 998 s for two frames.
+    for number, second in enumerate((1000, 1001, 3, 4, 1005, 1006)):
+        memory.add_chunk(chunk(number, pts=second * MICROSECONDS))
+    assert [time // MICROSECONDS for time in memory.log.times] == [1000, 1001, 1002, 1003, 1005, 1006]
+    assert memory.memory_time(1007 * MICROSECONDS) == 1007 * MICROSECONDS
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.sampled_from(["add", "add", "add", "settle", "forget", "restore"]), min_size=4, max_size=30),
