@@ -63,7 +63,7 @@ class FrameLog:
 
     def time_of(self, pts: int) -> int:
         """Convert a camera's pts to this log's time."""
-        return pts + self.shift if self.times else pts
+        return pts + self.shift
 
     def frame_time(self, number: int) -> int:
         return self.times[bisect.bisect_left(self.numbers, number)]

@@ -507,6 +507,17 @@ def test_a_clock_that_was_put_right_is_followed_again() -> None:
     assert memory.memory_time(1007 * MICROSECONDS) == 1007 * MICROSECONDS
 
 
+def test_the_clock_of_a_memory_whose_frames_are_all_gone_is_that_of_its_next_frame() -> None:
+    memory = StreamMemory("cam", spec(), stack())
+    for number, second in enumerate((1000, 1001, 3, 4)):
+        memory.add_chunk(chunk(number, pts=second * MICROSECONDS))
+    memory.delete_frames(before_frame=4)
+    assert memory.frames == 0
+    told = memory.memory_time(5 * MICROSECONDS)
+    memory.add_chunk(chunk(4, pts=5 * MICROSECONDS))
+    assert told == memory.newest == 1004 * MICROSECONDS
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     st.lists(st.sampled_from(["add", "add", "add", "settle", "forget", "restore"]), min_size=4, max_size=30),
