@@ -35,7 +35,7 @@ class FrameLog:
     the camera's clock to the memory's.
 
     Frames are renumbered, since a restarted decoder counts from 0 again; a clock that was set back continues from its
-    last time.
+    last time, until it is ahead of that again: thumbnails and incidents are found by the camera's clock.
     """
 
     numbers: array[int] = field(default_factory=_integers)
@@ -51,7 +51,9 @@ class FrameLog:
 
     def add(self, pts: int) -> tuple[int, int]:
         """Add a frame at the camera's ``pts``; returns its number and time in this log."""
-        if self.times and pts + self.shift <= self.times[-1]:
+        if self.times and pts > self.times[-1]:
+            self.shift = 0
+        elif self.times and pts + self.shift <= self.times[-1]:
             self.shift = self.times[-1] + MICROSECONDS - pts
         number, time = self.next_number, pts + self.shift
         self.next_number += 1
@@ -61,7 +63,7 @@ class FrameLog:
 
     def time_of(self, pts: int) -> int:
         """Convert a camera's pts to this log's time."""
-        return pts + self.shift if self.times else pts
+        return pts + self.shift
 
     def frame_time(self, number: int) -> int:
         return self.times[bisect.bisect_left(self.numbers, number)]

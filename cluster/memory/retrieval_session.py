@@ -70,8 +70,8 @@ class RetrievalSession:
     Args:
         memory: of the camera that is asked about.
         retriever: selects the clusters for a query.
-        first_frame: older frames are left out; last_frame: and those after it, if given. Between the two all tokens
-            are read, whatever a query selects.
+        first_frame: older frames are left out, and a query selects among the rest; last_frame: and those after it, if
+            given. Between the two all tokens are read, whatever a query selects.
         before: frames from this number on are left out, if given.
         prefetch: whether :meth:`prefetch` loads anything; None: as :class:`LoadAhead` finds better.
         deadline_s: longest wait of one fetch; budget_s: of all together, since the engine's thread waits. What comes
@@ -192,10 +192,17 @@ class RetrievalSession:
             for of_head, head in zip(chosen, heads, strict=True):
                 of_head[:, head.clusters_between(self.first_frame, self.last_frame)] = True
             return chosen
-        chosen = retriever.select_groups(query.cpu(), sizes, tables)
-        if not self.first_frame:
-            return chosen
-        return [of_head & (table.latest >= self.first_frame) for of_head, table in zip(chosen, tables, strict=True)]
+        asked = [table.latest >= self.first_frame for table in tables] if self.first_frame else []
+        if all(bool(each.all()) for each in asked):
+            return retriever.select_groups(query.cpu(), sizes, tables)
+        # Clusters that are left out take no share of what is read.
+        numbers = [each.nonzero()[:, 0] for each in asked]
+        narrowed = [table.subset(of_head) for table, of_head in zip(tables, numbers, strict=True)]
+        chosen = [torch.zeros(len(sizes), len(table), dtype=torch.bool) for table in tables]
+        found = retriever.select_groups(query.cpu(), sizes, narrowed)
+        for of_head, number, groups in zip(chosen, numbers, found, strict=True):
+            of_head[:, number] = groups
+        return chosen
 
     def _keys(self, layer: int, clusters: Sequence[Tensor]) -> list[BlockKey]:
         """Blocks of all heads' clusters, head by head."""

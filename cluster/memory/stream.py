@@ -165,7 +165,8 @@ class StreamMemory(TieredHeads):
         with self._lock:
             if self._is_known(chunk.pts):
                 return
-            if not self.log.times:
+            # The compressor was made for the grid of the heads.
+            if not self.heads and not self.log.times:
                 self.rows, self.columns = chunk.rows, chunk.columns
             number, at = self.log.add(chunk.pts)
             self.recent.append(replace(chunk.on_grid(self.rows, self.columns), index=number, pts=at))
@@ -337,7 +338,7 @@ class StreamMemory(TieredHeads):
         for chunk in waiting:
             if not self._is_known(chunk.pts - before.shift):
                 number, at = self.log.add(chunk.pts - before.shift)
-                self.recent.append(replace(chunk, index=number, pts=at))
+                self.recent.append(replace(chunk.on_grid(self.rows, self.columns), index=number, pts=at))
         self.waiting_bytes = sum(map(_bytes, self.recent))
 
     def restored_window(self) -> bytes:

@@ -398,11 +398,12 @@ class TieredHeads:
         parts = check_parts(header, layers * per_layer)
         saved = FrameLog.restore(header["log"])
         pairs = [check_integers(pair, 2) for pair in header["partition_of"]]
-        # To roll back on an error.
+        # To roll back on an error. A memory without heads had no frame yet, and so no grid.
         before = self.shape, self.rows, self.columns, self.log
-        self.shape, self.rows, self.columns, self.log = shape, int(header["rows"]), int(header["columns"]), saved
+        self.shape, self.log = shape, saved
         try:
             if layers:
+                self.rows, self.columns = int(header["rows"]), int(header["columns"])
                 self._create_heads()
             for number, h, head in self.iter_heads():
                 at = number * per_layer + h
@@ -425,8 +426,7 @@ class TieredHeads:
 
     def _reset_stored(self) -> None:
         self.stored = StoredBlocks(self.stream, self.tiers, self._readers)
-        self._parts, self._unwritten, self.unsaved = {}, {}, False
-        self._compressor_hash = 0
+        self._parts, self._unwritten, self.unsaved, self._compressor_hash = {}, {}, False, 0
 
     def _load_head(self, layer: int, h: int, head: HeadMemory, keys: list[BlockKey], tokens: int) -> None:
         if not keys:

@@ -73,7 +73,6 @@ def _fields(kind: type) -> tuple[_Field, ...]:
         hint = hints[field.name]
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
         many = origin if origin in (tuple, list) else None
-        inner = arguments[0] if many else hint
-        optional = type(None) in arguments
-        found.append(_Field(field.name, _wire_name(field), optional, inner if is_dataclass(inner) else None, many))
+        inner = next((each for each in arguments or (hint,) if is_dataclass(each)), None)
+        found.append(_Field(field.name, _wire_name(field), type(None) in arguments, inner, many))
     return tuple(found)

@@ -104,7 +104,9 @@ def test_a_head_without_a_frame_counts_it_as_average_and_has_nothing_of_it(commo
         assert [each.tolist() for each in found] == wanted
 
 
-def test_a_session_reads_the_same_frames_in_every_head() -> None:
+@pytest.mark.parametrize("first", [0, 5, 8])
+def test_a_session_reads_the_same_frames_in_every_head(first: int) -> None:
+    """The nearest of those from ``first`` on, however near older ones are."""
     layers, heads, group, frames, count = 2, 2, 2, 10, 3
     spec = MemorySpec(compressor="none", organiser="frames", block_frames=4, cap_bytes=32 * 2**20)
     memory = StreamMemory("cam", spec, TierStack([Arena(64 * 2**20)]))
@@ -116,9 +118,9 @@ def test_a_session_reads_the_same_frames_in_every_head() -> None:
     memory.settle()
     for layer in range(layers):
         query = whole_numbers(heads * group, 4, WIDTH, seed=100 + layer)
-        wanted = published(query, [key[layer] for key in keys], count)
+        wanted = [first + number for number in published(query, [key[layer] for key in keys[first:]], count)]
         rows = torch.from_numpy(query).float().reshape(heads, group * 4, WIDTH)
-        with RetrievalSession(memory, ReKV(frames=count), prefetch=False) as retrieval:
+        with RetrievalSession(memory, ReKV(frames=count), first_frame=first, prefetch=False) as retrieval:
             found = retrieval.fetch(layer, rows)
         assert found.frame.tolist() == [[number for number in wanted for _ in range(4)]] * heads
         assert bool(found.valid.all())

@@ -212,6 +212,53 @@ def test_what_the_earlier_process_writes_late_is_taken_over_too() -> None:
     assert third.counts.lost == 0
 
 
+def finer(each: KVChunk) -> KVChunk:
+    """The same of a camera whose picture has twice as many rows and columns: each cell's lower left quarter."""
+    row, column = each.cell // COLUMNS, each.cell % COLUMNS
+    cell = (2 * row + 1) * 2 * COLUMNS + 2 * column
+    return replace(each, cell=cell, rows=2 * ROWS, columns=2 * COLUMNS)
+
+
+def test_a_window_that_is_stored_before_any_frame_does_not_change_the_grid() -> None:
+    memory, other = (StreamMemory("cam", spec(), tiers) for tiers in [stack()] * 2)
+    assert memory.restore() is other.restore() is Outcome.MISS
+    chunks = [chunk(number) for number in range(8)]
+    other.accept_chunk(chunks[0])
+    # Handed over late, and before the window was full.
+    assert memory.save(b"window") is Outcome.HIT
+    for each in chunks[1:]:
+        other.add_chunk(each)
+    assert (other.rows, other.columns) == (ROWS, COLUMNS)
+    same(held(other), expected(chunks))
+
+
+def test_frames_that_wait_for_a_restore_are_put_on_the_restored_grid() -> None:
+    memory, other = (StreamMemory("cam", spec(), tiers) for tiers in [stack()] * 2)
+    assert other.restore() is Outcome.MISS
+    chunks = [chunk(number) for number in range(8)]
+    for each in chunks[4:6]:
+        other.accept_chunk(finer(each))
+    for each in chunks[:4]:
+        memory.add_chunk(each)
+    assert memory.save() is Outcome.HIT
+    for each in chunks[6:]:
+        other.add_chunk(finer(each))
+    same(held(other), expected(chunks))
+
+
+def test_a_memory_keeps_its_grid_when_all_its_frames_are_gone() -> None:
+    memory = StreamMemory("cam", spec(compressor="infinipot_v"), stack())
+    for number in range(4):
+        memory.add_chunk(chunk(number))
+    memory.delete_frames(before_frame=4)
+    assert memory.frames == 0
+    chunks = [chunk(number) for number in range(4, 8)]
+    for each in chunks:
+        memory.add_chunk(finer(each))
+    assert memory.compressor.columns == memory.columns == COLUMNS
+    same(held(memory), expected(chunks))
+
+
 def test_frames_of_an_older_window_that_the_earlier_process_writes_late_are_there_once() -> None:
     """The other replica was given the window of an earlier save, before the last write was over."""
     memory = StreamMemory("cam", spec(), stack())
@@ -449,6 +496,26 @@ def test_a_clock_that_is_set_back_goes_on() -> None:
     assert memory.newest == 4 * MICROSECONDS
     assert memory.memory_time(2 * MICROSECONDS) == 6 * MICROSECONDS
     assert memory.frames == 5
+
+
+def test_a_clock_that_was_put_right_is_followed_again() -> None:
+    memory = StreamMemory("cam", spec(), stack())
+    # Set back by 998 s for two frames.
+    for number, second in enumerate((1000, 1001, 3, 4, 1005, 1006)):
+        memory.add_chunk(chunk(number, pts=second * MICROSECONDS))
+    assert [time // MICROSECONDS for time in memory.log.times] == [1000, 1001, 1002, 1003, 1005, 1006]
+    assert memory.memory_time(1007 * MICROSECONDS) == 1007 * MICROSECONDS
+
+
+def test_the_clock_of_a_memory_whose_frames_are_all_gone_is_that_of_its_next_frame() -> None:
+    memory = StreamMemory("cam", spec(), stack())
+    for number, second in enumerate((1000, 1001, 3, 4)):
+        memory.add_chunk(chunk(number, pts=second * MICROSECONDS))
+    memory.delete_frames(before_frame=4)
+    assert memory.frames == 0
+    told = memory.memory_time(5 * MICROSECONDS)
+    memory.add_chunk(chunk(4, pts=5 * MICROSECONDS))
+    assert told == memory.newest == 1004 * MICROSECONDS
 
 
 @settings(max_examples=20, deadline=None)

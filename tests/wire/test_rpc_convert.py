@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sightline.v1 import cameras_pb2, frames_pb2, ingest_pb2, results_pb2
+from sightline.v1 import cameras_pb2, frames_pb2, ingest_pb2, pictures_pb2, results_pb2
 
 from cluster.types import (
     Answer,
@@ -23,8 +23,9 @@ from cluster.types import (
     TokenCount,
     mask_digest,
 )
+from cluster.types.cameras import DiscoveredCamera, DiscoveredStream, Discovery
 from cluster.wire import convert
-from cluster.wire.mapping import to_message
+from cluster.wire.mapping import from_message, to_message
 
 prop = settings(deadline=None, max_examples=50)
 int64 = st.integers(-(2**63), 2**63 - 1)
@@ -230,6 +231,26 @@ def test_question_without_threshold_gets_the_default():
 def test_question_with_an_impossible_threshold():
     with pytest.raises(ValueError, match=r"threshold of 1\.5"):
         convert.question_from_proto(cameras_pb2.Question(id="a", text="b", threshold=1.5))
+
+
+found_cameras = st.builds(
+    DiscoveredCamera,
+    address=names,
+    name=text,
+    model=text,
+    streams=st.lists(
+        st.builds(DiscoveredStream, profile=text, codec=text, width=uint32, height=uint32, fps=seconds, source=text),
+        max_size=2,
+    ).map(tuple),
+    error=text,
+)
+
+
+@prop
+@given(st.builds(Discovery, *[uint32] * 4, st.none() | found_cameras))
+def test_discovery(found):
+    wire = to_message(pictures_pb2.DiscoverReply, found).SerializeToString()
+    assert from_message(Discovery, pictures_pb2.DiscoverReply.FromString(wire)) == found
 
 
 states = st.sampled_from(["waiting", "connecting", "running", "backoff", "error", "ended", "paused"])

@@ -221,6 +221,16 @@ class ClusterTable:
         self.of_token = number[self.of_token]
         self._take(stays.nonzero()[:, 0])
 
+    def subset(self, clusters: Tensor) -> Self:
+        """A table of ``clusters [m]``, ascending, and of their tokens alone."""
+        other = copy.copy(self)
+        other._take(clusters)
+        number = torch.full((len(self),), -1, dtype=torch.int64)
+        number[clusters] = torch.arange(len(clusters))
+        place = number[self.of_token]
+        other.of_token = place[place >= 0]
+        return other
+
     def copy(self) -> Self:
         other = copy.copy(self)
         for name in _STORED:
