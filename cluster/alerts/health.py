@@ -240,10 +240,9 @@ class HealthMonitor:
         now_s: float,
     ) -> None:
         condition, watch = self._conditions[subject], camera.watches[subject]
-        if not condition.enabled:
-            return
         incident = self._open_incidents.get(status.name, subject)
-        if not finding.holds:
+        # A condition that is no longer checked may have an open incident of before.
+        if not (condition.enabled and finding.holds):
             watch.since_s = None
             watch.gone_s = now_s if watch.gone_s is None else watch.gone_s
             if incident is not None and now_s - watch.gone_s >= self._rules.clear_s:
