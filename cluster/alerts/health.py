@@ -32,7 +32,7 @@ class CameraStates:
 
 def default_rule(alerts: AlertsConfig) -> Rule:
     """Rule of a question whose camera is not known yet."""
-    return Rule(**{name: getattr(alerts, name) for name in _RULE_KEYS})
+    return Rule(**{name: getattr(alerts, name) for name in RULE_KEYS})
 
 
 def question_rules(camera: CameraConfig, alerts: AlertsConfig) -> dict[str, Rule]:
@@ -50,7 +50,8 @@ def question_rules(camera: CameraConfig, alerts: AlertsConfig) -> dict[str, Rule
     }
 
 
-_RULE_KEYS = ("consecutive", "release", "hysteresis", "cooldown_s", "update_s", "severity")
+RULE_KEYS = ("consecutive", "release", "hysteresis", "cooldown_s", "update_s", "severity")
+"""Keys of the section of alerts that are those of a rule."""
 
 OFFLINE, FROZEN, COVERED, SCENE, UNANSWERED = HEALTH_SUBJECTS
 
