@@ -71,9 +71,6 @@ class Controller(ActorProcess):
         self._tls = peer_tls(config.security)
         self._metrics = serve_metrics(own_host(host), config.cluster.metrics_ports, lambda: CONTROLLER, tls=self._tls)
         describe_process(config, "controller")
-        self._fleet_metrics = metrics.FleetMetrics(
-            {"decoder": config.cluster.decoders, "replica": config.cluster.replicas}
-        )
         self._counted_s = 0.0
         state = config.cluster.state_dir
         table = RayTable(f"sightline-{run_id}") if state is None else FileTable(Path(state, "cameras.sqlite"))
@@ -87,6 +84,9 @@ class Controller(ActorProcess):
         )
         self._table = CameraTable(config, self._directory, self._kv)
         self._decoders = DecoderCount.configured(config.cluster, self._kv.decoders() if self._restarted else 0)
+        self._fleet_metrics = metrics.FleetMetrics(
+            {"decoder": self._decoders.count, "replica": config.cluster.replicas}
+        )
         self._deletions = DeletionTracker(config.cluster.replicas, self._kv.removed())
         self._failure: SightlineError | None = None
         # In memory alone: they hold tokens, which nothing writes to a disk.
@@ -97,6 +97,7 @@ class Controller(ActorProcess):
         self._keeping = asyncio.Lock()
         self._probing: set[str] = set()
         self._seen_replicas: set[str] = set()
+        self._seen_decoders: dict[str, str] = {}
         self._background = {run_task(self._settle()), run_task(self._watch_heartbeats())}
 
     async def stop(self) -> None:
@@ -210,18 +211,20 @@ class Controller(ActorProcess):
     # -- members --------------------------------------------------------------------------------
     async def register_decoder(self, info: DecoderInfo, running: Sequence[str]) -> None:
         """Register a decoder, after its start or this controller's."""
-        known = self._directory.decoders.get(info.name)
-        if known is not None and known.instance != info.instance:
+        # Not those of the directory: one that takes longer to start than heartbeats may be away is no longer there.
+        if self._seen_decoders.get(info.name, info.instance) != info.instance:
             metrics.restarts.labels("decoder").inc()
+        self._seen_decoders[info.name] = info.instance
         self._directory.join_decoder(info, time.monotonic(), running)
         log.info("%s joined at %s", info.name, info.address)
         await self._notify()
 
     async def register_replica(self, info: ReplicaInfo, known_as: str | None, streams: Sequence[str]) -> str:
         """Register a ready replica, after its start or this controller's; returns its name."""
-        self._seen_replicas.add(info.instance)
-        if len(self._seen_replicas) > self._config.cluster.replicas:
-            metrics.restarts.labels("replica").inc()
+        if info.instance not in self._seen_replicas:
+            self._seen_replicas.add(info.instance)
+            if len(self._seen_replicas) > self._config.cluster.replicas:
+                metrics.restarts.labels("replica").inc()
         name = self._directory.join_replica(info, time.monotonic(), known_as=known_as, streams=streams)
         log.info("%s joined at %s", name, info.address)
         if len(self._directory.replicas) > self._config.cluster.replicas:
@@ -386,6 +389,9 @@ class Controller(ActorProcess):
         if self._settled.is_set():
             if self._decoders.decide(self._directory.decoder_table.loads, time.monotonic()):
                 self._kv.put_decoders(self._decoders.count)
+                # One that is taken away and added again later has not died.
+                left = self._seen_decoders.items()
+                self._seen_decoders = {name: each for name, each in left if name in self._decoders.names}
             if self._directory.keep_decoders(self._decoders.names):
                 await self._notify()
 

@@ -23,6 +23,7 @@ from actors.remote import (
     gateway_names,
 )
 from actors.tier import TierNode, tier_name
+from cluster.alerts.health import RULE_KEYS
 from cluster.config import SightlineConfig
 from cluster.config.alerts import AlertsConfig
 from cluster.config.cluster import ClusterConfig, PlacementConfig
@@ -44,8 +45,13 @@ def only(config: SightlineConfig, *sections: str) -> SightlineConfig:
     numbers = {"decoders": 1, "max_decoders": None, "replicas": 1}
     given["cluster"] = _but_gateways(config.cluster).model_copy(update=numbers)
     if "alerts" not in kept:
-        given["alerts"] = AlertsConfig(enabled=config.alerts.enabled)
+        given["alerts"] = _alerts(config)
     return config.model_copy(update=given)
+
+
+def _alerts(config: SightlineConfig, *keys: str) -> AlertsConfig:
+    """Whether there are incidents, and these keys."""
+    return AlertsConfig(**{key: getattr(config.alerts, key) for key in ("enabled", *keys)})
 
 
 def _but_gateways(cluster: ClusterConfig) -> ClusterConfig:
@@ -107,11 +113,14 @@ def processes(
     found = [Process(CONTROLLER, Controller, (controls, run_id, host), "control", keeps_state=True)]
     # Of the cameras, decoders are told which files they may open.
     allowed = config.security.model_copy(update={"file_roots": decoder_roots(config)})
-    decodes = only(config, "gateway", "clips", "tracing").model_copy(update={"security": allowed})
+    # Clips begin before the windows that open an incident.
+    opens = _alerts(config, "consecutive")
+    decodes = only(config, "gateway", "clips", "tracing").model_copy(update={"security": allowed, "alerts": opens})
     found += [Process(name, Decoder, (decodes, name, host), "decoder") for name in decoders]
     serves = only(config, "gateway", "asking")
     there = serves.cluster.model_copy(update={"placement": config.cluster.placement})
-    serves = serves.model_copy(update={"cluster": there})
+    # Rules are rehearsed there.
+    serves = serves.model_copy(update={"cluster": there, "alerts": _alerts(config, *RULE_KEYS)})
     found += [Process(name, Gateway, (serves, name), "gateway") for name in gateway_names(config.cluster.gateways)]
     if config.alerts.enabled:
         alerts = only(config, "alerts", "clips", "tracing")

@@ -71,7 +71,7 @@ def calibrate(
     if print_json(json, proposals):
         _show(proposals, missing)
         if apply:
-            said = ", ".join(f"threshold of {each} is {threshold:.3f}" for each, threshold in better.items())
+            said = ", ".join(f"threshold of {each} is {_digits(threshold)}" for each, threshold in better.items())
             print(f"{name}: {said or 'nothing to change'}")
         elif better:
             print(f"save it with `sightline cameras calibrate {name} --apply`")
@@ -91,10 +91,18 @@ def _proposals(
         cooldown_s = timeline.cooldown_s if each.cooldown_s is None else each.cooldown_s
         try:
             bins = timeline.scores.get(each.id, ())
-            found.append(propose_threshold(each.id, each.threshold, reviewed, bins, keep=keep, cooldown_s=cooldown_s))
+            # Scores of another wording say nothing of this one's.
+            same = [incident for incident in reviewed if incident.question in ("", each.text)]
+            found.append(propose_threshold(each.id, each.threshold, same, bins, keep=keep, cooldown_s=cooldown_s))
         except NotReadyError as error:
             missing.append(str(error))
     return found, missing
+
+
+def _digits(threshold: float) -> str:
+    """Three, unless it has more: 0.9995 is not 1.000."""
+    shown = f"{threshold:.3f}"
+    return shown if float(shown) == threshold else str(threshold)
 
 
 def _show(proposals: list[Proposal], missing: list[str]) -> None:
@@ -106,7 +114,7 @@ def _show(proposals: list[Proposal], missing: list[str]) -> None:
             rows.append(
                 (
                     proposal.question,
-                    f"{trade.threshold:.3f}",
+                    _digits(trade.threshold),
                     f"{trade.kept} of {trade.confirmed}",
                     f"{trade.avoided} of {trade.rejected}",
                     str(trade.opened),

@@ -10,6 +10,7 @@ from cluster.errors import NotReadyError
 FEWEST = 5
 """Reviewed incidents of a question that a proposal needs."""
 _DIGITS = 3
+"""Of a threshold, where two levels are not closer together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +82,14 @@ def propose_threshold(
     else:
         below = max(avoidable)
         least_kept = min((level for level in confirmed if level > below), default=1.0)
-        proposed = round((below + least_kept) / 2, _DIGITS)
+        proposed = _between(below, least_kept)
         reason = f"between {below:.3f}, which was rejected, and {least_kept:.3f}, which was confirmed"
         if not confirmed:
             reason = f"above {below:.3f}, the highest that was rejected; none was confirmed"
     shown = {current, proposed}
     if proposed != current:
         # Also half way there, and half way on to what would lose a confirmed one.
-        shown |= {round((current + proposed) / 2, _DIGITS), round((proposed + least_kept) / 2, _DIGITS)}
+        shown |= {_between(current, proposed), _between(proposed, least_kept)}
     trades = tuple(
         Trade(
             threshold,
@@ -101,6 +102,13 @@ def propose_threshold(
         for threshold in sorted(shown)
     )
     return Proposal(question, current, proposed, reason, trades)
+
+
+def _between(low: float, high: float) -> float:
+    """The middle in as few digits as lie between the two: sure answers score 0.9995 and 0.9998. ``high`` where nothing
+    does."""
+    middle = (low + high) / 2
+    return next((each for digits in range(_DIGITS, 18) if low < (each := round(middle, digits)) < high), high)
 
 
 def count_incidents(bins: Sequence[ScoreBin], threshold: float, *, cooldown_s: float = 60.0) -> int:

@@ -32,7 +32,7 @@ class CameraStates:
 
 def default_rule(alerts: AlertsConfig) -> Rule:
     """Rule of a question whose camera is not known yet."""
-    return Rule(**{name: getattr(alerts, name) for name in _RULE_KEYS})
+    return Rule(**{name: getattr(alerts, name) for name in RULE_KEYS})
 
 
 def question_rules(camera: CameraConfig, alerts: AlertsConfig) -> dict[str, Rule]:
@@ -50,7 +50,8 @@ def question_rules(camera: CameraConfig, alerts: AlertsConfig) -> dict[str, Rule
     }
 
 
-_RULE_KEYS = ("consecutive", "release", "hysteresis", "cooldown_s", "update_s", "severity")
+RULE_KEYS = ("consecutive", "release", "hysteresis", "cooldown_s", "update_s", "severity")
+"""Keys of the section of alerts that are those of a rule."""
 
 OFFLINE, FROZEN, COVERED, SCENE, UNANSWERED = HEALTH_SUBJECTS
 
@@ -240,10 +241,9 @@ class HealthMonitor:
         now_s: float,
     ) -> None:
         condition, watch = self._conditions[subject], camera.watches[subject]
-        if not condition.enabled:
-            return
         incident = self._open_incidents.get(status.name, subject)
-        if not finding.holds:
+        # A condition that is no longer checked may have an open incident of before.
+        if not (condition.enabled and finding.holds):
             watch.since_s = None
             watch.gone_s = now_s if watch.gone_s is None else watch.gone_s
             if incident is not None and now_s - watch.gone_s >= self._rules.clear_s:

@@ -110,7 +110,8 @@ class QuietHoursConfig(Section):
         if not self.covers(at_s):
             return at_s
         now = datetime.fromtimestamp(at_s, ZoneInfo(self.timezone))
-        end = datetime.combine(now, time.fromisoformat(self.end), now.tzinfo)
+        # Of an hour that the clocks repeat, the one that it is.
+        end = datetime.combine(now, time.fromisoformat(self.end).replace(fold=now.fold), now.tzinfo)
         return (end if end > now else end + timedelta(days=1)).timestamp()
 
 

@@ -75,14 +75,12 @@ def _from_csv(text: str) -> Iterator[tuple[int, Any]]:
                     raise ConfigError(f"line {rows.line_num}: no column {unknown[0]!r}; there are {', '.join(COLUMNS)}")
                 continue
             cells = {column: cell.strip() for column, cell in zip(columns, row, strict=False) if cell.strip()}
-            body: dict[str, Any] = {key: cells[key] for key in ("name", "source", "priority") if key in cells}
+            body: dict[str, Any] = {key: cell for key, cell in cells.items() if key != "question"}
             if len(row) > len(columns):
                 # A comma in a question that is not in quotes.
                 body = {"name": cells.get("name", ""), "columns": "too many; put text with commas in quotes"}
             if "question" in cells:
                 body["questions"] = [{"id": "question", "text": cells["question"]}]
-            if "paused" in cells:
-                body["paused"] = cells["paused"].lower() in ("1", "yes", "true")
             yield rows.line_num, body
     except csv.Error as error:
         raise ConfigError(f"line {rows.line_num}: not CSV: {error}") from None

@@ -248,12 +248,14 @@ class Reconciler:
             return
         cameras = {status.name: status for status in await self._cluster.statuses()}
         due: list[tuple[float, CameraResource]] = []
-        wait_s = {"nothing": math.inf, "later": self._config.status_refresh_s, "soon": self._config.status_s}
+        wait_s = {"later": self._config.status_refresh_s, "soon": self._config.status_s}
         for name, resource in resources.items():
             done = self._done.get(name)
             if done is None or done.asked != resource.asked:
                 continue
             kind = worth_writing(resource.status, self._status(resource, cameras.get(name)))
+            if kind == "nothing":
+                continue
             uid, written_s = self._written_s.get(name, ("", -math.inf))
             told_s = written_s if uid == resource.uid else -math.inf
             if self._clock() - told_s >= wait_s[kind]:

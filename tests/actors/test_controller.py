@@ -12,11 +12,13 @@ from waiting import until_async
 import actors.remote
 from actors.controller import FORGET_HEARTBEATS, Controller
 from actors.controller_directory import ControllerDirectory
+from cluster import metrics
 from cluster.config import CameraEntry, load_config
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.cameras.table import CameraStore, FileTable
 from cluster.errors import ManagedElsewhereError, UnavailableError, UnknownCameraError
-from cluster.types.reports import DecoderInfo
+from cluster.types import PatchGeometry
+from cluster.types.reports import DecoderInfo, ReplicaInfo
 
 
 async def test_a_removal_is_waited_for_as_long_as_the_controller_waits(monkeypatch) -> None:
@@ -64,6 +66,46 @@ async def _members_expire(tmp_path) -> None:
     # What could not be written is, once the disk takes it.
     controller._kv.put_counted = put
     await until_async(lambda: controller._kept == controller._directory.version, "what was counted")
+    for task in controller._background:
+        task.cancel()
+
+
+def test_a_process_that_starts_again_is_counted_once(tmp_path) -> None:
+    asyncio.run(asyncio.wait_for(_restarts(tmp_path), 60))
+
+
+async def _restarts(tmp_path) -> None:
+    controller = settled_controller(tmp_path)
+    directory = controller._directory
+
+    def counted() -> list[float]:
+        name = "sightline_process_restarts_total"
+        return [metrics.REGISTRY.get_sample_value(name, {"role": role}) or 0.0 for role in ("decoder", "replica")]
+
+    began, found = counted(), []
+    # Started; started again; away for longer than a heartbeat may take, and back as the same process.
+    for instance in ("a", "b", "b"):
+        await controller.register_decoder(DecoderInfo("decoder-0", instance, "127.0.0.1:1", "", 1), [])
+        directory.leave_decoder("decoder-0")
+        info = ReplicaInfo(instance, "127.0.0.1:1", "", 1, PatchGeometry(14, 2, 2))
+        directory.leave_replica(await controller.register_replica(info, None, []))
+        found.append([now - before for now, before in zip(counted(), began, strict=True)])
+    assert found == [[0, 0], [1, 1], [1, 1]]
+    for task in controller._background:
+        task.cancel()
+
+
+def test_a_controller_that_starts_again_wants_as_many_decoders_as_before(tmp_path) -> None:
+    asyncio.run(asyncio.wait_for(_wanted(tmp_path), 60))
+
+
+async def _wanted(tmp_path) -> None:
+    store = CameraStore(FileTable(tmp_path / "cameras.sqlite"))
+    store.begin("run")
+    store.put_decoders(3)
+    cluster = {"state_dir": str(tmp_path), "decoders": 1, "max_decoders": 4}
+    controller = Controller(load_config(None, {"cluster": cluster}), "run", "127.0.0.1")
+    assert metrics.REGISTRY.get_sample_value("sightline_fleet_wanted", {"role": "decoder"}) == 3
     for task in controller._background:
         task.cancel()
 

@@ -1,12 +1,15 @@
 """What a change of the configuration restarts: the processes that read it, and no other."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from actors.processes import processes
-from cluster.config import load_config
+from cluster.alerts.health import default_rule
+from cluster.config import CameraEntry, camera_settings, load_config
 from cluster.config.sources import file_roots
+from cluster.decoder.footage.camera import clip_lookback_s
 from cluster.hosts import is_below
 from cluster.redaction import SourceAddress
 
@@ -32,7 +35,9 @@ def digests(**changes) -> dict[str, str]:
         ({"cameras": [{"name": "gate", "source": "rtsp://10.0.0.11/1"}]}, {"controller"}),
         ({"cameras": [{"name": "gate", "source": "/clips/gate.mp4"}]}, {"controller", *DECODERS}),
         ({"window": {"stride_s": 4}}, {"controller"}),
-        ({"alerts": {"cooldown_s": 5}}, {"alerting"}),
+        ({"alerts": {"retention": "7d"}}, {"alerting"}),
+        ({"alerts": {"cooldown_s": 5}}, {"alerting", "gateway"}),
+        ({"alerts": {"consecutive": 5}}, {"alerting", "gateway", *DECODERS}),
         ({"clips": {"after_s": 5}}, {"alerting", *DECODERS}),
         ({"gateway": {"credit": 8}}, {"gateway", *DECODERS}),
         ({"cluster": {"replicas": 2}}, {"controller"}),
@@ -45,6 +50,16 @@ def digests(**changes) -> dict[str, str]:
 def test_a_change_restarts_what_reads_it(changes, restarted) -> None:
     before, after = digests(), digests(**changes)
     assert {name for name in before if before[name] != after[name]} == restarted
+
+
+def test_gateways_rehearse_with_the_rule_and_decoders_keep_packets_for_it() -> None:
+    rule = {"consecutive": 7, "release": 3, "hysteresis": 0.2, "cooldown_s": 90, "update_s": 30, "severity": "info"}
+    config = load_config(None, BASE | {"alerts": rule})
+    given = {each.name: each.arguments[0] for each in processes(config, "run", None)}
+    assert asdict(default_rule(given["gateway"].alerts)).items() >= rule.items()
+    # Seven windows of 40 s every 8 s, after 10 s of lead; three strides later the last of them is answered.
+    camera = camera_settings(config, CameraEntry(name="gate"))
+    assert clip_lookback_s(camera, given["decoder-0"]) == 10 + 40 + 6 * 8 + 3 * 8
 
 
 def test_decoders_are_those_that_the_controller_decided_on() -> None:

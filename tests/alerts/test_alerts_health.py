@@ -107,6 +107,16 @@ def test_covered_is_sudden(make):
     assert desk.each_second(make, 80, 95) == [(90, "end", "covered-lens")]
 
 
+def test_an_incident_of_a_condition_that_is_no_longer_checked_ends(make):
+    before = Desk()
+    before.each_second(make, 0, 70)
+    before.each_second(make, 70, 80, luma=9.0, spread=4.0)
+    [incident] = before.open_incidents.oldest_first
+    after = Desk(HealthConfig(covered={"enabled": False}))
+    after.open_incidents.load([incident], {}, [], NOW + 80)
+    assert after.each_second(make, 80, 100, luma=9.0, spread=4.0) == [(90, "end", "covered-lens")]
+
+
 def test_dusk_is_not(make):
     """Contrast falls to a tenth within half an hour."""
     desk = Desk()

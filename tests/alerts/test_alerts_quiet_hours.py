@@ -55,6 +55,17 @@ def test_when_they_are_over(hours, moment, over):
     assert hours.end_after(at(moment)) == at(over)
 
 
+@pytest.mark.parametrize(
+    ("moment", "over"),
+    # 02:15 twice: the first time, and an hour later, when the clocks have gone back.
+    [("2030-10-27T00:15", "2030-10-27T00:30"), ("2030-10-27T01:15", "2030-10-27T01:30")],
+)
+def test_when_they_are_over_in_an_hour_that_the_clocks_repeat(moment, over):
+    hours = QuietHoursConfig(start="22:00", end="02:30", timezone="Europe/Berlin")
+    assert [hours.covers(at(each)) for each in (moment, over)] == [True, False]
+    assert hours.end_after(at(moment)) == at(over)
+
+
 DAY = "2030-01-31T11:00"
 QUIET = "2030-01-31T12:10", "2030-01-31T12:50"
 AFTER = "2030-01-31T13:30", "2030-01-31T14:00"

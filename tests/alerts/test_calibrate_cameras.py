@@ -68,6 +68,17 @@ def test_false_alarms_alone_put_it_above_them(make):
     assert "none was confirmed" in found.reason
 
 
+@pytest.mark.parametrize(("below", "above"), [(0.9993, 0.9998), (0.99991, 0.99995), (0.7004, 0.7006), (0.9999, 1.0)])
+def test_levels_close_together_are_told_apart_too(make, below, above):
+    """Of a model that is sure of its answers."""
+    found = propose_threshold("person", 0.5, history(make, [above] * 3, [below] * 3))
+    assert below < found.proposed <= above
+    assert found.proposed < 1, "no question may have a threshold of 1"
+    assert all(0.5 <= each.threshold <= 1 for each in found.trades)
+    best = next(each for each in found.trades if each.threshold == found.proposed)
+    assert (best.kept, best.avoided) == (3, 3)
+
+
 def test_it_is_never_lowered(make):
     """What a lower one would open, nobody has reviewed; those were confirmed when the threshold was lower."""
     found = propose_threshold("person", 0.85, history(make, [0.6, 0.9, 0.95], [0.5, 0.55]))

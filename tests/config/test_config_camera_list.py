@@ -49,6 +49,14 @@ def test_csv_with_errors_by_line() -> None:
     assert "quotes" in wrong[9] or "columns" in wrong[9]
 
 
+def test_paused_is_said_as_in_a_configuration_and_nothing_else_is_taken_for_no() -> None:
+    said = {"yes": True, "TRUE": True, "on": True, "y": True, "1": True, "no": False, "off": False, "0": False}
+    rows = [f"c{number},demo://gate,{each}" for number, each in enumerate(said)]
+    found = parse_camera_list("\n".join(["name,source,paused", *rows]))
+    assert [each.entry.paused for each in found if each.entry is not None] == list(said.values())
+    assert "paused" in errors("name,source,paused\ngate,demo://gate,ja\n")[2]
+
+
 def test_yaml_with_errors_by_line_and_no_variables_of_the_gateway() -> None:
     found = parse_camera_list(YAML)
     assert [each.name for each in found if each.entry is not None] == ["gate"]

@@ -4,10 +4,11 @@ import pytest
 
 from cluster.alerts.health import HealthMonitor
 from cluster.alerts.open_incidents import OpenIncidents
-from cluster.config import load_config, parse_camera
-from cluster.control.cameras.managed import ManagedCamera
+from cluster.config import camera_settings, load_config, parse_camera
+from cluster.control.cameras.managed import ManagedCamera, settings_of
 from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
+from cluster.decoder.pipeline import pipeline_settings
 from cluster.errors import ConfigError
 from cluster.types import PatchGeometry
 from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo
@@ -76,3 +77,22 @@ def test_a_source_as_it_is_shown_keeps_its_password_and_no_other_gets_it(table: 
     assert table.managed(["gate"])[0].entry.source.reveal() == SOURCE
     with pytest.raises(ConfigError, match="in place of a secret"):
         table.add(ManagedCamera(entry=parse_camera("other", shown, QUESTIONS)), 0.0)
+
+
+def test_a_source_is_tested_as_it_would_run_although_decoders_have_no_sections_of_cameras() -> None:
+    sections = {
+        "sampling": {"fps": 5},
+        "window": {"length_s": 8, "stride_s": 4},
+        "pruning": {"policy": "none"},
+        "source": {"decoded_bytes": 2**29, "backoff": {"max_s": 60}},
+        "cluster": {"decode": "cpu"},
+        "tiers": {"host_bytes": "2GiB"},
+    }
+    table = CameraTable(load_config(None, sections), Directory())
+    camera = managed(memory={"cap": "1536MiB"}, source_options={"connect_timeout_s": 9}).entry
+    sent = table.check_test(camera)
+    there = parse_camera("gate", sent.source, settings=settings_of(sent))
+    wanted = camera_settings(load_config(None, sections), camera)
+    found = camera_settings(load_config(None, {}), there)
+    assert pipeline_settings(found) == pipeline_settings(wanted)
+    assert found.source_options == wanted.source_options

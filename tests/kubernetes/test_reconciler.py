@@ -209,6 +209,22 @@ async def test_statuses_are_written_when_something_changed_and_not_more_often_th
         assert len(kube.status_writes) == settled + 1
 
 
+async def test_a_reconciler_that_starts_again_writes_no_status_that_is_right(kube):
+    cluster = CameraCluster()
+    names = [f"cam-{number}" for number in range(3)]
+    for name in names:
+        kube.apply(name, {})
+    async with Rig(kube, cluster) as rig:
+        for name in names:
+            await rig.condition(name, "Running", "False", "Waiting")
+        await asyncio.sleep(0.3)
+    settled = len(kube.status_writes)
+    kube.apply("late", {})
+    async with Rig(kube, cluster) as rig:
+        await rig.condition("late", "Accepted", "True", "Accepted")
+    assert {name for name, _ in kube.status_writes[settled:]} == {"late"}
+
+
 async def test_a_server_that_takes_no_status_is_not_asked_for_each_camera(kube, caplog):
     cluster = CameraCluster()
     for number in range(12):

@@ -323,15 +323,17 @@ class CameraTable:
         return entry
 
     def check_test(self, entry: CameraEntry) -> CameraEntry:
-        """A camera whose source is to be tested, with its secrets.
+        """A camera whose source is to be tested, with its secrets and the settings that it would run with.
 
         Raises:
             ConfigError: settings that contradict each other, or a source that may not be opened.
         """
         entry = self.restore_secrets(entry)
         check_files(self._config, entry)
-        camera_settings(self._config, entry)
-        return entry
+        camera = camera_settings(self._config, entry)
+        # Decoders are not given the cluster's own sections, nor what its tiers hold of a memory.
+        sections = ("sampling", "pruning", "window", "source_options", "decode")
+        return entry.model_copy(update={name: getattr(camera, name) for name in sections} | {"memory": None})
 
     @property
     def names(self) -> list[str]:

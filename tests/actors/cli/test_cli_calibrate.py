@@ -1,6 +1,7 @@
 """Incidents confirmed and rejected on the command line, and the thresholds that are proposed from them."""
 
 import json
+from dataclasses import replace
 
 from gateway_parts import make_answer, served_in_thread
 
@@ -68,3 +69,16 @@ def test_incidents_are_counted_with_the_clusters_cooldown_or_the_questions_own()
     asked = [QuestionConfig(**QUESTIONS[0]), QuestionConfig(**QUESTIONS[0], cooldown_s=60)]
     (cluster, own), missing = _proposals(Timelines(), "gate", asked, 0.0, 1.0)
     assert (cluster.trades[0].opened, own.trades[0].opened, missing) == (1, 12, [])
+
+
+class Reworded(Timelines):
+    def incidents(self, camera, verdict, limit):
+        found = super().incidents(camera, verdict, limit)
+        return [replace(each, question="Is a dog there?") for each in found[:3]] + found[3:]
+
+
+def test_incidents_of_another_wording_of_the_question_do_not_count():
+    asked = [QuestionConfig(**QUESTIONS[0])]
+    found, [missing] = _proposals(Reworded(), "gate", asked, 0.0, 1.0)
+    assert not found
+    assert "has 4 confirmed or rejected incidents" in missing
