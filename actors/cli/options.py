@@ -109,7 +109,7 @@ CameraPriority = Annotated[
     ),
 ]
 
-_QUESTION = re.compile(r"(?:(?P<id>[\w.-]+)(?:@(?P<threshold>[\d.]+))?=)?(?P<text>.+)", re.DOTALL)
+_QUESTION = re.compile(r"(?:(?P<id>[\w.-]+)(?:@(?P<threshold>[^\s=]*))?=)?(?P<text>.+)", re.DOTALL)
 
 
 def client_credentials() -> ClientCredentials:
@@ -158,7 +158,7 @@ def parse_questions(questions: list[str] | None) -> list[dict[str, Any]]:
         if match is None:
             raise ConfigError(f"question {index} is empty; write it as TEXT or ID=TEXT")
         question: dict[str, Any] = {"id": match["id"] or f"q{index}", "text": match["text"].strip()}
-        if match["threshold"]:
+        if match["threshold"] is not None:
             try:
                 question["threshold"] = float(match["threshold"])
             except ValueError:

@@ -169,7 +169,7 @@ def console(*, stderr: bool = False) -> Console:
 def write_json(target: str, body: Any) -> None:
     """Write ``body``, which may hold dataclasses, to a file, or to standard output for ``-``. Raises
     ``SightlineError``: the file cannot be written."""
-    text = json.dumps(body, indent=2, default=asdict)
+    text = _json_text(body, indent=2)
     if target == "-":
         print(text)
         return
@@ -179,6 +179,12 @@ def write_json(target: str, body: Any) -> None:
         path.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise unwritable(path, error) from None
+
+
+def _json_text(body: Any, *, indent: int | None = None) -> str:
+    """JSON knows neither NaN nor infinity, as of a model that overflows: they become null."""
+    known = json.loads(json.dumps(body, default=asdict), parse_constant=lambda _: None)
+    return json.dumps(known, indent=indent)
 
 
 def print_json(target: str | None, body: Any) -> bool:
@@ -306,7 +312,7 @@ class JsonLines:
         if self._file is None:
             return
         try:
-            self._file.write(json.dumps(body) + "\n")
+            self._file.write(_json_text(body) + "\n")
             self._file.flush()
         except BrokenPipeError:
             raise

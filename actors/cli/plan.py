@@ -93,6 +93,7 @@ def city(
 
     $ sightline plan city --against loadtest.json
     """
+    from cluster.lab.report.number_format import figure_text
     from cluster.lab.report.page import write_files
     from loadtest.city import report
     from loadtest.city.mix import MIXES
@@ -140,7 +141,7 @@ def city(
     for table in report.tables(found.result):
         table.show(screen)
     for name, number in found.figures.items():
-        screen.print(f"{name} = {number:.4g}", markup=False)
+        screen.print(f"{name} = {figure_text(number)}", markup=False)
     if out is not None:
         page = report.page(found.result, wanted, found.trials, fewer=found.fewer)
         write_files(out.parent, {out.name: page})

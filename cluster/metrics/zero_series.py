@@ -28,7 +28,7 @@ _SERIES: Mapping[Role, Sequence[Series]] = {
     "replica": [
         _LOST,
         _SPANS,
-        (families.windows, ("dropped",), ("replaced", "late", "failed")),
+        (families.windows, ("dropped",), ("replaced", "overflow", "late", "failed")),
         (families.windows, ("done", "gated", "late"), ("",)),
         (families.tokens, ("full", "kept", "refreshed", "reused", "new", "query", "encoded")),
         (families.stage_seconds, ("queue", "vision", "plan", "llm", "total")),
@@ -36,7 +36,7 @@ _SERIES: Mapping[Role, Sequence[Series]] = {
         (families.ask_seconds, ("first_token", "total")),
         (families.queue_depth, ("windows", "frames", "questions")),
     ],
-    "gateway": [(families.http_replies, ("2xx", "4xx", "5xx")), (families.http_dropped, ("refused", "cut"))],
+    "gateway": [(families.http_replies, ("2xx", "4xx", "5xx")), (families.http_dropped, ("refused", "evicted", "cut"))],
     "alerting": [
         _SPANS,
         (families.incidents_open, ("question", "health")),

@@ -94,6 +94,13 @@ def test_every_expression_is_valid(tmp_path):
     assert code == 0, said
 
 
+def test_of_no_tokens_none_are_saved():
+    """Kept over full, both 0 while no window comes, is nan and a gap in the chart; with a least divisor 0, and 100 %
+    saved."""
+    (saved,) = [each for panel in panels(FOLDER) for each in panel.expressions if each.startswith("1 - ")]
+    assert "clamp_min" not in saved
+
+
 def test_variables_become_something_prometheus_evaluates():
     assert concrete('rate(x{camera=~"$camera"}[$__rate_interval])', "30s") == 'rate(x{camera=~".*"}[30s])'
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from certificates import Authority
 from dashboards_bench import series_per_camera
+from emitted_labels import emitted
 from prometheus_client import CollectorRegistry
 
 from actors.startup import config_digest
@@ -20,6 +21,7 @@ from cluster.memory.tiers.base import Block, BlockKey
 from cluster.memory.tiers.stack import TierStack
 from cluster.metrics.gpu import GpuCollector
 from cluster.replica.memory import MemoryCollector
+from cluster.replica.window_queue import DropReason
 from cluster.types import Answer, Question, StreamSpec, Timing, TokenCount
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.tls import TlsFiles
@@ -207,6 +209,13 @@ for role, series in {wanted!r}.items():
     assert [value for (name, *_), value in page().items() if name == "sightline_build_info"] == [1], role
 """
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+def test_every_reason_to_drop_something_is_there_from_the_first_scrape_on():
+    """A first burst of a reason without a series at 0 is invisible to ``rate()``."""
+    known = emitted()
+    assert {*DropReason, "failed"} <= known["sightline_windows_total", "reason"]
+    assert known["sightline_http_connections_dropped_total", "reason"] == {"refused", "evicted", "cut"}
 
 
 class Nvml:

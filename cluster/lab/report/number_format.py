@@ -13,6 +13,11 @@ def compact(value: float) -> str:
     return f"{value:.0f}"
 
 
+def figure_text(value: float) -> str:
+    """Four digits, and of larger numbers all before the point: 0.9634, 15795 and not 1.58e+04."""
+    return f"{value:.0f}" if abs(value) >= 9999.5 else f"{value:.4g}"
+
+
 def seconds_text(value: float) -> str:
     """``350 ms``, ``4.1 s``; ``never`` for infinity, a dash for NaN."""
     if math.isnan(value):

@@ -251,7 +251,9 @@ class StageRun:
                         self.save()
                         saved = now
                     if now - validated > 60 * self.settings.validate_minutes:
-                        self.validate(validation(), listener)
+                        # Nothing to judge on with validation_scenes 0.
+                        if held_out := validation():
+                            self.validate(held_out, listener)
                         # Validation does not count as training time.
                         last = validated = time.monotonic()
             except BaseException:

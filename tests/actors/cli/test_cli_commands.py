@@ -226,8 +226,10 @@ def test_questions_may_have_an_id_and_a_threshold():
         {"id": "car", "text": "A car?"},
         {"id": "fire", "text": "Is 2+2=4?", "threshold": 0.8},
     ]
-    with pytest.raises(ConfigError, match=r"the threshold '1\.2\.3' is not a number"):
-        parse_questions(["fire@1.2.3=x"])
+    assert parse_questions(["fire@1e-3=x"]) == [{"id": "fire", "text": "x", "threshold": 0.001}]
+    for wrong in ("1.2.3", "0,8", "80%", ""):
+        with pytest.raises(ConfigError, match=f"the threshold '{wrong}' is not a number"):
+            parse_questions([f"fire@{wrong}=Is it burning?"])
 
 
 @settings(deadline=None)

@@ -1,11 +1,13 @@
 """The camera table as it reaches a terminal and a pipe."""
 
 import io
+import json
+import math
 
 import pytest
 from rich.console import Console
 
-from actors.cli.output import cameras_table, memory, reasons, save, size, span
+from actors.cli.output import JsonLines, cameras_table, memory, reasons, save, size, span, write_json
 from actors.cli.serve import state_text, with_state
 from actors.cli.watch import silence_lines
 from cluster.config import load_config
@@ -120,6 +122,18 @@ def test_the_folder_of_state(monkeypatch, tmp_path):
     )
     assert state_text(state("/b")).startswith("/b: cameras, incidents and clips; what cameras remember ends with")
     assert "/b: cameras; incidents and clips are in /a" in state_text(state("/b", alerts={"folder": "/a"}))
+
+
+def test_numbers_that_json_does_not_know_are_null(capsys):
+    def read():
+        return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+
+    write_json("-", [CameraStatus("gate", latency_s=math.nan, expected_lag_s=math.inf, windows_per_s=0.1)])
+    [camera] = read()
+    assert (camera["latency_s"], camera["expected_lag_s"], camera["windows_per_s"]) == (None, None, 0.1)
+    with JsonLines("-") as lines:
+        lines.write({"camera": "NaN", "score": -math.inf})
+    assert read() == {"camera": "NaN", "score": None}
 
 
 def test_a_picture_makes_no_folders(tmp_path):

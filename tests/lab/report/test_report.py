@@ -12,7 +12,7 @@ from tooltips import get_tooltips
 
 from cluster.errors import SightlineError
 from cluster.lab.report.charts import svg
-from cluster.lab.report.number_format import compact
+from cluster.lab.report.number_format import compact, figure_text
 from cluster.lab.report.records import ComparedWindow, Comparison, Cost
 from cluster.lab.report.render import make_page, tokens_per_window, write_report
 from cluster.types import Question
@@ -176,6 +176,12 @@ def test_nothing_is_said_of_truth_where_it_is_unknown_or_the_model_untrained(rep
 
 def test_compact_numbers():
     assert [compact(v) for v in (0, 999, 1000, 1234, 2.5e6, 1e12)] == ["0", "999", "1k", "1.2k", "2.5M", "1T"]
+
+
+def test_figures_keep_every_digit_before_the_point():
+    numbers = (0.963412, 185.21, 9999.4, 9999.5, 15795.0, -130000.0, float("nan"), float("inf"))
+    texts = ["0.9634", "185.2", "9999", "10000", "15795", "-130000", "nan", "inf"]
+    assert [figure_text(number) for number in numbers] == texts
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(report, tmp_path):

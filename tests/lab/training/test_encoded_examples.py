@@ -90,6 +90,13 @@ def test_scenes_that_are_for_testing_are_never_trained_on(clip: Path, tmp_path: 
         list_training_clips(tmp_path / "nowhere")
 
 
+def test_a_scene_for_testing_under_another_name_is_not_trained_on_either(clip: Path) -> None:
+    scene = make_scene("test", 0, seconds=24.0, event=None)
+    kept = SceneTruth.load(truth_path(clip))
+    with pytest.raises(ConfigError, match="never trained on"):
+        regenerate_scene(replace(kept, split="test", seed=scene.seed, event=None, events=()))
+
+
 def test_a_scene_of_another_generator_is_refused(clip: Path) -> None:
     truth = SceneTruth.load(truth_path(clip))
     object.__setattr__(truth, "seed", truth.seed + 1)

@@ -151,6 +151,15 @@ def test_the_log_has_losses_and_metrics(make_run, monkeypatch: pytest.MonkeyPatc
     assert len(quiet.metrics) == 2
 
 
+def test_without_validation_scenes_nothing_is_judged(make_run) -> None:
+    run = make_run("tower", steps=2)
+    run.settings = replace(run.settings, validate_minutes=0.0)
+    quiet = Quiet()
+    run.run(quiet, validation=list)
+    assert run.done
+    assert quiet.metrics == []
+
+
 def test_minutes_bound_a_stage_too(make_run) -> None:
     run = make_run("tower", steps=None, minutes=0.02)
     run.run(Quiet(), validation=list)
