@@ -9,7 +9,7 @@ import math
 import random
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -256,16 +256,20 @@ class Fleet:
         names = list(self.cameras)[count:]
         await asyncio.gather(*(self.remove(name) for name in names))
 
-    async def remove(self, name: str) -> None:
-        """A camera leaves; the cluster's last word on it is kept in its ``status``."""
+    def remove(self, name: str) -> Coroutine[Any, Any, None]:
+        """A camera leaves now, and nobody else can send it away; await the cluster's last word on it, which is kept in
+        its ``status``."""
         camera = self.cameras.pop(name)
         camera.ledger.until_s = time.monotonic()
+        return self._leave(camera)
+
+    async def _leave(self, camera: Camera) -> None:
         # Windows due by now close with what comes after them.
         await asyncio.sleep(min(CLOSE_S, self.setup.stride_s))
         await self._stop(camera)
         self._gone = self._gone.plus(Sent.of(camera.agent.status))
         await self._last_word(camera)
-        await self._call(self._client.camera_remove, name)
+        await self._call(self._client.camera_remove, camera.name)
 
     async def _last_word(self, camera: Camera) -> None:
         """Wait until the cluster has answered or counted what the camera sent, for so long as it may take."""

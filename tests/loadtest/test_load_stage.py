@@ -131,6 +131,14 @@ async def test_a_profile_brings_storms_churn_and_losses() -> None:
     assert (found.silent, found.failures) == (0, ())
 
 
+async def test_a_camera_leaves_once() -> None:
+    toy = ToyCluster()
+    async with toy.target() as target, stage_on(target) as stage:
+        await stage.warm_up(1)
+        await asyncio.gather(stage.fleet.replace_one(), stage.fleet.replace_one())
+        assert toy.added == ["load-00000", "load-00001"]
+
+
 async def test_cameras_of_a_cluster_of_somebody_elses_are_gone_afterwards() -> None:
     toy = ToyCluster()
     async with toy.target(own=False) as target, stage_on(target) as stage:
