@@ -226,8 +226,8 @@ class Fleet:
         self._numbers = itertools.count()
         self._random = random.Random(profile.seed)
         self._grid_s: float | None = None
-        # By cameras that left, and packets that were lost on the way.
-        self._gone = Sent()
+        # Packets on the way to the cluster.
+        self._lost = 0
 
     # -- who is there ---------------------------------------------------------------------------
     async def grow(self, count: int, *, ramp_s: float | None = None) -> float:
@@ -267,7 +267,6 @@ class Fleet:
         # Windows due by now close with what comes after them.
         await asyncio.sleep(min(CLOSE_S, self.setup.stride_s))
         await self._stop(camera)
-        self._gone = self._gone.plus(Sent.of(camera.agent.status))
         await self._last_word(camera)
         await self._call(self._client.camera_remove, camera.name)
 
@@ -326,7 +325,7 @@ class Fleet:
 
     def sent(self) -> Sent:
         """Totals over all cameras there ever were."""
-        return self._gone.plus(*(Sent.of(camera.agent.status) for camera in self.cameras.values()))
+        return Sent(lost=self._lost).plus(*(Sent.of(camera.agent.status) for camera in self._ever.values()))
 
     # -- inside ---------------------------------------------------------------------------------
     async def _call(self, method: Callable[..., T], *arguments: object) -> T:
@@ -367,7 +366,7 @@ class Fleet:
 
     def _send(self, agent: Line, due: Due) -> None:
         if due.lost or (self.loss and self._random.random() < self.loss):
-            self._gone = self._gone.plus(Sent(lost=1))
+            self._lost += 1
             agent.lose()
         else:
             agent.deliver(due.packet)

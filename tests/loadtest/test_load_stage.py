@@ -139,6 +139,17 @@ async def test_a_camera_leaves_once() -> None:
         assert toy.added == ["load-00000", "load-00001"]
 
 
+async def test_packets_of_a_camera_that_leaves_stay_counted() -> None:
+    async with ToyCluster().target() as target, stage_on(target) as stage:
+        await stage.warm_up(2)
+        before = stage.fleet.sent()
+        leaving = asyncio.create_task(stage.fleet.shrink(1))
+        await asyncio.sleep(0.1)
+        assert stage.fleet.sent().packets >= before.packets > 0
+        await leaving
+        assert stage.fleet.sent().packets >= before.packets
+
+
 async def test_cameras_of_a_cluster_of_somebody_elses_are_gone_afterwards() -> None:
     toy = ToyCluster()
     async with toy.target(own=False) as target, stage_on(target) as stage:
