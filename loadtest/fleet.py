@@ -9,7 +9,7 @@ import math
 import random
 import time
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -226,8 +226,8 @@ class Fleet:
         self._numbers = itertools.count()
         self._random = random.Random(profile.seed)
         self._grid_s: float | None = None
-        # By cameras that left, and packets that were lost on the way.
-        self._gone = Sent()
+        # Packets on the way to the cluster.
+        self._lost = 0
 
     # -- who is there ---------------------------------------------------------------------------
     async def grow(self, count: int, *, ramp_s: float | None = None) -> float:
@@ -256,16 +256,19 @@ class Fleet:
         names = list(self.cameras)[count:]
         await asyncio.gather(*(self.remove(name) for name in names))
 
-    async def remove(self, name: str) -> None:
-        """A camera leaves; the cluster's last word on it is kept in its ``status``."""
+    def remove(self, name: str) -> Coroutine[Any, Any, None]:
+        """A camera leaves now, and nobody else can send it away; await the cluster's last word on it, which is kept in
+        its ``status``."""
         camera = self.cameras.pop(name)
         camera.ledger.until_s = time.monotonic()
+        return self._leave(camera)
+
+    async def _leave(self, camera: Camera) -> None:
         # Windows due by now close with what comes after them.
         await asyncio.sleep(min(CLOSE_S, self.setup.stride_s))
         await self._stop(camera)
-        self._gone = self._gone.plus(Sent.of(camera.agent.status))
         await self._last_word(camera)
-        await self._call(self._client.camera_remove, name)
+        await self._call(self._client.camera_remove, camera.name)
 
     async def _last_word(self, camera: Camera) -> None:
         """Wait until the cluster has answered or counted what the camera sent, for so long as it may take."""
@@ -322,7 +325,7 @@ class Fleet:
 
     def sent(self) -> Sent:
         """Totals over all cameras there ever were."""
-        return self._gone.plus(*(Sent.of(camera.agent.status) for camera in self.cameras.values()))
+        return Sent(lost=self._lost).plus(*(Sent.of(camera.agent.status) for camera in self._ever.values()))
 
     # -- inside ---------------------------------------------------------------------------------
     async def _call(self, method: Callable[..., T], *arguments: object) -> T:
@@ -363,7 +366,7 @@ class Fleet:
 
     def _send(self, agent: Line, due: Due) -> None:
         if due.lost or (self.loss and self._random.random() < self.loss):
-            self._gone = self._gone.plus(Sent(lost=1))
+            self._lost += 1
             agent.lose()
         else:
             agent.deliver(due.packet)

@@ -62,9 +62,12 @@ def parse(text: str) -> Page:
 def grown(before: Page, after: Page, name: str, label: str, where: Mapping[str, str] | None = None) -> Counter[str]:
     """By how much the counter ``name`` grew, summed by ``label``, of the samples with the labels ``where``.
 
-    A process that began anew counts from 0: what it has counted since is what it shows.
+    A process that began anew counts from 0: what it has counted since is what it shows. Where the page before could not
+    be read, nothing is known to have grown.
     """
     total: Counter[str] = Counter()
+    if not before:
+        return total
     for (sample, labels), value in after.items():
         held = dict(labels)
         if sample != name or any(held.get(key) != wanted for key, wanted in (where or {}).items()):

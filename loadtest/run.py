@@ -167,16 +167,24 @@ def city(stage: Stage, found: Measurement) -> dict[str, Any]:
     temporal = shape.geometry.temporal
     query_tokens = round(sum(len(shape.question_ids(each.text)) for each in questions) / len(questions))
     from_s, until_s = stage.began_s + found.from_s, stage.began_s + found.until_s
+    seconds = max(1e-9, found.seconds)
     groups: dict[str, list[list[Slot]]] = {}
+    there: dict[str, float] = {}
     phases: dict[str, list[float]] = {}
     for camera in stage.fleet.everyone():
-        kind = kind_at(profile, camera.script.rank, found.from_s)
-        groups.setdefault(kind, []).append(within(camera.ledger.slots(until_s), from_s, until_s))
-        phases.setdefault(kind, []).append(camera.script.phase)
-    seconds = max(1e-9, found.seconds)
+        # Of cameras that came or went meanwhile, that part of the time counts in which they were there.
+        share = (min(until_s, camera.ledger.until_s) - max(from_s, camera.ledger.began_s)) / seconds
+        if share > 0:
+            kind = kind_at(profile, camera.script.rank, found.from_s)
+            groups.setdefault(kind, []).append(within(camera.ledger.slots(until_s), from_s, until_s))
+            there[kind] = there.get(kind, 0.0) + share
+            phases.setdefault(kind, []).append(camera.script.phase)
     computed = found.measured - found.missing - found.gated
     return {
-        "cameras": [_group(config, kind, slots, temporal, query_tokens) for kind, slots in groups.items()],
+        "cameras": [
+            _group(config, kind, max(1, round(there[kind])), slots, temporal, query_tokens)
+            for kind, slots in groups.items()
+        ],
         "replicas": config.cluster.replicas,
         "seconds": found.seconds,
         "warmup_s": found.from_s,
@@ -198,7 +206,7 @@ def city(stage: Stage, found: Measurement) -> dict[str, Any]:
 
 
 def _group(
-    config: SightlineConfig, kind: str, cameras: Sequence[Sequence[Slot]], temporal: int, query_tokens: int
+    config: SightlineConfig, kind: str, count: int, cameras: Sequence[Sequence[Slot]], temporal: int, query_tokens: int
 ) -> dict[str, Any]:
     seen = [slot for slots in cameras for slot in slots if slot.tokens is not None]
     camera = resolve(config, CameraEntry(name=kind))
@@ -224,4 +232,4 @@ def _group(
         refresh_budget=window.refresh_budget,
     )
     told = {name: value for name, value in asdict(demand).items() if name not in ("camera", "index_bytes")}
-    return {"count": len(cameras), "kind": kind, **told}
+    return {"count": count, "kind": kind, **told}

@@ -85,7 +85,7 @@ def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None
     city = np.random.default_rng([plan.seed, 0])
     events = split(plan.events, [each.replicas for each in dealt], city)
     bursts = spells(plan.mix, plan.timing.seconds, city)
-    kinds = _kinds(plan, city)
+    order, kinds = _kinds(plan, city)
     tally: Tally | None = None
     waiting, admitted, first = 0, Admitted(), 0
     for index, part in enumerate(dealt):
@@ -100,7 +100,7 @@ def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None
                 seed=(plan.seed, 1 + index),
                 events=events[index],
                 spells=bursts,
-                phases=None if plan.phases is None else plan.phases[mine],
+                phases=None if plan.phases is None else [plan.phases[camera] for camera in order[mine].tolist()],
             ),
             admitted,
         )
@@ -124,9 +124,9 @@ def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None
     )
 
 
-def _kinds(plan: CityPlan, rng: np.random.Generator) -> Ints:
-    """The class of every camera, in an order that gives each district its part of each class."""
+def _kinds(plan: CityPlan, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Every camera's place among those of the mix, class after class, and its class, in an order that gives each
+    district its part of each class."""
     counts = plan.mix.counts(plan.cameras)
-    kinds = np.repeat(np.arange(len(counts)), counts)
-    rng.shuffle(kinds)
-    return kinds
+    order = rng.permutation(plan.cameras)
+    return order, np.repeat(np.arange(len(counts)), counts)[order]

@@ -106,7 +106,8 @@ class CityPlan:
 
     * ``ladder``: ``None`` leaves every camera at full quality; ``force``: no camera is refused
     * ``hour``: time of day at 0 s; ``alike``: see :class:`WorkTable`
-    * ``phases``: of each camera, as the shares of its stride by which its windows end late; ``None``: as planned
+    * ``phases``: of each camera, class after class of the mix, as the shares of its stride by which its windows end
+      late; ``None``: as planned
     """
 
     cameras: int

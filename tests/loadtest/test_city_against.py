@@ -62,6 +62,15 @@ def test_phases_decide_the_lag():
     assert given.simulated.lag_p50_s == pytest.approx(0.35, rel=0.03)
 
 
+def test_a_phase_is_its_own_cameras():
+    # Cameras whose windows end together, which all stand still, and others, spread evenly, that move: nobody waits.
+    still, moving = (run_of(group={"busy": busy})["cameras"][0] for busy in (0.0, 1.0))
+    phases = [0.0] * 10 + [index / 10 for index in range(10)]
+    found = compare(Run.model_validate(run_of(cameras=[still, moving], phases=phases, warmup_s=24.0)), None)
+    assert found.simulated.computed_per_s == pytest.approx(10 / 8, rel=0.02)
+    assert found.simulated.lag_p99_s == pytest.approx(0.35, rel=0.4)
+
+
 def test_the_gate_lets_through_the_measured_share():
     run = Run.model_validate(run_of(group={"busy": 0.5, "count": 40}, seconds=400.0))
     assert compare(run, None).simulated.computed_per_s == pytest.approx(40 / 8 * 0.5, rel=0.05)

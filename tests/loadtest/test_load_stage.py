@@ -16,7 +16,7 @@ from waiting import until_async
 from cluster.errors import ConfigError, SightlineError, UnavailableError
 from loadtest.faults import inflict
 from loadtest.profile import Storm, script
-from loadtest.run import camera_setup, run_search, run_test
+from loadtest.run import camera_setup, city, run_search, run_test
 from loadtest.search import Search
 from loadtest.stage import on_stage
 from loadtest.target import Target
@@ -129,6 +129,34 @@ async def test_a_profile_brings_storms_churn_and_losses() -> None:
     assert len(toy.added) > 30, "somebody left and another came"
     assert found.streams >= 30
     assert (found.silent, found.failures) == (0, ())
+
+
+async def test_a_camera_leaves_once() -> None:
+    toy = ToyCluster()
+    async with toy.target() as target, stage_on(target) as stage:
+        await stage.warm_up(1)
+        await asyncio.gather(stage.fleet.replace_one(), stage.fleet.replace_one())
+        assert toy.added == ["load-00000", "load-00001"]
+
+
+async def test_packets_of_a_camera_that_leaves_stay_counted() -> None:
+    async with ToyCluster().target() as target, stage_on(target) as stage:
+        await stage.warm_up(2)
+        before = stage.fleet.sent()
+        leaving = asyncio.create_task(stage.fleet.shrink(1))
+        await asyncio.sleep(0.1)
+        assert stage.fleet.sent().packets >= before.packets > 0
+        await leaving
+        assert stage.fleet.sent().packets >= before.packets
+
+
+async def test_a_simulation_is_told_how_many_cameras_there_were_at_a_time() -> None:
+    async with ToyCluster().target() as target, stage_on(target) as stage:
+        await stage.warm_up(3)
+        await stage.fleet.replace_one()
+        await stage.warm_up(3)
+        found = city(stage, await stage.measure(1.5))
+    assert [group["count"] for group in found["cameras"]] == [3]
 
 
 async def test_cameras_of_a_cluster_of_somebody_elses_are_gone_afterwards() -> None:

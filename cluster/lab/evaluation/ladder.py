@@ -83,4 +83,6 @@ def _share(row: Mapping[str, Any]) -> float:
 
 
 def _f1(row: Mapping[str, Any]) -> str:
-    return f"{row['f1']:.3f} ({row['f1_low']:.2f} to {row['f1_high']:.2f})"
+    # Of a few videos there is no interval.
+    known = row["f1_low"] is not None
+    return f"{row['f1']:.3f}" + (f" ({row['f1_low']:.2f} to {row['f1_high']:.2f})" if known else "")
