@@ -34,10 +34,11 @@ class FleetCamera:
     ``unit_kept``; ``loads`` are those times the measured factor. ``held``: on its replica at full quality.
 
     ``idle``: it has sent nothing yet. Its loads count for admission and placement, but are zero for its replica and the
-    ladder (``on.loads`` and ``rates``, computed and all windows per second at full quality).
+    ladder (``on.loads`` and ``rates``, computed and all windows per second at full quality, for a stride and window of
+    ``spans`` seconds).
     """
 
-    __slots__ = ("estimate", "held", "idle", "loads", "on", "owner", "rates", "unit", "unit_kept", "why")
+    __slots__ = ("estimate", "held", "idle", "loads", "on", "owner", "rates", "spans", "unit", "unit_kept", "why")
 
     def __init__(
         self, estimate: DemandEstimate, unit: Loads, held: Holding, *, rung: int, since_s: float, idle: bool
@@ -55,8 +56,10 @@ class FleetCamera:
     def set_loads(self, loads: Loads) -> None:
         self.loads = loads
         self.on.loads = tuple(0.0 for _ in loads) if self.idle else loads
-        due = 0.0 if self.idle else self.estimate.rate / self.estimate.declared.stride_s
+        declared = self.estimate.declared
+        due = 0.0 if self.idle else self.estimate.rate / declared.stride_s
         self.rates = due * self.estimate.busy, due
+        self.spans = declared.stride_s, declared.window_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +226,7 @@ class CameraRecord:
         if self.settings.paused:
             return 0
         window = self.settings.window
-        stride_s = min(window.stride_s * rung.stride, max(window.stride_s, window.length_s))
+        stride_s = rung.stride_s(window.stride_s, window.length_s)
         if lost := self.video.add_replica(report, now_s, stride_s):
             self.totals.add({"windows_lost": lost})
         return lost
