@@ -92,6 +92,11 @@ class CameraReport:
     accounted: AccountedSpan | None = None
     idle: bool = False
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of its pictures, native pixels; 0 before the first."""
+        return self.width, self.height
+
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
