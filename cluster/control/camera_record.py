@@ -145,20 +145,21 @@ Info = TypeVar("Info", DecoderInfo, ReplicaInfo)
 
 @dataclass(slots=True)
 class Member(Generic[Info]):
-    """A member that is assumed to be alive. ``seen_s``: time of its last heartbeat; ``load``: a replica's last report;
-    ``busy``: a decoder's busy share; ``empty``: it ran no camera then, and will get none."""
+    """A member that is assumed to be alive. ``seen_s``: time of its last heartbeat; ``load``: a replica's last report,
+    which came at ``load_s``; ``busy``: a decoder's busy share; ``empty``: it ran no camera then, and will get none."""
 
     info: Info
     seen_s: float
     load: ReplicaReport | None = None
+    load_s: float = 0.0
     busy: float = 0.0
     empty: bool = False
 
     def load_since(self, load: ReplicaReport, now_s: float) -> tuple[float, int, int] | None:
-        """Busy share, engine steps and computed windows since the last heartbeat; ``None`` for the first."""
-        if self.load is None or now_s <= self.seen_s:
+        """Busy share, engine steps and computed windows since the last report; ``None`` for the first."""
+        if self.load is None or now_s <= self.load_s:
             return None
-        busy_share = (load.busy_s - self.load.busy_s) / (now_s - self.seen_s)
+        busy_share = (load.busy_s - self.load.busy_s) / (now_s - self.load_s)
         return busy_share, load.steps - self.load.steps, load.windows - self.load.windows
 
     def replica_status(self, name: str, **found: Any) -> ReplicaStatus:

@@ -268,7 +268,7 @@ class Directory:
                 self._fleet.replica_report(
                     name, busy_share=busy, backlog_s=load.backlog_s, now_s=now_s, steps=steps, windows=windows
                 )
-            member.load = load
+            member.load, member.load_s = load, now_s
         member.seen_s = now_s
         return True
 

@@ -281,6 +281,19 @@ def test_a_restarted_controller_learns_who_has_what_and_moves_nobody() -> None:
     assert {name: again.status(name).replica for name in again.cameras} == owners
 
 
+def test_a_controller_that_stood_still_takes_nobody_for_busier_than_it_is() -> None:
+    made = directory()
+    for number in range(5):
+        made.add(camera(f"cam-{number}"), 0.0)
+    send(made)
+    for second in range(20):
+        report(made, float(second), busy_s=0.5 * second)
+        made.expire(float(second))
+    made.expire(50.0)
+    report(made, 50.5, busy_s=0.5 * 50.5)
+    assert made.replica_statuses()[0].utilisation == pytest.approx(0.5)
+
+
 def test_cameras_of_a_lost_replica_run_elsewhere_at_what_quality_there_is() -> None:
     made = directory(replicas=2)
     for number in range(16):
