@@ -156,11 +156,13 @@ class Member(Generic[Info]):
     empty: bool = False
 
     def load_since(self, load: ReplicaReport, now_s: float) -> tuple[float, int, int] | None:
-        """Busy share, engine steps and computed windows since the last report; ``None`` for the first."""
-        if self.load is None or now_s <= self.load_s:
+        """Busy share without questions, engine steps and computed windows since the last report; ``None`` for the
+        first."""
+        before = self.load
+        if before is None or now_s <= self.load_s:
             return None
-        busy_share = (load.busy_s - self.load.busy_s) / (now_s - self.load_s)
-        return busy_share, load.steps - self.load.steps, load.windows - self.load.windows
+        busy_s = load.busy_s - load.asked_s - (before.busy_s - before.asked_s)
+        return busy_s / (now_s - self.load_s), load.steps - before.steps, load.windows - before.windows
 
     def replica_status(self, name: str, **found: Any) -> ReplicaStatus:
         """Status of a replica as an operator sees it; ``found``: what the fleet knows of it."""

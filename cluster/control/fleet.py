@@ -206,7 +206,7 @@ class Fleet:
         """Record a replica's report; unknown ones are ignored.
 
         Args:
-            busy_share: of the time since its last report, 0 to 1.
+            busy_share: on windows, of the time since its last report, 0 to 1.
             backlog_s: seconds of waiting work.
             steps: of its engine since its last report, in which ``windows`` were computed.
         """
