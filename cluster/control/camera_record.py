@@ -34,10 +34,11 @@ class FleetCamera:
     ``unit_kept``; ``loads`` are those times the measured factor. ``held``: on its replica at full quality.
 
     ``idle``: it has sent nothing yet. Its loads count for admission and placement, but are zero for its replica and the
-    ladder (``on.loads`` and ``rates``, computed and all windows per second at full quality).
+    ladder (``on.loads`` and ``rates``, computed and all windows per second at full quality, for a stride and window of
+    ``spans`` seconds).
     """
 
-    __slots__ = ("estimate", "held", "idle", "loads", "on", "owner", "rates", "unit", "unit_kept", "why")
+    __slots__ = ("estimate", "held", "idle", "loads", "on", "owner", "rates", "spans", "unit", "unit_kept", "why")
 
     def __init__(
         self, estimate: DemandEstimate, unit: Loads, held: Holding, *, rung: int, since_s: float, idle: bool
@@ -55,8 +56,10 @@ class FleetCamera:
     def set_loads(self, loads: Loads) -> None:
         self.loads = loads
         self.on.loads = tuple(0.0 for _ in loads) if self.idle else loads
-        due = 0.0 if self.idle else self.estimate.rate / self.estimate.declared.stride_s
+        declared = self.estimate.declared
+        due = 0.0 if self.idle else self.estimate.rate / declared.stride_s
         self.rates = due * self.estimate.busy, due
+        self.spans = declared.stride_s, declared.window_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,21 +145,24 @@ Info = TypeVar("Info", DecoderInfo, ReplicaInfo)
 
 @dataclass(slots=True)
 class Member(Generic[Info]):
-    """A member that is assumed to be alive. ``seen_s``: time of its last heartbeat; ``load``: a replica's last report;
-    ``busy``: a decoder's busy share; ``empty``: it ran no camera then, and will get none."""
+    """A member that is assumed to be alive. ``seen_s``: time of its last heartbeat; ``load``: a replica's last report,
+    which came at ``load_s``; ``busy``: a decoder's busy share; ``empty``: it ran no camera then, and will get none."""
 
     info: Info
     seen_s: float
     load: ReplicaReport | None = None
+    load_s: float = 0.0
     busy: float = 0.0
     empty: bool = False
 
     def load_since(self, load: ReplicaReport, now_s: float) -> tuple[float, int, int] | None:
-        """Busy share, engine steps and computed windows since the last heartbeat; ``None`` for the first."""
-        if self.load is None or now_s <= self.seen_s:
+        """Busy share without questions, engine steps and computed windows since the last report; ``None`` for the
+        first."""
+        before = self.load
+        if before is None or now_s <= self.load_s:
             return None
-        busy_share = (load.busy_s - self.load.busy_s) / (now_s - self.seen_s)
-        return busy_share, load.steps - self.load.steps, load.windows - self.load.windows
+        busy_s = load.busy_s - load.asked_s - (before.busy_s - before.asked_s)
+        return busy_s / (now_s - self.load_s), load.steps - before.steps, load.windows - before.windows
 
     def replica_status(self, name: str, **found: Any) -> ReplicaStatus:
         """Status of a replica as an operator sees it; ``found``: what the fleet knows of it."""
@@ -223,7 +229,7 @@ class CameraRecord:
         if self.settings.paused:
             return 0
         window = self.settings.window
-        stride_s = min(window.stride_s * rung.stride, max(window.stride_s, window.length_s))
+        stride_s = rung.stride_s(window.stride_s, window.length_s)
         if lost := self.video.add_replica(report, now_s, stride_s):
             self.totals.add({"windows_lost": lost})
         return lost

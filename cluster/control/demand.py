@@ -69,6 +69,11 @@ class Measured(NamedTuple):
     dropped: int = 0
 
 
+def stride_at(demand: Demand, rung: Rung) -> float:
+    """A camera's stride at that rung, seconds."""
+    return rung.stride_s(demand.stride_s, demand.window_s)
+
+
 def whole_share(demand: Demand, fps: float) -> float:
     """Share of frames that are anchors, of which everything is kept."""
     return min(1.0, demand.temporal / (fps * demand.anchor_interval_s))
@@ -94,7 +99,7 @@ def work(demand: Demand, rung: Rung, *, gated: float | None = None, missed: floa
     if rung.shed:
         return WindowWork(0.0, 0.0, 0.0)
     kept = window_tokens(demand, rung)
-    stride_s = demand.stride_s * rung.stride
+    stride_s = stride_at(demand, rung)
     fps = demand.fps * rung.fps
     whole = whole_share(demand, fps)
     most = _overlapped(demand, rung)
@@ -116,7 +121,7 @@ def work(demand: Demand, rung: Rung, *, gated: float | None = None, missed: floa
 
 def _overlapped(demand: Demand, rung: Rung) -> int:
     """Whole strides of a window before its newest one."""
-    return max(0, math.floor(demand.window_s / (demand.stride_s * rung.stride)) - 1)
+    return max(0, math.floor(demand.window_s / stride_at(demand, rung)) - 1)
 
 
 def window_tokens(demand: Demand, rung: Rung) -> float:
@@ -141,7 +146,7 @@ def _share(demand: Demand, rung: Rung) -> float:
 
 def windows_per_s(demand: Demand, rung: Rung) -> float:
     """Windows per second, gated ones included."""
-    return 0.0 if rung.shed else demand.rate / (demand.stride_s * rung.stride)
+    return 0.0 if rung.shed else demand.rate / stride_at(demand, rung)
 
 
 def load(demand: Demand, rung: Rung, costs: CostModel) -> float:
@@ -155,7 +160,7 @@ def declared_load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = 
     if rung.shed:
         return 0.0
     seconds = costs.window_seconds(work(demand, rung)) + costs.step_s / batch
-    return 1.0 / (demand.stride_s * rung.stride) * seconds
+    return 1.0 / stride_at(demand, rung) * seconds
 
 
 class DemandEstimate:
@@ -200,7 +205,7 @@ class DemandEstimate:
             return False
         if self._waiting is not None:
             counts = Measured(*map(operator.add, self._waiting, counts))
-        stride_s = self.declared.stride_s * rung.stride
+        stride_s = stride_at(self.declared, rung)
         # Heartbeats are irregular: nine tenths of a stride count as a stride.
         if counts.period_s < 0.9 * stride_s:
             self._waiting = counts

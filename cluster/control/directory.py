@@ -141,7 +141,7 @@ class Directory:
                 camera.video.reset(now_s)
             camera.settings, camera.counted = settings, None
             report = camera.report
-            size = (report.width, report.height) if report is not None and report.width else None
+            size = report.size if report is not None and report.width else None
             self._fleet.admit(demand_of(settings, self.geometry, size), now_s, force=True)
             self.version += 1
         return self._fleet.admission_of(settings.name)
@@ -210,7 +210,12 @@ class Directory:
         if self.was_expired(info.instance):
             self._given_up.remove(info.instance)
         self._replicas[name] = Member(info, now_s)
-        self.geometry = info.geometry
+        if info.geometry != self.geometry:
+            self.geometry = info.geometry
+            # A restarted controller hears of pictures before it hears of the model.
+            for camera in self._cameras.values():
+                if camera.report is not None and camera.report.width:
+                    observe_pictures(self._fleet, camera.settings, camera.report, self.geometry)
         self._fleet.join(name, window_tokens=info.window_tokens, index_bytes=info.index_bytes)
         self.version += 1
         return name
@@ -227,7 +232,7 @@ class Directory:
                 continue
             camera.add_decoder(report, now_s)
             if self.decoder_table.owner(report.camera) == name:
-                if report.width and (camera.report is None or camera.report.width != report.width):
+                if report.width and (camera.report is None or camera.report.size != report.size):
                     observe_pictures(self._fleet, camera.settings, report, self.geometry)
                 if report.counts.get("frames_decoded"):
                     self._fleet.set_connected(report.camera)
@@ -263,7 +268,7 @@ class Directory:
                 self._fleet.replica_report(
                     name, busy_share=busy, backlog_s=load.backlog_s, now_s=now_s, steps=steps, windows=windows
                 )
-            member.load = load
+            member.load, member.load_s = load, now_s
         member.seen_s = now_s
         return True
 

@@ -11,7 +11,7 @@ from functools import reduce
 from cluster.control.admission import Admission, Commitments, Holding, PoolCapacity, expected_lag_s
 from cluster.control.camera_record import CameraMove, CameraPlan, FleetCamera, FleetChanges, Loads
 from cluster.control.costs import CostModel
-from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding
+from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding, stride_at
 from cluster.control.ladder import Ladder, LadderPolicy, Step
 from cluster.control.placement import Placement
 from cluster.control.replica_load import ReplicaLoad
@@ -137,7 +137,7 @@ class Fleet:
         """Update a camera's demand from counts since the last call; once per window or heartbeat."""
         camera = self._known(name)
         rung = self.ladder.rungs[camera.on.rung]
-        predicted_s = camera.unit[camera.on.rung] * camera.estimate.declared.stride_s * rung.stride
+        predicted_s = camera.unit[camera.on.rung] * stride_at(camera.estimate.declared, rung)
         if camera.estimate.observe_counts(counts, rung, predicted_s):
             self._reload(name, camera)
 
@@ -206,7 +206,7 @@ class Fleet:
         """Record a replica's report; unknown ones are ignored.
 
         Args:
-            busy_share: of the time since its last report, 0 to 1.
+            busy_share: on windows, of the time since its last report, 0 to 1.
             backlog_s: seconds of waiting work.
             steps: of its engine since its last report, in which ``windows`` were computed.
         """
@@ -285,7 +285,10 @@ class Fleet:
     def _windows(self, camera: FleetCamera) -> tuple[float, float]:
         """Computed and all windows per second at its rung."""
         rung = self.ladder.rungs[camera.on.rung]
-        return (0.0, 0.0) if rung.shed else (camera.rates[0] / rung.stride, camera.rates[1] / rung.stride)
+        if rung.shed:
+            return 0.0, 0.0
+        share = camera.spans[0] / rung.stride_s(*camera.spans)
+        return camera.rates[0] * share, camera.rates[1] * share
 
     def _unit(self, demand: Demand) -> Loads:
         return tuple(declared_load(demand, rung, self.costs, batch=self._max_batch) for rung in self.ladder.rungs)

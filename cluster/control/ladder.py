@@ -240,6 +240,11 @@ class Rung:
         dropped."""
         return 0.0 if self.shed else self.f1 / self.stride
 
+    def stride_s(self, stride_s: float, window_s: float) -> float:
+        """Stride at this rung of a camera with this stride and window at full quality. Windows must touch: one that is
+        longer than the window would leave out the video in between."""
+        return min(stride_s * self.stride, max(stride_s, window_s))
+
     def __post_init__(self) -> None:
         for name in ("prune", "stride", "fps", "kept"):
             value = getattr(self, name)

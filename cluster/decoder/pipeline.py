@@ -392,9 +392,7 @@ def stream_spec_at(spec: StreamSpec, rung: Rung) -> StreamSpec:
     budget = spec.refresh_budget
     if rung.refresh_budget is not None:
         budget = rung.refresh_budget if budget is None else min(budget, rung.refresh_budget)
-    # Windows must touch: a longer stride would leave out the video in between.
-    stride_s = min(spec.stride_s * rung.stride, max(spec.stride_s, spec.window_s))
-    return replace(spec, stride_s=stride_s, refresh_budget=budget)
+    return replace(spec, stride_s=rung.stride_s(spec.stride_s, spec.window_s), refresh_budget=budget)
 
 
 def make_source(settings: CameraConfig, config: SightlineConfig) -> Source:

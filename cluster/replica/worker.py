@@ -96,7 +96,7 @@ class EngineWorker:
         self._wake = threading.Condition()
         self._stopping = False
         self._busy_since: float | None = None
-        self._busy_s = 0.0
+        self._busy_s = self._asked_s = 0.0
         # Whether there may be more to compute of windows that have not ended.
         self._ahead = False
         self._steps = StepRunner(
@@ -261,7 +261,7 @@ class EngineWorker:
         # Count the elapsed part of a running step.
         busy_s = self._busy_s + (0.0 if since is None else time.monotonic() - since)
         return ReplicaReport(
-            busy_s, backlog_s, len(waiting), self._steps.steps, self._steps.windows, self._steps.trouble
+            busy_s, backlog_s, len(waiting), self._steps.steps, self._steps.windows, self._steps.trouble, self._asked_s
         )
 
     def check(self) -> None:
@@ -319,7 +319,8 @@ class EngineWorker:
             self._busy_s += now - began
             self._busy_since = now
             self._asks.step(windows_wait=len(self._queue) > 0)
-            self._busy_s += time.monotonic() - now
+            asked_s = time.monotonic() - now
+            self._busy_s, self._asked_s = self._busy_s + asked_s, self._asked_s + asked_s
             self._busy_since = None
 
     def _has_work(self) -> bool:

@@ -92,6 +92,11 @@ class CameraReport:
     accounted: AccountedSpan | None = None
     idle: bool = False
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of its pictures, native pixels; 0 before the first."""
+        return self.width, self.height
+
 
 @dataclass(frozen=True, slots=True)
 class StreamReport:
@@ -148,7 +153,8 @@ class HandedOver:
 class ReplicaReport:
     """How full a replica is. ``busy_s``: seconds that it spent on windows and questions since it started, in ``steps``
     that computed ``windows``; ``backlog_s``: seconds of windows that wait; ``held``: cameras whose windows it holds;
-    ``trouble``: why its engine answers nothing just now, empty while it does."""
+    ``trouble``: why its engine answers nothing just now, empty while it does; ``asked_s``: of ``busy_s``, those on
+    questions, which take whatever time windows leave."""
 
     busy_s: float
     backlog_s: float
@@ -156,6 +162,7 @@ class ReplicaReport:
     steps: int = 0
     windows: int = 0
     trouble: str = ""
+    asked_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from cluster.control.camera_record import CameraMove
 from cluster.control.costs import CostModel
+from cluster.control.demand import stride_at
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import Step
 from loadtest.city import Bools, Floats, Ints
@@ -52,12 +53,15 @@ class District:
         self._ladder = plan.ladder or FULL
         self._value = np.array([rung.value for rung in self._ladder.rungs])
         self._sheds = np.array([rung.shed for rung in self._ladder.rungs])
-        self._strides = np.array([rung.stride for rung in self._ladder.rungs])
         bins = max(1, round(timing.seconds / timing.bin_s))
         self.tally = Tally(bins=bins, bin_s=timing.seconds / bins, rungs=len(self._ladder.rungs))
         self._index = {name: index for index, name in enumerate(self.names)}
         self._rng = np.random.default_rng([*part.seed, 0])
         self._demands = [each.demand(each.name, plan.mix.geometry, plan.hour) for each in classes]
+        # Over the stride at full quality, by kind and rung.
+        self._strides = np.array(
+            [[stride_at(each, rung) / each.stride_s for rung in self._ladder.rungs] for each in self._demands]
+        )
         self._work = WorkTable(self._demands, self._ladder, part.costs, alike=plan.alike)
         self._ranks = np.array([each.priority.rank for each in classes])[part.kinds]
         kinds = part.kinds.tolist()
@@ -119,7 +123,7 @@ class District:
         plan = self._fleet.plan(self.names[camera])
         self._rung[camera] = self._ladder.index_of(plan.rung)
         self._owner[camera] = NOBODY if plan.owner is None else _number(plan.owner)
-        self.cameras.factor[camera] = self._ladder.rungs[self._rung[camera]].stride
+        self.cameras.factor[camera] = self._strides[self.part.kinds[camera], self._rung[camera]]
         self.cameras.start(camera, now_s, plan.phase if self.part.phases is None else self.part.phases[camera])
         self._unreported.forget(camera, now_s)
 
@@ -156,10 +160,10 @@ class District:
         self.tally.steps[self._bin(now_s)] += len(steps)
         self._rung[camera] = to
         self._unreported.forget(camera, now_s)
-        self.cameras.stretch(camera[~was_shed], self._strides[to[~was_shed]])
+        self.cameras.stretch(camera[~was_shed], self._strides[self.part.kinds[camera], to][~was_shed])
         for back, rung in zip(camera[was_shed].tolist(), to[was_shed].tolist(), strict=True):
             # Nobody has kept its frames.
-            self.cameras.factor[back] = self._strides[rung]
+            self.cameras.factor[back] = self._strides[self.part.kinds[back], rung]
             self.cameras.start(back, now_s, self._fleet.plan(self.names[back]).phase)
 
     def _apply(self, moves: Iterable[CameraMove], now_s: float) -> None:
@@ -203,7 +207,7 @@ class District:
                 self._begin(camera, now_s)
             else:
                 self._rung[camera] = self._ladder.index_of(plan.rung)
-                self.cameras.stretch(camera, self._ladder.rungs[self._rung[camera]].stride)
+                self.cameras.stretch(camera, self._strides[self.part.kinds[camera], self._rung[camera]])
                 self._unreported.forget(camera, now_s)
 
     # -- what happens to it ----------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scheduling_parts import LADDER, costs, demand
 
 from cluster.control.costs import WindowWork
-from cluster.control.demand import MOST, DemandEstimate, Measured, load, work
+from cluster.control.demand import MOST, DemandEstimate, Measured, load, windows_per_s, work
 from cluster.control.ladder import Rung, default
 
 FULL, PRUNE, STRIDE, SHED = LADDER.rungs
@@ -67,6 +67,18 @@ def test_load_counts_rate_gate_and_a_share_of_the_step() -> None:
     assert load(demand(stride_s=2.0), STRIDE, model) == pytest.approx(0.11 / 4)
     assert load(demand(stride_s=2.0, busy=0.5, rate=3.0, cost=2.0), FULL, model) == pytest.approx(3 * 0.11 / 2)
     assert load(demand(), SHED, model) == 0
+
+
+@pytest.mark.parametrize(("window_s", "stride_s"), [(5.0, 2.0), (2.0, 2.0), (1.5, 1.5), (1.0, 1.0)])
+def test_a_rung_stretches_a_stride_to_the_window_at_most(window_s, stride_s) -> None:
+    """As decoders do (``stream_spec_at``); otherwise the same windows would count as twice the rate."""
+    camera = demand(window_s=window_s)
+    assert windows_per_s(camera, STRIDE) == pytest.approx(1 / stride_s)
+    assert load(camera, STRIDE, costs()) == pytest.approx(0.1 / stride_s)
+    estimate = DemandEstimate(camera)
+    for _ in range(200):
+        estimate.observe_counts(Measured(stride_s, 1), STRIDE)
+    assert estimate.demand.rate == pytest.approx(1.0)
 
 
 @given(st.floats(0, 1), st.floats(0.5, 8), st.floats(2, 40), st.integers(1, 6))

@@ -246,6 +246,25 @@ def test_the_size_of_the_picture_is_what_the_demand_is_made_of_once_it_is_seen()
     assert lags[(320, 240)] < lags[(1920, 1080)]
 
 
+def test_pictures_and_model_count_as_they_are_whatever_was_heard_of_first() -> None:
+    by_token = FleetSettings(costs(window_s=0.0, computed_s=1e-4), LADDER)
+    flat, tall = (CameraReport("gate", "running", width=280, height=height) for height in (140, 280))
+    lags = []
+    for before, after in (((), (tall,)), ((), (flat, tall)), ((tall,), (tall,))):
+        made = Directory(heartbeat_timeout_s=10, quality=by_token)
+        made.join_decoder(DecoderInfo("decoder-0", "d", "d:1", "", 1), 0.0)
+        made.add(camera("gate"), 0.0)
+        for each in before:
+            made.heartbeat_decoder("decoder-0", "d", [each], 1.0)
+        made.join_replica(ReplicaInfo("r0", "r0:1", "", 1, GEOMETRY), 2.0)
+        for each in after:
+            made.heartbeat_decoder("decoder-0", "d", [each], 3.0)
+        send(made)
+        lags.append(made.status("gate").expected_lag_s)
+    assert lags[0] > 0
+    assert lags[1:] == pytest.approx([lags[0]] * 2)
+
+
 def test_a_restarted_controller_learns_who_has_what_and_moves_nobody() -> None:
     made = directory(replicas=3)
     for number in range(20):
@@ -260,6 +279,31 @@ def test_a_restarted_controller_learns_who_has_what_and_moves_nobody() -> None:
     for name in made.cameras:
         again.add(camera(name), 0.0)
     assert {name: again.status(name).replica for name in again.cameras} == owners
+
+
+def test_questions_that_take_what_windows_leave_cost_no_camera_its_quality() -> None:
+    made = directory()
+    for number in range(5):
+        made.add(camera(f"cam-{number}"), 0.0)
+    send(made)
+    for second in range(60):
+        load = ReplicaReport(1.0 * second, 0.0, asked_s=0.5 * second)
+        assert made.heartbeat_replica("r0", (), float(second), load)
+        assert made.tick(float(second)) == []
+    assert made.replica_statuses()[0].utilisation == pytest.approx(0.5)
+
+
+def test_a_controller_that_stood_still_takes_nobody_for_busier_than_it_is() -> None:
+    made = directory()
+    for number in range(5):
+        made.add(camera(f"cam-{number}"), 0.0)
+    send(made)
+    for second in range(20):
+        report(made, float(second), busy_s=0.5 * second)
+        made.expire(float(second))
+    made.expire(50.0)
+    report(made, 50.5, busy_s=0.5 * 50.5)
+    assert made.replica_statuses()[0].utilisation == pytest.approx(0.5)
 
 
 def test_cameras_of_a_lost_replica_run_elsewhere_at_what_quality_there_is() -> None:

@@ -60,6 +60,13 @@ def test_a_full_fleet_takes_cameras_at_reduced_quality_and_then_refuses_with_wha
     assert made.utilisation("r0") <= 1 + 1e-9, "what was accepted fits"
 
 
+def test_cameras_whose_windows_are_no_longer_than_their_stride_are_not_taken_for_a_longer_stride() -> None:
+    made = fleet()
+    verdicts = [made.admit(demand(f"c{n}", window_s=1.0), 0.0).verdict for n in range(12)]
+    # A rung that doubles the stride saves nothing of 0.1 s a second each.
+    assert verdicts == ["accepted"] * 9 + ["refused"] * 3
+
+
 def test_a_replica_that_is_drained_makes_no_other_smaller() -> None:
     made = fleet(2)
     made.drain("r1")
@@ -154,7 +161,7 @@ def test_without_replicas_cameras_are_refused_or_wait_if_they_must_be_taken() ->
 
 def test_ten_thousand_cameras_in_a_burst_are_all_told_and_fit() -> None:
     made = fleet(64)
-    told = [made.admit(demand(f"c{n}", stride_s=8.0), 0.0) for n in range(10_000)]
+    told = [made.admit(demand(f"c{n}", window_s=40.0, stride_s=8.0), 0.0) for n in range(10_000)]
     verdicts = {verdict: [each.verdict for each in told].count(verdict) for verdict in ("reduced", "refused")}
     # 64 replicas do 608 windows of 0.1 s a second; 10,000 cameras want 1,250, or 625 at twice the stride.
     assert verdicts["refused"] == pytest.approx(10_000 - 608 * 16, abs=20)

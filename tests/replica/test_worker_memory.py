@@ -139,6 +139,18 @@ def test_questions_are_answered_while_windows_go_on(place: Place) -> None:
     until(lambda: len({answer.window for answer in place.events.answers}) == 10)
 
 
+def test_the_load_tells_time_on_questions_apart(place: Place) -> None:
+    place.open()
+    place.feed(12)
+    assert place.worker.load().asked_s < 0.2
+    with place.under_way() as done:
+        time.sleep(0.2)
+    done.result(WAIT_S)
+    place.idle()
+    load = place.worker.load()
+    assert 0.2 <= load.asked_s < load.busy_s
+
+
 def test_a_camera_that_was_closed_ends_its_questions_and_no_others(place: Place) -> None:
     for name in "ab":
         place.open(name)
