@@ -54,11 +54,11 @@ class Demuxer:
 
     @property
     def duration(self) -> int | None:
-        """Microseconds, from the container."""
+        """Microseconds of the pictures; None where the container states only how long it is with its sound."""
         stream = self._stream
         if stream.duration is not None and stream.time_base is not None:
             return int(stream.duration * stream.time_base * MICROSECONDS)
-        return self._container.duration
+        return self._container.duration if len(self._container.streams) == 1 else None
 
     def packets(self) -> Iterator[EncodedPacket]:
         """Packets in decoding order; av.FFmpegError where reading fails."""

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import av
+import numpy as np
 import pytest
 from codec_clips import FPS, encode, process, read, seconds, walk
 
@@ -142,6 +143,28 @@ def test_a_file_cut_in_its_middle_gives_what_is_there_and_then_says_so(
         packets.extend(source.packets())
     assert not failure.value.retryable
     assert 10 < len(packets) < 70
+
+
+@pytest.mark.parametrize("suffix", ["mkv", "ts", "mp4"])
+def test_sound_that_is_longer_than_the_pictures_does_not_make_them_truncated(
+    clips: dict[str, Path], tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"long.{suffix}"
+    with av.open(str(clips["b_frames"])) as given, av.open(str(path), "w") as made:
+        pictures, sound = made.add_stream_from_template(given.streams.video[0]), made.add_stream("aac", rate=8000)
+        for packet in given.demux(video=0):
+            if packet.size:
+                packet.stream = pictures
+                made.mux(packet)
+        for start in range(0, 30 * 8000, 1024):
+            silence = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+            silence.sample_rate, silence.pts = 8000, start
+            made.mux(sound.encode(silence))
+        made.mux(sound.encode(None))
+    source = FileSource(path)
+    source.open()
+    assert len(list(source.packets())) == 80
+    assert source.ended
 
 
 def test_a_picture_every_two_seconds_is_not_truncated(tmp_path: Path) -> None:
