@@ -252,7 +252,8 @@ class Live:
         self._hub = hub
         self._calls = calls
         self._poll_s = poll_s
-        self._told: dict[str, float] = {}
+        # What the browsers were last told of each camera, or what was there before any followed; and when it was told.
+        self._told: dict[str, tuple[float, CameraStatus]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self._followed = False
@@ -351,11 +352,13 @@ class Live:
             self.history.keep(now.keys() - set(gone))
         for name, status in now.items():
             self.history.status(status)
-            known = before.get(name) if name not in gone else None
-            if len(self.feed) and status != known:
-                quick = known is None or _without_counters(status) != _without_counters(known)
-                if quick or self.seen_s - self._told.get(name, float("-inf")) >= COUNTERS_S:
-                    self._told[name] = self.seen_s
+            told_s, told = self._told.get(name, (float("-inf"), None))
+            if not len(self.feed):
+                self._told[name] = told_s, status
+            elif status != told:
+                quick = told is None or _without_counters(status) != _without_counters(told)
+                if quick or self.seen_s - told_s >= COUNTERS_S:
+                    self._told[name] = self.seen_s, status
                     self.feed.put(Event.of("camera", name, status))
 
 

@@ -82,6 +82,20 @@ def test_a_camera_that_is_added_again_has_no_history():
     assert [live.history.body(name)["scores"].keys() for name in ("gate", "yard")] == [set(), {"q"}]
 
 
+async def test_the_last_counters_are_told_though_nothing_changes_after_them():
+    live = Live(World(0), AnswerHub(), Calls({}))
+    live._tell([CameraStatus("gate", frames_decoded=1)])
+    with live.feed.read(bool) as reader:
+        told_at = []
+        for second, frames in enumerate([1, 2, 3, 3, 3, 3, 3, 3, 3]):
+            live.seen_s = 100.0 + second
+            live._tell([CameraStatus("gate", frames_decoded=frames)])
+            piece = await reader.take(0.01)
+            if piece:
+                told_at.append((second, json.loads(piece.decode().split("data: ")[1])["frames_decoded"]))
+        assert told_at == [(1, 2), (6, 3)], "at once, and five seconds later"
+
+
 async def test_only_what_is_asked_for_and_may_be_seen(tmp_path):
     async with (
         serving(tmp_path, cameras=3, tokens=True, scopes=["cam-000", "cam-001"]) as served,
