@@ -19,7 +19,6 @@ from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Route
-from cluster.decoder.footage.camera import clip_shortages
 from cluster.decoder.footage.service import DecoderRecorder
 from cluster.errors import SightlineError, UnavailableError
 from cluster.gateway import pictures_proxy as pictures
@@ -122,8 +121,6 @@ class Alerting(ActorProcess):
     def _footage_collector(self) -> FootageCollector | None:
         """``None`` where the folder cannot be used: alerts go on without clips, and the log says why."""
         clips = self._config.clips
-        for sentence in clip_shortages(self._config):
-            log.warning("%s", sentence)
         try:
             store = FootageStore(
                 Path(clips.folder) if clips.folder is not None else self._folder / FOLDER,

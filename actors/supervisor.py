@@ -16,6 +16,7 @@ from actors.remote import ALERTING, NAMESPACE, RayTable, await_reply, find_actor
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
 from cluster.control.decoders import decoder_names
+from cluster.decoder.footage.camera import clip_shortages
 from cluster.errors import SightlineError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class Supervisor:
     async def __init__(self, config: SightlineConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         configure_logging("supervisor", config.cluster)
         await asyncio.to_thread(check_settings, config)
+        for sentence in clip_shortages(config):
+            log.warning("%s", sentence)
         self._config = config
         self._registry = ProcessRegistry()
         await asyncio.to_thread(self._registry.claim)
