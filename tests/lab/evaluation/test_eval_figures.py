@@ -89,7 +89,7 @@ def test_strata_are_of_the_setting_chosen_at_15(make_results):
 
 
 def test_the_setting_is_chosen_on_validation(make_results, results):
-    table = {FULL: hits(4), PUBLISHED: hits(2), CHEAP: hits(4), MIDDLE: hits(1), DEAR: hits(3)}
+    table = {FULL: hits(4), PUBLISHED: hits(2), CHEAP: hits(4), MIDDLE: hits(0), DEAR: hits(0)}
     validation = make_results(TRUTH, table, dict.fromkeys(table, 1000))
     assert choose_setting(results, HALF, 0.15, validation) == CHEAP
     found = compute_figures(results, HALF, validation)
@@ -97,10 +97,24 @@ def test_the_setting_is_chosen_on_validation(make_results, results):
     assert not any("--validation" in note for note in found.notes)
 
 
-def test_of_equals_the_nearest_to_full_is_chosen(make_results):
+def test_of_equals_what_computes_most_is_chosen_and_then_the_nearest_to_full(make_results):
     near, far = [0.85] * 4 + [0.15] * 4, [0.6] * 4 + [0.4] * 4
     table = {FULL: hits(4), CHEAP: near, MIDDLE: far}
-    assert choose_setting(make_results(TRUTH, table, {FULL: 1000, CHEAP: 50, MIDDLE: 60}), HALF, 0.15) == CHEAP
+    assert choose_setting(make_results(TRUTH, table, {FULL: 1000, CHEAP: 50, MIDDLE: 60}), HALF, 0.15) == MIDDLE
+    assert choose_setting(make_results(TRUTH, table, {FULL: 1000, CHEAP: 60, MIDDLE: 60}), HALF, 0.15) == CHEAP
+
+
+def test_what_validation_cannot_tell_from_the_best_is_its_equal(make_results):
+    """One of 40 events missed may be chance, twelve may not: a resampling without any of twelve is one of 10^5."""
+    truth = [True] * 40 + [False] * 40
+
+    def found(count):
+        return [0.9] * count + [0.1] * (80 - count)
+
+    table = {FULL: found(40), CHEAP: found(40), MIDDLE: found(39), DEAR: found(28)}
+    cost = {FULL: 1000, CHEAP: 50, MIDDLE: 60, DEAR: 70}
+    assert choose_setting(make_results(truth, table, cost), HALF, 0.15) == MIDDLE
+    assert choose_setting(make_results(truth, table, cost), HALF, 0.055) == CHEAP
 
 
 def test_another_stride_is_not_compared(make_results):
