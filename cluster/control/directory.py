@@ -256,8 +256,9 @@ class Directory:
             self.windows_lost += camera.count_lost(report, self._rungs[plan.rung], now_s)
             if plan.owner == name:
                 camera.stream = report
-                # Counts across a ladder step are meaningless.
-                counts = camera.take_counts(CountedWindows(instance, now_s, plan.rung, report.counts))
+                # Counts across a ladder step are meaningless; demand is of computed windows.
+                counted = {**report.counts, **report.computed}
+                counts = camera.take_counts(CountedWindows(instance, now_s, plan.rung, counted))
                 if counts is not None:
                     if counts.windows:
                         self._fleet.set_connected(report.camera)

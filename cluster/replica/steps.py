@@ -84,8 +84,9 @@ class OpenStream:
     """State of an open camera.
 
     ``ending``: its source ended, and it is closed once nothing waits; ``broken``: why only a frame that depends on none
-    before it is accepted; ``accounting``: of its strides; ``before``: counts of earlier times it was open; ``leaving``:
-    future of its hand-over; ``incarnation``: changes whenever window numbering restarts; ``run``: id of the counts.
+    before it is accepted; ``accounting``: of its strides; ``before``: counts of earlier times it was open;
+    ``computed``: see :class:`StreamReport`; ``leaving``: future of its hand-over; ``incarnation``: changes whenever
+    window numbering restarts; ``run``: id of the counts.
     """
 
     spec: StreamSpec
@@ -97,6 +98,7 @@ class OpenStream:
     latency_s: float = 0.0
     last_answers: dict[str, LastAnswer] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    computed: Counter[str] = field(default_factory=lambda: Counter(tokens_full=0, tokens_kept=0))
     leaving: Future[HandedOver] | None = None
     incarnation: str = field(default_factory=_new_id)
     run: str = field(default_factory=_new_id)
@@ -109,6 +111,7 @@ class OpenStream:
         if last is not None and last.life == spec.life:
             stream.run = last.run
             stream.counts.update(last.counts)
+            stream.computed.update(last.computed)
             stream.before.update(last.counts)
             stream.accounted_before = last.accounted
         return stream
@@ -134,6 +137,8 @@ class OpenStream:
         self.counts["tokens_full"] += first.tokens.full
         self.counts["tokens_kept"] += first.tokens.kept
         self.counts["tokens_computed"] += first.tokens.computed
+        if not first.gated:
+            self.computed.update(tokens_full=first.tokens.full, tokens_kept=first.tokens.kept)
         self.latency_s = first.timing.latency_s
         for answer in answers:
             self.last_answers[answer.question] = LastAnswer(answer.question, answer.score, answer.positive, answer.end)
@@ -147,6 +152,7 @@ class OpenStream:
             self.latency_s,
             last,
             dict(self.counts),
+            dict(self.computed),
             life=spec.life,
             run=self.run,
             now_s=time.monotonic(),

@@ -70,11 +70,12 @@ class WindowAccounting:
             missing += gap_s((sample.pts - self._end) / MICROSECONDS, waited_s) / stride_s
         lost = max(int(self._under_way), math.floor(missing + ROUNDING))
         self._left = max(0.0, missing - lost)
-        lost = max(0, lost - self._counted(sample.windows_dropped))
+        lost = max(0, lost - self._counted(sample.windows_dropped) - sum(windows for _, windows in self._gaps))
         self._end, self._at_s, self._under_way = sample.pts, arrived_s, False
         self._begin = self._begin or (sample.pts, arrived_s)
         self._gaps.clear()
-        self.closed, self._first = (self.closed[0], None), None
+        # Numbers skipped until here are counted above, by time.
+        self.closed, self._first, self._number = (self.closed[0], None), None, -1
         return lost
 
     def add_frame(self, sample: FrameSample, arrived_s: float, closed: Sequence[WindowRequest]) -> int:

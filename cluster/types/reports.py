@@ -101,7 +101,8 @@ class CameraReport:
 @dataclass(frozen=True, slots=True)
 class StreamReport:
     """One camera as its replica sees it; ``latency_s`` of its last window. ``counts`` are since ``run`` began, which
-    goes on when the camera comes back to the same process.
+    goes on when the camera comes back to the same process; ``computed``: ``tokens_full`` and ``tokens_kept`` since then
+    of windows that were not gated.
 
     ``accounted``: since the camera was opened, and ``accounted_before`` the last time that it was; ``now_s``: monotonic
     time of the report.
@@ -113,6 +114,7 @@ class StreamReport:
     latency_s: float = 0.0
     last_answers: tuple[LastAnswer, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
+    computed: Mapping[str, int] = field(default_factory=dict)
     memory_bytes: int = 0
     memory_frames: int = 0
     memory_oldest_s: float = 0.0

@@ -179,6 +179,28 @@ def test_what_the_replica_counts_changes_what_a_camera_is_taken_for() -> None:
     assert set(rungs(made).values()) == {"full"}
 
 
+def test_what_a_camera_keeps_is_measured_on_the_windows_that_are_computed() -> None:
+    """Three of four windows are gated, and keep little more than their anchors: they tell nothing of the fourth."""
+    always, seldom = directory(), directory()
+    for made in (always, seldom):
+        made.add(camera("gate"), 0.0)
+    for second in range(1, 400):
+        done = second // 4
+        gated = second - done
+        computed = {"tokens_full": 1000 * done, "tokens_kept": 400 * done}
+        counts = {"windows_done": done, **computed}
+        report(always, second, busy_s=0.1 * second, streams=[StreamReport("gate", counts=counts, computed=computed)])
+        counts = {
+            "windows_done": done,
+            "windows_gated": gated,
+            "tokens_full": 1000 * second,
+            "tokens_kept": 400 * done + 130 * gated,
+        }
+        report(seldom, second, busy_s=0.1 * second, streams=[StreamReport("gate", counts=counts, computed=computed)])
+    wanted, found = (made._fleet.demand_of("gate").kept for made in (always, seldom))
+    assert found == pytest.approx(wanted, abs=0.01)
+
+
 def test_counts_that_straddle_a_step_a_restart_or_a_move_say_nothing() -> None:
     made = directory(replicas=2)
     made.add(camera("gate"), 0.0)

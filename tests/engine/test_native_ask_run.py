@@ -11,6 +11,7 @@ from kv_parts import key_of
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.ask_run import NativeAskRun, merge_moments
+from cluster.engine.native.memory_attention import MemoryAttention
 from cluster.engine.window.score import YesNoScore
 from cluster.errors import NotFiniteError, NotReadyError
 from cluster.lab.bench.soak import SyntheticCamera
@@ -390,6 +391,23 @@ def test_a_restored_window_goes_on_after_the_gap(gap: int, survives: bool) -> No
     assert (second._streams["cam"].frames[0].pts < sample.pts) is survives
     second.push(dataclasses.replace(camera.sample(20 + gap - gap % 4 + 4), fresh=True))
     assert len(second._streams["cam"].frames) == 1
+
+
+@pytest.mark.parametrize("past", [False, True], ids=["all", "a span before the window"])
+def test_moments_and_places_follow_the_sampling_rate(monkeypatch: pytest.MonkeyPatch, past: bool) -> None:
+    engine, bank, spec = remembering(load_model("tiny-qwen2_vl"))
+    # A frame of two samples takes eight seconds.
+    watch(engine, spec, 12, fps=0.25)
+    memory, _ = bank.get_memory("cam")
+    times = memory.log.times[:4]
+    span = (times[0], times[3] + 1) if past else None
+    run = engine.ask(AskSpec("cam", TEXT, span=span, max_new_tokens=1))
+    # All frames alike: one moment from the first to the end of the last.
+    monkeypatch.setattr(MemoryAttention, "attention_mass", lambda self: (torch.arange(4), torch.full((4,), 0.25)))
+    run.step()
+    assert run._attention is None or run._attention._around.timeline.slot.tolist()[:4] == [0, 1, 2, 3]
+    (moment,) = run._moments_found
+    assert (moment.start, moment.end) == (times[0], times[3] + 8 * MICROSECONDS)
 
 
 def test_moments_are_stretches_above_the_mean() -> None:

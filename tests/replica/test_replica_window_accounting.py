@@ -187,6 +187,16 @@ def test_what_the_decoder_has_counted_of_a_gap_is_not_counted_again() -> None:
     assert [replica.take(at_s, gap=at_s == 39, dropped=14) for at_s in (39, 40)] == [2, 0]
 
 
+@pytest.mark.parametrize("dropped", [0, 3, 4])
+def test_windows_that_begin_anew_soon_after_a_gap_count_it_once(dropped: int) -> None:
+    replica = Replica()
+    replica.run(0, 6)
+    # Those to 8, 10, 12 and 14, of which the decoder has counted some; none closes behind the gap.
+    assert replica.take(14.2, gap=True, dropped=dropped) == 0
+    assert replica.run(15.2, 20.2, dropped=dropped) == 4 - dropped
+    assert [end / SECOND for end in replica.ends] == [2, 4, 6, 17.2, 19.2]
+
+
 @pytest.mark.parametrize(
     ("at_s", "arrived_s", "goes_on"),
     [

@@ -2,8 +2,9 @@
 
 import pytest
 from scheduling_parts import costs
+from worker_parts import spec
 
-from cluster.replica.steps import StepTimeEstimator
+from cluster.replica.steps import OpenStream, StepTimeEstimator
 from cluster.types import Answer, TokenCount
 
 
@@ -34,6 +35,18 @@ def test_a_window_of_several_questions_counts_once() -> None:
     once.observe([answer("a")], 1.0)
     twice.observe([answer("a", question="p"), answer("a", question="q")], 1.0)
     assert once.expected_s("a") == twice.expected_s("a")
+
+
+def test_tokens_of_gated_windows_are_in_the_total_alone() -> None:
+    stream = OpenStream(spec("a"))
+    stream.answered([answer("a", question="q"), answer("a", question="r")])
+    stream.answered([answer("a", gated=True)])
+    again = OpenStream.opened(stream.spec, stream.report())
+    again.answered([answer("a")])
+    found = again.report()
+    tokens = answer("a").tokens
+    assert (found.counts["tokens_full"], found.counts["tokens_kept"]) == (3 * tokens.full, 3 * tokens.kept)
+    assert found.computed == {"tokens_full": 2 * tokens.full, "tokens_kept": 2 * tokens.kept}
 
 
 def test_gated_windows_cost_nothing_and_teach_nothing_of_speed() -> None:

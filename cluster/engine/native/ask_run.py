@@ -56,6 +56,8 @@ class NativeAskRun:
         self._frames: list[StreamFrame] = []
         self._attention: MemoryAttention | None = None
         self._retrieval: RetrievalSession | None = None
+        # Without a window, whose frames tell, as at two samples a second.
+        self._frame_us = round(MICROSECONDS * self.model.geometry.temporal / 2.0)
         self._position = 0
         self._moments_found: tuple[Moment, ...] = ()
         self._span = (0, 0)
@@ -103,6 +105,8 @@ class NativeAskRun:
         held = self.window.frames if self.window is not None else []
         self._frames = [frame for frame in held if frame.has_kv and frame.tokens is not None]
         since, until = self._wanted_times()
+        if held:
+            self._frame_us = held[0].duration
         newer = [frame for frame in self._frames if self.memory.memory_time(frame.pts) >= until]
         self._frames = [frame for frame in self._frames if since <= self.memory.memory_time(frame.pts) < until]
         kv = self.window.kv if self.window is not None else None
@@ -117,6 +121,7 @@ class NativeAskRun:
                 kv,
                 held=self._held(),
                 text=len(self._prompt_ids) + self.ask.max_new_tokens,
+                frame_us=self._frame_us,
                 newer=sum(len(encoded_tokens(frame)) for frame in newer),
             )
             self._attention = MemoryAttention(self.model, around, self._retrieval)
@@ -217,7 +222,7 @@ class NativeAskRun:
             time[remembered] = self._retrieval.view.log.frame_times(number[remembered])
         window = torch.tensor([self.memory.memory_time(frame.pts) for frame in self._frames], dtype=torch.int64)
         time[~remembered] = window[-2 - number[~remembered]]
-        return merge_moments(time, mass, round(MICROSECONDS * (self.model.geometry.temporal / 2.0)))
+        return merge_moments(time, mass, self._frame_us)
 
 
 def merge_moments(time: Tensor, mass: Tensor, frame_us: int) -> tuple[Moment, ...]:

@@ -30,6 +30,7 @@ def ask_context(
     *,
     held: FrameLog,
     text: int,
+    frame_us: int,
     newer: int = 0,
 ) -> AskContext:
     """Build the local attention context (system prompt and window) of a question.
@@ -39,9 +40,10 @@ def ask_context(
         kv: of those that have some, and perhaps of frames before them; None where none has.
         held: frames of the memory that may be retrieved.
         text: tokens of the question and its answer.
+        frame_us: length of a frame, microseconds.
         newer: tokens of ``kv`` after those of ``frames``.
     """
-    timeline, grid = _timeline(model, memory, frames, held, len(system), text)
+    timeline, grid = _timeline(model, memory, frames, held, len(system), text, frame_us)
     spans = frame_spans(frames, after_s=timeline.length_s, after_slots=timeline.slots) or [_last_span(timeline, grid)]
     window = model.window_positions(len(system), spans)
     device = model.device
@@ -70,15 +72,14 @@ def _timeline(
     held: FrameLog,
     system: int,
     text: int,
+    frame_us: int,
 ) -> tuple[Timeline, PatchGrid]:
     geometry = model.geometry
     newest = held.times[-1] if held.times else None
     if frames:
         opened, grid = memory.memory_time(frames[0].pts), frames[0].grid
-        frame_us = frames[0].duration
     else:
         opened, merge = -(2**62), geometry.merge
-        frame_us = round(MICROSECONDS * geometry.temporal / 2.0)
         grid = PatchGrid(memory.rows * merge, memory.columns * merge, geometry.patch, merge, geometry.temporal)
     if newest is not None and opened <= newest:
         # No window, or the clock was set back and its first frame is still in the window.
