@@ -11,6 +11,7 @@ from torch import Tensor
 
 from cluster.errors import NotReadyError
 from cluster.memory.head_memory import KVChunk
+from cluster.memory.manifest import LAYOUT
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiered_heads import MemoryShape
@@ -27,8 +28,6 @@ RELEASED = 4096
 
 VISITED = 64
 """Most released streams whose memory stays open after a question."""
-
-_LAYOUT = ("organiser", "organiser_options", "kv_dtype")
 
 Window = Callable[[], bytes]
 """Snapshot of a stream's window; serialised when called."""
@@ -150,7 +149,7 @@ class MemoryBank:
             if prepared is None or prepared[0].spec != spec:
                 prepared = self._restore(stream, spec)
             held, window = prepared
-        elif any(getattr(held.spec, name) != getattr(spec, name) for name in _LAYOUT):
+        elif any(getattr(held.spec, name) != getattr(spec, name) for name in LAYOUT):
             # Clusters of one organiser are unusable for another, and so are blocks of another type.
             with held.exclusive:
                 held.delete_frames()

@@ -15,6 +15,7 @@ from torch import Tensor
 from cluster.memory.head_memory import BlocksLostError, BlocksUnavailableError, HeadChange, HeadMemory, Load
 from cluster.memory.manifest import (
     DTYPES,
+    LAYOUT,
     FrameLog,
     StoredManifest,
     check_integers,
@@ -328,8 +329,7 @@ class TieredHeads:
             "rows": self.rows,
             "columns": self.columns,
             "dtype": str(self.dtype).removeprefix("torch."),
-            "organiser": self.spec.organiser,
-            "kv_dtype": self.spec.kv_dtype,
+            **{name: getattr(self.spec, name) for name in LAYOUT},
             "first_frame": self.first_frame,
             "log": state | {"numbers": state["numbers"][:settled], "times": state["times"][:settled]},
             "partition_of": [[frame, partition] for frame, partition in self.partition_of.items()],
@@ -354,7 +354,7 @@ class TieredHeads:
             found = False
             if data is not None:
                 try:
-                    found = self._load_manifest(data)
+                    found = self._load_manifest(data, LAYOUT if sweep else LAYOUT[:2])
                 except BlocksUnavailableError:
                     return Outcome.RETRY
                 except Exception as error:
@@ -383,12 +383,12 @@ class TieredHeads:
             self.stored.delete_unnamed()
         return True
 
-    def _load_manifest(self, data: bytes) -> bool:
-        """Restore from a manifest; False if it is of another version, organiser or type of KV.
+    def _load_manifest(self, data: bytes, layout: Sequence[str]) -> bool:
+        """Restore from a manifest; False if it is of another version or ``layout``.
         ``BlocksUnavailableError``: index blocks cannot be loaded now; any other exception: it is inconsistent or does
         not fit this memory."""
         loaded = load_manifest(data)
-        if loaded is None or any(loaded[0][name] != getattr(self.spec, name) for name in ("organiser", "kv_dtype")):
+        if loaded is None or any(loaded[0][name] != getattr(self.spec, name) for name in layout):
             return False
         header, tensors = loaded
         layers, per_layer = int(header["layers"]), int(header["heads"])

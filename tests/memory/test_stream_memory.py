@@ -796,3 +796,38 @@ def test_weights_that_do_not_fit_their_tokens_are_refused() -> None:
     state = head.state() | {"weight": torch.ones(head.tokens + 1)}
     with pytest.raises(ValueError, match=f"{head.tokens + 1} weights of {head.tokens} tokens"):
         memory.heads[0][1].load_state(state)
+
+
+def _opened(tier: Arena, settings_: MemorySpec) -> MemoryBank:
+    bank = MemoryBank(TierStack([tier]))
+    bank.open_stream("cam", settings_)
+    return bank
+
+
+def _feed(bank: MemoryBank, chunks: list[KVChunk]) -> None:
+    for each in chunks:
+        bank.accept_chunk(each)
+    bank.schedule_saves()
+    assert bank.wait_written()
+
+
+def test_a_restart_with_other_options_of_the_organiser_begins_anew_as_a_change_does() -> None:
+    """Hashes by other planes say nothing of each other."""
+    tier = Arena(64 * MIB, name="host", evicts=False)
+    bank = _opened(tier, spec())
+    _feed(bank, [chunk(number) for number in range(4)])
+    bank.release_stream("cam")
+    assert bank.wait_written()
+    before = set(tier.list_blocks("cam")[1])
+    assert before
+    other = _opened(tier, spec(organiser_options={"seed": 1}))
+    memory, _ = other.get_memory("cam")
+    assert memory.tokens == 0
+    _feed(other, [chunk(number) for number in range(4, 8)])
+    assert memory.tokens > 0
+    assert not before & set(tier.list_blocks("cam")[1])
+    # With the same, it goes on.
+    other.release_stream("cam")
+    assert other.wait_written()
+    again, _ = _opened(tier, spec(organiser_options={"seed": 1})).get_memory("cam")
+    assert again.tokens == memory.tokens
