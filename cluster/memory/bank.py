@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from cluster.errors import NotReadyError
-from cluster.memory.head_memory import KVChunk
+from cluster.memory.head_memory import KVChunk, MemoryShape
+from cluster.memory.manifest import LAYOUT
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
-from cluster.memory.tiered_heads import MemoryShape
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.memory.writer import MemoryWriter
@@ -27,8 +27,6 @@ RELEASED = 4096
 
 VISITED = 64
 """Most released streams whose memory stays open after a question."""
-
-_LAYOUT = ("organiser", "organiser_options", "kv_dtype")
 
 Window = Callable[[], bytes]
 """Snapshot of a stream's window; serialised when called."""
@@ -120,7 +118,6 @@ class MemoryBank:
     def _restore(self, stream: str, spec: MemorySpec) -> tuple[StreamMemory, bytes | None]:
         """Create a memory, restore it from the lowest tier, and return it with its saved window state."""
         memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
-        self.tiers.set_cap(stream, spec.cap_bytes)
         return memory, (memory.restored_window() or None) if memory.restore() is Outcome.HIT else None
 
     def open_stream(self, stream: str, spec: MemorySpec | None) -> bytes | None:
@@ -150,7 +147,7 @@ class MemoryBank:
             if prepared is None or prepared[0].spec != spec:
                 prepared = self._restore(stream, spec)
             held, window = prepared
-        elif any(getattr(held.spec, name) != getattr(spec, name) for name in _LAYOUT):
+        elif any(getattr(held.spec, name) != getattr(spec, name) for name in LAYOUT):
             # Clusters of one organiser are unusable for another, and so are blocks of another type.
             with held.exclusive:
                 held.delete_frames()
@@ -166,7 +163,7 @@ class MemoryBank:
         with self._lock:
             self._prepared.pop(memory.stream, None)
             self._memories[memory.stream], self._retrievers[memory.stream] = memory, retriever
-        self.tiers.set_cap(memory.stream, memory.spec.cap_bytes)
+        memory.apply_cap()
         self._update_report(memory)
 
     def _clear_tiers(self, stream: str) -> None:

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from cluster.memory.organise import ClusterTable
     from cluster.memory.stream import StreamMemory
 
-# Usable share of the lowest tier, and cost of new tokens over stored ones, or over their own bytes while none is
-# stored (small clusters are rounded up more).
-_ROUNDING = 0.95
+# Cost of new tokens over stored ones, or over their own bytes while none is stored (small clusters are rounded up
+# more).
 _FRESH, _FIRST = 1.2, 2.0
 # Most compressions in a row: thinned clusters do not always take less space.
 _TRIES = 6
@@ -39,9 +38,9 @@ def evict(memory: StreamMemory, new: Heads) -> Heads | None:
     """
     if memory.spec.keep < 1:
         new = _thinned(memory, new, memory.spec.keep)
-    heads = len(memory.heads) * len(memory.heads[0])
-    # Both versions of a head's blocks exist during a rewrite.
-    capacity = memory.max_bytes * _ROUNDING * heads / (heads + 1) - _fixed(memory)
+    if memory.cap_bytes > memory.spec.cap_bytes:
+        memory.drop_states()
+    capacity = memory.max_settled_bytes - _fixed(memory)
     for _ in range(_TRIES):
         held, wanted = _token_cost(memory), _bytes_of(memory, new)
         if held + wanted <= capacity or not held:

@@ -57,6 +57,16 @@ class KVChunk:
         return replace(self, cell=cell, rows=rows, columns=columns)
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryShape:
+    """Shape of the stored KV: ``layers``, key ``heads`` per layer, ``width`` of a key."""
+
+    layers: int
+    heads: int
+    width: int
+    dtype: torch.dtype
+
+
 KVSink = Callable[[KVChunk], None]
 """Receives KV that leaves a window; called in the engine's thread, in time order per stream."""
 

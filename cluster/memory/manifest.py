@@ -137,7 +137,10 @@ class StoredManifest:
         return None if outcome is Outcome.RETRY else data is not None and hash(data) not in self._known
 
 
-VERSION = 4
+VERSION = 5
+
+LAYOUT = ("organiser", "kv_dtype", "organiser_options")
+"""Settings of a memory that what it has stored is unusable under others of; questions only need the first two."""
 
 PART_BYTES = 256 * 1024
 """Most bytes of one block of bytes."""

@@ -14,13 +14,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from cluster.memory.cap import WAITING
 from cluster.memory.compress import Compressor
 from cluster.memory.eviction import Heads, evict
-from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV, MemoryView
+from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV, MemoryShape, MemoryView
 from cluster.memory.manifest import FrameLog, dump_tensors
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import VisualPartitions
-from cluster.memory.tiered_heads import INDEX, WAITING, MemoryShape, TieredHeads
+from cluster.memory.tiered_heads import INDEX, TieredHeads
 from cluster.memory.tiers.stack import TierStack
 from cluster.registry import compressors, organisers
 from cluster.types import MICROSECONDS, MemorySpec, MemoryStatus
@@ -171,7 +172,7 @@ class StreamMemory(TieredHeads):
             number, at = self.log.add(chunk.pts)
             self.recent.append(replace(chunk.on_grid(self.rows, self.columns), index=number, pts=at))
             self.waiting_bytes += _bytes(chunk)
-            while self.recent and self.held_bytes > self.spec.cap_bytes:
+            while self.recent and self.held_bytes > self.cap_bytes:
                 self.counts.drop_frames()
                 self.waiting_bytes -= _bytes(self.recent.pop(0))
 

@@ -7,14 +7,22 @@ is always a consistent earlier memory.
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cluster.memory.head_memory import BlocksLostError, BlocksUnavailableError, HeadChange, HeadMemory, Load
+from cluster.memory.cap import WINDOW, CappedMemory
+from cluster.memory.head_memory import (
+    BlocksLostError,
+    BlocksUnavailableError,
+    HeadChange,
+    HeadMemory,
+    Load,
+    MemoryShape,
+)
 from cluster.memory.manifest import (
     DTYPES,
+    LAYOUT,
     FrameLog,
     StoredManifest,
     check_integers,
@@ -25,7 +33,6 @@ from cluster.memory.manifest import (
     load_manifest,
     load_parts,
 )
-from cluster.memory.memory_counts import MemoryCounts
 from cluster.memory.organise.mosaic import VisualPartitions
 from cluster.memory.quantise import dequantise, measure_channels, quantise, quantised_bytes
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
@@ -37,8 +44,6 @@ from cluster.types import MemorySpec
 
 log = logging.getLogger(__name__)
 
-# Divisors of the cap: share of waiting frames, and of a saved window.
-WAITING, _WINDOW = 8, 8
 # Bytes and blocks per tier call, which has a deadline.
 _BATCH_BYTES, _BATCH = 2**20, 256
 _KV = ("key", "value")
@@ -46,17 +51,7 @@ _KV = ("key", "value")
 INDEX = 1.3
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryShape:
-    """Shape of the stored KV: ``layers``, key ``heads`` per layer, ``width`` of a key."""
-
-    layers: int
-    heads: int
-    width: int
-    dtype: torch.dtype
-
-
-class TieredHeads:
+class TieredHeads(CappedMemory):
     """Clustered part of a :class:`~cluster.memory.stream.StreamMemory`. Hold ``exclusive`` for every call that changes
     it."""
 
@@ -68,11 +63,10 @@ class TieredHeads:
         shape: MemoryShape | None,
         yield_to_engine: Callable[[], None],
     ) -> None:
-        self.stream, self.spec, self.tiers = stream, spec, tiers
+        super().__init__(stream, spec, tiers)
         self.shape = shape
         self.yield_to_engine = yield_to_engine
-        self.heads: list[list[HeadMemory]] = []
-        self.counts = MemoryCounts()
+        self.heads = []
         self.rows = self.columns = 1
         self.log = FrameLog()
         self.partition_of: dict[int, int] = {}
@@ -97,7 +91,6 @@ class TieredHeads:
         self._unwritten: dict[tuple[int, int], int] = {}
         self._compressor_hash = 0
         self.exclusive = threading.RLock()
-        self._lock = threading.Lock()
 
     def settled_frames(self) -> list[int]:
         """Numbers of the frames that are clustered, in one head at least: others may be reached later."""
@@ -137,17 +130,6 @@ class TieredHeads:
         assert self.shape is not None
         width, quantised = self.shape.width, self.spec.kv_dtype == "int8"
         return 2 * (quantised_bytes(width) if quantised else width * self.shape.dtype.itemsize) + 8
-
-    @property
-    def max_window_bytes(self) -> int:
-        return self.spec.cap_bytes // _WINDOW
-
-    @property
-    def max_bytes(self) -> int:
-        """Most bytes of blocks, index and window, counting both versions during a rewrite: the cap less the share of
-        waiting frames."""
-        cap = min(self.spec.cap_bytes, self.tiers.capacity(self.stream))
-        return cap - cap // WAITING
 
     # -- blocks -----------------------------------------------------------------------------------
     def drop_lost_clusters(self, layer: int, h: int, uids: Sequence[int]) -> bool:
@@ -276,6 +258,8 @@ class TieredHeads:
             self.unsaved = False
             self.stored.manifest_written()
         self.stored.delete_unnamed()
+        if self.cap_bytes > self.spec.cap_bytes:
+            self.apply_cap()
         return True
 
     def _write_parts(self) -> bool:
@@ -301,20 +285,15 @@ class TieredHeads:
             items, parts = [], {}
         return True
 
-    def has_room_for_window(self, nbytes: int) -> bool:
-        """Whether a window of ``nbytes`` is saved with the memory; if not, it is counted, and said once."""
-        if nbytes <= self.max_window_bytes:
-            return True
-        if not self.counts.windows_not_saved:
-            window, cap, enough = (-(-each // 2**10) for each in (nbytes, self.spec.cap_bytes, _WINDOW * nbytes))
-            why = f"more than an eighth of memory.cap = {cap} KiB and is not saved; {enough} KiB keep it over restarts"
-            log.warning("camera %r: its window of %d KiB is %s", self.stream, window, why)
-        self.counts.windows_not_saved += 1
-        return False
-
     def _put_bytes(self, name: str, data: bytes) -> bool:
         self.unsaved |= bool(data or self.stored.named.get(name))
         return self.stored.put_bytes(name, data)
+
+    def drop_states(self) -> None:
+        """Drop the window's and the compressor's state; those that fit the settings' cap are saved again."""
+        for name in self.stored.named:
+            self._put_bytes(name, b"")
+        self._compressor_hash = 0
 
     def _manifest(self) -> bytes:
         """Manifest of the current heads; waiting frames are not part of it."""
@@ -328,8 +307,8 @@ class TieredHeads:
             "rows": self.rows,
             "columns": self.columns,
             "dtype": str(self.dtype).removeprefix("torch."),
-            "organiser": self.spec.organiser,
-            "kv_dtype": self.spec.kv_dtype,
+            **{name: getattr(self.spec, name) for name in LAYOUT},
+            "cap_bytes": self.cap_bytes,
             "first_frame": self.first_frame,
             "log": state | {"numbers": state["numbers"][:settled], "times": state["times"][:settled]},
             "partition_of": [[frame, partition] for frame, partition in self.partition_of.items()],
@@ -354,13 +333,15 @@ class TieredHeads:
             found = False
             if data is not None:
                 try:
-                    found = self._load_manifest(data)
+                    found = self._load_manifest(data, LAYOUT if sweep else LAYOUT[:2])
                 except BlocksUnavailableError:
                     return Outcome.RETRY
                 except Exception as error:
                     log.warning("cannot restore the stored memory of camera %r: %r", self.stream, error)
                 self.counts.unreadable += not found
             self.restored, self._sweeps = True, sweep
+            if self.cap_bytes > self.spec.cap_bytes:
+                self.apply_cap()
             return Outcome.HIT if found else Outcome.MISS
 
     def take_over(self) -> bool:
@@ -383,12 +364,12 @@ class TieredHeads:
             self.stored.delete_unnamed()
         return True
 
-    def _load_manifest(self, data: bytes) -> bool:
-        """Restore from a manifest; False if it is of another version, organiser or type of KV.
+    def _load_manifest(self, data: bytes, layout: Sequence[str]) -> bool:
+        """Restore from a manifest; False if it is of another version or ``layout``.
         ``BlocksUnavailableError``: index blocks cannot be loaded now; any other exception: it is inconsistent or does
         not fit this memory."""
         loaded = load_manifest(data)
-        if loaded is None or any(loaded[0][name] != getattr(self.spec, name) for name in ("organiser", "kv_dtype")):
+        if loaded is None or any(loaded[0][name] != getattr(self.spec, name) for name in layout):
             return False
         header, tensors = loaded
         layers, per_layer = int(header["layers"]), int(header["heads"])
@@ -418,7 +399,9 @@ class TieredHeads:
         with self._lock:
             self.partition_of, self.partitions = {pair[0]: pair[1] for pair in pairs}, partitions
             named = {name: check_integers(blocks) for name, blocks in header["named"].items()}
-            self.stored.add_named(named, self.max_window_bytes)
+            # As a cap that was lowered since allowed it.
+            self.cap_bytes = max(self.cap_bytes, int(header["cap_bytes"]))
+            self.stored.add_named(named, self.cap_bytes // WINDOW)
             self._append_waiting(saved, before[3], int(header["first_frame"]))
         if header["compressor"] == self.spec.compressor and (state := self.stored.load_bytes("compressor")):
             self._load_compressor_state(load_parts(state))

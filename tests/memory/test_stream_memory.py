@@ -796,3 +796,83 @@ def test_weights_that_do_not_fit_their_tokens_are_refused() -> None:
     state = head.state() | {"weight": torch.ones(head.tokens + 1)}
     with pytest.raises(ValueError, match=f"{head.tokens + 1} weights of {head.tokens} tokens"):
         memory.heads[0][1].load_state(state)
+
+
+@pytest.mark.parametrize(
+    ("compressor", "organiser", "evicts", "restart"),
+    [("uniform", "resv", False, False), ("novelty", "kvmu", False, True), ("none", "frames", True, True)],
+)
+def test_a_memory_shrinks_to_a_lowered_cap_and_goes_on(
+    compressor: str, organiser: str, evicts: bool, restart: bool
+) -> None:
+    tier = Arena(64 * MIB, name="host", evicts=evicts)
+    before = spec(compressor=compressor, organiser=organiser, cap_bytes=2 * MIB)
+    bank = _opened(tier, before)
+    chunks = [chunk(number, tokens=ROWS * COLUMNS) for number in range(68)]
+    _feed(bank, chunks[:36])
+    memory, _ = bank.get_memory("cam")
+    assert memory.save(b"window" * 5000) is Outcome.HIT
+    assert memory.counts.compressions == 0
+    low = tier.nbytes("cam") // 3
+    after = replace(before, cap_bytes=low)
+    view = memory.open_view()
+    if restart:
+        bank.release_stream("cam")
+        assert bank.wait_written()
+        bank = _opened(tier, after)
+    else:
+        bank.open_stream("cam", after)
+    # Before a frame comes: what is forgotten is gone, and no more than that.
+    assert bank.delete_memory("cam", 33.5).frames == 2
+    memory.close_view(view)
+    memory, _ = bank.get_memory("cam")
+    assert memory.oldest == 2 * MICROSECONDS
+    assert min(at[2] for at in held(memory)) == 2
+    for number in range(36, 60, 4):
+        _feed(bank, chunks[number : number + 4])
+    bank.save_stream("cam")
+    assert low / 4 < tier.nbytes("cam") <= low
+    assert memory.held_bytes <= low
+    assert memory.counts.lost == memory.counts.frames_dropped == 0
+    wanted, found = expected(chunks), held(memory)
+    same(found, {at: wanted[at] for at in found})
+    assert max(at[2] for at in found) == 59
+    # A cap that is raised again is used again.
+    bank.open_stream("cam", before)
+    _feed(bank, chunks[60:])
+    assert {at: wanted[at] for at in wanted if at[2] >= 60}.keys() <= held(memory).keys()
+
+
+def _opened(tier: Arena, settings_: MemorySpec) -> MemoryBank:
+    bank = MemoryBank(TierStack([tier]))
+    bank.open_stream("cam", settings_)
+    return bank
+
+
+def _feed(bank: MemoryBank, chunks: list[KVChunk]) -> None:
+    for each in chunks:
+        bank.accept_chunk(each)
+    bank.schedule_saves()
+    assert bank.wait_written()
+
+
+def test_a_restart_with_other_options_of_the_organiser_begins_anew_as_a_change_does() -> None:
+    """Hashes by other planes say nothing of each other."""
+    tier = Arena(64 * MIB, name="host", evicts=False)
+    bank = _opened(tier, spec())
+    _feed(bank, [chunk(number) for number in range(4)])
+    bank.release_stream("cam")
+    assert bank.wait_written()
+    before = set(tier.list_blocks("cam")[1])
+    assert before
+    other = _opened(tier, spec(organiser_options={"seed": 1}))
+    memory, _ = other.get_memory("cam")
+    assert memory.tokens == 0
+    _feed(other, [chunk(number) for number in range(4, 8)])
+    assert memory.tokens > 0
+    assert not before & set(tier.list_blocks("cam")[1])
+    # With the same, it goes on.
+    other.release_stream("cam")
+    assert other.wait_written()
+    again, _ = _opened(tier, spec(organiser_options={"seed": 1})).get_memory("cam")
+    assert again.tokens == memory.tokens

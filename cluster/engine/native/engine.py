@@ -31,7 +31,7 @@ from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine
 from cluster.errors import CapacityError, DeviceError, NotReadyError
 from cluster.memory.bank import MemoryBank, Window
 from cluster.memory.frame_retrieval import make_frame_retrieval
-from cluster.memory.tiered_heads import MemoryShape
+from cluster.memory.head_memory import MemoryShape
 from cluster.models.base import VisionLanguageModel
 from cluster.types import (
     Answer,

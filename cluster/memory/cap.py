@@ -1,0 +1,70 @@
+"""Byte cap of one stream's memory, and its shares."""
+
+import logging
+import threading
+
+from cluster.memory.head_memory import HeadMemory
+from cluster.memory.memory_counts import MemoryCounts
+from cluster.memory.tiers.stack import TierStack
+from cluster.memory.writer import StoredBlocks
+from cluster.types import MemorySpec
+
+log = logging.getLogger(__name__)
+
+# Divisors of the cap: share of waiting frames, and of a saved window.
+WAITING, WINDOW = 8, 8
+# Usable share of the lowest tier.
+_ROUNDING = 0.95
+
+
+class CappedMemory:
+    """Caps of one memory: that of its settings, and ``cap_bytes``, which is in force.
+
+    The latter is above the former while more is held than fits a cap that was lowered: to compress that takes room.
+    """
+
+    heads: list[list[HeadMemory]]
+    stored: StoredBlocks
+
+    def __init__(self, stream: str, spec: MemorySpec, tiers: TierStack) -> None:
+        self.stream, self.spec, self.tiers = stream, spec, tiers
+        self.cap_bytes = spec.cap_bytes
+        self.counts = MemoryCounts()
+        self._lock = threading.Lock()
+
+    @property
+    def max_window_bytes(self) -> int:
+        return self.spec.cap_bytes // WINDOW
+
+    @property
+    def max_bytes(self) -> int:
+        """Most bytes of blocks, index and window, counting both versions during a rewrite: the cap in force less the
+        share of waiting frames."""
+        cap = min(self.cap_bytes, self.tiers.capacity(self.stream))
+        return cap - cap // WAITING
+
+    @property
+    def max_settled_bytes(self) -> float:
+        """Most bytes of them between two rewrites, under the settings' cap: both versions of one head's blocks exist
+        during one."""
+        heads = max(1, sum(map(len, self.heads)))
+        most = min(self.max_bytes, self.spec.cap_bytes - self.spec.cap_bytes // WAITING)
+        return most * _ROUNDING * heads / (heads + 1)
+
+    def apply_cap(self) -> None:
+        """Put the settings' cap into force, here and in the tiers; a lower one not before what is held fits it."""
+        with self._lock:
+            fits = self.stored.nbytes <= self.max_settled_bytes
+            self.cap_bytes = self.spec.cap_bytes if fits else max(self.cap_bytes, self.spec.cap_bytes)
+            self.tiers.set_cap(self.stream, self.cap_bytes)
+
+    def has_room_for_window(self, nbytes: int) -> bool:
+        """Whether a window of ``nbytes`` is saved with the memory; if not, it is counted, and said once."""
+        if nbytes <= self.max_window_bytes:
+            return True
+        if not self.counts.windows_not_saved:
+            window, cap, enough = (-(-each // 2**10) for each in (nbytes, self.spec.cap_bytes, WINDOW * nbytes))
+            why = f"more than an eighth of memory.cap = {cap} KiB and is not saved; {enough} KiB keep it over restarts"
+            log.warning("camera %r: its window of %d KiB is %s", self.stream, window, why)
+        self.counts.windows_not_saved += 1
+        return False
