@@ -46,7 +46,9 @@ def test_every_rung_is_read_off_its_row(tmp_path) -> None:
 
 def test_two_videos_give_a_ladder_without_intervals(tmp_path) -> None:
     unsure = {"f1_low": None, "f1_high": None}
-    found = build_ladder(results(tmp_path, row("full", 0.8, 400) | unsure, row("ladder prune", 0.6, 400) | unsure))
+    found = build_ladder(
+        results(tmp_path, row("ladder full", 0.8, 400) | unsure, row("ladder prune", 0.6, 400) | unsure)
+    )
     assert [rung.f1 for rung in found.rungs[:2]] == pytest.approx([1, 0.75])
     assert [rung.source for rung in found.rungs[:2]] == ["measured: F1 0.800", "measured: F1 0.600 of 0.800"]
 
