@@ -303,11 +303,17 @@ def test_a_restarted_controller_learns_who_has_what_and_moves_nobody() -> None:
     assert {name: again.status(name).replica for name in again.cameras} == owners
 
 
-def test_questions_that_take_what_windows_leave_cost_no_camera_its_quality() -> None:
+def five_cameras() -> Directory:
+    """At work on one replica."""
     made = directory()
     for number in range(5):
         made.add(camera(f"cam-{number}"), 0.0)
     send(made)
+    return made
+
+
+def test_questions_that_take_what_windows_leave_cost_no_camera_its_quality() -> None:
+    made = five_cameras()
     for second in range(60):
         load = ReplicaReport(1.0 * second, 0.0, asked_s=0.5 * second)
         assert made.heartbeat_replica("r0", (), float(second), load)
@@ -316,10 +322,7 @@ def test_questions_that_take_what_windows_leave_cost_no_camera_its_quality() -> 
 
 
 def test_a_controller_that_stood_still_takes_nobody_for_busier_than_it_is() -> None:
-    made = directory()
-    for number in range(5):
-        made.add(camera(f"cam-{number}"), 0.0)
-    send(made)
+    made = five_cameras()
     for second in range(20):
         report(made, float(second), busy_s=0.5 * second)
         made.expire(float(second))

@@ -26,7 +26,7 @@ from typing import Any
 
 from cluster.errors import ConfigError, SightlineError
 from cluster.files import replacing
-from cluster.lab.report.number_format import finite
+from cluster.lab.report.number_format import figure_text, finite
 
 BENCHES: dict[str, str] = {
     "window": "full computation against pruned and refreshed, same engine, same clips",
@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for note in result.notes:
         print(f"note: {note}")
     for key, value in result.figures.items():
-        print(f"{key} = {value:.4g}")
+        print(f"{key} = {figure_text(value)}")
     if args.json is not None:
         _write(args.json, result.to_json(name) + "\n")
         print(f"written: {args.json}")
