@@ -28,7 +28,7 @@ from cluster.types import PatchGrid
 
 # Share of training scenes with none, one, two and three kinds of event. A model trained on scenes with one each had an
 # AUC of 0.99 for wrong-way drivers on such, and 0.86 where other events happened too.
-_EVENTS = (0.13, 0.37, 0.34, 0.16)
+_EVENTS = (0.1, 0.22, 0.4, 0.28)
 # Shares of additional scenes in which a kind comes first. Bags are the smallest objects (a token or less) with the most
 # look-alikes; the side of the road on which a vehicle should drive is rarely shown by pruned frames.
 _MORE = {"left_object": 0.08, "wrong_way": 0.14}
