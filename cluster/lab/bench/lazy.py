@@ -30,11 +30,11 @@ from cluster.config.camera import WindowConfig
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult
-from cluster.lab.scenes.actors import Actor, Keyframe
+from cluster.lab.scenes.actors import Actor, Conditions, Keyframe, Scene
 from cluster.lab.scenes.encode import VideoEncoding, write_video
 from cluster.lab.scenes.events import SceneBuilder, passer_by, traffic
 from cluster.lab.scenes.render import SceneRenderer
-from cluster.lab.scenes.scene import Conditions, Scene, make_scene
+from cluster.lab.scenes.scene import make_scene
 from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, PatchGeometry
 
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)

@@ -4,9 +4,10 @@
 truth.
 """
 
+from cluster.lab.scenes.actors import Scene
 from cluster.lab.scenes.questions import MemoryQuestion, memory_questions, phrasings, standing_question
 from cluster.lab.scenes.render import SceneObject, SceneRenderer
-from cluster.lab.scenes.scene import Scene, make_scene
+from cluster.lab.scenes.scene import make_scene
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, SceneEvent, Split, window_label
 
 __all__ = [

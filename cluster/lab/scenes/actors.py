@@ -1,11 +1,13 @@
-"""Actors: persons, vehicles and bags with keyframed paths, and their colours."""
+"""Actors (persons, vehicles and bags with keyframed paths), their colours, and a scene of them under a camera."""
 
 import bisect
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.lab.scenes.layouts import Color
+from cluster.lab.scenes.layouts import Color, Layout
+from cluster.lab.scenes.vocabulary import SceneEvent, Split
 
 COLORS: dict[str, Color] = {
     "red": (186, 38, 36),
@@ -107,3 +109,60 @@ class Actor:
             share = min(1.0, (second - here.t) / max(there.t - here.t, 1e-6))
             way += share * float(np.hypot(there.x - here.x, there.y - here.y))
         return way
+
+
+@dataclass(frozen=True, slots=True)
+class CameraSettings:
+    """Size, rate and encoder. ``gop_s``: seconds between I-frames; ``crf``: constant quality of x264 or x265."""
+
+    width: int
+    height: int
+    fps: float
+    codec: str
+    gop_s: float
+    bframes: int
+    crf: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Light, weather and sensor. ``noise`` in grey levels, ``flicker`` and ``drift`` as relative gain, ``rain`` in
+    0..1."""
+
+    tint: tuple[float, float, float]
+    level: float
+    drift: float = 0.0
+    drift_s: float = 1.0
+    noise: float = 0.0
+    flicker: float = 0.0
+    rain: float = 0.0
+    monochrome: bool = False
+
+    def gain(self, second: float, number: int) -> float:
+        """Brightness at ``second`` in frame ``number``; 1 in steady daylight."""
+        drift = 1.0 + self.drift * math.sin(2 * math.pi * second / self.drift_s)
+        beat = self.flicker * math.sin(2 * math.pi * 0.37 * number)
+        return self.level * drift * (1.0 + beat)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """See ``make_scene``. ``strata``: what makes it hard; ``tree`` and ``pole``: foreground objects."""
+
+    split: Split
+    index: int
+    seconds: float
+    layout: Layout
+    light: str
+    strata: frozenset[str]
+    camera: CameraSettings
+    conditions: Conditions
+    actors: tuple[Actor, ...]
+    events: tuple[SceneEvent, ...]
+    tree: bool
+    pole: bool
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}-{self.index:06d}"

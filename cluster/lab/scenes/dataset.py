@@ -11,8 +11,9 @@ from PIL import Image, ImageDraw
 
 from cluster.errors import ConfigError, SightlineError
 from cluster.files import replacing
+from cluster.lab.scenes.actors import Scene
 from cluster.lab.scenes.encode import SceneClip, encode_missing_clips
-from cluster.lab.scenes.scene import Scene, make_scene
+from cluster.lab.scenes.scene import make_scene
 from cluster.lab.scenes.truth import SAMPLES_PER_S, SceneTruth, truth_path
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, Split
 

@@ -17,8 +17,8 @@ from av.video.reformatter import VideoReformatter
 
 from cluster.errors import ConfigError, SightlineError
 from cluster.hosts import hold_interrupts, start_pool_process
+from cluster.lab.scenes.actors import CameraSettings, Scene
 from cluster.lab.scenes.render import SceneRenderer
-from cluster.lab.scenes.scene import CameraSettings, Scene
 from cluster.lab.scenes.truth import SceneTruth, scene_truth, truth_path
 
 # Cameras have fixed, closed GOPs. mbtree makes x264 with B-frames nondeterministic.

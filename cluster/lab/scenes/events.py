@@ -287,7 +287,9 @@ def intrusion(builder: SceneBuilder, at: float) -> None:
     out = leave + abs(outside - inside_y) / speed + 0.3
     keys.append(Keyframe(out, to_x, outside, "walking"))
     keys += builder.walk_out(to_x, outside, out + 0.01, direction, speed)
-    _event(builder, "intrusion", at, min(out, builder.seconds), [_event_person(builder, keys, 0)])
+    # Outside the zone again once its edge is crossed on the way to the path.
+    left = leave + (out - leave) * abs(edge_y - inside_y) / abs(outside - inside_y)
+    _event(builder, "intrusion", at, min(left, builder.seconds), [_event_person(builder, keys, 0)])
 
 
 def left_object(builder: SceneBuilder, at: float) -> None:

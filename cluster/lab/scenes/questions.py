@@ -9,7 +9,7 @@ from cluster.lab.scenes.actors import COLORS, Actor
 from cluster.lab.scenes.layouts import ASPECT
 
 if TYPE_CHECKING:
-    from cluster.lab.scenes.scene import Scene
+    from cluster.lab.scenes.actors import Scene
 
 
 _PHRASINGS: dict[str, tuple[str, ...]] = {
@@ -83,27 +83,26 @@ def memory_questions(scene: Scene, at_s: float | None = None) -> list[MemoryQues
     """
     end = scene.seconds if at_s is None else at_s
     persons = [span for actor in scene.actors if actor.kind == "person" and (span := _seen(actor, end))]
-    vehicles = [
-        (span, actor)
-        for actor in scene.actors
-        if actor.kind == "vehicle" and actor.keys[0].state != "parked" and (span := _seen(actor, end))
-    ]
+    there = [(span, actor) for actor in scene.actors if actor.kind == "vehicle" and (span := _seen(actor, end))]
+    vehicles = [(span, actor) for span, actor in there if actor.keys[0].state != "parked"]
     asked: list[tuple[str, str]] = []
     for text in ("How many people were seen?", "How many people crossed the picture?"):
         asked.append((text, NUMBERS[min(len(persons), len(NUMBERS) - 1)]))
-    for text in ("How many vehicles passed?", "How many vehicles were seen?"):
-        asked.append((text, NUMBERS[min(len(vehicles), len(NUMBERS) - 1)]))
+    for text, count in (("How many vehicles passed?", len(vehicles)), ("How many vehicles were seen?", len(there))):
+        asked.append((text, NUMBERS[min(count, len(NUMBERS) - 1)]))
     # Every colour: asking only about colours that were seen would give the answer away.
     for color in sorted(COLORS):
-        seen = any(actor.color == color for _, actor in vehicles)
+        passed = any(actor.color == color for _, actor in vehicles)
+        seen = any(actor.color == color for _, actor in there)
         stopped = any(
             actor.color == color and any(key.state == "stopped" and key.t < end - 2 for key in actor.keys)
             for _, actor in vehicles
         )
-        asked.append((f"Did a {color} vehicle pass earlier?", "yes" if seen else "no"))
+        asked.append((f"Did a {color} vehicle pass earlier?", "yes" if passed else "no"))
         asked.append((f"Was there a {color} vehicle?", "yes" if seen else "no"))
         asked.append((f"Did a {color} vehicle stop here earlier?", "yes" if stopped else "no"))
-    if persons and vehicles:
+    # A vehicle that was there before anybody came did not come first.
+    if persons and vehicles and len(there) == len(vehicles):
         first_person, first_vehicle = min(persons), min(span for span, _ in vehicles)
         if abs(first_person - first_vehicle) > 1.5:
             word = "person" if first_person < first_vehicle else "vehicle"

@@ -4,18 +4,18 @@ Static parts are facade, ground, road with markings, marked zone and foreground.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from cluster.lab.scenes.actors import COLORS, Actor, ActorState
+from cluster.lab.scenes.actors import COLORS, Actor, ActorState, Conditions, Scene
 from cluster.lab.scenes.layouts import ASPECT, Layout
-from cluster.lab.scenes.scene import Scene, Sensor
 from cluster.lab.scenes.sprites import STEPS, Pose, Sprite, bag_sprite, person_sprite, vehicle_sprite
 from cluster.lab.scenes.textures import Float, clouds, texture
-from cluster.lab.scenes.vocabulary import LANES
+from cluster.lab.scenes.vocabulary import LANES, SceneEvent
 
 _Part = tuple[slice, slice]
 
@@ -48,36 +48,130 @@ class Foreground:
     sways: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A picture part and its top left corner (px); ``actor``: whom it shows, ``lifted`` off the ground."""
+
+    image: Sprite | Foreground
+    left: int
+    top: int
+    actor: Actor | None = None
+    lifted: bool = False
+
+
+class Sensor:
+    """Simulated sensor: gain, tint, rain, noise."""
+
+    def __init__(self, conditions: Conditions, width: int, height: int, seed: int) -> None:
+        self._conditions = conditions
+        self._seed = seed
+        rng = np.random.default_rng([seed, 5])
+        self._shape = (height, width)
+        pad = 48
+        # One noise field, shifted in every frame: as cheap as an addition.
+        noise = rng.normal(0.0, max(conditions.noise, 0.01), (height + pad, width + pad, 1)).astype(np.float32)
+        if conditions.noise > 2.5:
+            noise = noise + rng.normal(0.0, conditions.noise / 3, (height + pad, width + pad, 3)).astype(np.float32)
+        self._noise = _rows_of_samples(noise)
+        self._pad = pad
+        self._rain = _rows_of_samples(self._streaks(rng)) if conditions.rain else None
+
+    def _streaks(self, rng: np.random.Generator) -> Float:
+        """Slanted bright lines, twice the frame's height, scrolled through it."""
+        height, width = self._shape
+        field = np.zeros((2 * height, width), dtype=np.float32)
+        length = max(4, height // 14)
+        for _ in range(round(90 * self._conditions.rain)):
+            top, left = int(rng.integers(0, 2 * height - length)), int(rng.integers(0, width - length // 4 - 1))
+            steps = np.arange(length)
+            field[top + steps, left + steps // 5] = rng.uniform(18, 40)
+        return field[..., None]
+
+    def expose(self, picture: Float, second: float, number: int) -> np.ndarray:
+        """``picture`` float32 in daylight -> uint8. Modifies ``picture``."""
+        conditions = self._conditions
+        rng = np.random.default_rng([self._seed, 6, number])
+        if conditions.monochrome:
+            picture[...] = picture.mean(axis=-1, keepdims=True)
+            tint: np.ndarray = np.ones(3, dtype=np.float32)
+        else:
+            tint = np.asarray(conditions.tint, dtype=np.float32)
+        height, width = self._shape
+        samples = picture.reshape(height, 3 * width)
+        samples *= np.tile(tint * conditions.gain(second, number), width)
+        if self._rain is not None:
+            offset = int(rng.integers(0, height))
+            samples += self._rain[offset : offset + height]
+        dy, dx = rng.integers(0, self._pad, 2)
+        samples += self._noise[dy : dy + height, 3 * dx : 3 * (dx + width)]
+        np.clip(samples, 0, 255, out=samples)
+        return picture.astype(np.uint8)
+
+
+def _rows_of_samples(field: Float) -> Float:
+    """``[height, width, 1 or 3]`` -> ``[height, 3 * width]``: numpy is several times slower over a last axis of 3."""
+    height, width, _ = field.shape
+    return np.ascontiguousarray(np.broadcast_to(field, (height, width, 3))).reshape(height, 3 * width)
+
+
 class SceneRenderer:
     """Frames and objects of one scene at one size in pixels."""
 
     def __init__(self, scene: Scene, width: int, height: int) -> None:
         self.scene, self.width, self.height = scene, width, height
-        self._backdrop = paint_backdrop(scene.layout, width, height)
         self._foreground = paint_foreground(scene.layout, width, height, tree=scene.tree, pole=scene.pole)
         self._fence = paint_fence(scene.layout, width, height)
-        self._sensor = Sensor(scene.conditions, width, height, scene.seed)
         self._lit = scene.light != "day"
 
     def picture(self, second: float, number: int) -> npt.NDArray[np.uint8]:
         """``[height, width, 3]`` uint8 at ``second``; ``number`` of the frame seeds noise and flicker."""
         picture = self._backdrop.copy()
+        for layer in self._layers(second):
+            if layer.actor is None:
+                self._blend(picture, layer)
+                continue
+            if not layer.lifted:
+                self._shadow(picture, layer)
+            self._blend(picture, layer, layer.actor.contrast)
+        return self._sensor.expose(picture, second, number)
+
+    def seen_share(self, ids: frozenset[int], second: float) -> float | None:
+        """Share of the actors' pixels in the picture that nothing hides; None if they are not in the picture."""
+        visible = np.zeros((self.height, self.width), bool)
+        own = np.zeros_like(visible)
+        for layer in self._layers(second):
+            cut = self._cut(layer.image.alpha.shape, layer.left, layer.top)
+            if cut is not None:
+                there, here = cut
+                solid = layer.image.alpha[here][..., 0] > 0.5
+                mine = layer.actor is not None and layer.actor.id in ids
+                visible[there][solid] = mine
+                if mine:
+                    own[there] |= solid
+        return float(visible.sum() / own.sum()) if own.any() else None
+
+    @cached_property
+    def _backdrop(self) -> Float:
+        return paint_backdrop(self.scene.layout, self.width, self.height)
+
+    @cached_property
+    def _sensor(self) -> Sensor:
+        return Sensor(self.scene.conditions, self.width, self.height, self.scene.seed)
+
+    def _layers(self, second: float) -> Iterator[_Layer]:
+        """What is drawn over the backdrop, from back to front."""
         placed = [(place, actor) for actor in self.scene.actors if (place := actor.state_at(second)) is not None]
         fence = self._fence
         for place, actor in sorted(placed, key=lambda pair: (pair[0].y, pair[1].kind != "bag")):
             if fence is not None and place.y > self.scene.layout.zone.y1:
-                self._blend(picture, fence, fence.left, fence.top)
+                yield _Layer(fence, fence.left, fence.top)
                 fence = None
-            sprite, left, top = self._pose(actor, place, second)
-            if place.lift < 0.05:
-                self._shadow(picture, sprite, left, top)
-            self._blend(picture, sprite, left, top, actor.contrast)
+            yield _Layer(*self._pose(actor, place, second), actor, lifted=place.lift >= 0.05)
         if fence is not None:
-            self._blend(picture, fence, fence.left, fence.top)
+            yield _Layer(fence, fence.left, fence.top)
         for piece in self._foreground:
             sway = round(0.012 * self.height * math.sin(1.9 * second) + 0.006 * self.height * math.sin(5.3 * second))
-            self._blend(picture, piece, piece.left + (sway if piece.sways else 0), piece.top)
-        return self._sensor.expose(picture, second, number)
+            yield _Layer(piece, piece.left + (sway if piece.sways else 0), piece.top)
 
     def objects(self, second: float) -> list[SceneObject]:
         """Objects in the picture at ``second``, boxes clipped to it, occluded or not."""
@@ -120,15 +214,18 @@ class SceneRenderer:
         y = place.y * self.height - place.lift * size
         return sprite, round(x) - sprite.foot[0], round(y) - sprite.foot[1]
 
-    def _blend(self, picture: Float, layer: Sprite | Foreground, left: int, top: int, contrast: float = 1.0) -> None:
-        cut = self._cut(layer.alpha.shape, left, top)
+    def _blend(self, picture: Float, layer: _Layer, contrast: float = 1.0) -> None:
+        image = layer.image
+        cut = self._cut(image.alpha.shape, layer.left, layer.top)
         if cut is not None:
             there, here = cut
             under = picture[there]
-            under += (layer.rgb[here] - under) * (layer.alpha[here] * contrast)
+            under += (image.rgb[here] - under) * (image.alpha[here] * contrast)
 
-    def _shadow(self, picture: Float, sprite: Sprite, left: int, top: int) -> None:
+    def _shadow(self, picture: Float, layer: _Layer) -> None:
         """A soft dark ellipse under the figure."""
+        sprite, left, top = layer.image, layer.left, layer.top
+        assert isinstance(sprite, Sprite)
         half = max(2, (sprite.box[2] - sprite.box[0]) // 2)
         flat = max(1, half // 5)
         x, y = left + (sprite.box[0] + sprite.box[2]) // 2, top + sprite.foot[1]
@@ -145,6 +242,21 @@ class SceneRenderer:
         if y0 >= y1 or x0 >= x1:
             return None
         return (slice(y0, y1), slice(x0, x1)), (slice(y0 - top, y1 - top), slice(x0 - left, x1 - left))
+
+
+# Size at which events are checked to be in view, and instants per second.
+_CHECK_SIZE = (160, 90)
+_CHECKS_PER_S = 2
+
+
+def seen_share(scene: Scene, event: SceneEvent) -> float:
+    """Share of the event's instants in the picture at which half or more of its actors (of a left object: of the
+    object) is not hidden."""
+    renderer = SceneRenderer(scene, *_CHECK_SIZE)
+    ids = frozenset(event.actors[-1:] if event.kind == "left_object" else event.actors)
+    times = np.arange(event.start_s, event.end_s, 1 / _CHECKS_PER_S)
+    shares = [share for second in times if (share := renderer.seen_share(ids, float(second))) is not None]
+    return sum(share >= 0.5 for share in shares) / max(1, len(shares))
 
 
 @lru_cache(maxsize=512)

@@ -1,51 +1,13 @@
 """Scenes: everything one camera will see, decided before the first frame is drawn."""
 
-import math
-from dataclasses import dataclass
-
 import numpy as np
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes.actors import Actor
+from cluster.lab.scenes.actors import CameraSettings, Conditions, Scene
 from cluster.lab.scenes.events import DISTRACTORS, EVENTS, SceneBuilder, passer_by, traffic
-from cluster.lab.scenes.layouts import Layout, make_layout
-from cluster.lab.scenes.textures import Float
-from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, SceneEvent, Split
-
-
-@dataclass(frozen=True, slots=True)
-class CameraSettings:
-    """Size, rate and encoder. ``gop_s``: seconds between I-frames; ``crf``: constant quality of x264 or x265."""
-
-    width: int
-    height: int
-    fps: float
-    codec: str
-    gop_s: float
-    bframes: int
-    crf: int
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """Light, weather and sensor. ``noise`` in grey levels, ``flicker`` and ``drift`` as relative gain, ``rain`` in
-    0..1."""
-
-    tint: tuple[float, float, float]
-    level: float
-    drift: float = 0.0
-    drift_s: float = 1.0
-    noise: float = 0.0
-    flicker: float = 0.0
-    rain: float = 0.0
-    monochrome: bool = False
-
-    def gain(self, second: float, number: int) -> float:
-        """Brightness at ``second`` in frame ``number``; 1 in steady daylight."""
-        drift = 1.0 + self.drift * math.sin(2 * math.pi * second / self.drift_s)
-        beat = self.flicker * math.sin(2 * math.pi * 0.37 * number)
-        return self.level * drift * (1.0 + beat)
-
+from cluster.lab.scenes.layouts import make_layout
+from cluster.lab.scenes.render import seen_share
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, Split
 
 # Camera settings by split; the two lists share no combination.
 _CAMERAS: dict[str, list[CameraSettings]] = {
@@ -90,89 +52,14 @@ def sample_conditions(light: str, strata: frozenset[str], rng: np.random.Generat
     )
 
 
-class Sensor:
-    """Simulated sensor: gain, tint, rain, noise."""
-
-    def __init__(self, conditions: Conditions, width: int, height: int, seed: int) -> None:
-        self._conditions = conditions
-        self._seed = seed
-        rng = np.random.default_rng([seed, 5])
-        self._shape = (height, width)
-        pad = 48
-        # One noise field, shifted in every frame: as cheap as an addition.
-        noise = rng.normal(0.0, max(conditions.noise, 0.01), (height + pad, width + pad, 1)).astype(np.float32)
-        if conditions.noise > 2.5:
-            noise = noise + rng.normal(0.0, conditions.noise / 3, (height + pad, width + pad, 3)).astype(np.float32)
-        self._noise = _rows_of_samples(noise)
-        self._pad = pad
-        self._rain = _rows_of_samples(self._streaks(rng)) if conditions.rain else None
-
-    def _streaks(self, rng: np.random.Generator) -> Float:
-        """Slanted bright lines, twice the frame's height, scrolled through it."""
-        height, width = self._shape
-        field = np.zeros((2 * height, width), dtype=np.float32)
-        length = max(4, height // 14)
-        for _ in range(round(90 * self._conditions.rain)):
-            top, left = int(rng.integers(0, 2 * height - length)), int(rng.integers(0, width - length // 4 - 1))
-            steps = np.arange(length)
-            field[top + steps, left + steps // 5] = rng.uniform(18, 40)
-        return field[..., None]
-
-    def expose(self, picture: Float, second: float, number: int) -> np.ndarray:
-        """``picture`` float32 in daylight -> uint8. Modifies ``picture``."""
-        conditions = self._conditions
-        rng = np.random.default_rng([self._seed, 6, number])
-        if conditions.monochrome:
-            picture[...] = picture.mean(axis=-1, keepdims=True)
-            tint: np.ndarray = np.ones(3, dtype=np.float32)
-        else:
-            tint = np.asarray(conditions.tint, dtype=np.float32)
-        height, width = self._shape
-        samples = picture.reshape(height, 3 * width)
-        samples *= np.tile(tint * conditions.gain(second, number), width)
-        if self._rain is not None:
-            offset = int(rng.integers(0, height))
-            samples += self._rain[offset : offset + height]
-        dy, dx = rng.integers(0, self._pad, 2)
-        samples += self._noise[dy : dy + height, 3 * dx : 3 * (dx + width)]
-        np.clip(samples, 0, 255, out=samples)
-        return picture.astype(np.uint8)
-
-
-def _rows_of_samples(field: Float) -> Float:
-    """``[height, width, 1 or 3]`` -> ``[height, 3 * width]``: numpy is several times slower over a last axis of 3."""
-    height, width, _ = field.shape
-    return np.ascontiguousarray(np.broadcast_to(field, (height, width, 3))).reshape(height, 3 * width)
-
-
 # First part of every seed, so that splits are disjoint.
 _SPLIT_SEEDS = {"train": 101, "validation": 202, "test": 303}
 _EARLIEST_S = 6.5
 _MIN_AFTER_EVENT_S = 14.0
 _SHORTEST_S = 24.0
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """See ``make_scene``. ``strata``: what makes it hard; ``tree`` and ``pole``: foreground objects."""
-
-    split: Split
-    index: int
-    seconds: float
-    layout: Layout
-    light: str
-    strata: frozenset[str]
-    camera: CameraSettings
-    conditions: Conditions
-    actors: tuple[Actor, ...]
-    events: tuple[SceneEvent, ...]
-    tree: bool
-    pole: bool
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.split}-{self.index:06d}"
+# Least share of an event's time in which half of it is seen.
+_IN_VIEW = 0.75
+_TRIES = 1000
 
 
 def make_scene(
@@ -181,7 +68,8 @@ def make_scene(
     """Script scene ``index`` of a split, ``seconds`` (at least 24) long, deterministically.
 
     The splits' seeds are disjoint; test has its own layouts, textures and camera settings. ``event``: ``any`` draws
-    none, one or two events; a kind or several force these; None allows distractors only.
+    none, one or two events; a kind or several force these; None allows distractors only. A scene in which something
+    hides an event is drawn anew: what nobody can see has no right answer.
 
     Raises:
         ConfigError: unknown split or event, negative index, or a scene too short for an event.
@@ -198,6 +86,22 @@ def make_scene(
     rng = np.random.default_rng([_SPLIT_SEEDS[split], index])
     kinds = _draw_events(event, rng)
     strata, light = _draw_strata(rng)
+    for _ in range(_TRIES):
+        scene = _draw_scene(split, index, seconds, kinds, strata, light, rng)
+        if all(seen_share(scene, each) >= _IN_VIEW for each in scene.events):
+            return scene
+    raise AssertionError(f"no scene of {', '.join(kinds)} leaves its events in view")
+
+
+def _draw_scene(
+    split: Split,
+    index: int,
+    seconds: float,
+    kinds: list[str],
+    strata: frozenset[str],
+    light: str,
+    rng: np.random.Generator,
+) -> Scene:
     layout = make_layout(split, rng)
     builder = SceneBuilder(layout, seconds, rng)
     latest = max(_EARLIEST_S + 0.5, seconds - _MIN_AFTER_EVENT_S)

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes.actors import Keyframe
+from cluster.lab.scenes.actors import CameraSettings, Conditions, Keyframe, Scene
 from cluster.lab.scenes.encode import encode_scene
 from cluster.lab.scenes.events import SceneBuilder
 from cluster.lab.scenes.layouts import ASPECT, NO_ZONE, Layout
-from cluster.lab.scenes.scene import CameraSettings, Conditions, Scene
 from cluster.lab.scenes.truth import SceneTruth
 
 CYCLE_S = 24.0

@@ -7,9 +7,9 @@ from typing import Self
 
 from cluster.errors import ConfigError
 from cluster.files import replacing
+from cluster.lab.scenes.actors import CameraSettings, Scene
 from cluster.lab.scenes.questions import MemoryQuestion, memory_questions, standing_question
 from cluster.lab.scenes.render import SceneObject, SceneRenderer
-from cluster.lab.scenes.scene import CameraSettings, Scene
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, SceneEvent
 
 VERSION = 1

@@ -13,8 +13,8 @@ from cluster.errors import ConfigError
 from cluster.lab.evaluation.memory.long_scene import LongScene, visible_span
 from cluster.lab.evaluation.memory.questions import MultipleChoice, OpenQuestion, generate_questions
 from cluster.lab.scenes import EVENT_KINDS, SceneRenderer, memory_questions, phrasings
+from cluster.lab.scenes.actors import CameraSettings
 from cluster.lab.scenes.encode import encode_missing_clips
-from cluster.lab.scenes.scene import CameraSettings
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 
 TINY = CameraSettings(128, 72, 2.0, "h264", 4.0, 0, 30)

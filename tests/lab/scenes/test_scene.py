@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes import EVENT_KINDS, SPLITS, make_scene, memory_questions, phrasings, standing_question
+from cluster.lab.scenes import (
+    EVENT_KINDS,
+    SPLITS,
+    SceneRenderer,
+    make_scene,
+    memory_questions,
+    phrasings,
+    standing_question,
+)
+from cluster.lab.scenes.actors import Actor, Conditions, Keyframe
 from cluster.lab.scenes.layouts import _TEST_TEXTURES, _TRAIN_TEXTURES, ASPECT
 from cluster.lab.scenes.scene import _CAMERAS
 
@@ -137,6 +146,79 @@ def test_nobody_but_intruders_enters_the_zone():
                 if place is not None and scene.layout.zone.inside(place.x, place.y):
                     entered.add(actor.id)
         assert entered == allowed
+
+
+def test_an_intrusion_lasts_while_somebody_is_in_the_zone():
+    for index in range(40):
+        scene = make_scene("train", index, event="intrusion")
+        (event,) = scene.events
+        actor, zone = scene.actors[event.actors[0]], scene.layout.zone
+        times = np.arange(0, scene.seconds, 0.02)
+        places = [(second, actor.state_at(second)) for second in times]
+        inside = [second for second, place in places if place is not None and zone.inside(place.x, place.y)]
+        assert inside[0] == pytest.approx(event.start_s, abs=0.05)
+        assert inside[-1] == pytest.approx(event.end_s, abs=0.05)
+
+
+def test_a_scene_is_drawn_anew_where_something_hides_its_event():
+    """What is seen is the difference that the event's actor makes to the picture, as a share of what it makes alone."""
+    shares = []
+    for index in range(24):
+        scene = make_scene("train", index, event=("fall", "stopped_vehicle"))
+        event = next(each for each in scene.events if each.kind == "fall")
+        fallen = event.actors[0]
+        bare = dataclasses.replace(
+            scene, actors=tuple(each for each in scene.actors if each.id == fallen), tree=False, pole=False
+        )
+        together, alone = _differences(scene, fallen), _differences(bare, fallen)
+        times = np.arange(event.start_s, event.end_s, 2.0)
+        seen = [together(second) / whole for second in times if (whole := alone(second))]
+        shares.append(np.mean([share >= 0.5 for share in seen]))
+    # Of other instants, at another size, than those by which it was chosen.
+    assert min(shares) > 0.6
+    assert min(shares) < 0.95, "something passes in front now and then"
+
+
+def _differences(scene, actor_id):
+    """Function from an instant to the number of pixels in which the scene differs with and without the actor. Its
+    shadow is there in both."""
+    even = dataclasses.replace(
+        scene,
+        conditions=Conditions((1.0, 1.0, 1.0), 1.0),
+        layout=dataclasses.replace(scene.layout, zone=dataclasses.replace(scene.layout.zone, fence=False)),
+    )
+    with_and_without = [
+        SceneRenderer(
+            dataclasses.replace(
+                even,
+                actors=tuple(
+                    dataclasses.replace(each, contrast=contrast if each.id == actor_id else 1.0) for each in even.actors
+                ),
+            ),
+            308,
+            168,
+        )
+        for contrast in (1.0, 0.0)
+    ]
+
+    def count(second):
+        there, gone = (renderer.picture(second, 0).astype(int) for renderer in with_and_without)
+        return int((np.abs(there - gone).max(axis=-1) > 8).sum())
+
+    return count
+
+
+def test_a_parked_car_is_seen_and_does_not_pass():
+    scene = make_scene("train", 3, event=None)
+    car = Actor(0, "vehicle", (Keyframe(-1.0, 0.9, 0.4, "parked"), Keyframe(41.0, 0.9, 0.4, "parked")), "red", "car")
+    walker = Actor(1, "person", (Keyframe(5.0, 0.2, 0.9, "walking"), Keyframe(15.0, 1.6, 0.9, "walking")), "blue")
+    answers = {q.text: q.answer for q in memory_questions(dataclasses.replace(scene, actors=(car, walker)))}
+    assert answers["Was there a red vehicle?"] == "yes"
+    assert answers["How many vehicles were seen?"] == "one"
+    assert answers["Did a red vehicle pass earlier?"] == "no"
+    assert answers["Did a red vehicle stop here earlier?"] == "no"
+    assert answers["How many vehicles passed?"] == "zero"
+    assert "Which came first, a person or a vehicle?" not in answers
 
 
 def test_a_left_bag_stays_where_its_owner_left_it():

@@ -28,9 +28,9 @@ from cluster.lab.evaluation.memory.recording import record
 from cluster.lab.evaluation.memory.settings import ShareSetting, ours
 from cluster.lab.evaluation.metrics import Floats, bootstrap_weights, estimate
 from cluster.lab.evaluation.settings import WindowShape
+from cluster.lab.scenes.actors import CameraSettings
 from cluster.lab.scenes.encode import encode_missing_clips
 from cluster.lab.scenes.render import SceneRenderer
-from cluster.lab.scenes.scene import CameraSettings
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory

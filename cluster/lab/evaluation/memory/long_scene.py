@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from cluster.errors import ConfigError
-from cluster.lab.scenes.actors import COLORS, Actor
+from cluster.lab.scenes.actors import COLORS, Actor, CameraSettings, Scene
 from cluster.lab.scenes.encode import SceneClip
 from cluster.lab.scenes.events import DISTRACTORS, EVENTS, SceneBuilder, passer_by
 from cluster.lab.scenes.layouts import ASPECT, Layout, make_layout
-from cluster.lab.scenes.scene import CameraSettings, Scene, sample_camera, sample_conditions
+from cluster.lab.scenes.scene import sample_camera, sample_conditions
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, SceneEvent, Split
 
 # Distractors with people only; none that is permanent, and no runner, who may be visible for less than two seconds.
