@@ -24,9 +24,9 @@ class Journal:
     """Single writer of the store; all methods but :meth:`start` are called on the event loop.
 
     ``trouble`` says in one sentence what prevents writing (a full or hung disk, an outbox full of undelivered events).
-    Unwritten changes wait in memory, bounded by ``memory_events`` (:meth:`Changes.drop_oldest`), and every later write
-    tries them again. ``lost`` counts events dropped from memory before they were written or delivered; whatever is
-    dropped is logged.
+    What the disk did not take waits in memory, bounded by ``memory_events`` (:meth:`Changes.drop_oldest`), and every
+    later write tries it again. ``lost`` counts events dropped from memory before they were written or delivered;
+    whatever is dropped is logged.
 
     Args:
         open_store: opens the store; retried later when it fails.
@@ -82,7 +82,8 @@ class Journal:
     async def write(self, changes: Changes) -> bool:
         """Write changes. True once they are on disk; False when they still wait in memory after the deadline."""
         self._waiting.merge(changes)
-        self._drop_oldest()
+        if self.trouble:
+            self._drop_oldest()
         deadline = time.monotonic() + self._deadline_s
         while self._waiting or self._writing is not None:
             if self._writing is None:

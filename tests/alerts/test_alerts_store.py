@@ -264,6 +264,21 @@ async def test_a_full_disk_is_told_and_healed(path, make):
     await journal.stop()
 
 
+async def test_more_at_once_than_memory_keeps_is_written_whole(path, make):
+    """As when the switch of a thousand cameras fails: nothing is dropped before the disk has refused it."""
+    journal, every = Journal(lambda: AlertStore(path), memory_events=5), Changes()
+    await journal.start()
+    for number in range(80):
+        every.merge(told(recent(make, number), "ops"))
+    assert await journal.write(every)
+    resent = {(key, sink): replace(each, attempts=2) for (key, sink), each in every.deliveries.items()}
+    assert await journal.write(Changes(deliveries=resent))
+    kept = await journal.read(lambda store: store.load())
+    assert [each.attempts for each in kept.pending] == [2] * 80
+    assert (journal.lost, journal.trimmed) == (0, 0)
+    await journal.stop()
+
+
 async def test_whatever_waits_through_a_long_outage_is_bounded_counted_and_logged(path, make, caplog):
     """A slow sink gets 400 alerts long after they were dropped from memory. All of it is dropped but what fits; not
     erasures, nor open incidents."""
