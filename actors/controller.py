@@ -6,7 +6,6 @@ their heartbeat.
 """
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -23,7 +22,7 @@ from cluster.config import CameraEntry, SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, DeletionTracker, Route
 from cluster.control.cameras.managed import ManagedCamera
-from cluster.control.cameras.table import CameraStore, CameraTable, FileTable
+from cluster.control.cameras.table import CameraStore, CameraTable, FileTable, StoredCameras
 from cluster.control.decoders import DecoderCount
 from cluster.control.directory import Directory
 from cluster.control.fleet_settings import fleet_settings
@@ -82,7 +81,8 @@ class Controller(ActorProcess):
             # Milliseconds grow faster than versions: those of earlier controllers are all smaller.
             after=time.time_ns() // 1_000_000,
         )
-        self._table = CameraTable(config, self._directory, self._kv)
+        self._table = CameraTable(config, self._directory)
+        self._stored = StoredCameras(self._table, self._kv)
         self._decoders = DecoderCount.configured(config.cluster, self._kv.decoders() if self._restarted else 0)
         self._fleet_metrics = metrics.FleetMetrics(
             {"decoder": self._decoders.count, "replica": config.cluster.replicas}
@@ -116,13 +116,13 @@ class Controller(ActorProcess):
             UnavailableError: it cannot be stored, as for changing and removing one; nothing has changed.
         """
         await self._until_settled()
-        return await self._told(self._table.add(managed, time.monotonic(), force=force, takeover=takeover))
+        return await self._told(await self._stored.add(managed, force=force, takeover=takeover))
 
     async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> CameraStatus:
         """Change a camera's settings; see :meth:`Directory.update`. Raises ``UnknownCameraError``, ``ConfigError`` and
         ``ManagedElsewhereError``."""
         await self._until_settled()
-        return await self._told(self._table.update(managed, time.monotonic(), takeover=takeover))
+        return await self._told(await self._stored.update(managed, takeover=takeover))
 
     async def tested_source(self, entry: CameraEntry) -> tuple[str, CameraEntry]:
         """Where to test a camera's source, ``host:port`` of a decoder, and the camera with its secrets. Raises
@@ -154,10 +154,10 @@ class Controller(ActorProcess):
         """Remove a camera and order every replica to delete its memory, now or when it is back. Raises
         ``UnknownCameraError`` and ``ManagedElsewhereError``."""
         await self._until_settled()
-        self._table.remove(name, manager=manager, takeover=takeover)
+        await self._stored.remove(name, manager=manager, takeover=takeover)
         for lost in self._deletions.add(name):
             log.warning("too many deletions wait for a replica: the memory of %s is left to expire", lost)
-            self._delete_removed(lost)
+            self._spawn(self._write(self._kv.delete_removed, lost))
         await self._notify()
         # The name is free once no replica holds the old camera's memory; those that are down are not waited for.
         timeout_s = FORGET_HEARTBEATS * self._config.cluster.heartbeat_s
@@ -266,7 +266,7 @@ class Controller(ActorProcess):
         alive = {info.instance for info in self._directory.replicas.values()}
         done = self._deletions.confirm(instance, forgotten, alive)
         for name in done:
-            self._delete_removed(name)
+            self._spawn(self._write(self._kv.delete_removed, name))
         if done:
             await self._notify()
         # Until the table is settled, it does not contain all cameras.
@@ -315,10 +315,12 @@ class Controller(ActorProcess):
         await self._sessions.end(session)
 
     # -- inside ---------------------------------------------------------------------------------
-    def _delete_removed(self, camera: str) -> None:
-        # What stays stored is ordered again after a restart.
-        with contextlib.suppress(UnavailableError):
-            self._kv.delete_removed(camera)
+    async def _write(self, call: Callable[..., None], *given: object) -> None:
+        # A deletion that stays stored is ordered again after a restart.
+        try:
+            await self._stored.write(call, *given)
+        except UnavailableError as error:
+            log.warning("%s", error)
 
     def _replica_addresses(self) -> dict[str, str]:
         return {name: info.address for name, info in self._directory.replicas.items()}
@@ -388,7 +390,7 @@ class Controller(ActorProcess):
         await self._tick_fleet()
         if self._settled.is_set():
             if self._decoders.decide(self._directory.decoder_table.loads, time.monotonic()):
-                self._kv.put_decoders(self._decoders.count)
+                self._spawn(self._write(self._kv.put_decoders, self._decoders.count))
                 # One that is taken away and added again later has not died.
                 left = self._seen_decoders.items()
                 self._seen_decoders = {name: each for name, each in left if name in self._decoders.names}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from cluster.errors import UnknownIncidentError
 from cluster.security.roles import EVERY, in_scope
@@ -301,6 +301,20 @@ class IncidentDetail:
     deliveries: list[Delivery]
 
 
+OTHER_DELIVERIES = 10
+"""Most deliveries in memory whose event is on disk or was dropped, in multiples of the most events."""
+
+
+class Dropped(NamedTuple):
+    """How many changes were dropped from memory before they were written: events that were ``delivered`` or not,
+    ``incidents``, and states of ``deliveries`` of other events, which a restarted process makes again."""
+
+    delivered: int = 0
+    undelivered: int = 0
+    incidents: int = 0
+    deliveries: int = 0
+
+
 @dataclass(slots=True)
 class Changes:
     """Pending writes by key; None deletes. ``deliveries`` by (event key, sink). ``erasures``: camera (empty: all) ->
@@ -327,22 +341,29 @@ class Changes:
         for camera, before_s in newer.erasures.items():
             self.erasures[camera] = max(before_s, self.erasures.get(camera, 0.0))
 
-    def drop_oldest_events(self, most: int) -> tuple[int, int]:
-        """Keep at most ``most`` events, dropping the oldest delivered ones first, and about as many incidents, dropping
-        the oldest ended ones of which no event is left; returns how many delivered and undelivered events were
-        dropped."""
+    def drop_oldest(self, most: int) -> Dropped:
+        """Keep at most ``most`` events, dropping the oldest delivered ones first; about as many incidents, dropping the
+        oldest ended ones of which no event is left; and ``OTHER_DELIVERIES`` times as many deliveries of other events.
+        The rest is never dropped: it has one entry for a camera, or for one of its questions."""
+        ended = 0
         if len(self.incidents) > most:
             told = {event.incident.id for event in self.events.values()}
             over = [each.id for each in self.incidents.values() if not each.open and each.id not in told]
-            for name in over[: len(self.incidents) - most]:
+            over = over[: len(self.incidents) - most]
+            ended = len(over)
+            for name in over:
                 del self.incidents[name]
-        excess = len(self.events) - most
-        if excess <= 0:
-            return 0, 0
-        waiting = {key for (key, _), delivery in self.deliveries.items() if delivery.state != "delivered"}
-        done = [key for key in self.events if key not in waiting][:excess]
-        undone = [key for key in self.events if key in waiting][: excess - len(done)]
-        gone = {*done, *undone}
-        self.events = {key: event for key, event in self.events.items() if key not in gone}
-        self.deliveries = {where: each for where, each in self.deliveries.items() if where[0] not in gone}
-        return len(done), len(undone)
+        done: list[str] = []
+        undone: list[str] = []
+        if (excess := len(self.events) - most) > 0:
+            waiting = {key for (key, _), delivery in self.deliveries.items() if delivery.state != "delivered"}
+            done = [key for key in self.events if key not in waiting][:excess]
+            undone = [key for key in self.events if key in waiting][: excess - len(done)]
+            gone = {*done, *undone}
+            self.events = {key: event for key, event in self.events.items() if key not in gone}
+            self.deliveries = {where: each for where, each in self.deliveries.items() if where[0] not in gone}
+        others = [where for where in self.deliveries if where[0] not in self.events]
+        others = others[: max(0, len(others) - OTHER_DELIVERIES * most)]
+        for where in others:
+            del self.deliveries[where]
+        return Dropped(len(done), len(undone), ended, len(others))

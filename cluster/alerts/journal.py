@@ -7,22 +7,26 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from operator import add
 from typing import TypeVar
 
-from cluster.alerts.incident import Changes, ErasureScope, Incident, IncidentDetail, IncidentQuery
+from cluster.alerts.incident import Changes, Dropped, ErasureScope, Incident, IncidentDetail, IncidentQuery
 from cluster.alerts.store import AlertStore, StoredState
 from cluster.errors import CapacityError, UnavailableError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_DROPPED = "dropped before the disk took them: %d delivered and %d undelivered alerts, %d incidents, %d delivery states"
+
 
 class Journal:
     """Single writer of the store; all methods but :meth:`start` are called on the event loop.
 
     ``trouble`` says in one sentence what prevents writing (a full or hung disk, an outbox full of undelivered events).
-    Unwritten changes wait in memory, at most ``memory_events`` events, and every later write tries them again. ``lost``
-    counts events dropped from memory before they were written or delivered.
+    What the disk did not take waits in memory, bounded by ``memory_events`` (:meth:`Changes.drop_oldest`), and every
+    later write tries it again. ``lost`` counts events dropped from memory before they were written or delivered;
+    whatever is dropped is logged.
 
     Args:
         open_store: opens the store; retried later when it fails.
@@ -49,6 +53,9 @@ class Journal:
         self._late: StoredState | None = None
         self.trouble = ""
         self.lost = 0
+        # Of this outage, and delivered events of all.
+        self._dropped = Dropped()
+        self._dropped_delivered = 0
 
     async def start(self) -> StoredState | None:
         """Open the store; None when that fails, and then alerting runs from memory."""
@@ -70,13 +77,13 @@ class Journal:
     @property
     def trimmed(self) -> int:
         """Delivered events evicted to make room."""
-        return self._store.trimmed if self._store is not None else 0
+        return self._dropped_delivered + (self._store.trimmed if self._store is not None else 0)
 
     async def write(self, changes: Changes) -> bool:
         """Write changes. True once they are on disk; False when they still wait in memory after the deadline."""
         self._waiting.merge(changes)
-        _, lost = self._waiting.drop_oldest_events(self._memory_events)
-        self.lost += lost
+        if self.trouble:
+            self._drop_oldest()
         deadline = time.monotonic() + self._deadline_s
         while self._waiting or self._writing is not None:
             if self._writing is None:
@@ -198,18 +205,28 @@ class Journal:
             if self.trouble:
                 log.info("alerts are written to disk again")
             self.trouble = ""
+            if any(self._dropped):
+                log.error(_DROPPED, *self._dropped)
+                self._dropped = Dropped()
             return
         # Older ones first: they were gathered before what is pending now.
         batch.merge(self._waiting)
         self._waiting = batch
-        _, lost = self._waiting.drop_oldest_events(self._memory_events)
-        self.lost += lost
+        self._drop_oldest()
         if isinstance(error, CapacityError):
             self._trouble(str(error))
         elif error is not None:
             self._trouble(f"cannot write alerts to disk ({error}); they go out from memory")
             if not isinstance(error, sqlite3.Error | OSError):
                 log.error("writing alerts failed", exc_info=error)
+
+    def _drop_oldest(self) -> None:
+        dropped = self._waiting.drop_oldest(self._memory_events)
+        if any(dropped) and not any(self._dropped):
+            log.error("more changes of alerts wait for the disk than are kept in memory; the oldest are dropped")
+        self._dropped = Dropped(*map(add, self._dropped, dropped))
+        self.lost += dropped.undelivered
+        self._dropped_delivered += dropped.delivered
 
     def _trouble(self, sentence: str) -> None:
         if sentence != self.trouble:

@@ -139,7 +139,7 @@ class FileSource:
         start: tuple[float, int] | None = None
         for packet in packets:
             # Decoding time never runs backwards, presentation time does with B-frames.
-            due = packet.dts if packet.dts is not None else packet.pts
+            due = packet.decoding_time
             if due is not None:
                 if start is None:
                     start = (time.monotonic(), due)

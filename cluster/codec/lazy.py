@@ -168,7 +168,6 @@ class LazyDecode:
     _model: QuietModel = field(default_factory=QuietModel)
     _held: deque[HeldPacket] = field(default_factory=deque)
     _times: list[int] = field(default_factory=list)
-    _last_pts: int | None = None
     _last_dts: int | None = None
     _samples: int = 0
     _calm: int = 0
@@ -189,7 +188,7 @@ class LazyDecode:
     def open(self, codec: str, parameter_sets: bytes) -> None:
         """Another stream of the camera; what is held of the last one is gone, what was learned stays."""
         self._headers = SliceHeaders(codec, parameter_sets)
-        self._last_pts = self._last_dts = self._group_start = self._group_length = None
+        self._last_dts = self._group_start = self._group_length = None
         self.clear()
 
     @property
@@ -213,17 +212,13 @@ class LazyDecode:
         if self._found is not None:
             self._model.label(self._found)
             self._released, self._found = False, None
-        picture, last = self._headers.read(data), self._last_pts
-        self._last_pts = packet.pts
-        decoded = packet.dts if packet.dts is not None else packet.pts
+        picture, decoded, last = self._headers.read(data), packet.decoding_time, self._last_dts
         self.set_back = (
-            decoded is not None
-            and self._last_dts is not None
-            and (decoded == self._last_dts or decoded < self._last_dts - STEP_S * MICROSECONDS)
+            decoded is not None and last is not None and (decoded == last or decoded < last - STEP_S * MICROSECONDS)
         )
-        self._last_dts = decoded if decoded is not None else self._last_dts
+        self._last_dts = decoded if decoded is not None else last
         self.told, self.restarts = True, False
-        if picture is None or packet.pts is None:
+        if picture is None or packet.pts is None or decoded is None:
             self._doubted = True
             return False
         size = 8 * len(data) * 2.0 ** ((picture.qp - 26) / 6)
@@ -233,10 +228,11 @@ class LazyDecode:
             self._groups += 1
             self._check = self._groups % CHECK_GOPS == 0
             if self._group_start is not None:
-                self._group_length = packet.pts - self._group_start
-            self._group_start = packet.pts
+                self._group_length = decoded - self._group_start
+            self._group_start = decoded
             return False
-        step_s = 0.0 if last is None else abs(packet.pts - last) / MICROSECONDS
+        # Of a camera with B-frames that sends no decoding times, steps go back and forth.
+        step_s = 0.0 if last is None else abs(decoded - last) / MICROSECONDS
         area, mean, slow = self._model.add(picture, size, min(1.0, step_s / SLOW_S))
         quiet = area <= AREA and mean <= MEAN_AREA
         outside = False
@@ -246,15 +242,15 @@ class LazyDecode:
             outside = area > most_area or mean > most_mean
         believed = quiet or (not outside and slow <= SLOW_AREA and self.wait_s > 0)
         self._doubted |= not believed
-        self.told = not believed and (outside or not self._keyframe_is_near(packet.pts))
-        if self.told or last is None or not 0.0 < step_s <= STEP_S or self.state != "on" or self._calm < CALM_SAMPLES:
+        self.told = not believed and (outside or not self._keyframe_is_near(decoded))
+        if self.told or not 0.0 < step_s <= STEP_S or self.state != "on" or self._calm < CALM_SAMPLES:
             return False
         self._claimed |= believed
-        if self._check or not self._within_bounds(packet.pts, len(data)):
+        if self._check or not self._within_bounds(decoded, len(data)):
             return False
         self._lags |= not quiet
         if not believed and not self.waits:
-            self.waits, self._waits_from = True, packet.pts
+            self.waits, self._waits_from = True, decoded
             self.events["waited"] += 1
         return True
 
@@ -265,7 +261,7 @@ class LazyDecode:
         self.held_bytes += len(packet.data)
         if packet.packet.pts is not None:
             heapq.heappush(self._times, packet.packet.pts)
-        shown = packet.packet.dts if packet.packet.dts is not None else packet.packet.pts
+        shown = packet.packet.decoding_time
         if self.unsure and shown is not None:
             shown -= round((self.wait_s if self.waits else min(SLOW_S, self.wait_s)) * MICROSECONDS)
         return self._shown_before(shown)
@@ -316,23 +312,24 @@ class LazyDecode:
             self._backoff_left = self._backoff
             self._backoff = min(2 * self._backoff, LONGEST_BACKOFF)
 
-    def _within_bounds(self, pts: int, size: int) -> bool:
-        first = self._held[0].packet.pts if self._held else None
+    def _within_bounds(self, decoded: int, size: int) -> bool:
+        first = self._held[0].packet.decoding_time if self._held else None
         if (
             self.held_bytes + size <= HELD_BYTES
             and len(self._held) < HELD_PACKETS
-            and (first is None or pts - first <= HELD_S * MICROSECONDS)
-            and (self._waits_from is None or pts - self._waits_from <= self.wait_s * MICROSECONDS)
+            and (first is None or decoded - first <= HELD_S * MICROSECONDS)
+            # Less, as a picture that waited so long would be shown.
+            and (self._waits_from is None or decoded - self._waits_from < self.wait_s * MICROSECONDS)
         ):
             return True
         self.events["overflow"] += 1
         return False
 
-    def _keyframe_is_near(self, pts: int) -> bool:
+    def _keyframe_is_near(self, decoded: int) -> bool:
         """Whether the next keyframe is expected within ``wait_s``, a GOP being as long as the last one."""
         if self._group_start is None or self._group_length is None:
             return False
-        return 0 <= self._group_start + self._group_length - pts <= self.wait_s * MICROSECONDS
+        return 0 < self._group_start + self._group_length - decoded <= self.wait_s * MICROSECONDS
 
     def _shown_before(self, dts: int | None) -> list[int]:
         """Times of held pictures up to ``dts``: later packets come later; all of them for None."""

@@ -109,10 +109,16 @@ class QuietHoursConfig(Section):
         """When those that cover a moment are over, seconds since 1970; the moment itself if none do."""
         if not self.covers(at_s):
             return at_s
-        now = datetime.fromtimestamp(at_s, ZoneInfo(self.timezone))
-        # Of an hour that the clocks repeat, the one that it is.
-        end = datetime.combine(now, time.fromisoformat(self.end).replace(fold=now.fold), now.tzinfo)
-        return (end if end > now else end + timedelta(days=1)).timestamp()
+        zone = ZoneInfo(self.timezone)
+        now = datetime.fromtimestamp(at_s, zone)
+        left = datetime.combine(now, time.fromisoformat(self.end)) - now.replace(tzinfo=None)
+        over_s = round(at_s + (left % timedelta(days=1)).total_seconds())
+        if datetime.fromtimestamp(over_s, zone).utcoffset() != now.utcoffset():
+            # The clocks change before: they may skip the end, or repeat what is before or after it.
+            over_s = int(at_s // 60) * 60
+            while self.covers(over_s):
+                over_s += 60
+        return float(over_s)
 
 
 class SinkConfig(Section):

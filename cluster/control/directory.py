@@ -98,30 +98,32 @@ class Directory:
             ManagedElsewhereError: there is one of that name that belongs to another manager.
             CapacityError: no capacity even with everyone at the lowest permitted rung.
         """
-        demand = demand_of(settings, self.geometry)
-        known = self._cameras.get(settings.name)
-        if known is not None:
-            check_manager(settings.name, known.manager, manager)
-            if known.settings == settings:
-                return self._fleet.admission_of(settings.name)
-            raise CameraExistsError(
-                f"there is a camera {settings.name!r} already; update it to change its settings, or remove it first"
-            )
-        admission = self._fleet.admit(
-            demand,
-            now_s,
-            force=force or not self._admission,
-            prefer=self._held_by.get(settings.name),
-            idle=True,
-        )
-        if admission.verdict == "refused":
-            raise CapacityError(f"camera {settings.name!r} is not taken: {admission.reason}")
-        self._held_by.pop(settings.name, None)
+        self.check_add(settings, now_s, force=force, manager=manager)
+        if settings.name in self._cameras:
+            return self._fleet.admission_of(settings.name)
+        demand, prefer = demand_of(settings, self.geometry), self._held_by.pop(settings.name, None)
+        admission = self._fleet.admit(demand, now_s, force=True, prefer=prefer, idle=True)
         self._cameras[settings.name] = CameraRecord(settings, manager, life)
         self._cameras[settings.name].totals = Totals(self._counted.pop(life, None))
         self.decoder_table.add(settings.name)
         self.version += 1
         return admission
+
+    def check_add(
+        self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True, manager: str = CLUSTER
+    ) -> None:
+        """Whether a camera can be added. Raises like :meth:`add`."""
+        known = self._cameras.get(settings.name)
+        if known is not None:
+            check_manager(settings.name, known.manager, manager)
+            if known.settings != settings:
+                raise CameraExistsError(
+                    f"there is a camera {settings.name!r} already; update it to change its settings, or remove it first"
+                )
+        elif not force and self._admission:
+            refused = self._fleet.refusal(demand_of(settings, self.geometry), now_s)
+            if refused is not None:
+                raise CapacityError(f"camera {settings.name!r} is not taken: {refused.reason}")
 
     def update(
         self, settings: CameraConfig, now_s: float = 0.0, *, manager: str = CLUSTER, takeover: bool = False

@@ -70,6 +70,14 @@ class Fleet:
         return sorted(self._cameras)
 
     # -- cameras ---------------------------------------------------------------------------------
+    def refusal(self, demand: Demand, now_s: float) -> Admission | None:
+        """Why :meth:`admit` would refuse a new camera; None if it would not."""
+        self._clock(now_s)
+        factor = DemandEstimate(demand).factor
+        loads = tuple(each * factor for each in self._unit(demand))
+        held = holding(demand, self.ladder.rungs[0])
+        return self._committed.refusal(demand.priority, loads, held, self._pool)
+
     def admit(
         self, demand: Demand, now_s: float, *, force: bool = False, prefer: str | None = None, idle: bool = False
     ) -> Admission:
@@ -86,13 +94,12 @@ class Fleet:
         if demand.camera in self._cameras:
             self.set_demand(demand.camera, demand)
             return self.admission_of(demand.camera)
+        if not force and (refused := self.refusal(demand, now_s)) is not None:
+            return refused
         unit = self._unit(demand)
         estimate = DemandEstimate(demand)
         loads = tuple(each * estimate.factor for each in unit)
         held = holding(demand, self.ladder.rungs[0])
-        refused = self._committed.refusal(demand.priority, loads, held, self._pool)
-        if refused is not None and not force:
-            return refused
         free = demand.priority is Priority.CRITICAL or not self._pool.seconds
         rung = 0 if free else self._committed.fitting(loads, self._pool)
         camera = FleetCamera(estimate, unit, held, rung=rung, since_s=self._now_s, idle=idle)

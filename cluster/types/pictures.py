@@ -199,6 +199,11 @@ class EncodedPacket:
     keyframe: bool
     sequence: int
 
+    @property
+    def decoding_time(self) -> int | None:
+        """``dts``, or ``pts`` without one. Of a camera with B-frames only ``dts`` ascends from packet to packet."""
+        return self.dts if self.dts is not None else self.pts
+
 
 @dataclass(frozen=True, slots=True)
 class ChangeGrid:

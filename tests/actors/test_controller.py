@@ -45,7 +45,8 @@ def test_members_expire_although_the_disk_takes_nothing(tmp_path) -> None:
 
 def settled_controller(folder) -> Controller:
     cluster = {"state_dir": str(folder), "heartbeat_s": 0.1, "heartbeat_timeout_s": 1, "decoders": 1, "replicas": 1}
-    controller = Controller(load_config(None, {"cluster": cluster}), "run", "127.0.0.1")
+    config = load_config(None, {"cluster": cluster, "questions": [{"id": "q", "text": "Fire?"}]})
+    controller = Controller(config, "run", "127.0.0.1")
     controller._settled.set()
     return controller
 
@@ -132,6 +133,56 @@ async def _members_expire_beside(tmp_path) -> None:
     finally:
         ends.set()
     await until_async(lambda: controller._kept == controller._directory.version, "what was counted")
+    for task in controller._background:
+        task.cancel()
+
+
+def test_while_the_disk_takes_its_time_a_change_of_cameras_holds_nobody_up(tmp_path) -> None:
+    asyncio.run(asyncio.wait_for(_changes_beside(tmp_path), 60))
+
+
+async def _changes_beside(tmp_path) -> None:
+    """Changes are made in the order of the calls, each once it is stored; heartbeats go on meanwhile."""
+    controller = settled_controller(tmp_path)
+    decoder = DecoderInfo("decoder-0", "a", "127.0.0.1:1", "", 1)
+    await controller.register_decoder(decoder, [])
+    await controller.register_replica(ReplicaInfo("r", "127.0.0.1:1", "", 1, PatchGeometry(14, 2, 2)), None, [])
+    gate, yard, moved = (
+        ManagedCamera(entry=CameraEntry(name=name, source=f"rtsp://10.0.0.{host}/stream"))
+        for name, host in (("gate", 1), ("yard", 2), ("gate", 3))
+    )
+    await until_async(lambda: controller._kept == controller._directory.version, "what was counted")
+    ends, write = threading.Event(), controller._kv._table.write
+
+    def hang(*given: object) -> None:
+        assert ends.wait(5), "the event loop is held up"
+        write(*given)
+
+    controller._kv._table.write = hang
+    try:
+        changes = [
+            asyncio.create_task(change)
+            for change in (
+                controller.add_camera(gate, force=True),
+                controller.add_camera(yard, force=True),
+                controller.update_camera(moved),
+                controller.remove_camera("yard"),
+            )
+        ]
+        for _ in range(20):
+            await asyncio.sleep(0.05)
+            assert await controller.heartbeat_decoder("decoder-0", "a", [], 0.0)
+            assert await controller.heartbeat_replica("r", []) is not None
+            assert await controller.list_cameras() == []
+        assert not any(change.done() for change in changes)
+    finally:
+        ends.set()
+    added, other, updated, _ = await asyncio.gather(*changes)
+    assert [status.name for status in (added, other, updated)] == ["gate", "yard", "gate"]
+    declared = await controller.managed_cameras()
+    assert [each.entry.source.reveal() for each in declared] == ["rtsp://10.0.0.3/stream"]
+    assert controller._kv.load() == declared
+    assert controller._kv.removed() == ["yard"]
     for task in controller._background:
         task.cancel()
 

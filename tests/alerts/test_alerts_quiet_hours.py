@@ -1,6 +1,8 @@
 """Quiet hours: by hand, across midnight, time zones and the change of clocks; every sink hears a ``new`` first."""
 
 from datetime import UTC, datetime
+from itertools import pairwise
+from zoneinfo import ZoneInfo
 
 import pytest
 from pydantic import ValidationError
@@ -64,6 +66,51 @@ def test_when_they_are_over_in_an_hour_that_the_clocks_repeat(moment, over):
     hours = QuietHoursConfig(start="22:00", end="02:30", timezone="Europe/Berlin")
     assert [hours.covers(at(each)) for each in (moment, over)] == [True, False]
     assert hours.end_after(at(moment)) == at(over)
+
+
+@pytest.mark.parametrize(
+    ("moment", "over"), [("2027-03-27T22:00", "2027-03-28T01:00"), ("2027-03-28T00:59", "2027-03-28T01:00")]
+)
+def test_when_they_are_over_in_an_hour_that_the_clocks_skip(moment, over):
+    """02:30 never comes: it has passed when 02:00 becomes 03:00."""
+    hours = QuietHoursConfig(start="22:00", end="02:30", timezone="Europe/Berlin")
+    assert [hours.covers(at(each)) for each in (moment, over)] == [True, False]
+    assert hours.end_after(at(moment)) == at(over)
+
+
+# Clocks that change by an hour, by half of one, by two, at midnight, and backwards in spring.
+ZONES = "Europe/Berlin", "Australia/Lord_Howe", "Antarctica/Troll", "Africa/Cairo", "Africa/Casablanca"
+
+
+@pytest.mark.parametrize("zone", ZONES)
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        ("22:00", "02:30"),
+        ("02:15", "05:00"),
+        ("02:10", "02:20"),
+        ("02:30", "02:15"),
+        ("00:20", "23:50"),
+        ("23:30", "00:30"),
+    ],
+)
+def test_around_every_change_of_clocks_they_follow_the_clock_on_the_wall(zone, start, end):
+    hours = QuietHoursConfig(start=start, end=end, timezone=zone)
+    begin, minutes = int(at("2027-01-01T00:00")), 365 * 24 * 60
+    offsets = [datetime.fromtimestamp(begin + 3600 * n, ZoneInfo(zone)).utcoffset() for n in range(minutes // 60)]
+    changes = [hour for hour, (one, other) in enumerate(pairwise(offsets), 1) if one != other]
+    assert len(changes) >= 2
+    for hour in changes:
+        moments = range(begin + 3600 * (hour - 28), begin + 3600 * (hour + 52), 60)
+        wall = [f"{datetime.fromtimestamp(each, ZoneInfo(zone)):%H:%M}" for each in moments]
+        quiet = [start <= each < end if start < end else each >= start or each < end for each in wall]
+        assert [hours.covers(each + 30) for each in moments] == quiet
+        # Each is over at the next minute that is not quiet.
+        over = [0] * len(quiet)
+        for n in reversed(range(len(quiet))):
+            over[n] = (over[n + 1] if n + 1 < len(quiet) else 0) if quiet[n] else moments[n]
+        known = [n for n in range(0, 52 * 60, 37) if quiet[n]]
+        assert [hours.end_after(moments[n] + 30) for n in known] == [over[n] for n in known]
 
 
 DAY = "2030-01-31T11:00"

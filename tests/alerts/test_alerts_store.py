@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.alerts.incident import Changes, Delivery, IncidentQuery, Mute
+from cluster.alerts.incident import OTHER_DELIVERIES, Changes, Delivery, IncidentQuery, Mute
 from cluster.alerts.journal import Journal
 from cluster.alerts.store import AlertStore
 from cluster.errors import CapacityError, UnavailableError
@@ -213,8 +213,8 @@ def test_what_waits_in_memory_is_bounded(make):
     waiting = Changes()
     for number in range(10):
         waiting.merge(told(recent(make, number), "ops", state="delivered" if number in (3, 5) else "pending"))
-    assert waiting.drop_oldest_events(9) == (1, 0)
-    assert waiting.drop_oldest_events(6) == (1, 2)
+    assert waiting.drop_oldest(9) == (1, 0, 0, 0)
+    assert waiting.drop_oldest(6) == (1, 2, 0, 0)
     assert [int(event.at_s - NOW) for event in waiting.events.values()] == [2, 4, 6, 7, 8, 9]
     assert len(waiting.deliveries) == 6
 
@@ -227,7 +227,7 @@ def test_incidents_that_wait_in_memory_are_bounded(make):
     for number in range(5, 40):
         incident = recent(make, number, ended_s=None if number == 6 else NOW).incident
         waiting.merge(Changes(incidents={incident.id: incident}))
-        waiting.drop_oldest_events(5)
+        waiting.drop_oldest(5)
     left = [int(each.opened_s - NOW) for each in waiting.incidents.values()]
     assert left == [0, 1, 2, 3, 4, 6]
     assert len(waiting.events) == 5
@@ -261,6 +261,62 @@ async def test_a_full_disk_is_told_and_healed(path, make):
     assert (journal.pending_events, journal.trouble) == (0, "")
     kept = await journal.read(lambda store: store.load())
     assert [int(each.event.at_s - NOW) for each in kept.pending][-5:] == [105, 106, 107, 108, 109]
+    await journal.stop()
+
+
+async def test_more_at_once_than_memory_keeps_is_written_whole(path, make):
+    """As when the switch of a thousand cameras fails: nothing is dropped before the disk has refused it."""
+    journal, every = Journal(lambda: AlertStore(path), memory_events=5), Changes()
+    await journal.start()
+    for number in range(80):
+        every.merge(told(recent(make, number), "ops"))
+    assert await journal.write(every)
+    resent = {(key, sink): replace(each, attempts=2) for (key, sink), each in every.deliveries.items()}
+    assert await journal.write(Changes(deliveries=resent))
+    kept = await journal.read(lambda store: store.load())
+    assert [each.attempts for each in kept.pending] == [2] * 80
+    assert (journal.lost, journal.trimmed) == (0, 0)
+    await journal.stop()
+
+
+async def test_whatever_waits_through_a_long_outage_is_bounded_counted_and_logged(path, make, caplog):
+    """A slow sink gets 400 alerts long after they were dropped from memory. All of it is dropped but what fits; not
+    erasures, nor open incidents."""
+    working = False
+
+    def open_store():
+        if not working:
+            raise OSError("no disk")
+        return AlertStore(path)
+
+    journal, most = Journal(open_store, memory_events=5), 5
+    assert await journal.start() is None
+    open_one = recent(make, 999).incident
+    await journal.write(Changes(erasures={"yard": NOW}, incidents={open_one.id: open_one}))
+    for number in range(400):
+        state = "pending" if number % 2 else "delivered"
+        assert not await journal.write(told(recent(make, number, ended_s=NOW + number), "ops", state=state))
+    late = [recent(make, number, ended_s=NOW + number) for number in range(1, 390, 2)]
+    for event in late:
+        assert not await journal.write(Changes(deliveries={(event.key, "ops"): Delivery(event, "ops", "delivered")}))
+    waiting = journal._waiting
+    kept = len(waiting.deliveries) - most
+    assert len(waiting.events) == most
+    assert kept == most * OTHER_DELIVERIES
+    assert [key for key, _ in waiting.deliveries][-1] == late[-1].key
+    assert waiting.erasures == {"yard": NOW}
+    assert open_one.id in waiting.incidents
+    # Of 200 that were delivered at once none is left, of 200 others the newest five.
+    assert (journal.trimmed, journal.lost) == (200, 195)
+    incidents = 401 - len(waiting.incidents)
+    assert len(waiting.incidents) <= 2 * most + 1
+    working = True
+    assert await journal.write(Changes())
+    told_of = [record.message for record in caplog.records if "dropped" in record.message]
+    assert told_of[0].endswith("the oldest are dropped")
+    figures = f"200 delivered and 195 undelivered alerts, {incidents} incidents, {len(late) - kept} delivery states"
+    assert told_of[1:] == [f"dropped before the disk took them: {figures}"]
+    assert (await journal.read(lambda store: store.events_held())) == most
     await journal.stop()
 
 

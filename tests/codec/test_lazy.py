@@ -14,6 +14,7 @@ from codec_clips import encode, read, visit
 
 from cluster.codec import lazy
 from cluster.codec.lazy import LazyDecode
+from cluster.codec.nal import CodedPicture
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.codec.source import StreamHeader
 from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, PatchGeometry
@@ -249,6 +250,25 @@ def test_at_constant_rate_the_mean_over_seconds_tells_and_samples_wait_for_it(
     assert not kept(waiting.frames, 13, 33).any()
 
 
+@pytest.mark.parametrize("name", ["h264", "h264-b", "hevc-b"])
+def test_the_mean_over_seconds_weighs_each_picture_by_its_duration(
+    footage: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    weights: list[float] = []
+    add = lazy.QuietModel.add
+
+    def record(model: lazy.QuietModel, picture: CodedPicture, size: float, weight: float) -> tuple[float, float, float]:
+        weights.append(weight)
+        return add(model, picture, size, weight)
+
+    monkeypatch.setattr(lazy.QuietModel, "add", record)
+    header, packets = read(footage(name))
+    Camera(header, on=True).run(packets[: 3 * GOP])
+    assert len(weights) >= 3 * (GOP - 1)
+    # A tenth of a second each, of two seconds, in whatever order they come.
+    assert np.mean(weights) == pytest.approx(1 / FPS / lazy.SLOW_S, rel=0.05)
+
+
 @pytest.fixture
 def doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packets neither show quiet nor change."""
@@ -353,6 +373,30 @@ def test_a_keyframe_that_does_not_come_is_not_waited_for(footage: Callable[[str]
         camera.feed(packet)
     assert held.holding == 0
     assert camera.frames[-1].pts == times[begin + GOP // 2]
+
+
+@pytest.mark.usefixtures("doubt")
+@pytest.mark.parametrize("name", KINDS)
+def test_no_sample_is_told_unchanged_while_it_is_in_doubt(footage: Callable[[str], Path], name: str) -> None:
+    """Where the keyframe comes later than expected, what waited for it is decoded; also in another order."""
+    header, packets = read(footage(name))
+    begin = packets[5 * GOP].dts or 0
+    slower = [
+        replace(packet, pts=2 * (packet.pts or 0) - begin, dts=2 * (packet.dts or 0) - begin)
+        for packet in packets[5 * GOP : 7 * GOP]
+    ]
+    camera, in_doubt = Camera(header, on=True, wait_s=2.0), set[int]()
+    held = camera.processor.lazy
+    assert held is not None
+    for packet in packets[: 5 * GOP] + slower:
+        told = len(camera.frames)
+        camera.feed(packet)
+        if packet.keyframe or not held.waits:
+            in_doubt.clear()
+            continue
+        in_doubt.add(packet.pts or 0)
+        assert not in_doubt & {frame.pts for frame in camera.frames[told:]}
+    assert held.events["waited"] >= 3
 
 
 @pytest.mark.usefixtures("doubt")

@@ -1,12 +1,15 @@
 """The controller's cameras as declared, beside the directory that places them, and how they are stored, so that a
 restarted controller knows cameras added at run time."""
 
+import asyncio
 import json
 import logging
 import sqlite3
 import threading
+import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -203,13 +206,11 @@ def lock_state(folder: Path) -> FolderLock:
 
 
 class CameraTable:
-    """Resolves declarations against the configuration, and keeps them, the directory and the ``store`` consistent: what
-    cannot be stored changes nothing. ``store``: None: nowhere."""
+    """Resolves declarations against the configuration, and keeps them and the directory consistent."""
 
-    def __init__(self, config: SightlineConfig, directory: Directory, store: CameraStore | None = None) -> None:
+    def __init__(self, config: SightlineConfig, directory: Directory) -> None:
         self._config = config
         self._directory = directory
-        self._store = store
         self._managed: dict[str, ManagedCamera] = {}
         self._left_out: dict[str, ManagedCamera] = {}
 
@@ -248,29 +249,24 @@ class CameraTable:
             ManagedElsewhereError: the name is taken by another manager, unless it is to be taken over.
             ConfigError: settings that contradict each other, or a file that may not be opened or does not exist.
             CapacityError: no capacity, unless ``force`` is set.
-            UnavailableError: it cannot be stored.
         """
+        return self.apply(self.check_add(managed, now_s, force=force, takeover=takeover), now_s)
+
+    def check_add(
+        self, managed: ManagedCamera, now_s: float, *, force: bool = False, takeover: bool = False
+    ) -> ManagedCamera:
+        """The camera that :meth:`add` would add, to be applied. Raises like it."""
         name = managed.entry.name
-        known = self._managed.get(name)
+        known, left = self._managed.get(name), self._left_out.get(name)
         if takeover and known is not None and known.manager != managed.manager:
-            return self.update(managed, now_s, takeover=True)
-        if (left := self._left_out.get(name)) is not None:
+            return self.check_update(managed, takeover=True)
+        if left is not None:
             check_manager(name, left.manager, managed.manager, takeover=takeover)
         _refuse_hidden(managed.entry)
         check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
-        managed = _alive(managed, known or left)
-        self._directory.add(settings, now_s, force=force, manager=managed.manager, life=managed.life)
-        try:
-            self._keep(managed)
-        except Exception:
-            # Only the directory could tell whether it takes the camera. Nobody has seen it yet.
-            if known is None:
-                self._directory.remove(name)
-            raise
-        self._managed[name] = managed
-        self._left_out.pop(name, None)
-        return managed
+        self._directory.check_add(settings, now_s, force=force, manager=managed.manager)
+        return _alive(managed, known or left)
 
     def update(self, managed: ManagedCamera, now_s: float, *, takeover: bool = False) -> ManagedCamera:
         """Replace all settings of a camera, keeping its life; see :meth:`Directory.update`. A source as it is shown,
@@ -280,35 +276,43 @@ class CameraTable:
             UnknownCameraError: there is none.
             ManagedElsewhereError: it belongs to another manager, and is not to be taken over.
             ConfigError: settings that contradict each other, or a file that may not be opened or does not exist.
-            UnavailableError: it cannot be stored.
         """
+        return self.apply(self.check_update(managed, takeover=takeover), now_s)
+
+    def check_update(self, managed: ManagedCamera, *, takeover: bool = False) -> ManagedCamera:
+        """The camera as :meth:`update` would make it, to be applied. Raises like it."""
         managed = managed.model_copy(update={"entry": self.restore_secrets(managed.entry)})
         check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
         self._directory.check_manager(settings.name, managed.manager, takeover=takeover)
-        managed = _alive(managed, self._managed.get(managed.entry.name))
-        self._keep(managed)
-        self._directory.update(settings, now_s, manager=managed.manager, takeover=takeover)
-        self._managed[managed.entry.name] = managed
+        return _alive(managed, self._managed.get(settings.name))
+
+    def apply(self, managed: ManagedCamera, now_s: float) -> ManagedCamera:
+        """Add or change a camera that was checked."""
+        settings = camera_settings(self._config, managed.entry)
+        if settings.name in self._managed:
+            self._directory.update(settings, now_s, manager=managed.manager, takeover=True)
+        else:
+            self._directory.add(settings, now_s, manager=managed.manager, life=managed.life)
+        self._managed[settings.name] = managed
+        self._left_out.pop(settings.name, None)
         return managed
 
     def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
-        """See :meth:`Directory.remove`. Raises ``UnavailableError`` as well: it cannot be stored."""
+        """See :meth:`Directory.remove`."""
+        self.check_remove(name, manager=manager, takeover=takeover)
+        if name not in self._left_out:
+            self._directory.remove(name)
+        self._managed.pop(name, None)
+        self._left_out.pop(name, None)
+
+    def check_remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
+        """Whether :meth:`remove` would remove it. Raises like it."""
         left = self._left_out.get(name)
         if left is None:
             self._directory.check_manager(name, manager, takeover=takeover)
         elif manager is not None:
             check_manager(name, left.manager, manager, takeover=takeover)
-        if self._store is not None:
-            self._store.remove(name)
-        if left is None:
-            self._directory.remove(name, manager=manager, takeover=takeover)
-        self._managed.pop(name, None)
-        self._left_out.pop(name, None)
-
-    def _keep(self, managed: ManagedCamera) -> None:
-        if self._store is not None:
-            self._store.put(managed)
 
     def restore_secrets(self, entry: CameraEntry) -> CameraEntry:
         """The entry with the source of the camera of its name, if it has exactly that with its secrets hidden.
@@ -348,6 +352,42 @@ class CameraTable:
         for name in names:
             self._directory.settings(name)
         return [self._managed[name] for name in sorted(names or self._managed)]
+
+
+class StoredCameras:
+    """Changes of a table's cameras, in order: each is checked, stored, and only then made. It is written on a thread of
+    its own, so that a slow disk holds up nobody else; what cannot be stored changes nothing."""
+
+    def __init__(self, table: CameraTable, store: CameraStore) -> None:
+        self._table = table
+        self._store = store
+        self._one_by_one = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="camera-store")
+
+    async def add(self, managed: ManagedCamera, *, force: bool = False, takeover: bool = False) -> ManagedCamera:
+        """See :meth:`CameraTable.add`. Raises ``UnavailableError`` as well: it cannot be stored."""
+        async with self._one_by_one:
+            managed = self._table.check_add(managed, time.monotonic(), force=force, takeover=takeover)
+            await self.write(self._store.put, managed)
+            return self._table.apply(managed, time.monotonic())
+
+    async def update(self, managed: ManagedCamera, *, takeover: bool = False) -> ManagedCamera:
+        """See :meth:`CameraTable.update`. Raises ``UnavailableError`` as well: it cannot be stored."""
+        async with self._one_by_one:
+            managed = self._table.check_update(managed, takeover=takeover)
+            await self.write(self._store.put, managed)
+            return self._table.apply(managed, time.monotonic())
+
+    async def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
+        """See :meth:`CameraTable.remove`. Raises ``UnavailableError`` as well: it cannot be stored."""
+        async with self._one_by_one:
+            self._table.check_remove(name, manager=manager, takeover=takeover)
+            await self.write(self._store.remove, name)
+            self._table.remove(name)
+
+    async def write(self, call: Callable[..., None], *given: object) -> None:
+        """A call of the store, after those before it. Raises ``UnavailableError``: the disk does not take it."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, call, *given)
 
 
 def _refuse_hidden(entry: CameraEntry) -> None:

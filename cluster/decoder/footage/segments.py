@@ -104,8 +104,7 @@ class Segmenter:
         return True
 
     def _ordered(self, packet: EncodedPacket) -> int:
-        given = packet.dts if packet.dts is not None else packet.pts
-        last = self._order
+        given, last = packet.decoding_time, self._order
         if last is not None and given is not None and not -_BACK <= given - last <= _AHEAD:
             self.end("the camera's clock was reset")
             last = None
