@@ -10,6 +10,7 @@ from typing import Literal
 
 from sightline.v1 import frames_pb2
 
+from cluster import metrics
 from cluster.types import FrameSample, StreamSpec
 from cluster.types.reports import WindowCounters
 
@@ -43,9 +44,9 @@ class LostCamera:
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """Status of one camera's path. ``dropped``: the replica was slow; ``lost``: the connection broke; ``windows``: see
-    :attr:`Lane.counters`; ``refused``: why the replica refuses the camera's frames, empty once it accepts them
-    again."""
+    """Status of one camera's path. Frames: ``sent``; ``dropped`` before that; ``lost`` after it: the replica did not
+    take them, or its connection broke before it told so. ``windows``: see :attr:`Lane.counters`; ``refused``: why the
+    replica refuses the camera's frames, empty once it accepts them again."""
 
     address: str
     connected: bool
@@ -133,7 +134,7 @@ class Lane:
         queue = self.queue if move is None else move.held
         if len(queue) >= most:
             self.cut = queue[0].pts
-            self.drop(queue)
+            self.drop(queue, "replica_slow")
             self.wants_fresh = True
         if not self.wants(sample):
             self.dropped += 1
@@ -142,10 +143,16 @@ class Lane:
         queue.append(message)
         return "queued" if move is None else "held"
 
-    def drop(self, frames: deque[frames_pb2.Frame]) -> None:
+    def drop(self, frames: deque[frames_pb2.Frame], reason: str) -> None:
         """Drop queued or held frames, as never sent."""
+        metrics.frames_dropped.labels(reason).inc(len(frames))
         self.dropped += len(frames)
         frames.clear()
+
+    def drop_unsent(self, reason: str) -> None:
+        self.drop(self.queue, reason)
+        if self.hand_over is not None:
+            self.drop(self.hand_over.held, reason)
 
     def cut_queue(self) -> None:
         """Note that the queued frames will never be sent."""
@@ -155,8 +162,8 @@ class Lane:
     def reset(self) -> int:
         """Drop queued and in-flight frames; returns how many."""
         frames = len(self.queue) + len(self.in_flight)
-        self.lost += frames
-        self.queue.clear()
+        self.drop(self.queue, "no_replica")
+        self.lost += len(self.in_flight)
         self.in_flight.clear()
         self.credit, self.opened, self.wants_fresh = 0, None, True
         self.not_open, self.refused = False, ""
@@ -183,14 +190,14 @@ class Lane:
         # After a refusal, frames that were on their way are discarded and acknowledged without another one.
         if ack.refused or not self.wants_fresh:
             self.refused = ack.refused
+        self.lost += ack.frames_lost
         if not ack.refused:
             return None
         refused = _REFUSALS.get(ack.refusal, "frame")
         if refused == "not_open":
             self.opened, self.not_open = None, True
-        frames = len(self.queue) + (0 if ack.opened else 1)
-        self.lost += frames
-        self.queue.clear()
+        frames = len(self.queue) + ack.frames_lost
+        self.drop(self.queue, "refused")
         self.wants_fresh = True
         return LostCamera(ack.camera, self.address, frames, ack.refused, refused)
 
@@ -204,12 +211,14 @@ class Lane:
 class ReplicaLink:
     """One replica: lanes that may have something to send, and closing messages of lanes that have left.
 
+    ``in_flight``: frames sent on this connection and not acknowledged, those of lanes that have left included.
     ``unreachable``: the last attempt to connect failed, or the connection broke. ``task``: connects and sends.
     """
 
     address: str
     ready: deque[str] = field(default_factory=deque)
     closes: deque[frames_pb2.StreamClose] = field(default_factory=deque)
+    in_flight: int = 0
     work: asyncio.Event = field(default_factory=asyncio.Event)
     woken: bool = False
     connected: bool = False

@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 from sightline.v1 import frames_pb2, frames_pb2_grpc
 
+from cluster import metrics
 from cluster.codec.supervisor import Backoff
 from cluster.decoder.frame_lanes import HandOver, Lane, LaneStatus, LostCamera, ReplicaLink
 from cluster.errors import UnavailableError
@@ -93,6 +94,8 @@ class FrameSender:
                 self._loop.call_soon_threadsafe(self._begin_hand_over, camera, lane, lane.hand_over)
                 return True
             if lane is None or lane.closing is not None:
+                if lane is not None:
+                    lane.drop_unsent("closed")
                 self._lanes[camera] = Lane(spec, address, self._term)
             elif lane.address != address:
                 # A replica ends a stream on which a camera is closed that was not opened there.
@@ -134,7 +137,7 @@ class FrameSender:
         with self._lock:
             if (lane := self._lanes.get(camera)) is not None and lane.hand_over is None:
                 lane.cut_queue()
-                lane.drop(lane.queue)
+                lane.drop(lane.queue, "no_replica")
                 lane.wants_fresh = True
 
     def take_cut(self, camera: str) -> int | None:
@@ -156,9 +159,8 @@ class FrameSender:
                 return
             link = self._links[lane.address]
             if not flush:
-                lane.drop(lane.queue)
+                lane.drop_unsent("closed")
                 if lane.hand_over is not None:
-                    lane.drop(lane.hand_over.held)
                     self._loop.call_soon_threadsafe(lane.hand_over.fresh.set)
                 elif link.unreachable:
                     self._remove(camera, link)
@@ -196,6 +198,8 @@ class FrameSender:
                     await asyncio.wait(self._tasks)
         with self._lock:
             self._stopped = True
+            for lane in self._lanes.values():
+                lane.drop_unsent("closed")
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -326,6 +330,8 @@ class FrameSender:
                 await asyncio.wait({writer, reader})
         finally:
             call.cancel()
+            metrics.frames_lost.labels("unacknowledged").inc(link.in_flight)
+            link.in_flight = 0
 
     async def _read(self, link: ReplicaLink, call: Call) -> None:
         while (ack := await read(call)) is not grpc.aio.EOF:
@@ -366,6 +372,8 @@ class FrameSender:
                     frame = lane.queue.popleft()
                     lane.in_flight.append(frame.index)
                     lane.sent += 1
+                    link.in_flight += 1
+                    metrics.frames_sent.inc()
                     link.ready.append(camera)
                     return frames_pb2.FrameMessage(frame=frame)
                 if lane.hand_over is not None:
@@ -378,6 +386,9 @@ class FrameSender:
             return None
 
     def _acknowledge(self, link: ReplicaLink, ack: frames_pb2.FrameAck) -> None:
+        link.in_flight -= ack.frames_taken + ack.frames_lost
+        if ack.frames_lost:
+            metrics.frames_lost.labels("refused").inc(ack.frames_lost)
         with self._lock:
             lane = self._lanes.get(ack.camera)
             if lane is None or lane.address != link.address:
@@ -402,7 +413,7 @@ class FrameSender:
 
     def _remove(self, camera: str, link: ReplicaLink) -> None:
         """Remove a camera's lane; without another one the link ends."""
-        del self._lanes[camera]
+        self._lanes.pop(camera).drop_unsent("closed")
         self._wake(link)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._left.set)

@@ -332,7 +332,6 @@ class RunningCamera:
         if not taken:
             metrics.frames_dropped.labels(reason).inc()
             raise CapacityError(f"camera {self.settings.name!r} sends no frames now: {reason}")
-        metrics.frames_sent.inc()
 
     def _take_cut(self) -> int | None:
         """Start of a queue that was dropped since the last call, whose windows are not in flight; ``None`` without."""

@@ -18,7 +18,7 @@ _ROUNDING = 0.95
 
 
 class CappedMemory:
-    """Caps of one memory: that of its settings, and ``cap_bytes``, which is in force.
+    """Caps of one memory: that of the settings, and ``cap_bytes``, which is in force.
 
     The latter is above the former while more is held than fits a cap that was lowered: to compress that takes room.
     """
@@ -28,9 +28,14 @@ class CappedMemory:
 
     def __init__(self, stream: str, spec: MemorySpec, tiers: TierStack) -> None:
         self.stream, self.spec, self.tiers = stream, spec, tiers
-        self.cap_bytes = spec.cap_bytes
+        self.cap_bytes = self.settings_cap_bytes
         self.counts = MemoryCounts()
         self._lock = threading.Lock()
+
+    @property
+    def settings_cap_bytes(self) -> int:
+        """The camera's cap, or that of any camera in the lowest tier."""
+        return min(self.spec.cap_bytes, self.tiers.limit)
 
     @property
     def max_window_bytes(self) -> int:
@@ -40,23 +45,22 @@ class CappedMemory:
     def max_bytes(self) -> int:
         """Most bytes of blocks, index and window, counting both versions during a rewrite: the cap in force less the
         share of waiting frames."""
-        cap = min(self.cap_bytes, self.tiers.capacity(self.stream))
-        return cap - cap // WAITING
+        return self.cap_bytes - self.cap_bytes // WAITING
 
     @property
     def max_settled_bytes(self) -> float:
         """Most bytes of them between two rewrites, under the settings' cap: both versions of one head's blocks exist
         during one."""
         heads = max(1, sum(map(len, self.heads)))
-        most = min(self.max_bytes, self.spec.cap_bytes - self.spec.cap_bytes // WAITING)
-        return most * _ROUNDING * heads / (heads + 1)
+        cap = self.settings_cap_bytes
+        return (cap - cap // WAITING) * _ROUNDING * heads / (heads + 1)
 
     def apply_cap(self) -> None:
         """Put the settings' cap into force, here and in the tiers; a lower one not before what is held fits it."""
         with self._lock:
             fits = self.stored.nbytes <= self.max_settled_bytes
-            self.cap_bytes = self.spec.cap_bytes if fits else max(self.cap_bytes, self.spec.cap_bytes)
-            self.tiers.set_cap(self.stream, self.cap_bytes)
+            self.cap_bytes = self.settings_cap_bytes if fits else max(self.cap_bytes, self.settings_cap_bytes)
+            self.tiers.set_cap(self.stream, self.cap_bytes, shrinking=not fits)
 
     def has_room_for_window(self, nbytes: int) -> bool:
         """Whether a window of ``nbytes`` is saved with the memory; if not, it is counted, and said once."""

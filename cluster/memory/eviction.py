@@ -38,7 +38,7 @@ def evict(memory: StreamMemory, new: Heads) -> Heads | None:
     """
     if memory.spec.keep < 1:
         new = _thinned(memory, new, memory.spec.keep)
-    if memory.cap_bytes > memory.spec.cap_bytes:
+    if memory.cap_bytes > memory.settings_cap_bytes:
         memory.drop_states()
     capacity = memory.max_settled_bytes - _fixed(memory)
     for _ in range(_TRIES):

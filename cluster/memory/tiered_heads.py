@@ -258,7 +258,7 @@ class TieredHeads(CappedMemory):
             self.unsaved = False
             self.stored.manifest_written()
         self.stored.delete_unnamed()
-        if self.cap_bytes > self.spec.cap_bytes:
+        if self.cap_bytes > self.settings_cap_bytes:
             self.apply_cap()
         return True
 
@@ -340,7 +340,7 @@ class TieredHeads(CappedMemory):
                     log.warning("cannot restore the stored memory of camera %r: %r", self.stream, error)
                 self.counts.unreadable += not found
             self.restored, self._sweeps = True, sweep
-            if self.cap_bytes > self.spec.cap_bytes:
+            if self.cap_bytes > self.settings_cap_bytes:
                 self.apply_cap()
             return Outcome.HIT if found else Outcome.MISS
 

@@ -56,6 +56,12 @@ frames_sent = counter("sightline_frames_sent", "Frames a decoder sent to its rep
 frames_dropped = counter(
     "sightline_frames_dropped", "Frames a decoder dropped instead of sending, by reason.", ["reason"]
 )
+frames_lost = counter(
+    "sightline_frames_lost",
+    "Sent frames that no replica took: it refused them or one before them (refused), or the connection ended before it "
+    "acknowledged them (unacknowledged).",
+    ["reason"],
+)
 decode_busy = gauge(
     "sightline_decode_busy_ratio",
     "Share of a decoder's decode slots in use between two heartbeats; 1 while it reduces cameras to keyframes.",

@@ -22,7 +22,8 @@ _SERIES: Mapping[Role, Sequence[Series]] = {
         _LOST,
         _SPANS,
         (families.windows, ("dropped",), _DECODER_DROPS),
-        (families.frames_dropped, (*_DECODER_DROPS, "not_asked")),
+        (families.frames_dropped, (*_DECODER_DROPS, "not_asked", "refused", "closed")),
+        (families.frames_lost, ("refused", "unacknowledged")),
         (families.ingest_dropped, ("queue_full",)),
     ],
     "replica": [

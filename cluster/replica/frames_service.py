@@ -235,9 +235,9 @@ class _Connection:
             if item is None:
                 return
             if isinstance(item, _Arrival):
-                refused = await self._frame(lane, item)
+                taken, refused = await self._frame(lane, item)
                 lane.frames -= 1
-                self._ack(camera, item.sample.index, refused)
+                self._ack(camera, item.sample.index, refused, taken=taken)
             elif isinstance(item, _Opening):
                 self._ack(camera, 0, await self._admit(lane, item), opened=True)
             else:
@@ -252,6 +252,7 @@ class _Connection:
                     if before is not None and not before.opened:
                         handed.index, handed.opened = before.index, False
                         handed.refused, handed.refusal = before.refused, before.refusal
+                        handed.frames_taken, handed.frames_lost = before.frames_taken, before.frames_lost
                     self._acks[camera] = handed
                     self._urgent.set()
                     self._ack_ready.set()
@@ -304,30 +305,39 @@ class _Connection:
             return lane.reject(frames_pb2.FRAME_REFUSAL_SPEC, _sentence(error), told=True)
         return None
 
-    async def _frame(self, lane: _Lane, arrival: _Arrival) -> _Refusal | None:
-        """Pass one frame on; returns the refusal. After one, frames are discarded up to a random access frame."""
+    async def _frame(self, lane: _Lane, arrival: _Arrival) -> tuple[bool, _Refusal | None]:
+        """Pass one frame on; returns whether it was taken, and the refusal. After one, frames are discarded up to a
+        random access frame."""
         sample, arrived_s = arrival
         if lane.rejected is None and (not lane.discarding or sample.random_access):
             lane.discarding = False
             try:
                 await self._handler.on_frame(sample, arrived_s)
+                return True, None
             except UnknownCameraError as error:
                 lane.reject(frames_pb2.FRAME_REFUSAL_NOT_OPEN, str(error), told=False)
             except Exception as error:
                 lane.discarding = True
-                return _Refusal(frames_pb2.FRAME_REFUSAL_FRAME, _sentence(error))
+                return False, _Refusal(frames_pb2.FRAME_REFUSAL_FRAME, _sentence(error))
         if lane.rejected is None or (lane.told and not sample.random_access):
             # One refusal per anchor is enough.
-            return None
+            return False, None
         lane.told = True
-        return lane.rejected
+        return False, lane.rejected
 
-    def _ack(self, camera: str, index: int, refused: _Refusal | None, *, opened: bool = False) -> None:
-        """Queue an acknowledgement; only a camera's newest one is sent, but refusals are kept."""
+    def _ack(
+        self, camera: str, index: int, refused: _Refusal | None, *, opened: bool = False, taken: bool | None = None
+    ) -> None:
+        """Queue an acknowledgement; only a camera's newest one is sent, but refusals and counts of frames are kept.
+        ``taken``: whether its frame was; ``None`` without one."""
         before = self._acks.get(camera)
         if before is not None and opened and not before.opened:
             index, opened = before.index, False
         ack = self._acknowledgement(camera, self._handler.counters(camera), index=index, opened=opened)
+        ack.frames_taken, ack.frames_lost = int(taken is True), int(taken is False)
+        if before is not None:
+            ack.frames_taken += before.frames_taken
+            ack.frames_lost += before.frames_lost
         self._acks[camera] = ack
         if refused is not None:
             ack.refusal, ack.refused = refused

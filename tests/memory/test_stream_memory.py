@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_parts import key_of
+from kv_parts import OURS, key_of, remote, serving
 from redis_server import RedisServer
 
 from cluster.lab.bench.memory.footage import made_chunks
@@ -26,7 +27,7 @@ from cluster.memory.organise.resv import ReSV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers import redis_link
 from cluster.memory.tiers.arena import Arena
-from cluster.memory.tiers.base import BlockKey, Loaded, Outcome
+from cluster.memory.tiers.base import BlockKey, CappedTier, Loaded, Outcome, Tier
 from cluster.memory.tiers.redis import RedisTier
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
@@ -843,7 +844,45 @@ def test_a_memory_shrinks_to_a_lowered_cap_and_goes_on(
     assert {at: wanted[at] for at in wanted if at[2] >= 60}.keys() <= held(memory).keys()
 
 
-def _opened(tier: Arena, settings_: MemorySpec) -> MemoryBank:
+@pytest.mark.parametrize("lowest", ["redis", "node"])
+def test_a_memory_shrinks_to_what_its_tier_allows_now_and_goes_on(redis_server: RedisServer, lowest: str) -> None:
+    """A restart with ``tiers.camera_bytes`` below what the camera holds there, and ``memory.cap`` with it."""
+    chunks = [chunk(number, tokens=ROWS * COLUMNS) for number in range(120)]
+    with ExitStack() as stack_:
+        node = stack_.enter_context(serving(Arena(64 * MIB, name="node")))
+
+        def opened(cap: int) -> tuple[CappedTier, MemoryBank]:
+            if lowest == "redis":
+                redis = RedisTier(redis_server.url, fingerprint=OURS, cap_bytes=cap, ttl_s=600, deadline_s=10.0)
+                tier: CappedTier = stack_.enter_context(closing(redis))
+            else:
+                tier = stack_.enter_context(remote(node.address, cap_bytes=cap, deadline_s=10.0))
+            return tier, _opened(tier, spec(compressor="uniform", cap_bytes=cap))
+
+        tier, bank = opened(2 * MIB)
+        _feed(bank, chunks[:96])
+        bank.release_stream("cam")
+        assert bank.wait_written()
+        low = tier.nbytes("cam") // 3
+        tier, bank = opened(low)
+        for number in range(96, 120, 4):
+            _feed(bank, chunks[number : number + 4])
+        bank.save_stream("cam")
+        memory, _ = bank.get_memory("cam")
+        assert low / 4 < tier.nbytes("cam") <= low
+        assert memory.held_bytes <= low
+        assert memory.counts.lost == memory.counts.frames_dropped == 0
+        found = held(memory)
+        wanted = expected(chunks)
+        same(found, {at: wanted[at] for at in found})
+        assert min(at[2] for at in found) < 96
+        assert max(at[2] for at in found) == 119
+        # From then on it never has more than that, whoever asks for it.
+        bank.tiers.set_cap("cam", 2 * MIB)
+        assert tier.cap("cam") == low
+
+
+def _opened(tier: Tier, settings_: MemorySpec) -> MemoryBank:
     bank = MemoryBank(TierStack([tier]))
     bank.open_stream("cam", settings_)
     return bank

@@ -10,7 +10,7 @@ import grpc.aio
 import numpy as np
 import pytest
 import rpc_serving
-from frame_parts import Replica, sending, serving
+from frame_parts import Replica, frame_counts, sending, serving
 from sightline.v1 import frames_pb2, frames_pb2_grpc
 
 from cluster.decoder import frame_sender
@@ -247,7 +247,7 @@ async def test_a_broken_connection_is_told_and_healed(make, until):
             ("gate", address, 6),
             ("yard", address, 0),
         }
-        assert sender.status("gate").lost == 6
+        assert (sender.status("gate").lost, sender.status("gate").dropped) == (4, 2)
         assert not sender.send(make.sample(index=6)), "the window is gone: only a fresh anchor may come"
         assert sender.send(make.sample(index=7, fresh=True))
         async with serving(second, port=int(address.rpartition(":")[2])):
@@ -382,6 +382,105 @@ async def test_a_refused_frame_leads_to_a_fresh_anchor(make, until):
         assert sender.send(make.sample(index=4, fresh=True))
         assert sender.send(make.sample("yard", 0))
         await until(lambda: replica.indices() == [0, 1, 4] and replica.indices("yard") == [0])
+
+
+async def test_every_frame_behind_a_refused_one_is_taken_dropped_or_lost(make, until):
+    """Frames on their way when the replica refuses one are discarded there."""
+    replica, before = Replica(), frame_counts()
+    replica.gate.clear()
+    replica.refuse = {2: "pts went back"}
+    async with serving(replica, credit=8) as address, sending() as (sender, lost):
+        sender.assign(make.spec(), address)
+        assert all(sender.send(make.sample(index=i)) for i in range(12))
+        await until(lambda: sender.status("gate").in_flight == 8)
+        replica.gate.set()
+        await until(lambda: lost)
+        assert sender.send(make.sample(index=12, fresh=True))
+        await until(lambda: replica.indices() == [0, 1, 12] and sender.status("gate").in_flight == 0)
+        counts, lane = frame_counts() - before, sender.status("gate")
+        assert counts["sent"] == 3 + counts["lost refused"] == lane.sent
+        assert counts["sent"] + counts["dropped refused"] == 13
+        assert 3 + lane.lost + lane.dropped == 13
+        assert set(counts) == {"sent", "lost refused", "dropped refused"}
+
+
+async def test_frames_on_their_way_when_a_camera_is_closed_count_although_nobody_has_it_any_more(make, until):
+    replica, before = Replica(), frame_counts()
+    replica.gate.clear()
+    replica.refuse = {2: "pts went back"}
+    async with serving(replica, credit=8) as address, sending() as (sender, _):
+        sender.assign(make.spec(), address)
+        assert all(sender.send(make.sample(index=i)) for i in range(12))
+        await until(lambda: sender.status("gate").in_flight == 8)
+        sender.close("gate")
+        assert sender.status("gate").queued == 0
+        await until(lambda: sender.status("gate") is None)
+        replica.gate.set()
+        await until(lambda: (frame_counts() - before)["lost refused"] == 8 - 2)
+    assert replica.indices() == [0, 1]
+    assert frame_counts() - before == {"sent": 8, "lost refused": 6, "dropped closed": 4}
+
+
+async def test_frames_on_their_way_when_a_camera_moves_are_not_lost_if_the_old_replica_takes_them(make, until):
+    old, new, before = Replica(), Replica(), frame_counts()
+    old.gate.clear()
+    async with serving(old, credit=8) as here, serving(new) as there, sending() as (sender, _):
+        sender.assign(make.spec(), here)
+        assert all(sender.send(make.sample(index=i)) for i in range(12))
+        await until(lambda: sender.status("gate").in_flight == 8)
+        sender.assign(make.spec(), there)
+        assert sender.send(make.sample(index=12, fresh=True))
+        old.gate.set()
+        await until(lambda: new.indices() == [12] and old.closed == [("gate", False)])
+        await until(lambda: sender.status("gate").in_flight == 0)
+    assert old.indices() == list(range(8))
+    assert frame_counts() - before == {"sent": 9, "dropped no_replica": 4}
+
+
+@pytest.mark.parametrize("ending", ["close", "release"])
+async def test_frames_that_no_replica_acknowledges_are_lost(make, until, ending):
+    """Those of a camera that has left included: it is closed behind them."""
+    replica, before = Replica(), frame_counts()
+    replica.gate.clear()
+    async with sending() as (sender, lost):
+        async with serving(replica, credit=4) as address:
+            for camera in ("gate", "yard"):
+                sender.assign(make.spec(camera), address)
+                assert all(sender.send(make.sample(camera, i)) for i in range(6))
+            await until(lambda: all(sender.status(camera).in_flight == 4 for camera in ("gate", "yard")))
+            getattr(sender, ending)("gate")
+            await until(lambda: sender.status("gate") is None)
+        await until(lambda: lost)
+        counts = {"sent": 8, "lost unacknowledged": 8, "dropped closed": 2, "dropped no_replica": 2}
+        assert frame_counts() - before == counts
+    assert replica.indices() == replica.indices("yard") == []
+
+
+async def test_a_closing_camera_that_is_assigned_again_counts_the_frames_it_had_queued(make, until):
+    replica, before = Replica(), frame_counts()
+    replica.gate.clear()
+    async with serving(replica, credit=1) as address, sending() as (sender, _):
+        sender.assign(make.spec(), address)
+        assert all(sender.send(make.sample(index=i)) for i in range(5))
+        await until(lambda: sender.status("gate").in_flight == 1)
+        sender.close("gate", flush=True)
+        sender.assign(make.spec(), address)
+        assert sender.send(make.sample(index=5, fresh=True))
+        replica.gate.set()
+        await until(lambda: replica.indices() == [0, 5])
+        assert frame_counts() - before == {"sent": 2, "dropped closed": 4}
+
+
+async def test_a_sender_that_stops_counts_what_it_has_not_sent_and_what_was_not_acknowledged(make, until):
+    replica, before = Replica(), frame_counts()
+    replica.gate.clear()
+    async with serving(replica, credit=4) as address, sending() as (sender, _):
+        sender.assign(make.spec(), address)
+        assert all(sender.send(make.sample(index=i)) for i in range(6))
+        await until(lambda: sender.status("gate").in_flight == 4)
+        await sender.stop(0.0)
+        assert frame_counts() - before == {"sent": 4, "lost unacknowledged": 4, "dropped closed": 2}
+    assert replica.indices() == []
 
 
 async def test_a_defect_in_the_replica_costs_one_camera_a_window(make, until, caplog):

@@ -1,11 +1,12 @@
 """A replica that keeps what it is told, served, and a decoder's sender to it."""
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from contextlib import asynccontextmanager
 
 import rpc_serving
 
+from cluster import metrics
 from cluster.codec.supervisor import Backoff
 from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import ConfigError
@@ -64,3 +65,14 @@ async def sending(**options):
         yield sender, lost
     finally:
         await sender.stop(0.1)
+
+
+def frame_counts():
+    """What this process has counted of frames: ``sent``, and ``dropped`` and ``lost`` by reason."""
+    counts = Counter()
+    for family in metrics.REGISTRY.collect():
+        for sample in family.samples:
+            for name in ("sent", "dropped", "lost"):
+                if sample.name == f"sightline_frames_{name}_total":
+                    counts[" ".join([name, *sample.labels.values()])] = int(sample.value)
+    return counts

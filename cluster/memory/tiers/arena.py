@@ -100,7 +100,7 @@ class Arena(CappedTier):
         slab = slab_bytes or min(_SLAB, max(_LEAST_SLAB, 1 << (max(total_bytes // _SLABS, 1).bit_length() - 1)))
         self._slabs = Slabs(total_bytes, slab_bytes=slab, pinned=pinned)
         super().__init__(total_bytes if stream_bytes is None else stream_bytes)
-        if self._default_cap < 1:
+        if self.limit < 1:
             raise ConfigError(f"a stream's cap of {stream_bytes} bytes can hold nothing")
         self._streams: dict[str, _Stream] = {}
         self._used = self._tick = 0
@@ -122,10 +122,10 @@ class Arena(CappedTier):
             blocks = [len(there.held) for there in self._streams.values() if there.held]
             return len(blocks), sum(blocks)
 
-    def set_cap(self, stream: str, nbytes: int | None) -> None:
+    def set_cap(self, stream: str, nbytes: int | None, *, shrinking: bool = False) -> None:
         """See :class:`CappedTier`; evicts what exceeds the new cap at once."""
         with self._lock:
-            super().set_cap(stream, nbytes)
+            super().set_cap(stream, nbytes, shrinking=shrinking)
             if self.evicts and stream in self._streams:
                 self._shrink(self._streams[stream], self.cap(stream))
 

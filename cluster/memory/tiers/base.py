@@ -178,18 +178,22 @@ class Tier(ABC):
 
 
 class CappedTier(Tier):
-    """A tier with a byte cap per stream: ``cap_bytes``, or a lower one set by :meth:`set_cap`."""
+    """A tier with a byte cap per stream: ``limit``, or a lower one set by :meth:`set_cap`."""
 
-    def __init__(self, cap_bytes: int) -> None:
-        self._default_cap = cap_bytes
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self._caps: dict[str, int] = {}
+        self._shrinking: set[str] = set()
 
     def cap(self, stream: str) -> int:
-        return min(self._caps.get(stream, self._default_cap), self._default_cap)
+        cap = self._caps.get(stream, self.limit)
+        return cap if stream in self._shrinking else min(cap, self.limit)
 
-    def set_cap(self, stream: str, nbytes: int | None) -> None:
+    def set_cap(self, stream: str, nbytes: int | None, *, shrinking: bool = False) -> None:
         """Set a lower cap for a stream, None for the default; ``ConfigError`` for one that is not positive. A tier that
-        does not evict keeps what exceeds it and refuses more."""
+        does not evict keeps what exceeds it and refuses more. ``shrinking``: it may be above the limit, as the stream
+        was written under a higher one, and to compress it takes room."""
+        (self._shrinking.add if shrinking else self._shrinking.discard)(stream)
         if nbytes is None:
             self._caps.pop(stream, None)
         elif nbytes < 1:

@@ -198,14 +198,16 @@ class TierStack:
     def states(self) -> dict[str, TierState]:
         return {tier.name: tier.state() for tier in self.tiers}
 
-    def capacity(self, stream: str) -> int:
-        """Byte cap of a stream in the lowest tier, unbounded if that has none."""
-        return self.lowest.cap(stream) if isinstance(self.lowest, CappedTier) else sys.maxsize
+    @property
+    def limit(self) -> int:
+        """Most bytes of any stream in the lowest tier, unbounded if that has no cap."""
+        return self.lowest.limit if isinstance(self.lowest, CappedTier) else sys.maxsize
 
-    def set_cap(self, stream: str, nbytes: int) -> None:
+    def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
+        """See :class:`CappedTier`."""
         for tier in self.tiers:
             if isinstance(tier, CappedTier):
-                tier.set_cap(stream, nbytes)
+                tier.set_cap(stream, nbytes, shrinking=shrinking)
 
     def close(self) -> None:
         for tier in self.tiers:

@@ -103,7 +103,7 @@ class Grid(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., cols: _Optional[int] = ..., patch: _Optional[int] = ..., merge: _Optional[int] = ..., temporal: _Optional[int] = ...) -> None: ...
 
 class FrameAck(_message.Message):
-    __slots__ = ("camera", "index", "credit", "windows_done", "windows_gated", "windows_dropped", "opened", "refused", "refusal", "closed", "saved", "window_end", "windows_closed", "more")
+    __slots__ = ("camera", "index", "credit", "windows_done", "windows_gated", "windows_dropped", "opened", "refused", "refusal", "closed", "saved", "window_end", "windows_closed", "frames_taken", "frames_lost", "more")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     CREDIT_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,8 @@ class FrameAck(_message.Message):
     SAVED_FIELD_NUMBER: _ClassVar[int]
     WINDOW_END_FIELD_NUMBER: _ClassVar[int]
     WINDOWS_CLOSED_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_TAKEN_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_LOST_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     camera: str
     index: int
@@ -131,5 +133,7 @@ class FrameAck(_message.Message):
     saved: bool
     window_end: int
     windows_closed: int
+    frames_taken: int
+    frames_lost: int
     more: _containers.RepeatedCompositeFieldContainer[FrameAck]
-    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., credit: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ..., opened: _Optional[bool] = ..., refused: _Optional[str] = ..., refusal: _Optional[_Union[FrameRefusal, str]] = ..., closed: _Optional[bool] = ..., saved: _Optional[bool] = ..., window_end: _Optional[int] = ..., windows_closed: _Optional[int] = ..., more: _Optional[_Iterable[_Union[FrameAck, _Mapping]]] = ...) -> None: ...
+    def __init__(self, camera: _Optional[str] = ..., index: _Optional[int] = ..., credit: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ..., opened: _Optional[bool] = ..., refused: _Optional[str] = ..., refusal: _Optional[_Union[FrameRefusal, str]] = ..., closed: _Optional[bool] = ..., saved: _Optional[bool] = ..., window_end: _Optional[int] = ..., windows_closed: _Optional[int] = ..., frames_taken: _Optional[int] = ..., frames_lost: _Optional[int] = ..., more: _Optional[_Iterable[_Union[FrameAck, _Mapping]]] = ...) -> None: ...
