@@ -67,8 +67,8 @@ class MemoryReport:
 
 class MemoryBank:
     """Accepts the KV that leaves the engine's windows and keeps one :class:`StreamMemory` per camera. All calls except
-    :meth:`memory_reports` and :meth:`prepare_stream` come from the engine's thread, which only queues frames;
-    clustering, compression and writes run on the threads of :class:`MemoryWriter`.
+    :meth:`memory_reports`, :meth:`memory_time` and :meth:`prepare_stream` come from the engine's thread, which only
+    queues frames; clustering, compression and writes run on the threads of :class:`MemoryWriter`.
 
     ``tiers``: storage of all memories. ``default``: settings for streams opened by another process that are asked about
     here. The engine sets ``window``, of a stream, to be saved with its memory so that both are restored together, and
@@ -152,7 +152,8 @@ class MemoryBank:
             with held.exclusive:
                 held.delete_frames()
                 self._close_memory(stream)
-            held = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
+            before, held = held, StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
+            held.log = before.log
         else:
             held.change_spec(spec)
         self._released.pop(stream, None)
@@ -186,6 +187,11 @@ class MemoryBank:
         if memory.settle_due:
             self._due.add(chunk.stream)
         self._update_report(memory)
+
+    def memory_time(self, stream: str, pts: int) -> int:
+        """See :meth:`StreamMemory.memory_time`; callable from any thread."""
+        memory = self._memories.get(stream)
+        return pts if memory is None else memory.memory_time(pts)
 
     def count_lost_frame(self, stream: str) -> None:
         """Count a frame that :meth:`accept_chunk` could not be given; ignored for streams without a memory."""

@@ -23,7 +23,7 @@ class KVChunk:
     * ``key``, ``value`` ``[L, Hkv, t, D]``, keys before rotary; owned memory, no views
     * ``cell`` ``[t]`` int64: row-major cell in a grid of ``rows`` x ``columns``; larger numbers are text around the
       frame
-    * ``index``, ``pts`` (microseconds) of the frame
+    * ``index``, ``pts`` (microseconds, on the memory's clock) of the frame
     * ``mean_embedding`` ``[W]`` float32 of the frame's visual tokens, for organisers that partition frames
     """
 

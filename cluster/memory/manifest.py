@@ -10,7 +10,7 @@ import bisect
 import json
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -29,41 +29,59 @@ def _integers(numbers: Iterable[int] = ()) -> array[int]:
     return array("q", numbers)
 
 
+RESTART_GAP = 10 * MICROSECONDS
+"""From the last frame before a camera's clock restarted to the first one after it, as nobody knows how long it was:
+more than from one thumbnail to the next, so that no moment gets one of the other side."""
+
+
 @dataclass(slots=True)
 class FrameLog:
-    """Numbers and times (microseconds) of stored frames, ascending. ``next_number``: of the next frame; ``shift``: from
-    the camera's clock to the memory's.
+    """Numbers and times (microseconds) of stored frames, ascending, and the memory's clock.
 
-    Frames are renumbered, since a restarted decoder counts from 0 again; a clock that was set back continues from its
-    last time, until it is ahead of that again: thumbnails and incidents are found by the camera's clock.
+    Frames are renumbered, since a restarted decoder counts from 0 again. Their times are the camera's; where its clock
+    restarts and is not ahead of the latest time, they go on ``RESTART_GAP`` after that.
+
+    * ``next_number``: of the next frame
+    * ``shift``: from the camera's clock to the memory's; ``latest``: time of the newest frame, stored or not
     """
 
     numbers: array[int] = field(default_factory=_integers)
     times: array[int] = field(default_factory=_integers)
     next_number: int = 0
     shift: int = 0
+    latest: int = -(2**62)
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def copy(self) -> FrameLog:
-        return FrameLog(self.numbers[:], self.times[:], self.next_number, self.shift)
+        return replace(self, numbers=self.numbers[:], times=self.times[:])
 
-    def add(self, pts: int) -> tuple[int, int]:
-        """Add a frame at the camera's ``pts``; returns its number and time in this log."""
-        if self.times and pts > self.times[-1]:
-            self.shift = 0
-        elif self.times and pts + self.shift <= self.times[-1]:
-            self.shift = self.times[-1] + MICROSECONDS - pts
-        number, time = self.next_number, pts + self.shift
+    def without_frames(self) -> FrameLog:
+        """The same clock, and nothing stored."""
+        return replace(self, numbers=_integers(), times=_integers())
+
+    def next_time(self, pts: int, *, restarts: bool) -> int:
+        """Time of a camera's next frame; ``restarts``: its clock may have restarted since the one before."""
+        if restarts:
+            self.shift = 0 if pts > self.latest else self.latest + RESTART_GAP - pts
+        self.latest = pts + self.shift
+        return self.latest
+
+    def add(self, time: int) -> int:
+        """Store a frame that is newer than those there are; returns its number."""
+        number = self.next_number
         self.next_number += 1
         self.numbers.append(number)
         self.times.append(time)
-        return number, time
+        self.latest = max(self.latest, time)
+        return number
 
-    def time_of(self, pts: int) -> int:
-        """Convert a camera's pts to this log's time."""
-        return pts + self.shift
+    def put_before(self, time: int) -> None:
+        """Move all times back if the latest one is not before ``time``."""
+        if self.latest >= time:
+            back = self.latest + RESTART_GAP - time
+            self.times, self.latest = _integers(each - back for each in self.times), self.latest - back
 
     def frame_time(self, number: int) -> int:
         return self.times[bisect.bisect_left(self.numbers, number)]
@@ -96,12 +114,13 @@ class FrameLog:
             "times": list(self.times),
             "next_number": self.next_number,
             "shift": self.shift,
+            "latest": self.latest,
         }
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Self:
         """Inverse of :meth:`state`; ``KeyError``, ``TypeError`` or ``ValueError`` of something else."""
-        check_integers([state["next_number"], state["shift"]])
+        check_integers([state["next_number"], state["shift"], state["latest"]])
         numbers, times = check_integers(state["numbers"]), check_integers(state["times"])
         if len(numbers) != len(times):
             raise ValueError("frames without times")
@@ -137,7 +156,7 @@ class StoredManifest:
         return None if outcome is Outcome.RETRY else data is not None and hash(data) not in self._known
 
 
-VERSION = 5
+VERSION = 6
 
 LAYOUT = ("organiser", "kv_dtype", "organiser_options")
 """Settings of a memory that what it has stored is unusable under others of; questions only need the first two."""

@@ -27,8 +27,6 @@ from cluster.registry import compressors, organisers
 from cluster.types import MICROSECONDS, MemorySpec, MemoryStatus
 
 log = logging.getLogger(__name__)
-# By so many microseconds before the newest restored frame, a camera's clock was set back: window and memory share less.
-_SET_BACK = 600 * MICROSECONDS
 
 
 class StreamMemory(TieredHeads):
@@ -56,11 +54,9 @@ class StreamMemory(TieredHeads):
         super().__init__(stream, spec, tiers, shape, yield_to_engine)
         self.recent: list[KVChunk] = []
         self.waiting_bytes = 0
-        # Newest frame of a restored memory whose window was taken over: frames up to it may be in both.
-        self._window_restored = False
-        self._seen: int | None = None
-        self._skipped: int | None = None
-        # Frames before this camera time are deleted, also those not restored yet.
+        # Time of the first frame that came to this process.
+        self._first_time: int | None = None
+        # Frames before this time are deleted, also those not restored yet.
         self._deleted_until: int | None = None
         # When the newest frame came, or was restored.
         self._newest_s = time.monotonic()
@@ -93,8 +89,17 @@ class StreamMemory(TieredHeads):
         with self._lock:
             return self.log.times[-1] if self.log.times else None
 
+    def next_time(self, pts: int, *, restarts: bool) -> int:
+        """See :meth:`FrameLog.next_time`. Of every frame, before it or a later one leaves the window."""
+        with self._lock:
+            time = self.log.next_time(pts, restarts=restarts)
+            if self._first_time is None:
+                self._first_time = time
+            return time
+
     def memory_time(self, pts: int) -> int:
-        return self.log.time_of(pts)
+        """Time of the frame at ``pts``, if the camera's clock has not restarted since."""
+        return pts + self.log.shift
 
     @property
     def held_bytes(self) -> int:
@@ -153,8 +158,8 @@ class StreamMemory(TieredHeads):
 
     @torch.inference_mode()
     def accept_chunk(self, chunk: KVChunk) -> None:
-        """Queue one frame that left the window, in time order; :class:`FrameLog` assigns its number and time.
-        ``ValueError`` where its KV has another shape than that of earlier frames."""
+        """Queue one frame that left the window, in time order; :class:`FrameLog` assigns its number. ``ValueError``
+        where its KV has another shape than that of earlier frames."""
         layers, heads, _, width = chunk.key.shape
         shape = MemoryShape(layers, heads, width, chunk.key.dtype)
         if self.shape is None:
@@ -164,17 +169,19 @@ class StreamMemory(TieredHeads):
         self.counts.frames += 1
         self._newest_s = time.monotonic()
         with self._lock:
-            if self._is_known(chunk.pts):
-                return
             # The compressor was made for the grid of the heads.
             if not self.heads and not self.log.times:
                 self.rows, self.columns = chunk.rows, chunk.columns
-            number, at = self.log.add(chunk.pts)
-            self.recent.append(replace(chunk.on_grid(self.rows, self.columns), index=number, pts=at))
-            self.waiting_bytes += _bytes(chunk)
+            self._append(chunk)
             while self.recent and self.held_bytes > self.cap_bytes:
                 self.counts.drop_frames()
                 self.waiting_bytes -= _bytes(self.recent.pop(0))
+
+    def _append(self, chunk: KVChunk) -> None:
+        """A frame of a restored window may be in the restored memory, too."""
+        if not self.log.times or chunk.pts > self.log.times[-1]:
+            self.recent.append(replace(chunk.on_grid(self.rows, self.columns), index=self.log.add(chunk.pts)))
+            self.waiting_bytes += _bytes(chunk)
 
     @property
     def settle_due(self) -> bool:
@@ -272,7 +279,9 @@ class StreamMemory(TieredHeads):
 
     def _cluster_frames(self, frames: list[KVChunk]) -> bool:
         if not self.heads:
-            self._create_heads()
+            heads = self._new_heads()
+            with self._lock:
+                self.heads = heads
         if self.partitions is not None:
             for chunk in frames:
                 if chunk.index not in self.partition_of:
@@ -324,44 +333,28 @@ class StreamMemory(TieredHeads):
             self.recent = [chunk for chunk in self.recent if chunk.index not in done]
             self.waiting_bytes = sum(map(_bytes, self.recent))
 
-    def _create_heads(self) -> None:
+    def _new_heads(self) -> list[list[HeadMemory]]:
         self.compressor, self._of_head = self._compressor_of(self.spec), {}
-        super()._create_heads()
         if organisers.get(self.spec.organiser).wants_partitions and self.recent:
             self.partitions = VisualPartitions(len(self.recent[0].mean_embedding))
+        return super()._new_heads()
 
-    def _append_waiting(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
+    def _append_waiting(self, saved: FrameLog, first_frame: int) -> None:
+        before, self.log = self.log, saved
+        if self._first_time is not None:
+            # Windows, thumbnails and answers have times by this clock, which did not know of what is restored.
+            saved.put_before(self._first_time)
+            saved.shift, saved.latest = before.shift, before.latest
         self.first_frame, self._lost_clusters = first_frame, []
         if self._deleted_until is not None:
-            self.first_frame = max(self.first_frame, saved.first_frame_since(self._deleted_until + saved.shift))
-        waiting, self.recent = self.recent, []
-        self._expect_known(saved)
+            self.first_frame = max(self.first_frame, saved.first_frame_since(self._deleted_until))
+        waiting, self.recent, self.waiting_bytes = self.recent, [], 0
         for chunk in waiting:
-            if not self._is_known(chunk.pts - before.shift):
-                number, at = self.log.add(chunk.pts - before.shift)
-                self.recent.append(replace(chunk.on_grid(self.rows, self.columns), index=number, pts=at))
-        self.waiting_bytes = sum(map(_bytes, self.recent))
+            self._append(chunk)
 
     def restored_window(self) -> bytes:
         """Window state saved with the restored memory; empty if there is none or it cannot be loaded."""
-        window = self.stored.load_bytes("window")
-        with self._lock:
-            self._window_restored = bool(window) and not self.recent
-            self._expect_known(self.log)
-        return window
-
-    def _expect_known(self, restored: FrameLog) -> None:
-        if self._window_restored and restored.times:
-            self._seen, self._skipped = restored.times[-1] - restored.shift, None
-
-    def _is_known(self, pts: int) -> bool:
-        """Whether a frame that left a restored window is in the memory, too. No more after the first that is not, as of
-        a clock that was set back."""
-        was, self._seen = self._seen, None
-        if was is None or not was - _SET_BACK < pts <= was or (self._skipped is not None and pts <= self._skipped):
-            return False
-        self._seen, self._skipped = was, pts
-        return True
+        return self.stored.load_bytes("window")
 
     def _split_pending(self) -> None:
         """Merge and split marked clusters whose members are resident; others wait until they are loaded."""
@@ -386,12 +379,12 @@ class StreamMemory(TieredHeads):
             if before_frame is None:
                 self.tiers.drop(self.stream)
                 with self._lock:
-                    self.heads, self.recent, self.log = [], [], FrameLog(next_number=self.log.next_number)
+                    self.heads, self.recent, self.log = [], [], self.log.without_frames()
                     self.first_frame = self.log.next_number
                     self._lost_clusters = []
                     self._reset_stored()
                 self.waiting_bytes, self.restored = 0, False
-                self.partition_of, self.partitions, self._seen = {}, None, None
+                self.partition_of, self.partitions = {}, None
                 return
             with self._lock:
                 self.first_frame = max(self.first_frame, before_frame)
@@ -400,7 +393,7 @@ class StreamMemory(TieredHeads):
                 if not self.restored and self.log.times:
                     # Applies to frames not restored yet, too.
                     kept = [time for n, time in zip(self.log.numbers, self.log.times, strict=True) if n >= before_frame]
-                    self._deleted_until = (kept[0] if kept else self.log.times[-1] + 1) - self.log.shift
+                    self._deleted_until = kept[0] if kept else self.log.times[-1] + 1
             if self.restored and self.take_over() and self._delete_old():
                 self._trim_frames()
             with self._lock:

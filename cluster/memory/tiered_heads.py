@@ -4,6 +4,7 @@ Heads are changed copy-on-write: the copy replaces the original once the tiers h
 is always a consistent earlier memory.
 """
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -98,8 +99,8 @@ class TieredHeads(CappedMemory):
             until = max((head.settled for _, _, head in self.iter_heads()), default=0)
             return [number for number in self.log.numbers if number < until]
 
-    def _append_waiting(self, saved: FrameLog, before: FrameLog, first_frame: int) -> None:
-        """Append frames that arrived before the restore to the restored log (until then ``before``). Under the lock."""
+    def _append_waiting(self, saved: FrameLog, first_frame: int) -> None:
+        """Replace the log by the restored one and append frames that arrived before. Under the lock."""
         raise NotImplementedError
 
     def _save_compressor(self) -> bool:
@@ -110,15 +111,13 @@ class TieredHeads(CappedMemory):
         """Take up what :meth:`_save_compressor` stored."""
         raise NotImplementedError
 
-    def _create_heads(self) -> None:
+    def _new_heads(self) -> list[list[HeadMemory]]:
         assert self.shape is not None
         organiser = organisers.get(self.spec.organiser)
-        heads = [
+        return [
             [HeadMemory(organiser(self.shape.width, **self.spec.organiser_options)) for _ in range(self.shape.heads)]
             for _ in range(self.shape.layers)
         ]
-        with self._lock:
-            self.heads = heads
 
     @property
     def dtype(self) -> torch.dtype:
@@ -380,29 +379,30 @@ class TieredHeads(CappedMemory):
         saved = FrameLog.restore(header["log"])
         pairs = [check_integers(pair, 2) for pair in header["partition_of"]]
         # To roll back on an error. A memory without heads had no frame yet, and so no grid.
-        before = self.shape, self.rows, self.columns, self.log
-        self.shape, self.log = shape, saved
+        before = self.shape, self.rows, self.columns
+        self.shape, heads = shape, []
         try:
             if layers:
                 self.rows, self.columns = int(header["rows"]), int(header["columns"])
-                self._create_heads()
-            for number, h, head in self.iter_heads():
-                at = number * per_layer + h
+                heads = self._new_heads()
+            for at, head in enumerate(itertools.chain(*heads)):
+                number, h = divmod(at, per_layer)
                 keys = [BlockKey(self.stream, number, h, block) for block in parts[at]]
                 self._load_head(number, h, head, keys, header["tokens"][at])
             partitions = VisualPartitions.restore(tensors) if tensors else None
         except BaseException:
-            self.heads = []
-            self.shape, self.rows, self.columns, self.log = before
+            self.shape, self.rows, self.columns = before
             self._reset_stored()
             raise
         with self._lock:
+            # Who reads finds both or neither: the log has the times of their frames.
+            self.heads = heads
             self.partition_of, self.partitions = {pair[0]: pair[1] for pair in pairs}, partitions
             named = {name: check_integers(blocks) for name, blocks in header["named"].items()}
             # As a cap that was lowered since allowed it.
             self.cap_bytes = max(self.cap_bytes, int(header["cap_bytes"]))
             self.stored.add_named(named, self.cap_bytes // WINDOW)
-            self._append_waiting(saved, before[3], int(header["first_frame"]))
+            self._append_waiting(saved, int(header["first_frame"]))
         if header["compressor"] == self.spec.compressor and (state := self.stored.load_bytes("compressor")):
             self._load_compressor_state(load_parts(state))
         return True

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -64,6 +65,8 @@ def tier_stack(
 class WorkerMemory:
     """Passes requests of the ``Memory`` service to the engine thread; called on the event loop.
 
+    ``bank``: the engine's, whose clock thumbnails have; ``None`` if it keeps no memory, and no answer has any.
+
     Raises:
         UnknownCameraError: of every request: there is no such camera.
         NotReadyError: nothing is remembered.
@@ -71,8 +74,10 @@ class WorkerMemory:
         ConfigError: the model cannot take the question.
     """
 
-    def __init__(self, worker: EngineWorker, album: ThumbnailStore, *, timeout_s: float) -> None:
-        self._worker, self._album, self._timeout_s = worker, album, timeout_s
+    def __init__(
+        self, worker: EngineWorker, album: ThumbnailStore, bank: MemoryBank | None = None, *, timeout_s: float
+    ) -> None:
+        self._worker, self._album, self._bank, self._timeout_s = worker, album, bank, timeout_s
         self._keep: dict[str, int] = {}
         self._windows: dict[str, tuple[float, float]] = {}
 
@@ -141,7 +146,9 @@ class WorkerMemory:
         return [self._album.nearest(camera, (moment.start + moment.end) // 2) or b"" for moment in moments]
 
     def add_frame(self, sample: FrameSample) -> None:
-        """Add a frame to the thumbnails."""
+        """Add a frame that the engine has taken to the thumbnails."""
+        if self._bank is not None:
+            sample = replace(sample, pts=self._bank.memory_time(sample.stream, sample.pts))
         self._album.add_frame(sample)
         keep, newest = self._keep.get(sample.stream), self._album.newest_pts(sample.stream)
         if keep is not None and newest is not None:

@@ -18,19 +18,9 @@ class _Stream:
     grid: PatchGrid
     canvas: UInt8Array
     latest: int | None = None
-    shift: int = 0
     times: list[int] = field(default_factory=list)
     files: list[bytes] = field(default_factory=list)
     nbytes: int = 0
-
-    def time_of(self, pts: int) -> int:
-        """``pts``, or a time after the latest one where the clock was set back: time never decreases here."""
-        if self.latest is None or pts > self.latest:
-            self.shift = 0
-        elif pts + self.shift <= self.latest:
-            self.shift = self.latest + MICROSECONDS - pts
-        self.latest = pts + self.shift
-        return self.latest
 
     def remove(self, places: slice) -> int:
         """Delete thumbnails by index; returns how many."""
@@ -41,7 +31,7 @@ class _Stream:
 
 
 class ThumbnailStore:
-    """Small JPEGs of every stream, at most one per ``every_s`` of the camera's time. Thread-safe.
+    """Small JPEGs of every stream, at most one per ``every_s`` of the memory's time. Thread-safe.
 
     A stream's thumbnails take at most ``cap_bytes``. When one more does not fit, every second one of the older half is
     deleted, so that old ones get sparser evenly. Each stream also has a canvas onto which the patches of each frame are
@@ -50,7 +40,7 @@ class ThumbnailStore:
 
     Args:
         width: of the thumbnails in pixels; smaller pictures keep their size.
-        every_s: seconds between two thumbnails.
+        every_s: seconds between two thumbnails, below the memory's ``RESTART_GAP``.
         cap_bytes: of one stream's thumbnails.
         quality: of the JPEGs, 1 to 95.
     """
@@ -64,9 +54,9 @@ class ThumbnailStore:
         self._lock = threading.Lock()
 
     def add_frame(self, sample: FrameSample) -> None:
-        """Draw a frame's patches onto the canvas, and store a thumbnail if one is due.
+        """Draw a frame's patches onto the canvas, and store a thumbnail if one is due; ``pts`` is the memory's time.
 
-        Where the camera's clock goes back, time continues a second after the latest frame, as it does in the memory.
+        That does not go back unless the memory begins anew: thumbnails of that time and later are deleted.
         """
         with self._lock:
             stream = self._streams.get(sample.stream)
@@ -76,9 +66,10 @@ class ThumbnailStore:
                 stream.grid, stream.canvas = sample.grid, _canvas(sample.grid, self.width)
             if len(sample.patches):
                 _draw(sample, stream.canvas)
-            time = stream.time_of(sample.pts)
-            if not stream.times or time - stream.times[-1] >= self._every:
-                self._encode(stream, time)
+            stream.latest = sample.pts
+            stream.remove(slice(bisect.bisect_left(stream.times, sample.pts), None))
+            if not stream.times or sample.pts - stream.times[-1] >= self._every:
+                self._encode(stream, sample.pts)
 
     def nearest(self, stream: str, pts: int) -> bytes | None:
         """JPEG nearest to ``pts`` (microseconds), None if none is within ``every_s``."""

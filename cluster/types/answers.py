@@ -80,7 +80,7 @@ class AskSpec:
     * ``turns``: (question, answer) pairs of the conversation so far
     * ``since_s``: seconds before the newest frame; older ones are left out; ``None`` asks about everything
     * ``max_new_tokens``: longest answer
-    * ``span``: only frames with ``start <= pts < end`` on the camera's clock, and all of them
+    * ``span``: only frames with ``start <= t < end`` on the memory's clock, and all of them
     * ``standing``: asked as the standing yes/no questions are; the result has ``yes`` and no text
     """
 
@@ -95,8 +95,8 @@ class AskSpec:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A time span that an answer is based on: ``[start, end)`` in the camera's microseconds, and its share of the
-    answer's attention to pictures."""
+    """A time span that an answer is based on: ``[start, end)`` in microseconds of the memory's clock, which is the
+    camera's but goes on where that restarts, and its share of the answer's attention to pictures."""
 
     start: int
     end: int
@@ -146,7 +146,7 @@ class DeletedMemory:
 class MemoryStatus:
     """Contents and health of one camera's memory.
 
-    * ``oldest``, ``newest``: camera's microseconds of the stored frames; 0 while there are none
+    * ``oldest``, ``newest``: of the stored frames, microseconds of the memory's clock; 0 while there are none
     * ``tokens``: over all layers and heads; ``tier_bytes``: of KV, by tier, ``recent`` for frames in no tier yet
     * ``counts``: counters so far; ``tier_states``: by tier, empty while it works, else why not
     """

@@ -49,6 +49,11 @@ def chunk(number: int, seed: int = 0, tokens: int | None = None, pts: int | None
     return KVChunk("cam", number, time, key, value, cell, ROWS, COLUMNS, torch.randn(6, generator=rng))
 
 
+def placed(memory: StreamMemory, number: int, second: int, *, restarts: bool = False) -> KVChunk:
+    """A frame of the camera's clock, at the time that the memory gives it."""
+    return chunk(number, pts=memory.next_time(second * MICROSECONDS, restarts=restarts))
+
+
 def stack(total: int = 64 * MIB) -> TierStack:
     return TierStack([Arena(total, name="host")])
 
@@ -355,25 +360,30 @@ def test_replaced_blocks_are_deleted_before_a_large_server_is_listed(
     redis.close()
 
 
-@pytest.mark.parametrize("window", ["late", "lost", "clock set back"])
-def test_a_session_that_counts_from_zero_is_recorded_after_a_restart(window: str) -> None:
-    tiers, started = stack(), 36 * 3600
+@pytest.mark.parametrize(
+    ("late", "session", "before_at", "after_at"),
+    [(False, 0, 1000, 1013), (True, 0, -13, 0), (False, 1007, 1000, 1007), (True, 1007, 1000, 1007)],
+)
+def test_a_session_that_counts_from_zero_or_not_is_recorded_after_a_restart(
+    late: bool, session: int, before_at: int, after_at: int
+) -> None:
+    """Once frames came, their times stand: what is found of before only then goes before them."""
+    tiers = stack()
     memory = StreamMemory("cam", spec(), tiers)
-    before = [chunk(number, pts=(started + number) * MICROSECONDS) for number in range(4)]
+    before = [placed(memory, number, 1000 + number) for number in range(4)]
     for each in before:
         memory.add_chunk(each)
     assert memory.save(b"window") is Outcome.HIT
-    if window == "lost":
-        tiers.drop_blocks(0, "cam", memory.stored.named["window"])
     other = StreamMemory("cam", spec(), tiers)
-    assert other.restore() is Outcome.HIT
-    if window != "late":
-        assert other.restored_window() == (b"" if window == "lost" else b"window")
-    after = [chunk(number, pts=(number - 4) * MICROSECONDS) for number in range(4, 8)]
+    assert late or other.restore() is Outcome.HIT
+    after = [placed(other, number, session + number - 4, restarts=number == 4) for number in range(4, 8)]
     for each in after:
         other.add_chunk(each)
     same(held(other), expected(before + after))
-    assert other.newest == (started + 7) * MICROSECONDS
+    told = [*range(before_at, before_at + 4), *range(after_at, after_at + 4)]
+    assert [time // MICROSECONDS for time in other.log.times] == told
+    assert [each.pts for each in after] == list(other.log.times[4:])
+    assert other.memory_time(session * MICROSECONDS) == after[0].pts
 
 
 def test_frames_of_a_window_that_was_taken_over_are_not_recorded_twice() -> None:
@@ -492,31 +502,47 @@ def _block(memory: StreamMemory, key) -> tuple[list[int], list[int]]:  # type: i
 def test_a_clock_that_is_set_back_goes_on() -> None:
     memory = StreamMemory("cam", spec(), stack())
     for number in range(4):
-        memory.add_chunk(chunk(number))
-    memory.add_chunk(chunk(0, seed=1, pts=0))
-    assert memory.newest == 4 * MICROSECONDS
-    assert memory.memory_time(2 * MICROSECONDS) == 6 * MICROSECONDS
+        memory.add_chunk(placed(memory, number, number))
+    # Frames leave the window later than they come, and some never: times follow those that came.
+    placed(memory, 4, 4)
+    memory.add_chunk(placed(memory, 5, 0, restarts=True))
+    assert memory.newest == 14 * MICROSECONDS
+    assert memory.memory_time(2 * MICROSECONDS) == 16 * MICROSECONDS
     assert memory.frames == 5
 
 
 def test_a_clock_that_was_put_right_is_followed_again() -> None:
     memory = StreamMemory("cam", spec(), stack())
-    # Set back by 998 s for two frames.
-    for number, second in enumerate((1000, 1001, 3, 4, 1005, 1006)):
-        memory.add_chunk(chunk(number, pts=second * MICROSECONDS))
-    assert [time // MICROSECONDS for time in memory.log.times] == [1000, 1001, 1002, 1003, 1005, 1006]
-    assert memory.memory_time(1007 * MICROSECONDS) == 1007 * MICROSECONDS
+    # Set back by 998 s for two frames, then put right; what jumps ahead of all that was is right as it is.
+    seconds = (1000, 1001, 3, 4, 1005, 1006, 1105)
+    for number, second in enumerate(seconds):
+        memory.add_chunk(placed(memory, number, second, restarts=second in (3, 1005, 1105)))
+    assert [time // MICROSECONDS for time in memory.log.times] == [1000, 1001, 1011, 1012, 1022, 1023, 1105]
+    assert memory.memory_time(1107 * MICROSECONDS) == 1107 * MICROSECONDS
 
 
-def test_the_clock_of_a_memory_whose_frames_are_all_gone_is_that_of_its_next_frame() -> None:
+@pytest.mark.parametrize("everything", [False, True])
+def test_the_clock_of_a_memory_whose_frames_are_all_gone_goes_on(everything: bool) -> None:
     memory = StreamMemory("cam", spec(), stack())
     for number, second in enumerate((1000, 1001, 3, 4)):
-        memory.add_chunk(chunk(number, pts=second * MICROSECONDS))
-    memory.delete_frames(before_frame=4)
+        memory.add_chunk(placed(memory, number, second, restarts=second == 3))
+    memory.delete_frames(before_frame=None if everything else 4)
     assert memory.frames == 0
     told = memory.memory_time(5 * MICROSECONDS)
-    memory.add_chunk(chunk(4, pts=5 * MICROSECONDS))
-    assert told == memory.newest == 1004 * MICROSECONDS
+    memory.add_chunk(placed(memory, 4, 5))
+    assert told == memory.newest == 1013 * MICROSECONDS
+
+
+def test_another_organiser_begins_with_nothing_on_the_same_clock() -> None:
+    bank = MemoryBank(stack())
+    bank.open_stream("cam", spec())
+    memory, _ = bank.get_memory("cam")
+    for number, second in enumerate((1000, 3)):
+        bank.accept_chunk(placed(memory, number, second, restarts=True))
+    bank.open_stream("cam", spec(organiser="frames"))
+    assert bank.get_memory("cam")[0].frames == 0
+    # Frames of the window that stayed come later.
+    assert bank.memory_time("cam", 4 * MICROSECONDS) == 1011 * MICROSECONDS
 
 
 @settings(max_examples=20, deadline=None)
@@ -695,7 +721,7 @@ def test_frames_that_waited_for_a_tier_are_clustered_a_block_at_a_time() -> None
     memory = StreamMemory("cam", spec(), stack())
     for each in chunks:
         memory.accept_chunk(each)
-    memory._create_heads()
+    memory.heads = memory._new_heads()
     for _, _, head in memory.iter_heads():
         head.organiser = Counting(WIDTH)
     assert memory.settle()

@@ -1,28 +1,33 @@
-"""Questions and forgetting on the engine's thread, beside windows, while cameras come and go."""
+"""Questions, their thumbnails, and forgetting on the engine's thread, beside windows, while cameras come and go."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from PIL import Image
 from worker_parts import HeldEngine, sample, spec
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import NotReadyError, UnavailableError, UnknownCameraError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.replica.ask_queue import Conversations
+from cluster.replica.events import WorkerFrames
 from cluster.replica.memory import MemoryDeletions, WorkerMemory
 from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
-from cluster.types import AskResult, AskSpec, MemorySpec, StreamSpec
+from cluster.types import AskResult, AskSpec, MemorySpec, Moment, StreamSpec
 from cluster.wire.answers import AnswerHub
 
 WAIT_S = 20
@@ -70,8 +75,8 @@ class Silent:
 class Place:
     """A worker whose engine remembers."""
 
-    def __init__(self, model) -> None:
-        self.tiers = TierStack([Arena(32 * 2**20)])
+    def __init__(self, model, *lower: Arena) -> None:
+        self.tiers = TierStack([Arena(32 * 2**20), *lower])
         self.bank = MemoryBank(self.tiers)
         self.engine = SlowAsks(NativeEngine(model, memories=self.bank, max_new_tokens=4))
         self.events = Silent()
@@ -346,3 +351,115 @@ def test_a_window_larger_than_an_eighth_of_the_cap_is_not_saved_and_said_to_be(
     following = NativeEngine(tiny_model, memories=MemoryBank(place.tiers))
     following.admit(opened)
     assert following.memory_bytes("a") == 0, "it begins anew"
+
+
+class Away(Arena):
+    """A tier that all replicas share, whose manifests cannot be read while it is away."""
+
+    away = False
+
+    def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
+        return (Outcome.RETRY, None) if self.away else super().manifest(stream)
+
+
+class Replica:
+    """One whose camera's frames have a number and a grey level each."""
+
+    def __init__(self, model, tier: Arena) -> None:
+        self.place = Place(model, tier)
+        self.memory = WorkerMemory(self.place.worker, ThumbnailStore(every_s=1.0), self.place.bank, timeout_s=WAIT_S)
+        self.frames = WorkerFrames(self.place.worker, self.memory)
+        # Numbers of the frames that left the window, in order.
+        self.left: list[int] = []
+        self.engine = self.place.engine._engine
+        accept = self.place.bank.accept_chunk
+        self.engine._kv_sink = lambda chunk: (self.left.append(chunk.index), accept(chunk))
+        self.open()
+
+    def open(self) -> None:
+        camera = replace(spec("a"), memory=replace(MEMORY, compressor="none", cap_bytes=2**23))
+        asyncio.run(self.frames.on_open(camera))
+
+    def watch(self, first: int, stop: int, pts: int, *, gap: bool = False) -> None:
+        """Frames of these numbers, a second each from ``pts`` on; the first is fresh, or follows a ``gap``."""
+
+        async def run() -> None:
+            for number in range(first, stop):
+                seen = sample("a", number, fresh=number == first and not gap, start=pts - first * SECOND)
+                seen = replace(seen, gap=number == first and gap, patches=np.full_like(seen.patches, 5 + 6 * number))
+                await self.frames.on_frame(seen, time.monotonic())
+                until(lambda: not self.place.worker.depths()["windows"])
+
+        asyncio.run(run())
+        self.place.idle()
+        assert self.place.bank.wait_written(WAIT_S)
+
+    def shown(self, start: int) -> int | None:
+        """Number of the frame on the thumbnail of a moment of a second."""
+        (file,) = asyncio.run(self.memory.pictures("a", [Moment(start, start + SECOND, 1.0)]))
+        return round((np.asarray(Image.open(io.BytesIO(file))).mean() - 5) / 6) if file else None
+
+    def check(self, first: int) -> None:
+        """Frames in memory and window from number ``first`` on have their own thumbnails."""
+        times = list(self.place.bank.get_memory("a")[0].log.times)
+        assert times == sorted(set(times))
+        held = dict(zip(self.left, times[-len(self.left) :], strict=True))
+        held |= {frame.index: frame.memory_time for frame in self.engine._streams["a"].frames}
+        assert {number: self.shown(at) for number, at in held.items() if number >= first} == {
+            number: number for number in held if number >= first
+        }
+        assert max(held) > max(self.left) > min(held) + 2
+        # Answers are about these times.
+        for number in (first + 1, max(self.left), max(self.left) + 1):
+            ask = AskSpec("a", "Why?", span=(held[number], held[number] + 1), max_new_tokens=1)
+            (moment,) = self.place.worker.ask(ask, lambda _: None, timeout_s=WAIT_S).result(WAIT_S).moments
+            assert (moment.start, moment.end) == (held[number], held[number] + SECOND)
+
+
+SECOND = 1_000_000
+
+
+@pytest.fixture
+def replica(tiny_model) -> Iterator[Callable[[Arena], Replica]]:
+    made: list[Replica] = []
+
+    def make(tier: Arena) -> Replica:
+        made.append(Replica(tiny_model, tier))
+        return made[-1]
+
+    yield make
+    assert all(each.place.worker.stop(WAIT_S) for each in made)
+
+
+def test_moments_show_their_own_frames_after_a_clock_restarted_several_times(replica) -> None:
+    here = replica(Away(64 * 2**20, name="node"))
+    # The last frame of an odd number is in no window, and never remembered.
+    for number in range(4):
+        here.watch(7 * number, 7 * number + 7, number * SECOND)
+        if number == 1:
+            here.place.worker.close("a")
+            here.open()
+    here.check(0)
+
+
+@pytest.mark.parametrize(
+    ("how", "clock"),
+    [("handed over", "goes on"), ("killed", "restarts"), ("tier away", "goes on"), ("tier away", "restarts")],
+)
+def test_moments_show_their_own_frames_after_a_move_or_a_restart(replica, how: str, clock: str) -> None:
+    tier = Away(64 * 2**20, name="node")
+    here = replica(tier)
+    here.watch(0, 7, 1000 * SECOND)
+    here.watch(7, 14, 3 * SECOND)
+    if how != "killed":
+        assert asyncio.run(here.frames.on_hand_over("a")).saved
+    tier.away = how == "tier away"
+    there = replica(tier)
+    there.watch(14, 21, 20 * SECOND if clock == "goes on" else 2 * SECOND, gap=clock == "goes on")
+    there.check(14)
+    tier.away = False
+    there.watch(21, 28, 0)
+    memory, _ = there.place.bank.get_memory("a")
+    assert memory.restored
+    assert memory.frames > len(there.left)
+    there.check(14)

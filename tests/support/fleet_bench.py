@@ -76,7 +76,7 @@ def ask_all(args: argparse.Namespace) -> BenchResult:
     worker.start()
     try:
         held = [watch(worker, bank, name, model.geometry, args.frames) for name in names]
-        servicer = MemoryServicer(WorkerMemory(worker, ThumbnailStore(), timeout_s=WAIT_S))
+        servicer = MemoryServicer(WorkerMemory(worker, ThumbnailStore(), bank, timeout_s=WAIT_S))
         with serving_in_thread(servicer) as behind, serving_in_thread(proxy(behind, names)) as address:
             first_s, whole_s, answered = asked(address)
     finally:

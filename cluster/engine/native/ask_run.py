@@ -107,8 +107,8 @@ class NativeAskRun:
         since, until = self._wanted_times()
         if held:
             self._frame_us = held[0].duration
-        newer = [frame for frame in self._frames if self.memory.memory_time(frame.pts) >= until]
-        self._frames = [frame for frame in self._frames if since <= self.memory.memory_time(frame.pts) < until]
+        newer = [frame for frame in self._frames if frame.memory_time >= until]
+        self._frames = [frame for frame in self._frames if since <= frame.memory_time < until]
         kv = self.window.kv if self.window is not None else None
         with self._reading(since, until) as self._retrieval:
             if self.ask.span is not None and not self._frames and not self._held().numbers:
@@ -176,7 +176,7 @@ class NativeAskRun:
 
     # -- time range -------------------------------------------------------------------------------
     def _newest(self) -> int:
-        known = [self.memory.memory_time(frame.pts) for frame in self._frames[-1:]]
+        known = [frame.memory_time for frame in self._frames[-1:]]
         if self.memory.newest is not None:
             known.append(self.memory.newest)
         return max(known, default=0)
@@ -220,7 +220,7 @@ class NativeAskRun:
         time = torch.empty_like(number)
         if self._retrieval is not None and bool(remembered.any()):
             time[remembered] = self._retrieval.view.log.frame_times(number[remembered])
-        window = torch.tensor([self.memory.memory_time(frame.pts) for frame in self._frames], dtype=torch.int64)
+        window = torch.tensor([frame.memory_time for frame in self._frames], dtype=torch.int64)
         time[~remembered] = window[-2 - number[~remembered]]
         return merge_moments(time, mass, self._frame_us)
 

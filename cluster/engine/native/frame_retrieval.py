@@ -55,9 +55,8 @@ def plan_with_past(
     ``work.past``. ``waited``: of the windows that are computed with it."""
     if not len(plan.work.slots):
         return plan
-    opened = memory.memory_time(plan.frames[0].pts)
-    # A restored window, or one whose camera's clock was set back, may begin before frames of the memory end: a frame of
-    # both would be attended to twice.
+    opened = plan.frames[0].memory_time
+    # A restored window may begin before frames of the memory end: one of both would be attended to twice.
     before = memory.frames_since(opened)
     session = RetrievalSession(
         memory,

@@ -77,12 +77,12 @@ def _timeline(
     geometry = model.geometry
     newest = held.times[-1] if held.times else None
     if frames:
-        opened, grid = memory.memory_time(frames[0].pts), frames[0].grid
+        opened, grid = frames[0].memory_time, frames[0].grid
     else:
         opened, merge = -(2**62), geometry.merge
         grid = PatchGrid(memory.rows * merge, memory.columns * merge, geometry.patch, merge, geometry.temporal)
     if newest is not None and opened <= newest:
-        # No window, or the clock was set back and its first frame is still in the window.
+        # No window, or a restored one whose first frames the memory has, too.
         opened = newest + frame_us
     frame_s = frame_us / MICROSECONDS
     taken = model.window_positions(system, frame_spans(frames)[-1:]).next + text

@@ -38,7 +38,7 @@ def fingerprint(model: VisionLanguageModel) -> str:
     return hasher.hexdigest()
 
 
-VERSION = 2
+VERSION = 3
 _STREAM = (
     "windows_since_fresh",
     "next_token",
@@ -50,7 +50,19 @@ _STREAM = (
     "encoded",
     "tower_flops",
 )
-_FRAME = ("index", "pts", "duration", "anchor", "complete", "activity", "size", "time_s", "slot", "first")
+_FRAME = (
+    "index",
+    "pts",
+    "duration",
+    "anchor",
+    "complete",
+    "activity",
+    "size",
+    "time_s",
+    "slot",
+    "first",
+    "memory_time",
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

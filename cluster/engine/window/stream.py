@@ -49,6 +49,7 @@ class StreamFrame:
       window's first token
     * ``content``: digest of ``tokens``; "" until needed
     * ``window_time``: see :func:`~cluster.engine.window.windows.window_time`
+    * ``memory_time``: microseconds on the memory's clock; ``pts`` without a memory
     """
 
     index: int
@@ -69,6 +70,7 @@ class StreamFrame:
     positions: torch.Tensor | None = None
     computed: IntArray | None = None
     content: str = ""
+    memory_time: int = 0
     window_time: int = field(init=False)
 
     @classmethod
@@ -86,6 +88,7 @@ class StreamFrame:
             patches=_owned(sample.patches),
             time_s=time_s,
             slot=slot,
+            memory_time=sample.pts,
         )
 
     def __post_init__(self) -> None:
@@ -300,7 +303,7 @@ class Stream:
         # Text around a frame is placed below it.
         cell = torch.where(row < 0, rows, row) * columns + column
         look = to_device(embeddings(frame), k.device).float().mean(0)
-        return KVChunk(self.spec.stream, frame.index, frame.pts, k, v, cell, rows, columns, look)
+        return KVChunk(self.spec.stream, frame.index, frame.memory_time, k, v, cell, rows, columns, look)
 
     # -- memory ---------------------------------------------------------------------------------------
     def copy_to_host(self) -> None:
