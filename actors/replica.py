@@ -41,7 +41,8 @@ from cluster.wire.server import RpcServer
 
 if TYPE_CHECKING:
     from cluster.engine.base import Engine
-    from cluster.memory.bank import MemoryBank, MemoryReport
+    from cluster.memory.bank import MemoryBank
+    from cluster.memory.memory_counts import MemoryReport
     from cluster.memory.tiers.stack import TierStack
 
 log = logging.getLogger(__name__)
@@ -244,6 +245,7 @@ class Replica:
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             try:
+                self._memory.expire_pictures()
                 await asyncio.wrap_future(self._worker.call_on_engine_thread(lambda _: self._bank.run_maintenance()))
                 await asyncio.to_thread(self._bank.tiers.finish_deletions)
                 await asyncio.to_thread(self._tier_metrics.refresh)

@@ -2,21 +2,24 @@
 
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from torch import Tensor
 
 from cluster.errors import NotReadyError
+from cluster.memory.eviction import expire
 from cluster.memory.head_memory import KVChunk, MemoryShape
-from cluster.memory.manifest import LAYOUT
+from cluster.memory.manifest import LAYOUT, ReleasedMemory
+from cluster.memory.memory_counts import MemoryReport
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
-from cluster.memory.writer import MemoryWriter
+from cluster.memory.writer import THREADS, LastWrite, MemoryWriter, PendingSave
 from cluster.registry import retrievers
 from cluster.types import MICROSECONDS, DeletedMemory, MemorySpec, MemoryStatus
 
@@ -33,36 +36,6 @@ Window = Callable[[], bytes]
 
 SnapshotOf = Callable[[str, Callable[[int], bool]], Window | None]
 """A stream, and whether so many bytes are saved -> a snapshot of its window; None without one, or without room."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PendingSave:
-    """Pending write of one stream: settle frames up to ``upto``, then save ``window``, the window state at that
-    frame."""
-
-    upto: int
-    window: Window | None
-
-
-@dataclass(frozen=True, slots=True)
-class _LastWrite:
-    """Memory to be released after its last write; ``saved``: whether memory and ``window`` are where another process
-    finds them."""
-
-    memory: StreamMemory
-    window: Window | None
-    saved: Future[bool] = field(default_factory=Future)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryReport:
-    """One camera's memory in a heartbeat. ``span_s``: oldest to newest frame; ``state``: what is wrong with the tiers,
-    or empty."""
-
-    nbytes: int
-    frames: int
-    span_s: float
-    state: str
 
 
 class MemoryBank:
@@ -82,16 +55,16 @@ class MemoryBank:
         self.writer = MemoryWriter(self._write)
         self._default = default
         self._due: set[str] = set()
-        self._pending_saves: dict[str, _PendingSave] = {}
-        self._last_writes: dict[str, _LastWrite] = {}
+        self._pending_saves: dict[str, PendingSave] = {}
+        self._last_writes: dict[str, LastWrite] = {}
         self._deletions = 0
         self._prepared: dict[str, tuple[StreamMemory, bytes | None]] = {}
         # Deleted from the tiers before they are opened without a memory.
         self._cleared: set[str] = set()
         self._memories: dict[str, StreamMemory] = {}
         self._retrievers: dict[str, Retriever] = {}
-        # Settings of released streams, whose sources ended or moved; questions may reopen them.
-        self._released: OrderedDict[str, MemorySpec] = OrderedDict()
+        # Released streams, whose sources ended or moved; questions may reopen them. The writer's threads delete some.
+        self._released: OrderedDict[str, ReleasedMemory] = OrderedDict()
         # Opened for questions only: another process may be writing them.
         self._visited: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
@@ -115,9 +88,12 @@ class MemoryBank:
             if (stream not in self._memories or stream in self._visited) and deletions == self._deletions:
                 self._prepared[stream] = restored
 
+    def _new_memory(self, stream: str, spec: MemorySpec) -> StreamMemory:
+        return StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
+
     def _restore(self, stream: str, spec: MemorySpec) -> tuple[StreamMemory, bytes | None]:
         """Create a memory, restore it from the lowest tier, and return it with its saved window state."""
-        memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
+        memory = self._new_memory(stream, spec)
         return memory, (memory.restored_window() or None) if memory.restore() is Outcome.HIT else None
 
     def open_stream(self, stream: str, spec: MemorySpec | None) -> bytes | None:
@@ -152,7 +128,7 @@ class MemoryBank:
             with held.exclusive:
                 held.delete_frames()
                 self._close_memory(stream)
-            before, held = held, StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
+            before, held = held, self._new_memory(stream, spec)
             held.log = before.log
         else:
             held.change_spec(spec)
@@ -195,8 +171,7 @@ class MemoryBank:
 
     def count_lost_frame(self, stream: str) -> None:
         """Count a frame that :meth:`accept_chunk` could not be given; ignored for streams without a memory."""
-        memory = self._memories.get(stream)
-        if memory is not None:
+        if (memory := self._memories.get(stream)) is not None:
             memory.counts.drop_frames()
 
     def wants_queries(self, stream: str) -> bool:
@@ -205,8 +180,7 @@ class MemoryBank:
 
     def observe_queries(self, stream: str, queries: Sequence[Tensor]) -> None:
         """See :meth:`StreamMemory.observe_queries`; ignored for streams without a memory."""
-        memory = self._memories.get(stream)
-        if memory is not None:
+        if (memory := self._memories.get(stream)) is not None:
             memory.observe_queries(queries)
 
     def schedule_saves(self) -> None:
@@ -219,7 +193,7 @@ class MemoryBank:
             memory = self._memories.get(stream)
             # A stream whose last write is pending is scheduled later.
             if memory is not None and memory.recent and not self.writer.is_waiting(stream):
-                self._pending_saves[stream] = _PendingSave(memory.recent[-1].index, self._snapshot(memory) or bytes)
+                self._pending_saves[stream] = PendingSave(memory.recent[-1].index, self._snapshot(memory) or bytes)
                 self.writer.schedule(stream)
             if memory is None or not self.writer.is_waiting(stream) or stream in self._pending_saves:
                 self._due.discard(stream)
@@ -232,12 +206,39 @@ class MemoryBank:
             if memory.settle_due:
                 self._due.add(stream)
             else:
-                self._pending_saves[stream] = _PendingSave(-1, None)
+                self._pending_saves[stream] = PendingSave(-1, None)
                 self.writer.schedule(stream)
         self.schedule_saves()
+        self._schedule_expiry()
+
+    def _schedule_expiry(self) -> None:
+        """Schedule deletion of what a few released streams hold beyond their retention."""
+        now_s = time.monotonic()
+        with self._lock:
+            due = [(stream, released) for stream, released in self._released.items() if released.is_due(now_s)]
+        for stream, released in due[:THREADS]:
+            held = self._memories.get(stream)
+            if self.writer.is_waiting(stream) or (held is not None and held.stored.readers):
+                continue
+            if held is not None:
+                self._close_visited(stream)
+            self._released[stream] = replace(released, tried_s=now_s)
+            self._last_writes[stream] = LastWrite(self._new_memory(stream, released.spec), expires=True)
+            self.writer.schedule(stream)
+
+    def _expire(self, memory: StreamMemory) -> None:
+        left = expire(memory, self._released[memory.stream])
+        with self._lock:
+            if left is None:
+                self._released.pop(memory.stream, None)
+                self._reports.pop(memory.stream, None)
+                return
+            self._released[memory.stream] = left
+            if memory.frames:
+                self._reports[memory.stream] = MemoryReport.of(memory)
 
     def _write(self, stream: str) -> None:
-        self._finish_last_write(stream)
+        self._finish_last_write(stream, expire=True)
         memory, order = self._memories.get(stream), self._pending_saves.pop(stream, None)
         if memory is None or order is None:
             return
@@ -274,11 +275,12 @@ class MemoryBank:
         return memory, self._retrievers[stream]
 
     def _reopen(self, stream: str) -> StreamMemory | None:
-        spec = self._released.get(stream, self._default)
+        released = self._released.get(stream)
+        spec = self._default if released is None else released.spec
         if spec is None:
             return None
         self._finish_last_write(stream)
-        memory = StreamMemory(stream, spec, self.tiers, self.shape, self.writer.yield_to_engine)
+        memory = self._new_memory(stream, spec)
         # Its owner may still be writing: unnamed blocks are not ours to delete.
         outcome = memory.restore(sweep=False)
         if outcome is Outcome.RETRY:
@@ -308,7 +310,7 @@ class MemoryBank:
             self._schedule_last_write(memory, None)
         elif memory is not None:
             with memory.exclusive:
-                self._release(memory)
+                self._release(memory, owned=False)
 
     def drop_copies(self, stream: str) -> None:
         """Delete copies of a released stream in this process's memory, after its last write, which may block."""
@@ -330,12 +332,12 @@ class MemoryBank:
             self._drop_memory(memory.stream)
         else:
             self._release(memory)
-        last_write = self._last_writes[memory.stream] = _LastWrite(memory, window)
+        last_write = self._last_writes[memory.stream] = LastWrite(memory, window)
         self.writer.schedule(memory.stream)
         return last_write.saved
 
-    def _finish_last_write(self, stream: str) -> None:
-        """Do a pending last write; blocks if another thread is doing it."""
+    def _finish_last_write(self, stream: str, *, expire: bool = False) -> None:
+        """Do a pending last write, with ``expire`` also an expiry; blocks if another thread is doing it."""
         last_write = self._last_writes.get(stream)
         if last_write is None:
             return
@@ -344,12 +346,19 @@ class MemoryBank:
             if last_write.saved.done():
                 return
             try:
+                if last_write.expires:
+                    if expire:
+                        self._expire(memory)
+                    return
                 if memory.owned and memory.manifest.is_replaced():
                     # A hand-over took too long: what is written now would replace what its owner has written.
                     log.warning("camera %r: another process writes its memory; what is left here is dropped", stream)
                     memory.counts.drop_frames(len(memory.recent))
                     return
-                self._settle_last(memory)
+                try:
+                    memory.settle()
+                except Exception:
+                    log.exception("cannot store the last frames of camera %r in its memory", stream)
                 if last_write.window is not None and not memory.recent:
                     saved = memory.save(last_write.window()) is Outcome.HIT
                 if memory.recent:
@@ -363,15 +372,10 @@ class MemoryBank:
                 del self._last_writes[stream]
                 last_write.saved.set_result(saved)
 
-    def _settle_last(self, memory: StreamMemory) -> None:
-        try:
-            memory.settle()
-        except Exception:
-            log.exception("cannot store the last frames of camera %r in its memory", memory.stream)
-
-    def _release(self, memory: StreamMemory) -> None:
-        """Release a memory that another process owns from now on; questions may still reopen it here."""
-        self._released[memory.stream] = memory.spec
+    def _release(self, memory: StreamMemory, *, owned: bool = True) -> None:
+        """Release a memory: another process may own it now, or does if it is not ``owned``. Questions may reopen it."""
+        manifest, span_s = memory.manifest if owned else None, MemoryReport.of(memory).span_s
+        self._released[memory.stream] = ReleasedMemory(memory.spec, manifest, memory.newest_s, span_s)
         self._close_memory(memory.stream)
         if len(self._released) > RELEASED:
             oldest, _ = self._released.popitem(last=False)
@@ -421,18 +425,14 @@ class MemoryBank:
 
     def memory_reports(self) -> dict[str, MemoryReport]:
         """Reports of all streams as of their last frame, with the tiers' state of now. Callable from any thread."""
-        reasons = {name: state.trouble for name, state in self.tiers.states().items()}
-        trouble = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
+        trouble = "; ".join(f"{name}: {state.trouble}" for name, state in self.tiers.states().items() if state.trouble)
         with self._lock:
             return {stream: replace(report, state=trouble) for stream, report in self._reports.items()}
 
     def _update_report(self, memory: StreamMemory) -> None:
-        oldest, newest = memory.oldest, memory.newest
-        span = 0.0 if oldest is None or newest is None else (newest - oldest) / MICROSECONDS
-        report = MemoryReport(memory.held_bytes, memory.frames, span, "")
         with self._lock:
             if self._memories.get(memory.stream) is memory:
-                self._reports[memory.stream] = report
+                self._reports[memory.stream] = MemoryReport.of(memory)
 
     def _close_memory(self, stream: str) -> None:
         """Release a memory and keep its last report."""

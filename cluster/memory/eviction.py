@@ -1,4 +1,4 @@
-"""Eviction: compress a stream's memory until new frames fit below its byte cap."""
+"""Eviction: compress a stream's memory until new frames fit below its byte cap, or delete what is too old of it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from cluster.memory.head_memory import NAMES_BYTES, BlocksLostError, BlocksUnavailableError, LayerKV
+from cluster.memory.memory_counts import MemoryReport
 from cluster.memory.tiers.base import Block, Loaded, Outcome
 
 if TYPE_CHECKING:
     from cluster.memory.compress import Compressor
+    from cluster.memory.manifest import ReleasedMemory
     from cluster.memory.organise import ClusterTable
     from cluster.memory.stream import StreamMemory
 
@@ -92,6 +94,29 @@ def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> He
             kept.append([])
         kept[-1].append(_weighed(whole[number][h], chosen[~old], None if weight is None else weight[~old]))
     return kept if memory.publish() and memory.make_durable() else None
+
+
+def expire(memory: StreamMemory, released: ReleasedMemory) -> ReleasedMemory | None:
+    """Delete what a ``released`` memory, not yet restored here, holds beyond its retention, unless another process has
+    written it since.
+
+    Returns what is known of it now, the same if its tier is not available; None if nothing is left.
+    """
+    assert released.manifest is not None
+    replaced = released.manifest.is_replaced()
+    if replaced:
+        return replace(released, manifest=None)
+    memory.newest_s = released.newest_s
+    # Unnamed blocks may be of a process that is just opening it.
+    outcome = Outcome.RETRY if replaced is None else memory.restore(sweep=False)
+    if outcome is Outcome.RETRY or (outcome is Outcome.HIT and not memory.settle()):
+        return released
+    if memory.frames:
+        memory.save(None)
+    elif outcome is Outcome.HIT:
+        memory.delete_frames()
+    left = MemoryReport.of(memory)
+    return replace(released, manifest=memory.manifest, span_s=left.span_s) if left.frames else None
 
 
 def whole_clusters(table: ClusterTable, chosen: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import math
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from cluster.memory.tiers.base import Block, Outcome
 from cluster.memory.tiers.stack import TierStack
-from cluster.types import MICROSECONDS
+from cluster.types import MICROSECONDS, MemorySpec
 
 
 def _integers(numbers: Iterable[int] = ()) -> array[int]:
@@ -154,6 +155,36 @@ class StoredManifest:
         """Whether it is one that was neither read nor written here; None: it cannot be read now."""
         outcome, data = self.tiers.manifest(self.stream)
         return None if outcome is Outcome.RETRY else data is not None and hash(data) not in self._known
+
+
+EXPIRY_STEP = 1 / 16
+"""Share of the retention by which frames may exceed it before they are deleted, all at once."""
+
+_EXPIRY_PAUSE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedMemory:
+    """What is known of a memory that was released.
+
+    Attributes:
+        manifest: the one that it was left with; None where another process writes the memory.
+        newest_s: monotonic time at which its newest frame came; ``span_s``: from its oldest frame to that.
+        tried_s: monotonic time of the last attempt to delete what is too old.
+    """
+
+    spec: MemorySpec
+    manifest: StoredManifest | None
+    newest_s: float
+    span_s: float
+    tried_s: float = -math.inf
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether it holds frames that the retention has to delete; not again right after an attempt."""
+        most_s = self.spec.retention_s
+        if self.manifest is None or most_s is None or now_s - self.tried_s < _EXPIRY_PAUSE_S:
+            return False
+        return self.span_s + now_s - self.newest_s > (1 + EXPIRY_STEP) * most_s
 
 
 VERSION = 6

@@ -1,8 +1,16 @@
-"""Counters of one memory, and what this process lost of all of them."""
+"""Counters and report of one memory, and what this process lost of all of them."""
+
+from __future__ import annotations
 
 import threading
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from cluster.types import MICROSECONDS
+
+if TYPE_CHECKING:
+    from cluster.memory.stream import StreamMemory
 
 LOST: Counter[str] = Counter(frames=0, tokens=0)
 """Of all memories of this process, removed ones too: ``frames`` that were dropped before they were stored, and stored
@@ -33,3 +41,20 @@ class MemoryCounts:
         self.lost += tokens
         with _lock:
             LOST["tokens"] += tokens
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """One camera's memory in a heartbeat. ``span_s``: oldest to newest frame; ``state``: what is wrong with the tiers,
+    or empty."""
+
+    nbytes: int
+    frames: int
+    span_s: float
+    state: str = ""
+
+    @classmethod
+    def of(cls, memory: StreamMemory) -> Self:
+        oldest, newest = memory.oldest, memory.newest
+        span_s = 0.0 if oldest is None or newest is None else (newest - oldest) / MICROSECONDS
+        return cls(memory.held_bytes, memory.frames, span_s)

@@ -18,7 +18,7 @@ from cluster.memory.cap import WAITING
 from cluster.memory.compress import Compressor
 from cluster.memory.eviction import Heads, evict
 from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV, MemoryShape, MemoryView
-from cluster.memory.manifest import FrameLog, dump_tensors
+from cluster.memory.manifest import EXPIRY_STEP, FrameLog, dump_tensors
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import VisualPartitions
 from cluster.memory.tiered_heads import INDEX, TieredHeads
@@ -59,7 +59,7 @@ class StreamMemory(TieredHeads):
         # Frames before this time are deleted, also those not restored yet.
         self._deleted_until: int | None = None
         # When the newest frame came, or was restored.
-        self._newest_s = time.monotonic()
+        self.newest_s = time.monotonic()
         self._lost_clusters: list[tuple[int, int, int]] = []
         self._failed_upto = -1
         # Latest raw question rows per layer, on the CPU to save device memory.
@@ -167,7 +167,7 @@ class StreamMemory(TieredHeads):
         elif self.shape != shape:
             raise ValueError(f"KV {tuple(chunk.key.shape)} of {self.stream} does not fit a memory of other shape")
         self.counts.frames += 1
-        self._newest_s = time.monotonic()
+        self.newest_s = time.monotonic()
         with self._lock:
             # The compressor was made for the grid of the heads.
             if not self.heads and not self.log.times:
@@ -412,10 +412,10 @@ class StreamMemory(TieredHeads):
         if self.spec.retention_s is None or not times:
             return
         # A camera that sends nothing grows old as well.
-        age_s = self.spec.retention_s - (time.monotonic() - self._newest_s)
+        age_s = self.spec.retention_s - (time.monotonic() - self.newest_s)
         limit = times[-1] - round(age_s * MICROSECONDS)
         # In steps, as deletion rewrites blocks.
-        if times[0] < limit - round(self.spec.retention_s * MICROSECONDS / 16):
+        if times[0] < limit - round(EXPIRY_STEP * self.spec.retention_s * MICROSECONDS):
             self.delete_frames(before_frame=self.log.first_frame_since(limit))
 
     def _trim_frames(self) -> None:

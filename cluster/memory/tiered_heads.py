@@ -6,6 +6,7 @@ is always a consistent earlier memory.
 
 import itertools
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -91,6 +92,7 @@ class TieredHeads(CappedMemory):
         self._parts: dict[tuple[int, int], list[BlockKey]] = {}
         self._unwritten: dict[tuple[int, int], int] = {}
         self._compressor_hash = 0
+        self._writer = secrets.token_hex(8)
         self.exclusive = threading.RLock()
 
     def settled_frames(self) -> list[int]:
@@ -300,6 +302,7 @@ class TieredHeads(CappedMemory):
             state = self.log.state()
         settled = len(self.settled_frames())
         header = {
+            "writer": self._writer,
             "layers": len(self.heads),
             "heads": len(self.heads[0]) if self.heads else 0,
             "width": 0 if self.shape is None else self.shape.width,
@@ -358,6 +361,8 @@ class TieredHeads(CappedMemory):
                 if self.restore(sweep=self._sweeps) is Outcome.RETRY:
                     return False
             self.first_frame, self.owned = max(self.first_frame, deleted), True
+            # Tells the process before, by another manifest, that it is not its memory any more.
+            self.unsaved |= bool(self.heads)
             if not self._sweeps:
                 self.stored.keep_unlisted()
             self.stored.delete_unnamed()

@@ -1,5 +1,7 @@
 """Background writes of camera memories: one job per stream at a time, yielding to the engine's steps."""
 
+from __future__ import annotations
+
 import atexit
 import itertools
 import logging
@@ -8,7 +10,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +21,9 @@ from cluster.memory.manifest import PART_BYTES, from_byte_blocks, to_byte_blocks
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
+
+if TYPE_CHECKING:
+    from cluster.memory.stream import StreamMemory
 
 _LIST_PAUSE_S = 5.0
 """Pause after a tier could not list its blocks: one with very many takes several calls, each as long as its deadline
@@ -180,7 +188,27 @@ PATIENCE_S = 1.0
 _IDLE_S = 5.0
 _EXIT_S = 10.0
 
-_writers: weakref.WeakSet["MemoryWriter"] = weakref.WeakSet()
+_writers: weakref.WeakSet[MemoryWriter] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSave:
+    """Pending write of one stream: settle frames up to ``upto``, then save ``window``, the window state at that
+    frame."""
+
+    upto: int
+    window: Callable[[], bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LastWrite:
+    """Memory to be released after its last write; ``saved``: whether memory and ``window`` are where another process
+    finds them. ``expires``: it was released before, and only what is too old is deleted."""
+
+    memory: StreamMemory
+    window: Callable[[], bytes] | None = None
+    expires: bool = False
+    saved: Future[bool] = field(default_factory=Future)
 
 
 class MemoryWriter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -79,6 +80,8 @@ class WorkerMemory:
     ) -> None:
         self._worker, self._album, self._bank, self._timeout_s = worker, album, bank, timeout_s
         self._keep: dict[str, int] = {}
+        # When each camera's newest frame came, monotonic.
+        self._newest_s: dict[str, float] = {}
         self._windows: dict[str, tuple[float, float]] = {}
 
     def register_camera(self, spec: StreamSpec) -> None:
@@ -150,9 +153,20 @@ class WorkerMemory:
         if self._bank is not None:
             sample = replace(sample, pts=self._bank.memory_time(sample.stream, sample.pts))
         self._album.add_frame(sample)
-        keep, newest = self._keep.get(sample.stream), self._album.newest_pts(sample.stream)
+        self._newest_s[sample.stream] = time.monotonic()
+        self._expire_pictures(sample.stream, 0)
+
+    def expire_pictures(self) -> None:
+        """Delete thumbnails that are older than their camera's memory may be, also of cameras that send nothing."""
+        now_s = time.monotonic()
+        for camera, newest_s in self._newest_s.items():
+            self._expire_pictures(camera, round((now_s - newest_s) * MICROSECONDS))
+
+    def _expire_pictures(self, camera: str, age: int) -> None:
+        """``age``: of the newest frame, microseconds."""
+        keep, newest = self._keep.get(camera), self._album.newest_pts(camera)
         if keep is not None and newest is not None:
-            self._album.delete(sample.stream, newest - keep)
+            self._album.delete(camera, newest - keep + age if age <= keep else None)
 
     async def remove_camera(self, camera: str) -> None:
         """Close a removed camera and delete its memory and thumbnails."""
@@ -163,6 +177,7 @@ class WorkerMemory:
         """Delete the thumbnails of a camera that is not here any more."""
         self._keep.pop(camera, None)
         self._windows.pop(camera, None)
+        self._newest_s.pop(camera, None)
         self._album.delete(camera)
 
     async def delete_closed(self, camera: str) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from kv_parts import OURS, key_of, remote, serving
 from redis_server import RedisServer
 
+from cluster.errors import NotReadyError
 from cluster.lab.bench.memory.footage import made_chunks
 from cluster.memory.bank import MemoryBank
 from cluster.memory.compress.infinipot_v import InfiniPotV
@@ -192,6 +193,103 @@ def test_retention_applies_while_no_frame_comes(monkeypatch: pytest.MonkeyPatch)
     memory.settle()
     assert memory.newest == later.pts
     assert memory.tokens == LAYERS * HEADS * later.tokens
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """``hours`` that pass for memories."""
+    clock, began = SimpleNamespace(hours=0.0), time.monotonic()
+    for module in ("bank", "stream"):
+        monotonic = SimpleNamespace(monotonic=lambda: began + clock.hours * 3600)
+        monkeypatch.setattr(f"cluster.memory.{module}.time", monotonic)
+    return clock
+
+
+def _maintain(*banks: MemoryBank) -> None:
+    for bank in banks:
+        bank.run_maintenance()
+        assert bank.wait_written()
+
+
+def _released(tier: Tier) -> MemoryBank:
+    """A bank that let a camera go: two hours are kept of frames that came at 0, 10 … 90 min, the last of them now."""
+    bank = _opened(tier, spec(retention_s=2 * 3600, block_frames=2))
+    _feed(bank, [chunk(number, pts=number * 600 * MICROSECONDS) for number in range(10)])
+    bank.release_stream("cam")
+    assert bank.wait_written()
+    return bank
+
+
+def test_retention_applies_to_a_camera_that_was_let_go(clock: SimpleNamespace) -> None:
+    tier = Arena(64 * MIB, name="host", evicts=False)
+    bank = _released(tier)
+    clock.hours = 0.6
+    before = set(tier.list_blocks("cam")[1])
+    _maintain(bank)
+    assert set(tier.list_blocks("cam")[1]) == before, "the oldest frame is 2.1 hours old: deletion goes in steps"
+    clock.hours = 1.5
+    _maintain(bank)
+    assert not set(tier.list_blocks("cam")[1]) >= before
+    memory, _ = bank.get_memory("cam")
+    assert (memory.oldest, memory.newest) == (3600 * MICROSECONDS, 5400 * MICROSECONDS)
+    assert memory.counts.lost == 0
+    assert {at[2] for at in held(memory)} == {6, 7, 8, 9}
+    # It lies open for questions, and is one of those that was let go still.
+    clock.hours = 3.6
+    _maintain(bank)
+    assert tier.nbytes("cam") == 0
+    assert tier.manifest("cam") == (Outcome.MISS, None)
+    assert "cam" not in bank.memory_reports()
+    with pytest.raises(NotReadyError):
+        bank.get_memory("cam")
+    # When the camera is back it remembers again.
+    bank.open_stream("cam", spec(retention_s=2 * 3600))
+    _feed(bank, [chunk(number, pts=(number + 40) * 600 * MICROSECONDS) for number in range(4)])
+    assert bank.get_memory("cam")[0].frames == 4
+
+
+def test_a_camera_that_was_let_go_is_left_to_the_process_that_has_it_since(clock: SimpleNamespace) -> None:
+    tier = Arena(64 * MIB, name="host", evicts=False)
+    first = _released(tier)
+    second = _opened(tier, spec(retention_s=2 * 3600, block_frames=2))
+    # Its camera sends nothing.
+    _maintain(second)
+    before = set(tier.list_blocks("cam")[1])
+    clock.hours = 1.5
+    _maintain(first)
+    assert set(tier.list_blocks("cam")[1]) == before
+    _maintain(second)
+    memory, _ = second.get_memory("cam")
+    assert memory.oldest == 3600 * MICROSECONDS
+    assert memory.counts.lost == 0
+    # What it lets go it forgets.
+    second.release_stream("cam")
+    assert second.wait_written()
+    clock.hours = 4.0
+    _maintain(first, second)
+    assert tier.nbytes("cam") == 0
+
+
+def test_a_camera_that_was_let_go_is_not_forgotten_under_a_question_and_once_its_tier_answers(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = Arena(64 * MIB, name="host", evicts=False)
+    bank = _released(tier)
+    before = set(tier.list_blocks("cam")[1])
+    memory, _ = bank.get_memory("cam")
+    view = memory.open_view()
+    clock.hours = 1.5
+    _maintain(bank)
+    assert set(tier.list_blocks("cam")[1]) == before
+    memory.close_view(view)
+    with monkeypatch.context() as patched:
+        patched.setattr(tier, "manifest", lambda stream: (Outcome.RETRY, None))
+        _maintain(bank)
+    _maintain(bank)
+    assert set(tier.list_blocks("cam")[1]) == before, "it is not asked all the time"
+    clock.hours = 1.6
+    _maintain(bank)
+    assert bank.get_memory("cam")[0].oldest == 4200 * MICROSECONDS
 
 
 def test_what_the_earlier_process_writes_late_is_taken_over_too() -> None:

@@ -1,8 +1,10 @@
 """Thumbnails: the picture that was drawn comes back, the cap holds whatever comes, and what is forgotten is gone."""
 
 import io
+import time
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -218,6 +220,25 @@ def test_pictures_are_kept_as_long_as_the_memory():
     memory.register_camera(replace(spec(8.0)))
     feed(memory, 1, start=120)
     assert min(times(album)) >= (120 - 8) * SECOND
+
+
+def test_pictures_of_a_camera_that_sends_nothing_grow_old(monkeypatch):
+    now = time.monotonic()
+    monkeypatch.setattr("cluster.replica.memory.time", SimpleNamespace(monotonic=lambda: now))
+    album = ThumbnailStore(every_s=4.0)
+    memory = WorkerMemory(None, album, timeout_s=1.0)
+    memory.register_camera(spec(20.0))
+    feed(memory, 60)
+    now += 10
+    memory.expire_pictures()
+    # The newest frame is of 59 s, ten seconds ago.
+    assert times(album) == [52 * SECOND, 56 * SECOND]
+    now += 10.5
+    memory.expire_pictures()
+    assert album.newest_pts("gate") is None, "nor is the picture that the next one would be drawn onto there"
+    feed(memory, 10, start=100)
+    memory.expire_pictures()
+    assert times(album) == [100 * SECOND, 104 * SECOND, 108 * SECOND]
 
 
 def test_without_a_retention_the_cap_alone_decides():
