@@ -384,15 +384,20 @@ async def test_a_refused_frame_leads_to_a_fresh_anchor(make, until):
         await until(lambda: replica.indices() == [0, 1, 4] and replica.indices("yard") == [0])
 
 
+async def send_more_than_fit(sender, address, make, until):
+    """Twelve frames to a replica with a credit of eight that acknowledges none."""
+    sender.assign(make.spec(), address)
+    assert all(sender.send(make.sample(index=i)) for i in range(12))
+    await until(lambda: sender.status("gate").in_flight == 8)
+
+
 async def test_every_frame_behind_a_refused_one_is_taken_dropped_or_lost(make, until):
     """Frames on their way when the replica refuses one are discarded there."""
     replica, before = Replica(), frame_counts()
     replica.gate.clear()
     replica.refuse = {2: "pts went back"}
     async with serving(replica, credit=8) as address, sending() as (sender, lost):
-        sender.assign(make.spec(), address)
-        assert all(sender.send(make.sample(index=i)) for i in range(12))
-        await until(lambda: sender.status("gate").in_flight == 8)
+        await send_more_than_fit(sender, address, make, until)
         replica.gate.set()
         await until(lambda: lost)
         assert sender.send(make.sample(index=12, fresh=True))
@@ -409,9 +414,7 @@ async def test_frames_on_their_way_when_a_camera_is_closed_count_although_nobody
     replica.gate.clear()
     replica.refuse = {2: "pts went back"}
     async with serving(replica, credit=8) as address, sending() as (sender, _):
-        sender.assign(make.spec(), address)
-        assert all(sender.send(make.sample(index=i)) for i in range(12))
-        await until(lambda: sender.status("gate").in_flight == 8)
+        await send_more_than_fit(sender, address, make, until)
         sender.close("gate")
         assert sender.status("gate").queued == 0
         await until(lambda: sender.status("gate") is None)
@@ -425,9 +428,7 @@ async def test_frames_on_their_way_when_a_camera_moves_are_not_lost_if_the_old_r
     old, new, before = Replica(), Replica(), frame_counts()
     old.gate.clear()
     async with serving(old, credit=8) as here, serving(new) as there, sending() as (sender, _):
-        sender.assign(make.spec(), here)
-        assert all(sender.send(make.sample(index=i)) for i in range(12))
-        await until(lambda: sender.status("gate").in_flight == 8)
+        await send_more_than_fit(sender, here, make, until)
         sender.assign(make.spec(), there)
         assert sender.send(make.sample(index=12, fresh=True))
         old.gate.set()
