@@ -73,10 +73,13 @@ class Fleet:
     def refusal(self, demand: Demand, now_s: float) -> Admission | None:
         """Why :meth:`admit` would refuse a new camera; None if it would not."""
         self._clock(now_s)
-        factor = DemandEstimate(demand).factor
-        loads = tuple(each * factor for each in self._unit(demand))
-        held = holding(demand, self.ladder.rungs[0])
+        unit, estimate, held = self._needs(demand)
+        loads = tuple(each * estimate.factor for each in unit)
         return self._committed.refusal(demand.priority, loads, held, self._pool)
+
+    def _needs(self, demand: Demand) -> tuple[Loads, DemandEstimate, Holding]:
+        """What a new camera is admitted by: its declared loads, their estimate, and the bytes it holds."""
+        return self._unit(demand), DemandEstimate(demand), holding(demand, self.ladder.rungs[0])
 
     def admit(
         self, demand: Demand, now_s: float, *, force: bool = False, prefer: str | None = None, idle: bool = False
@@ -96,10 +99,8 @@ class Fleet:
             return self.admission_of(demand.camera)
         if not force and (refused := self.refusal(demand, now_s)) is not None:
             return refused
-        unit = self._unit(demand)
-        estimate = DemandEstimate(demand)
+        unit, estimate, held = self._needs(demand)
         loads = tuple(each * estimate.factor for each in unit)
-        held = holding(demand, self.ladder.rungs[0])
         free = demand.priority is Priority.CRITICAL or not self._pool.seconds
         rung = 0 if free else self._committed.fitting(loads, self._pool)
         camera = FleetCamera(estimate, unit, held, rung=rung, since_s=self._now_s, idle=idle)
