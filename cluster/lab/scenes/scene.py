@@ -85,7 +85,7 @@ def make_scene(
         raise ConfigError(f"a scene must last at least {_SHORTEST_S:.0f} s, not {seconds:g}")
     rng = np.random.default_rng([_SPLIT_SEEDS[split], index])
     kinds = _draw_events(event, rng)
-    strata, light = _draw_strata(rng)
+    strata, light = _draw_strata(split, rng)
     for _ in range(_TRIES):
         scene = _draw_scene(split, index, seconds, kinds, strata, light, rng)
         if all(seen_share(scene, each) >= _IN_VIEW for each in scene.events):
@@ -141,13 +141,17 @@ def _draw_events(event: str | tuple[str, ...] | None, rng: np.random.Generator) 
     return [str(kind) for kind in rng.choice(EVENT_KINDS, size=count, replace=False)]
 
 
-def _draw_strata(rng: np.random.Generator) -> tuple[frozenset[str], str]:
-    light = str(rng.choice(["day", "dusk", "night"], p=[0.58, 0.17, 0.25]))
-    drawn = {
-        name
-        for name, share in (("noisy", 0.25), ("low_contrast", 0.2), ("slow", 0.2), ("rain", 0.12), ("crowd", 0.15))
-        if rng.random() < share
-    }
+# Shares of light and of what makes a scene hard. Training has more of what a model learns last: nights and crowds.
+_LIGHTS = {"day": 0.58, "dusk": 0.17, "night": 0.25}
+_STRATA = {"noisy": 0.25, "low_contrast": 0.2, "slow": 0.2, "rain": 0.12, "crowd": 0.15}
+_TRAIN_LIGHTS = {"day": 0.4, "dusk": 0.18, "night": 0.42}
+_TRAIN_STRATA = {**_STRATA, "noisy": 0.3, "crowd": 0.25}
+
+
+def _draw_strata(split: Split, rng: np.random.Generator) -> tuple[frozenset[str], str]:
+    lights, strata = (_TRAIN_LIGHTS, _TRAIN_STRATA) if split == "train" else (_LIGHTS, _STRATA)
+    light = str(rng.choice([*lights], p=[*lights.values()]))
+    drawn = {name for name, share in strata.items() if rng.random() < share}
     return frozenset(drawn | ({"night"} if light == "night" else set())), light
 
 

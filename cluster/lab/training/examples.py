@@ -31,7 +31,7 @@ from cluster.types import PatchGrid
 _EVENTS = (0.1, 0.22, 0.4, 0.28)
 # Shares of additional scenes in which a kind comes first. Bags are the smallest objects (a token or less) with the most
 # look-alikes; the side of the road on which a vehicle should drive is rarely shown by pruned frames.
-_MORE = {"left_object": 0.08, "wrong_way": 0.14}
+_MORE = {"left_object": 0.16, "wrong_way": 0.16}
 # State of an actor -> event it resembles. Scenes with that state are always asked about the event.
 _ALIKE = {
     "attended": "left_object",
