@@ -64,6 +64,14 @@ def test_configuration_is_one_that_sightline_takes(variant: str, monkeypatch) ->
     assert part.cluster.model_copy(update=numbers | {"placement": place}) == full.cluster
 
 
+def test_a_configuration_without_a_model_has_the_bundled_one() -> None:
+    """Not the configuration's own default, a preset with random weights."""
+    text = "config.questions[0].text=Is anyone there?"
+    config = serve_config(rendered("default", "config.questions[0].id=person", text))
+    for application in config["applications"]:
+        assert load_tree(application["args"]["configuration"]).model.name == "demo"
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ray_resources_hold_exactly_the_processes(variant: str) -> None:
     objects = rendered(variant)
