@@ -69,7 +69,7 @@ def doctor(
 
 def findings(config: SightlineConfig) -> Iterator[Finding]:
     """Every check, in order."""
-    from actors.preflight import check_folders, check_settings, free_port
+    from actors.preflight import check_folders, free_port
 
     yield _versions()
     yield from _gpu(config)
@@ -81,7 +81,19 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
         yield _checked(f"gateway.{key}", "free", partial(free_port, gateway.host, port, f"gateway.{key}"))
     if config.tiers.redis_url is not None:
         yield _redis(config.tiers.redis_url)
-    yield _checked("model and settings", config.model.name, partial(check_settings, config))
+    yield _model(config)
+
+
+def _model(config: SightlineConfig) -> Finding:
+    from actors.preflight import check_settings
+    from cluster.models.presets import PRESETS
+
+    name = config.model.name
+    found = _checked("model and settings", name, partial(check_settings, config))
+    if found.state == "ok" and name in PRESETS and config.engine != "simulated":
+        remedy = "name the bundled model (demo), a checkpoint's folder or a hub id in model.name"
+        return Finding(found.what, "warning", f"{name} has random weights: its answers mean nothing", remedy)
+    return found
 
 
 def _checked(what: str, good: str, check: Callable[[], object]) -> Finding:

@@ -53,6 +53,13 @@ def test_what_is_wrong_is_said_with_a_remedy(tmp_path):
     assert "secret-1" not in str(rows)
 
 
+def test_a_model_with_random_weights_is_warned_of():
+    row = found()["model and settings"]
+    assert (row.state, "random weights" in row.found, "demo" in row.remedy) == ("warning", True, True)
+    assert found(model={"name": "demo"})["model and settings"].state == "ok"
+    assert found(engine="simulated", simulated={"costs": "demo-cpu"})["model and settings"].state != "warning"
+
+
 def test_a_redis_that_refuses_when_it_is_full(tmp_path):
     server = RedisServer(tmp_path)
     server.start()
