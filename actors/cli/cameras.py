@@ -254,7 +254,7 @@ def picture(
 
 @app.command("remove")
 def remove(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GATEWAY) -> None:
-    """Remove a camera and forget what was seen of it.
+    """Remove a camera and delete its memory, incidents and clips, without asking; `cameras pause` keeps them.
 
     $ sightline cameras remove gate
     """
