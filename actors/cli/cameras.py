@@ -16,6 +16,8 @@ from actors.cli.options import (
     Json,
     Questions,
     Settings,
+    Yes,
+    confirm_deletion,
     connect,
     parse_questions,
     parse_settings,
@@ -253,11 +255,13 @@ def picture(
 
 
 @app.command("remove")
-def remove(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GATEWAY) -> None:
-    """Remove a camera and delete its memory, incidents and clips, without asking; `cameras pause` keeps them.
+def remove(name: Name, yes: Yes = False, takeover: Takeover = False, gateway: Gateway = DEFAULT_GATEWAY) -> None:
+    """Remove a camera and delete its memory, incidents and clips; `cameras pause` keeps them.
 
     $ sightline cameras remove gate
     """
+    if not yes:
+        confirm_deletion(name, "keep it with `cameras pause`")
     with connect(gateway) as client:
         client.camera_remove(name, takeover=takeover)
     print(f"{name}: removed")

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect, parse_duration, spoken, spoken_bytes
+from actors.cli.options import (
+    DEFAULT_GATEWAY,
+    Gateway,
+    Json,
+    Yes,
+    confirm_deletion,
+    connect,
+    parse_duration,
+    spoken,
+    spoken_bytes,
+)
 from actors.cli.output import console, make_table, plural, print_json, works_or
-from cluster.errors import ConfigError
 from cluster.lab.report.number_format import compact
 
 if TYPE_CHECKING:
@@ -39,9 +47,7 @@ def memory(camera: Name, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) 
 def forget(
     camera: Name,
     before: Annotated[str, typer.Option(metavar="DURATION", help="Only what is older than 90s, 10m, 2h, 1d.")] = "",
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask for confirmation before deleting everything.")
-    ] = False,
+    yes: Yes = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
@@ -54,9 +60,7 @@ def forget(
     """
     before_s = parse_duration(before, "--before") if before else 0.0
     if not before and not yes:
-        if not sys.stdin.isatty():
-            raise ConfigError(f"all memory of camera {camera!r} would be deleted; add --yes, or --before DURATION")
-        typer.confirm(f"Delete everything that camera {camera!r} has seen?", abort=True)
+        confirm_deletion(camera, "--before DURATION")
     with connect(gateway) as client:
         forgotten = client.forget(camera, before_s)
     if print_json(json, forgotten):

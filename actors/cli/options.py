@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,6 +111,20 @@ CameraPriority = Annotated[
 ]
 
 _QUESTION = re.compile(r"(?:(?P<id>[\w.-]+)(?:@(?P<threshold>[^\s=]*))?=)?(?P<text>.+)", re.DOTALL)
+
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before everything of a camera is deleted.")]
+
+
+def confirm_deletion(camera: str, alternative: str) -> None:
+    """Ask whether to delete everything that a camera has seen; aborts unless the answer is yes.
+
+    Raises:
+        ConfigError: nobody is there to ask; it names ``--yes`` and the ``alternative``.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigError(f"all that camera {camera!r} has seen would be deleted; add --yes, or {alternative}")
+    typer.confirm(f"Delete everything that camera {camera!r} has seen?", abort=True)
 
 
 def client_credentials() -> ClientCredentials:

@@ -118,9 +118,9 @@ def test_standing_in_another_managers_way_changes_nothing_at_all(rules, run, tmp
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     assert "! takeover written (belongs to configuration)" in run("cameras", "apply", "-f", "-", "--takeover")
     assert rules.managers() == {"new": "file", "written": "file"}
-    said = run("cameras", "remove", "written", code=1)
+    said = run("cameras", "remove", "written", "--yes", code=1)
     assert "camera 'written' belongs to the files that were applied as 'file'; change it there" in said
-    run("cameras", "remove", "written", "--takeover")
+    run("cameras", "remove", "written", "--yes", "--takeover")
     assert rules.managers() == {"new": "file"}
 
 

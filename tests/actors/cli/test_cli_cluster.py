@@ -76,7 +76,7 @@ def test_a_cluster_from_the_command_line(cli, wait_for):
     run("cameras", "add", "lost", NOBODY, "-q", "Is anyone there?")
     wait_for(lambda: "refuses" in cli("doctor", "-g", gateway).stdout)
     assert "lost: rtsp://127.0.0.1:9/stream1 refuses the connection" in run("doctor", "-g", gateway, code=1).stdout
-    run("cameras", "remove", "lost")
+    run("cameras", "remove", "lost", "--yes")
 
     # Cameras come and go while it runs; what is wrong is refused in one line.
     assert "there is no file missing.mp4" in run("cameras", "add", "gate", "missing.mp4", code=2).stderr
@@ -86,8 +86,8 @@ def test_a_cluster_from_the_command_line(cli, wait_for):
     assert added.stdout.startswith("gate: ")
     assert "gate" in run("cameras", "list").stdout
     assert "a camera 'gate' already" in run("cameras", "add", "gate", code=1).stderr
-    assert "there is no camera 'gatr'" in run("cameras", "remove", "gatr", code=1).stderr
-    assert run("cameras", "remove", "gate").stdout == "gate: removed\n"
+    assert "there is no camera 'gatr'" in run("cameras", "remove", "gatr", "--yes", code=1).stderr
+    assert run("cameras", "remove", "gate", "--yes").stdout == "gate: removed\n"
     assert not re.search(r"\bgate\b", run("cameras", "list").stdout)
     refused = run("push", "street.mp4", "--to", gateway, "--camera", "nobody", code=1)
     assert "there is no camera 'nobody'" in refused.stderr

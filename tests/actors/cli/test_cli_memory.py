@@ -175,7 +175,8 @@ WRONG = {
     "no timeout": (["ask", "gate", "q", "--timeout", "soon"], 2, "--timeout 'soon' is not a duration"),
     "no conversation": (["ask", "gate", "q", "--conversation", "x"], 1, "there is no conversation 'x'"),
     "unwritable": (["ask", "gate", "q", "--pictures", "/dev/null/x"], 1, "cannot write /dev/null/x"),
-    "everything": (["forget", "gate"], 2, "all memory of camera 'gate' would be deleted; add --yes"),
+    "a camera": (["cameras", "remove", "gate"], 2, "all that camera 'gate' has seen would be deleted; add --yes"),
+    "everything": (["forget", "gate"], 2, "all that camera 'gate' has seen would be deleted; add --yes, or --before"),
     "before when": (["forget", "gate", "--before", "-1h"], 2, "--before '-1h' is not a duration"),
     "nobody": (["memory", "gate", "-g", "127.0.0.1:1"], 1, "no Sightline gateway answers at 127.0.0.1:1"),
 }
