@@ -98,7 +98,7 @@ class Controller(ActorProcess):
         self._probing: set[str] = set()
         self._seen_replicas: set[str] = set()
         self._seen_decoders: dict[str, str] = {}
-        self._background = {run_task(self._settle()), run_task(self._watch_heartbeats())}
+        self._background: set[asyncio.Task[Any]] = {run_task(self._settle()), run_task(self._watch_heartbeats())}
 
     async def stop(self) -> None:
         """Delete the state kept for a restart of this process."""
@@ -116,13 +116,14 @@ class Controller(ActorProcess):
             UnavailableError: it cannot be stored, as for changing and removing one; nothing has changed.
         """
         await self._until_settled()
-        return await self._told(await self._stored.add(managed, force=force, takeover=takeover))
+        # It goes on when its caller no longer waits, as the thread that stores it does.
+        return await asyncio.shield(self._spawn(self._told(self._stored.add(managed, force=force, takeover=takeover))))
 
     async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> CameraStatus:
         """Change a camera's settings; see :meth:`Directory.update`. Raises ``UnknownCameraError``, ``ConfigError`` and
         ``ManagedElsewhereError``."""
         await self._until_settled()
-        return await self._told(await self._stored.update(managed, takeover=takeover))
+        return await asyncio.shield(self._spawn(self._told(self._stored.update(managed, takeover=takeover))))
 
     async def tested_source(self, entry: CameraEntry) -> tuple[str, CameraEntry]:
         """Where to test a camera's source, ``host:port`` of a decoder, and the camera with its secrets. Raises
@@ -146,7 +147,8 @@ class Controller(ActorProcess):
         await self._until_settled()
         return self._table.managed(names)
 
-    async def _told(self, managed: ManagedCamera) -> CameraStatus:
+    async def _told(self, change: Coroutine[Any, Any, ManagedCamera]) -> CameraStatus:
+        managed = await change
         await self._notify()
         return self._directory.status(managed.entry.name)
 
@@ -154,14 +156,17 @@ class Controller(ActorProcess):
         """Remove a camera and order every replica to delete its memory, now or when it is back. Raises
         ``UnknownCameraError`` and ``ManagedElsewhereError``."""
         await self._until_settled()
+        await asyncio.shield(self._spawn(self._removed(name, manager, takeover)))
+        # The name is free once no replica holds the old camera's memory; those that are down are not waited for.
+        timeout_s = FORGET_HEARTBEATS * self._config.cluster.heartbeat_s
+        await self._wait_for(lambda: name not in self._deletions.pending_cameras, timeout_s)
+
+    async def _removed(self, name: str, manager: str | None, takeover: bool) -> None:
         await self._stored.remove(name, manager=manager, takeover=takeover)
         for lost in self._deletions.add(name):
             log.warning("too many deletions wait for a replica: the memory of %s is left to expire", lost)
             self._spawn(self._write(self._kv.delete_removed, lost))
         await self._notify()
-        # The name is free once no replica holds the old camera's memory; those that are down are not waited for.
-        timeout_s = FORGET_HEARTBEATS * self._config.cluster.heartbeat_s
-        await self._wait_for(lambda: name not in self._deletions.pending_cameras, timeout_s)
 
     async def list_cameras(self) -> list[CameraStatus]:
         """Status of all cameras, sorted by name."""
@@ -183,10 +188,9 @@ class Controller(ActorProcess):
         await self._until_settled()
         directory = self._directory
         names = directory.cameras
-        changed = directory.version != version
         return CameraStates(
             version=directory.version,
-            settings=tuple(directory.settings(name) for name in names) if changed else None,
+            settings=tuple(map(directory.settings, names)) if directory.version != version else None,
             statuses=tuple(directory.status(name) for name in names),
             pictures={name: picture for name in names if (picture := directory.picture_health(name)) is not None},
             left_out=self._table.left_out,
@@ -326,10 +330,8 @@ class Controller(ActorProcess):
         return {name: info.address for name, info in self._directory.replicas.items()}
 
     async def _until_settled(self) -> None:
-        try:
-            await asyncio.wait_for(self._settled.wait(), self._config.cluster.heartbeat_timeout_s + 1)
-        except TimeoutError:
-            raise UnavailableError("the controller has just restarted; try again in a moment") from None
+        if not await self._wait_for(self._settled.is_set, self._config.cluster.heartbeat_timeout_s + 1):
+            raise UnavailableError("the controller has just restarted; try again in a moment")
 
     async def _wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Whether ``condition`` comes true, after whatever notifies, within ``timeout_s``."""
@@ -351,7 +353,12 @@ class Controller(ActorProcess):
         for name in found.left:
             log.warning("camera %s is in the configuration, but another manager has it: it stays as it is", name)
         # Replicas of a new cluster hold no cameras, so that none can move.
-        await self._wait_for_members(self._config.cluster.replicas if self._restarted else 0)
+        here, cluster, decoders = self._directory, self._config.cluster, self._decoders.count
+        replicas = cluster.replicas if self._restarted else 0
+        if not await self._wait_for(
+            lambda: len(here.decoders) >= decoders and len(here.replicas) >= replicas, cluster.heartbeat_timeout_s
+        ):
+            log.warning("not every decoder and replica came back within %g s", cluster.heartbeat_timeout_s)
         self._directory.restore_counts(await self._until_kept(self._kv.counted))
         new = self._table.load(found.cameras, time.monotonic())
         await self._until_kept(lambda: self._kv.put(*new))
@@ -366,14 +373,6 @@ class Controller(ActorProcess):
             except UnavailableError as error:
                 log.error("no camera is placed yet: %s", error)
                 await asyncio.sleep(self._config.cluster.heartbeat_s)
-
-    async def _wait_for_members(self, replicas: int) -> None:
-        decoders, timeout_s = self._decoders.count, self._config.cluster.heartbeat_timeout_s
-        here = self._directory
-        if not await self._wait_for(
-            lambda: len(here.decoders) >= decoders and len(here.replicas) >= replicas, timeout_s
-        ):
-            log.warning("not every decoder and replica came back within %g s", timeout_s)
 
     async def _watch_heartbeats(self) -> None:
         while True:
@@ -428,10 +427,11 @@ class Controller(ActorProcess):
             except Exception:
                 log.exception("what was counted is not stored, and is tried again")
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task
 
     def _spawn_probe(self, replica: str) -> None:
         if replica not in self._probing:

@@ -49,6 +49,7 @@ class Incident:
     * ``clip``: its state; ``footage_note``: what is missing and why
     * ``question``: its text, empty for a camera's state
     * ``verdict``: of the person ``reviewed_by``, at ``reviewed_s``; also set where it was taken back
+    * ``memory_shift``: microseconds from the camera's clock to its memory's, when it opened
     """
 
     id: str
@@ -80,6 +81,7 @@ class Incident:
     reviewed_by: str = ""
     reviewed_s: float | None = None
     level: float = 0.0
+    memory_shift: int = 0
 
     @property
     def open(self) -> bool:

@@ -28,11 +28,14 @@ class OpenIncidents:
     Args:
         salt: part of every id, so that ids of two sites differ.
         footage_url: address under which snapshots and clips are served; None where none are kept.
+
+    ``memory_shifts``: by camera, from its clock to its memory's, of its newest answer; see :class:`Incident`.
     """
 
     def __init__(self, salt: str, footage_url: str | None = None) -> None:
         self._salt = salt
         self._footage_url = footage_url
+        self.memory_shifts: dict[str, int] = {}
         self._open: dict[Subject, Incident] = {}
         self._serials: dict[Subject, int] = {}
         self._mutes: dict[Subject, Mute] = {}
@@ -79,7 +82,11 @@ class OpenIncidents:
         serial = self._serials.get(where, 0) + 1
         self._serials[where] = self._changes.serials[where] = serial
         name = f"{self._salt}\n{opening.camera}\n{opening.subject}\n{serial}"
-        incident = replace(opening, id=hashlib.blake2b(name.encode(), digest_size=8).hexdigest())
+        incident = replace(
+            opening,
+            id=hashlib.blake2b(name.encode(), digest_size=8).hexdigest(),
+            memory_shift=self.memory_shifts.get(opening.camera, 0),
+        )
         if self._footage_url is not None:
             address = f"{self._footage_url}/v1/incidents/{incident.id}"
             snapshot, clip = f"{address}/snapshot.jpg", f"{address}/clip.mp4"

@@ -274,7 +274,8 @@ class AlertStore:
 
     def _transaction(self, changes: Changes) -> None:
         scopes = [ErasureScope(camera, before_s) for camera, before_s in changes.erasures.items()]
-        with self._transacting() as db:
+        with self._db as db:
+            db.execute("BEGIN IMMEDIATE")
             self._state(changes)
             db.executemany(
                 "INSERT OR IGNORE INTO events (key, incident, kind, at_s, silent, body) VALUES (?, ?, ?, ?, ?, ?)",
@@ -295,19 +296,6 @@ class AlertStore:
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         for each in scopes:
             erase_damaged(self._path, None if each.camera else each.before_s)
-
-    @contextlib.contextmanager
-    def _transacting(self) -> Iterator[sqlite3.Connection]:
-        db = self._db
-        db.execute("BEGIN IMMEDIATE")
-        try:
-            yield db
-            db.execute("COMMIT")
-        except BaseException:
-            # SQLite may have rolled back by itself, as when the disk is full.
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
 
     def _state(self, changes: Changes) -> None:
         db = self._db
@@ -346,7 +334,8 @@ class AlertStore:
         if not done:
             return False
         try:
-            with self._transacting():
+            with self._db as db:
+                db.execute("BEGIN IMMEDIATE")
                 trimmed = self._delete_delivered(max(1, int(done) // 10))
         except sqlite3.Error:
             return False

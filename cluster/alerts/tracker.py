@@ -135,6 +135,7 @@ class IncidentTracker:
         if key in track.keys:
             self.repeated += 1
             return
+        self._open_incidents.memory_shifts[answer.stream] = answer.memory_shift
         idle = not track.run and self._open_incidents.get(*where) is None
         connected = self._connect(track, answer, now_s)
         track.keys.append(key)

@@ -186,7 +186,8 @@ class _Run:
     def _clip(self, camera: str, moment: memory_pb2.Moment) -> str:
         """Incident whose clip shows the moment; empty for none."""
         for incident in self._clips.get(camera, ()):
-            if incident.start < moment.end and moment.start < incident.end:
+            shift = incident.memory_shift
+            if incident.start + shift < moment.end and moment.start < incident.end + shift:
                 return incident.id
         return ""
 

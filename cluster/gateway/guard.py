@@ -28,6 +28,8 @@ Context: TypeAlias = grpc.aio.ServicerContext
 Credentials: TypeAlias = str | bytes | Principal | None
 """An ``Authorization`` header, or the principal of a session."""
 
+_KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+"""Fields of a method's handler, one of which has what answers it."""
 REFLECTION = "/grpc.reflection."
 STRANGER = Principal("?", frozenset(), ())
 """Who called, where there is no telling."""
@@ -77,7 +79,7 @@ class Guard(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler | None:
-        handler = await continuation(handler_call_details)
+        handler: Any = await continuation(handler_call_details)
         method = str(handler_call_details.method)
         if handler is None or method in OPEN:
             return handler
@@ -87,7 +89,8 @@ class Guard(grpc.aio.ServerInterceptor):
             return self._refusal(principal, method, error)
         if method.startswith(REFLECTION):
             return handler
-        return _answering(handler, self._guarded(handler, method, principal))
+        kind = next(each for each in _KINDS if getattr(handler, each))
+        return handler._replace(**{kind: self._guarded(getattr(handler, kind), method, principal)})
 
     def admit(self, credentials: Credentials, method: str, peer: str) -> Principal:
         """Who calls from ``peer``, if they may make this call at all and do not make too many; a refusal is written
@@ -160,9 +163,9 @@ class Guard(grpc.aio.ServerInterceptor):
         text = getattr(request, "text" if rule.role is Role.ASK else "network", "")
         self.check(principal, method, cameras, str(text))
 
-    def _guarded(self, handler: Any, method: str, principal: Principal) -> Callable[..., Awaitable[Any]]:
-        behavior = _behavior(handler)
-
+    def _guarded(
+        self, behavior: Callable[..., Awaitable[Any]], method: str, principal: Principal
+    ) -> Callable[..., Awaitable[Any]]:
         async def serve(request: Any, context: Context) -> Any:
             serve_as(principal, _address(context))
             try:
@@ -206,24 +209,6 @@ def _rule(method: str) -> Rule:
 def _address(context: Context) -> str:
     """As HTTP has it, of ``ipv4:10.0.0.7:4711`` or ``ipv6:%5B::1%5D:4711``."""
     return unquote(host_of(context.peer()).partition(":")[2]).strip("[]")
-
-
-def _behavior(handler: Any) -> Callable[..., Awaitable[Any]]:
-    names = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-    behavior: Callable[..., Awaitable[Any]] = next(filter(None, (getattr(handler, name) for name in names)))
-    return behavior
-
-
-def _answering(handler: Any, behavior: Callable[..., Awaitable[Any]]) -> grpc.RpcMethodHandler:
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[bool(handler.request_streaming), bool(handler.response_streaming)]
-    return make(
-        behavior, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
-    )
 
 
 def make_guard(security: SecurityConfig, audit_suffix: str = "") -> Guard | None:

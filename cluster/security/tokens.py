@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import ConfigError, UnauthenticatedError
+from cluster.files import replacing
 from cluster.security.private_files import make_private_folder, open_private
 from cluster.security.roles import Principal, Role
 
@@ -139,13 +140,11 @@ def write_tokens(path: Path, tokens: Iterable[Token]) -> None:
     for one, other in pairwise(kept):
         if one.name == other.name:
             raise ConfigError(f"there is a token {one.name!r} already; revoke it first, or choose another name")
-    part = path.with_name(f"{path.name}.part")
     try:
         make_private_folder(path.parent)
-        with open(part, "w", encoding="utf-8", opener=open_private) as file:
+        with replacing(path) as part, open(part, "w", encoding="utf-8", opener=open_private) as file:
             json.dump({"tokens": [_entry(token) for token in kept]}, file, indent=2)
             file.write("\n")
-        part.replace(path)
     except OSError as error:
         raise ConfigError(f"the tokens cannot be written to {path}: {error.strerror}") from None
 

@@ -56,7 +56,7 @@ class Timing:
 class Answer:
     """One question's answer on one window. ``score``: P(yes) in 0..1; ``gated``: the last answer, still valid;
     ``incarnation``: changes each time a replica opens the stream; windows are numbered within it; ``trace``: W3C
-    ``traceparent``, empty unless traced."""
+    ``traceparent``, empty unless traced; ``memory_shift``: microseconds from the camera's clock to the memory's."""
 
     stream: str
     window: int
@@ -71,6 +71,7 @@ class Answer:
     timing: Timing = field(default_factory=Timing)
     trace: str = ""
     incarnation: str = ""
+    memory_shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)

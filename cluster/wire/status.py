@@ -208,18 +208,16 @@ def _unary(handler: Any, parse: Callable[[bytes], Any], read_s: float) -> grpc.R
     return grpc.stream_stream_rpc_method_handler(replies, parse, handler.response_serializer)
 
 
-def _streaming(handler: Any, parse: Callable[[bytes], Any]) -> grpc.RpcMethodHandler:
-    behavior = handler.stream_stream if handler.response_streaming else handler.stream_unary
+def _streaming(handler: Any, parse: Callable[[bytes], Any]) -> Any:
+    kind = "stream_stream" if handler.response_streaming else "stream_unary"
+    behavior, handler = getattr(handler, kind), handler._replace(request_deserializer=parse)
 
     async def serve(requests: Any, context: Any) -> Any:
         with _left():
             return await behavior(requests, context)
 
-    if inspect.isasyncgenfunction(behavior):
-        # Reflection's.
-        return grpc.stream_stream_rpc_method_handler(behavior, parse, handler.response_serializer)
-    make = grpc.stream_stream_rpc_method_handler if handler.response_streaming else grpc.stream_unary_rpc_method_handler
-    return make(serve, parse, handler.response_serializer)
+    # Reflection's yields.
+    return handler if inspect.isasyncgenfunction(behavior) else handler._replace(**{kind: serve})
 
 
 @contextlib.contextmanager

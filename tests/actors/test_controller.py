@@ -187,6 +187,51 @@ async def _changes_beside(tmp_path) -> None:
         task.cancel()
 
 
+async def test_a_change_whose_caller_goes_away_is_made_as_it_is_stored(tmp_path) -> None:
+    controller = settled_controller(tmp_path)
+    await controller.register_decoder(DecoderInfo("decoder-0", "a", "127.0.0.1:1", "", 1), [])
+    gate, yard, moved = (
+        ManagedCamera(entry=CameraEntry(name=name, source=f"rtsp://10.0.0.{host}/stream"))
+        for name, host in (("gate", 1), ("yard", 2), ("yard", 3))
+    )
+    await controller.add_camera(gate, force=True)
+    await controller.add_camera(yard, force=True)
+    hangs, ends = threading.Event(), threading.Event()
+    write = controller._kv._table.write
+
+    def hang(put, delete=()) -> None:
+        if any(key.startswith(("camera/", "removed/")) for key in put):
+            hangs.set()
+            assert ends.wait(20)
+        write(put, delete)
+
+    controller._kv._table.write = hang
+    for change in (
+        controller.add_camera(ManagedCamera(entry=CameraEntry(name="door", source="rtsp://10.0.0.4/stream")), True),
+        controller.update_camera(moved),
+        controller.remove_camera("gate"),
+    ):
+        hangs.clear()
+        ends.clear()
+        before = controller._table.managed()
+        called = asyncio.create_task(change)
+        await until_async(hangs.is_set, "the write to begin")
+        called.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await called
+        assert controller._table.managed() == before
+        ends.set()
+        await until_async(
+            lambda before=before: controller._kv.load() == controller._table.managed() != before, "the change", 10
+        )
+    declared = await controller.managed_cameras()
+    assert [each.entry.name for each in declared] == ["door", "yard"]
+    assert controller._kv.load() == declared
+    assert controller._deletions.pending_cameras == controller._kv.removed() == ["gate"]
+    for task in controller._background:
+        task.cancel()
+
+
 def test_cameras_are_placed_once_the_disk_takes_them(tmp_path) -> None:
     asyncio.run(asyncio.wait_for(_placed_late(tmp_path), 60))
 

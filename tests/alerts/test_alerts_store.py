@@ -137,11 +137,13 @@ def test_a_disk_without_any_room_is_called_full_and_nothing_else(path, make):
     db = store._db
 
     class Full:
-        def execute(self, sql, *more):
-            if sql == "COMMIT":
-                db.execute("ROLLBACK")
-                raise sqlite3.OperationalError("database or disk is full")
-            return db.execute(sql, *more)
+        def __enter__(self):
+            return db
+
+        def __exit__(self, *_):
+            # As where it cannot be committed.
+            db.rollback()
+            raise sqlite3.OperationalError("database or disk is full")
 
         def __getattr__(self, name):
             return getattr(db, name)

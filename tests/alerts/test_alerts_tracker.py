@@ -75,6 +75,15 @@ def test_an_incident_opens_grows_and_ends(make):
     assert [event.key for event in desk.told] == [f"{new.incident.id}-{number}" for number in (1, 2, 3)]
 
 
+def test_an_incident_has_the_shift_from_its_cameras_clock_to_its_memorys(make):
+    desk = Desk()
+    desk.take(make.answer(0), make.answer(1))
+    restarted = [replace(make.answer(n), incarnation="b", memory_shift=s(26)) for n in range(2)]
+    desk.take(*restarted)
+    opened = [event.incident for event in desk.told if event.kind == "new"]
+    assert [(each.start, each.memory_shift) for each in opened] == [(0, 0), (0, s(26))]
+
+
 def test_one_positive_window_is_none(make):
     desk = Desk()
     assert desk.take(*(make.answer(n, 0.9 if n % 2 else 0.1) for n in range(20))) == []

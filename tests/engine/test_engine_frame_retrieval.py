@@ -143,15 +143,18 @@ def test_after_a_clock_was_set_back_frames_read_what_was_before_it(make_engine, 
     engine = make_engine()
     engine.admit(reading())
     samples = [make_camera().sample(number) for number in range(16)]
-    watch(engine, samples)
-    watch(engine, [dataclasses.replace(samples[0], fresh=True), *samples[1:4]])
+    before = watch(engine, samples)
+    after = watch(engine, [dataclasses.replace(samples[0], fresh=True), *samples[1:4]])
     memory, _ = engine.memories.get_memory("cam")
     assert memory.memory_time(samples[3].pts) > samples[15].pts
     # By the camera's clock, what came before is after the window. Each frame reads all of it, once.
     assert memory.frames == sum(sample.tokens > 0 for sample in samples)
     assert reads(engine).read_tokens == reads(engine).frames * memory.tokens > 0
-    watch(engine, samples[4:])
+    after += watch(engine, samples[4:])
     assert reads(engine).read_tokens == reads(engine).held_tokens > 0
+    # Its memory goes on 10 s after its newest frame.
+    assert {answer.memory_shift for answer in before} == {0}
+    assert {answer.memory_shift for answer in after} == {samples[15].pts + 10_000_000 - samples[0].pts}
 
 
 class Slow(Arena):

@@ -142,6 +142,21 @@ async def test_a_moment_has_the_incident_whose_clip_shows_it():
     assert clips == {"cam-005": ("shows",)}
 
 
+async def test_after_a_restart_of_its_clock_a_moment_has_the_incident_of_its_own_time():
+    """The camera counts from 0 again: by its clock, other incidents are at the moment's time."""
+
+    def incident(name, start, end, shift):
+        return incidents_pb2.Incident(id=name, camera="cam-005", start=start, end=end, clip="whole", memory_shift=shift)
+
+    async def incidents(request):
+        return incidents_pb2.ListIncidentsResponse(
+            incidents=[incident("later", 48, 60, 48), incident("shows", 3, 9, 48), incident("earlier", 20, 38, 0)]
+        )
+
+    answers, _ = await told(Cameras(), incidents)
+    assert [each.incidents for each in answers if each.camera == "cam-005"] == [("shows",)]
+
+
 @pytest.mark.parametrize(
     ("request_", "said"),
     [

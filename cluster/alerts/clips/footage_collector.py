@@ -20,6 +20,7 @@ from cluster.alerts.clips.footage_store import Deleted, DraftFile, FootageStore,
 from cluster.alerts.incident import AlertEvent, ClipState, Incident
 from cluster.config.alerts import ClipsConfig
 from cluster.errors import NotReadyError, SightlineError, UnavailableError
+from cluster.files import replacing
 from cluster.security.private_files import open_private
 from cluster.types import MICROSECONDS
 
@@ -364,10 +365,8 @@ def _read_known(file: Path, run: str) -> tuple[dict[str, str], dict[str, float]]
 
 
 def _write_known(file: Path, body: str) -> None:
-    part = file.with_name(file.name + ".part")
     try:
-        with open(part, "w", opener=open_private) as out:
+        with replacing(file) as part, open(part, "w", opener=open_private) as out:
             out.write(body)
-        part.replace(file)
     except OSError as error:
         log.error("cannot write %s: %s", file, error.strerror)

@@ -306,7 +306,7 @@ class WindowedEngine(ABC):
 
     def _answer(self, each: WindowWork, done: ComputedWindow, timing: Timing) -> list[Answer]:
         """Create the answers of a computed window and record it as the stream's last one."""
-        stream, request = each.stream, each.request
+        stream, request, newest = each.stream, each.request, each.frames[-1]
         given = []
         for question, score, text in zip(stream.spec.questions, done.scores, done.texts, strict=True):
             positive = score >= question.threshold
@@ -322,6 +322,7 @@ class WindowedEngine(ABC):
                 gated=False,
                 tokens=done.tokens,
                 timing=timing,
+                memory_shift=newest.memory_time - newest.pts,
             )
             given.append(answer)
         stream.last = LastWindow(request.window, request.end, stream.spec.questions, tuple(given))

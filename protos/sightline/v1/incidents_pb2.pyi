@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Incident(_message.Message):
-    __slots__ = ("id", "camera", "kind", "subject", "severity", "start", "end", "score", "windows", "opened_s", "updated_s", "ended_s", "text", "reason", "acknowledged_by", "acknowledged_s", "muted", "snapshot_url", "clip_url", "clip", "footage_note", "question", "verdict", "reviewed_by", "reviewed_s", "level")
+    __slots__ = ("id", "camera", "kind", "subject", "severity", "start", "end", "score", "windows", "opened_s", "updated_s", "ended_s", "text", "reason", "acknowledged_by", "acknowledged_s", "muted", "snapshot_url", "clip_url", "clip", "footage_note", "question", "verdict", "reviewed_by", "reviewed_s", "level", "memory_shift")
     ID_FIELD_NUMBER: _ClassVar[int]
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class Incident(_message.Message):
     REVIEWED_BY_FIELD_NUMBER: _ClassVar[int]
     REVIEWED_S_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_SHIFT_FIELD_NUMBER: _ClassVar[int]
     id: str
     camera: str
     kind: str
@@ -60,7 +61,8 @@ class Incident(_message.Message):
     reviewed_by: str
     reviewed_s: float
     level: float
-    def __init__(self, id: _Optional[str] = ..., camera: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., severity: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., score: _Optional[float] = ..., windows: _Optional[int] = ..., opened_s: _Optional[float] = ..., updated_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., text: _Optional[str] = ..., reason: _Optional[str] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_s: _Optional[float] = ..., muted: _Optional[bool] = ..., snapshot_url: _Optional[str] = ..., clip_url: _Optional[str] = ..., clip: _Optional[str] = ..., footage_note: _Optional[str] = ..., question: _Optional[str] = ..., verdict: _Optional[str] = ..., reviewed_by: _Optional[str] = ..., reviewed_s: _Optional[float] = ..., level: _Optional[float] = ...) -> None: ...
+    memory_shift: int
+    def __init__(self, id: _Optional[str] = ..., camera: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., severity: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., score: _Optional[float] = ..., windows: _Optional[int] = ..., opened_s: _Optional[float] = ..., updated_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., text: _Optional[str] = ..., reason: _Optional[str] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_s: _Optional[float] = ..., muted: _Optional[bool] = ..., snapshot_url: _Optional[str] = ..., clip_url: _Optional[str] = ..., clip: _Optional[str] = ..., footage_note: _Optional[str] = ..., question: _Optional[str] = ..., verdict: _Optional[str] = ..., reviewed_by: _Optional[str] = ..., reviewed_s: _Optional[float] = ..., level: _Optional[float] = ..., memory_shift: _Optional[int] = ...) -> None: ...
 
 class IncidentEvent(_message.Message):
     __slots__ = ("key", "event", "at_s", "incident", "missed", "silent", "cause")

@@ -15,7 +15,7 @@ class WatchRequest(_message.Message):
     def __init__(self, cameras: _Optional[_Iterable[str]] = ..., recent: _Optional[bool] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("camera", "window", "start", "end", "question", "score", "positive", "text", "gated", "tokens", "timing", "missed", "trace", "incarnation")
+    __slots__ = ("camera", "window", "start", "end", "question", "score", "positive", "text", "gated", "tokens", "timing", "missed", "trace", "incarnation", "memory_shift")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +30,7 @@ class Answer(_message.Message):
     MISSED_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_SHIFT_FIELD_NUMBER: _ClassVar[int]
     camera: str
     window: int
     start: int
@@ -44,7 +45,8 @@ class Answer(_message.Message):
     missed: int
     trace: str
     incarnation: str
-    def __init__(self, camera: _Optional[str] = ..., window: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., question: _Optional[str] = ..., score: _Optional[float] = ..., positive: _Optional[bool] = ..., text: _Optional[str] = ..., gated: _Optional[bool] = ..., tokens: _Optional[_Union[TokenCount, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., missed: _Optional[int] = ..., trace: _Optional[str] = ..., incarnation: _Optional[str] = ...) -> None: ...
+    memory_shift: int
+    def __init__(self, camera: _Optional[str] = ..., window: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., question: _Optional[str] = ..., score: _Optional[float] = ..., positive: _Optional[bool] = ..., text: _Optional[str] = ..., gated: _Optional[bool] = ..., tokens: _Optional[_Union[TokenCount, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., missed: _Optional[int] = ..., trace: _Optional[str] = ..., incarnation: _Optional[str] = ..., memory_shift: _Optional[int] = ...) -> None: ...
 
 class TokenCount(_message.Message):
     __slots__ = ("full", "kept", "reused", "refreshed", "new", "query", "encoded")
