@@ -230,20 +230,19 @@ class Fleet:
         self._lost = 0
 
     # -- who is there ---------------------------------------------------------------------------
-    async def grow(self, count: int, *, ramp_s: float | None = None) -> float:
+    async def grow(self, count: int) -> float:
         """Add cameras until there are ``count``; returns when the last of them begins, monotonic seconds.
 
-        They connect one after the other over ``ramp_s``, then begin at their phases of a stride that is the same for
-        all cameras ever added. Raises ``SightlineError``: the cluster does not take one.
+        They connect one after the other over the profile's ``ramp_s``, then begin at their phases of a stride that is
+        the same for all cameras ever added. Raises ``SightlineError``: the cluster does not take one.
         """
-        return await self._add(count - len(self.cameras), ramp_s=ramp_s)
+        return await self._add(count - len(self.cameras), self.profile.ramp_s)
 
-    async def _add(self, count: int, *, ramp_s: float | None) -> float:
+    async def _add(self, count: int, ramp_s: float) -> float:
         scripts = [script(self.profile, next(self._numbers), self._prefix) for _ in range(count)]
         if not scripts:
             return time.monotonic()
         await asyncio.gather(*(self._register(each) for each in scripts))
-        ramp_s = self.profile.ramp_s if ramp_s is None else ramp_s
         begin_s = self._next_stride(time.monotonic() + ramp_s + CONNECT_S)
         for number, each in enumerate(scripts):
             self._start(each, begin_s + each.phase * self.setup.stride_s)
@@ -284,7 +283,7 @@ class Fleet:
         """One camera, drawn at random, leaves, and another comes."""
         if self.cameras:
             leaving = self.remove(self._random.choice(sorted(self.cameras)))
-            await asyncio.gather(leaving, self._add(1, ramp_s=0.0))
+            await asyncio.gather(leaving, self._add(1, 0.0))
 
     def storm(self, share: float) -> list[str]:
         """Connections break at once; returns whose."""

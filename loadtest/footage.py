@@ -88,7 +88,6 @@ def make_footage(
     fps: float,
     size: tuple[int, int],
     seconds: float = MADE_SECONDS,
-    seed: int = 0,
     crf: int | None = None,
 ) -> Footage:
     """Draw and encode one of the ``MADE`` kinds; the same arguments give the same footage. ``crf``: see
@@ -96,7 +95,7 @@ def make_footage(
     """
     with tempfile.TemporaryDirectory(prefix="sightline-footage-") as folder:
         path = Path(folder) / f"{kind}.mp4"
-        make_clip(MADE[kind], path, seconds=seconds, fps=fps, size=size, seed=seed, crf=crf)
+        make_clip(MADE[kind], path, seconds=seconds, fps=fps, size=size, crf=crf)
         return read_footage(path, kind)
 
 

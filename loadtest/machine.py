@@ -21,8 +21,11 @@ from cluster.wire.tls import ClientCredentials
 Page = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 """(sample's name, its labels in order) -> value."""
 
+PAGE_S = 5.0
+"""Seconds that a page may take."""
 
-def read_page(address: str, credentials: ClientCredentials | None = None, timeout_s: float = 5.0) -> Page:
+
+def read_page(address: str, credentials: ClientCredentials | None = None) -> Page:
     """The page at ``host:port``, asked for with the client's token and TLS.
 
     Raises:
@@ -36,16 +39,16 @@ def read_page(address: str, credentials: ClientCredentials | None = None, timeou
         # Not sent along with a redirect, which may lead to another machine.
         request.add_unredirected_header(name.capitalize(), value)
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s, context=context) as reply:
+        with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as reply:
             return parse(reply.read().decode())
     except http.client.HTTPException as error:
         raise ValueError(f"no answer in HTTP: {type(error).__name__}") from None
 
 
-def fetch(address: str, credentials: ClientCredentials | None = None, timeout_s: float = 5.0) -> Page:
+def fetch(address: str, credentials: ClientCredentials | None = None) -> Page:
     """See :func:`read_page`; empty when it cannot be read, which a fault may be the reason for."""
     try:
-        return read_page(address, credentials, timeout_s)
+        return read_page(address, credentials)
     except (SightlineError, OSError, ValueError):
         return {}
 

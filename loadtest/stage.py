@@ -65,11 +65,11 @@ class Stage:
         self._machine = Machine()
 
     # -- a measurement --------------------------------------------------------------------------
-    async def warm_up(self, streams: int, *, ramp_s: float | None = None) -> None:
+    async def warm_up(self, streams: int) -> None:
         """Bring the fleet to ``streams`` cameras and wait until their windows have their full length."""
         if streams < len(self.fleet.cameras):
             await self.fleet.shrink(streams)
-        begun_s = await self.fleet.grow(streams, ramp_s=ramp_s)
+        begun_s = await self.fleet.grow(streams)
         warmup_s = self.profile.warmup_s
         if warmup_s is None:
             warmup_s = self.target.config.window.length_s + self.setup.stride_s

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def search_charts(trials: Sequence[Trial], objective: Objective, *, fewer: bool) -> list[Figure]:
+def search_chart(trials: Sequence[Trial], objective: Objective, *, fewer: bool) -> Figure:
     """What each count that was tried reached; ``fewer``: over replicas, else over cameras."""
-    if not trials:
-        return []
 
     def line(name: str, value: Callable[[Trial], float]) -> Series:
         points = tuple(Point(t.replicas if fewer else t.cameras, value(t), text=f"{value(t):.4f}") for t in trials)
@@ -39,7 +37,7 @@ def search_charts(trials: Sequence[Trial], objective: Objective, *, fewer: bool)
         line("useful work over capacity", lambda t: t.utilisation),
     ]
     wanted = f"objective: {objective.on_time:g} on time, {objective.answered:g} answered, quality {objective.quality:g}"
-    return [chart(wanted, series, Axis("replicas" if fewer else "cameras"), Axis("share", percent=True))]
+    return chart(wanted, series, Axis("replicas" if fewer else "cameras"), Axis("share", percent=True))
 
 
 def city_charts(result: CityResult) -> list[Figure]:
@@ -210,8 +208,10 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
 
 def page(result: CityResult, objective: Objective, trials: Sequence[Trial] = (), *, fewer: bool = False) -> str:
     """One HTML document without requests to anywhere. ``trials``: of a search; ``fewer``: it was for replicas."""
-    drawn = city_charts(result) + search_charts(trials, objective, fewer=fewer)
-    shown = tables(result) + ([_trial_table(trials)] if trials else [])
+    drawn, shown = city_charts(result), tables(result)
+    if trials:
+        drawn.append(search_chart(trials, objective, fewer=fewer))
+        shown.append(_trial_table(trials))
     sections = [
         Section(tables=shown),
         Section("Over time", charts={str(figure.get_label()): figure for figure in drawn}),

@@ -48,15 +48,14 @@ INSIDE: list[tuple[str, type, str]] = [*STAGES, ("prune", Replenish, "prune"), (
 class Discard:
     """Push cameras under any name, each with a thread that takes its packets as a decoder would."""
 
-    def __init__(self, credit: int) -> None:
-        self._credit = credit
+    def __init__(self) -> None:
         self._sinks: dict[str, QueueSink] = {}
         self.packets = 0
 
     async def find(self, camera: str) -> PacketSink:
         if camera not in self._sinks:
-            source = PushSource(max_packets=2 * self._credit)
-            self._sinks[camera] = QueueSink(source, max_credit=self._credit)
+            source = PushSource(max_packets=2 * CREDIT)
+            self._sinks[camera] = QueueSink(source, max_credit=CREDIT)
             threading.Thread(target=self._take, args=(source,), daemon=True).start()
         return self._sinks[camera]
 
@@ -192,7 +191,7 @@ async def _serve(args: argparse.Namespace) -> None:
             take_pushes(Forward(args.next).find)
             await serve(server, {})
         case "discard":
-            discard = Discard(CREDIT)
+            discard = Discard()
             take_pushes(discard.find)
             await serve(server, {}, lambda: {"packets": discard.packets})
         case "decoder":

@@ -19,6 +19,7 @@ from cluster.types import MICROSECONDS, WindowRequest
 from cluster.types.cameras import Priority
 
 REPLICA = "replica-0"
+MAX_BATCH = 8
 MOST_STRIDES = 16
 """More strides than overlap in a window of the usual lengths."""
 
@@ -63,14 +64,10 @@ class Camera:
 
 @dataclass(slots=True)
 class Run:
-    """What came of a simulation. ``busy_s``: seconds in steps; ``longest_s``: longest step."""
+    """What came of a simulation. ``longest_s``: longest step."""
 
     classes: dict[Priority, Class]
-    seconds: float
-    busy_s: float = 0.0
     longest_s: float = 0.0
-    steps: int = 0
-    rungs: list[Counter[str]] = field(default_factory=list)
 
     def quality(self) -> float:
         """F1-weighted share of due windows that were answered."""
@@ -93,14 +90,13 @@ class Replica:
         *,
         fleet: Fleet | None = None,
         drop: float = 0.0,
-        max_batch: int = 8,
         budget_s: float = math.inf,
         seed: int = 0,
     ) -> None:
         self.cameras = cameras
         self.now_s = 0.0
         self._costs, self._fleet = costs, fleet
-        self._drop, self._max_batch, self._budget_s = drop, max_batch, budget_s
+        self._drop, self._budget_s = drop, budget_s
         self._random = random.Random(seed)
         self._queue = WindowQueue(per_stream=1, capacity=100_000)
         self._names = {camera.demand.camera: camera for camera in cameras}
@@ -109,14 +105,14 @@ class Replica:
         heapify(self._arrivals)
         self._ticked_s = self._busy_since_tick = 0.0
         self._steps = self._computed = 0
-        self.run_ = Run({each: Class() for each in Priority}, 0.0)
+        self.run_ = Run({each: Class() for each in Priority})
 
     def run(self, seconds: float) -> Run:
         """Go on for so long; the same ``Run`` grows with every call."""
         until = self.now_s + seconds
         while self.now_s < until:
             self._arrive(self.now_s)
-            batch = self._queue.take_batch(self._max_batch, self.now_s, self._budget_s)
+            batch = self._queue.take_batch(MAX_BATCH, self.now_s, self._budget_s)
             self._update_metrics(batch.dropped)
             if batch.requests:
                 self._step(batch.requests)
@@ -124,7 +120,6 @@ class Replica:
                 self.now_s = min(max(self._arrivals[0][0], self.now_s), until)
             if self._fleet is not None and self.now_s - self._ticked_s >= 1.0:
                 self._tick(self._fleet)
-        self.run_.seconds += seconds
         for each in self.run_.classes.values():
             each.waiting = 0
         for camera in self.cameras:
@@ -190,8 +185,6 @@ class Replica:
         for camera in cameras:
             camera.gated = camera.missed = 0
         self.now_s += seconds
-        self.run_.steps += 1
-        self.run_.busy_s += seconds
         self._busy_since_tick += seconds
         self._steps += 1
         self._computed += len(requests)
@@ -236,7 +229,6 @@ class Replica:
         self._steps = self._computed = 0
         for step in fleet.tick(self.now_s).steps:
             self._names[step.camera].rung = step.rung_to
-        self.run_.rungs.append(Counter(self._rung(camera).name for camera in self.cameras))
         self._ticked_s, self._busy_since_tick = self.now_s, 0.0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -124,9 +124,6 @@ class Results:
 
     def run(self, video: LabelledVideo, setting: Setting) -> VideoRun:
         return self.runs[video.name, setting.key]
-
-    def subset(self, videos: Sequence[LabelledVideo]) -> Results:
-        return Results(tuple(videos), self.settings, self.runs, (), self.consecutive)
 
     def scores(self, setting: Setting) -> Floats:
         """Video scores ``[v, k]``; ``-inf`` for kinds a video is not judged on."""

@@ -5,20 +5,18 @@ truth.
 """
 
 from cluster.lab.scenes.actors import Scene
-from cluster.lab.scenes.questions import MemoryQuestion, memory_questions, phrasings, standing_question
+from cluster.lab.scenes.questions import memory_questions, phrasings, standing_question
 from cluster.lab.scenes.render import SceneObject, SceneRenderer
 from cluster.lab.scenes.scene import make_scene
-from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, SceneEvent, Split, window_label
+from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, SceneEvent, window_label
 
 __all__ = [
     "EVENT_KINDS",
     "SPLITS",
-    "MemoryQuestion",
     "Scene",
     "SceneEvent",
     "SceneObject",
     "SceneRenderer",
-    "Split",
     "make_scene",
     "memory_questions",
     "phrasings",

@@ -94,7 +94,7 @@ class StageSettings:
 class Settings:
     """A training run.
 
-    * ``save_minutes``, ``validate_minutes``: intervals of checkpoints and validation
+    * ``validate_minutes``: between two validations
     * ``average``: decay of the moving average of weights, which is validated and exported
     """
 
@@ -103,7 +103,6 @@ class Settings:
     device: str = "cpu"
     threads: int = 1
     workers: int = 1
-    save_minutes: float = 3.0
     validate_minutes: float = 8.0
     validation_scenes: int = 48
     average: float = 0.995

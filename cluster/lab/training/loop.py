@@ -103,6 +103,8 @@ class StageOptimizer:
 
 # Steps per log line.
 LOG_STEPS = 20
+# Between two checkpoints.
+SAVE_MINUTES = 3.0
 _LOWEST_RATE = 0.02
 
 
@@ -247,7 +249,7 @@ class StageRun:
                         sums.clear()
                         self._log("losses", means)
                         listener.step(self.share, self.step, self.step * batch / self.elapsed_s, means)
-                    if now - saved > 60 * self.settings.save_minutes:
+                    if now - saved > 60 * SAVE_MINUTES:
                         self.save()
                         saved = now
                     if now - validated > 60 * self.settings.validate_minutes:

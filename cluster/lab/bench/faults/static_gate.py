@@ -16,7 +16,6 @@ import numpy as np
 from cluster.codec.picture import LumaDifference
 from cluster.engine.simulated import SimulatedEngine
 from cluster.lab.bench.harness import BenchResult
-from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_shape
 from cluster.registry import pruners
 from cluster.types import MICROSECONDS, Answer, ChangeGrid, PatchGrid, Question, SampledPicture, StreamSpec, UInt8Array
@@ -99,7 +98,7 @@ class _Camera:
         self.appearing: AppearingObject | None = None
         self._grid, self._scene = grid, scene
         self._spec = StreamSpec("gate", (Question("q", "Is anyone on the ground?"),), WINDOW_S, STRIDE_S)
-        self._engine = _engine(load_shape("demo"))
+        self._engine = SimulatedEngine(load_shape("demo"))
         self._engine.admit(self._spec)
         self._sampler = PatchSampler("gate", make_pruner(pruner), SAMPLES_PER_S)
         self._difference = LumaDifference(grid)
@@ -111,7 +110,7 @@ class _Camera:
         other.__dict__ |= self.__dict__
         other.answers = []
         other._sampler, other._difference = deepcopy((self._sampler, self._difference))
-        other._engine = _engine(self._engine.model)
+        other._engine = SimulatedEngine(self._engine.model)
         other._engine.import_stream(self._spec, self._engine.export_stream("gate"))
         return other
 
@@ -134,7 +133,3 @@ class _Camera:
         rgb = np.broadcast_to(luma[..., None], (*luma.shape, 3))
         pts = index * MICROSECONDS // SAMPLES_PER_S
         return SampledPicture(index, pts, anchor, index == 0, grid, rgb, luma, change)
-
-
-def _engine(shape: VisionLanguageModel) -> SimulatedEngine:
-    return SimulatedEngine(shape)

@@ -97,8 +97,8 @@ def measure(footage: Footage) -> BenchResult:
             # Where every camera counts by its objects, and the same objects are drawn for both.
             weights = bootstrap_weights(len(recall))
             row = {"compressor": setting.compressor, "organiser": setting.organiser, "cap": f"1/{share}", "held": held}
-            row |= {**estimate(_mean(recall)(weights)).row("recall"), "recall_4": float(stricter.mean())}
-            rows.append(row | estimate(_mean(own - recall)(weights)).row("ours_more"))
+            row |= {**estimate(_mean(recall, weights)).row("recall"), "recall_4": float(stricter.mean())}
+            rows.append(row | estimate(_mean(own - recall, weights)).row("ours_more"))
         rows += _read_rows(watched, share)
         print_progress(f"evidence: 1/{share}")
         if name := _NAMES.get(share):
@@ -216,8 +216,8 @@ def _read_rows(watched: Sequence[Watched], share: int) -> list[dict[str, Any]]:
         recall = np.concatenate([each for each, _ in parts])
         row: dict[str, Any] = {"compressor": own.compressor, "organiser": organiser, "retriever": name}
         row |= {"cap": f"1/{share}", "read": sum(read for _, read in parts) / len(parts)}
-        row |= estimate(_mean(recall)(weights)).row("recall")
-        rows.append(row | estimate(_mean(ours_found - recall)(weights)).row("ours_more"))
+        row |= estimate(_mean(recall, weights)).row("recall")
+        rows.append(row | estimate(_mean(ours_found - recall, weights)).row("ours_more"))
     return rows
 
 
@@ -240,6 +240,7 @@ def read_passages(memory: StreamMemory, watched: Watched, retriever: Retriever) 
     return found / max(1, sum(map(len, memory.heads))), read / max(1, held)
 
 
-def _mean(values: Floats) -> Any:
-    """``weights [b, n]`` -> weighted mean ``[b]``."""
-    return lambda weights: (weights @ values) / np.maximum(weights.sum(axis=1), 1e-12)
+def _mean(values: Floats, weights: Floats) -> Floats:
+    """Mean ``[b]`` of ``values [n]`` by ``weights [b, n]``."""
+    mean: Floats = (weights @ values) / np.maximum(weights.sum(axis=1), 1e-12)
+    return mean

@@ -34,19 +34,14 @@ POOLS = ((7, 3), (5, 2), (3, 1), (1, 0))
 """(width, dimensions) of the pools in each quarter of the layers."""
 SHAPES = ((32, 8, 10), (24, 14, 7), (16, 4, 6), (12, 9, 3))
 """Frames, rows and columns. Twelve frames have one that is recent and a half that TaR adds at a quarter."""
+TAR, RECENT = 0.5, 0.125
+"""Share of the budget for TaR, recent frames included; and of the frames those that are recent."""
 LAYERS = 8
 SHARES = (1 / 4, 3 / 4)
 
 
 def published_selection(
-    key: Floats,
-    value: Floats,
-    grid: tuple[int, int],
-    budget: int,
-    quarter: int,
-    *,
-    share: float = 0.5,
-    recent: float = 0.125,
+    key: Floats, value: Floats, grid: tuple[int, int], budget: int, quarter: int
 ) -> npt.NDArray[np.int64]:
     """Tokens ``[H, budget]`` that one compression of whole frames keeps, ascending; the earliest of equals.
 
@@ -55,8 +50,6 @@ def published_selection(
         grid: rows and columns of a frame.
         budget: tokens to keep.
         quarter: of the model that the layer is in, 0 to 3.
-        share: of the budget for TaR, recent frames included.
-        recent: share of the frames that are recent.
 
     Raises:
         ValueError: frames are not whole, none is recent, or the recent ones exceed the budget for TaR.
@@ -64,8 +57,8 @@ def published_selection(
     heads, tokens, _ = key.shape
     cells = grid[0] * grid[1]
     frames = tokens // cells
-    newest = int(frames * recent)
-    distinct = budget - round((1 - share) * budget) - newest * cells
+    newest = int(frames * RECENT)
+    distinct = budget - round((1 - TAR) * budget) - newest * cells
     if tokens % cells or newest < 1 or distinct < 0:
         raise ValueError(f"{tokens} tokens of {cells} a frame and a budget of {budget} are not what the code can take")
     unit = (key / np.linalg.norm(key, axis=-1, keepdims=True)).reshape(heads, frames, cells, -1)

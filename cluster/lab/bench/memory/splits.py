@@ -30,8 +30,8 @@ class _Run:
     """One layer and head with all its tokens in reach, playing the tiers itself. ``fetched``: clusters that were to be
     split; ``recalls``, ``shares``: of each question."""
 
-    def __init__(self, width: int, share: float, top: int, options: dict[str, Any]) -> None:
-        self.organiser = Mosaic(width, **options)
+    def __init__(self, width: int, share: float, top: int, defer: bool) -> None:
+        self.organiser = Mosaic(width, defer=defer)
         self.retriever, self.top = TopK(share=share), top
         self.fetched = 0
         self.recalls: list[float] = []
@@ -93,7 +93,6 @@ def measure_splits(
     share: float = 0.1,
     top: int = 32,
     similarity: float | None = None,
-    options: dict[str, Any] | None = None,
 ) -> dict[str, float]:
     """Splits and recall of both on what left one stream's windows.
 
@@ -104,7 +103,6 @@ def measure_splits(
         share: of all tokens, what a question loads.
         top: keys of the largest product with each query row that ought to be found.
         similarity: of visual partitions; None: a single one.
-        options: of the organiser, but ``defer``.
 
     Returns:
         ``saving``: share of eager's splits that deferring does without; ``saving_divisions``: the same with divisions
@@ -116,8 +114,7 @@ def measure_splits(
     figures: dict[str, float] = {}
     for name, defer in (("eager", False), ("deferred", True)):
         layers, heads, _, width = chunks[0].key.shape
-        chosen = {**(options or {}), "defer": defer}
-        runs = {place: _Run(width, share, top, chosen) for place in itertools.product(range(layers), range(heads))}
+        runs = {place: _Run(width, share, top, defer) for place in itertools.product(range(layers), range(heads))}
         waiting = sorted(asked, key=lambda each: each.frames)
         for first in range(0, len(chunks) - block + 1, block):
             until = first + block
