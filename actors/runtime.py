@@ -24,7 +24,7 @@ from actors.startup import Addresses
 from cluster.config import SightlineConfig
 from cluster.control.cameras.table import lock_state
 from cluster.control.decoders import decoder_names
-from cluster.errors import ConfigError, SightlineError, UnavailableError
+from cluster.errors import ConfigError, SightlineError, UnavailableError, first_line
 from cluster.security.private_files import FolderLock
 from cluster.types import CameraStatus
 
@@ -94,7 +94,7 @@ class Cluster:
             self._start_processes(config)
         except RayError as error:
             self.stop()
-            raise SightlineError(f"the cluster did not start: {str(error).strip().splitlines()[0]}") from None
+            raise SightlineError(f"the cluster did not start: {first_line(error)}") from None
         except BaseException:
             self.stop()
             raise

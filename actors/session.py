@@ -13,7 +13,7 @@ import ray
 from ray._private import utils as ray_utils
 
 from actors.remote import NAMESPACE
-from cluster.errors import ConfigError, SightlineError
+from cluster.errors import ConfigError, SightlineError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class RaySession:
                 _init(options)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise ConfigError(
-                    f"no Ray cluster answers at {self._address!r} (cluster.ray_address): {_first_line(error)}; "
+                    f"no Ray cluster answers at {self._address!r} (cluster.ray_address): {first_line(error)}; "
                     "where it asks for a token, set RAY_AUTH_MODE=token here as well"
                 ) from None
         self._started = True
@@ -156,8 +156,8 @@ def _start_private(options: dict[str, Any]) -> None:
             ray.shutdown()
             _end([process for process in _rays_processes() if process.pid not in before], _LEFTOVERS_S)
             if not again:
-                raise SightlineError(f"Ray did not start: {_first_line(error)}") from None
-            log.warning("Ray did not start (%s); trying once more", _first_line(error))
+                raise SightlineError(f"Ray did not start: {first_line(error)}") from None
+            log.warning("Ray did not start (%s); trying once more", first_line(error))
 
 
 def _rays_processes() -> list[psutil.Process]:
@@ -248,8 +248,3 @@ def _mute_ray() -> None:
     worker.print_to_stdstream = lambda data, *_, **__: log.debug("ray: %s", data.get("lines"))
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

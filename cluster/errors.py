@@ -67,3 +67,8 @@ class UnauthenticatedError(SightlineError):
 
 class ForbiddenError(SightlineError):
     """A token that may not do this, or not with this camera."""
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an error's message; the name of its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

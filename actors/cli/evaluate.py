@@ -125,7 +125,7 @@ def accuracy(
     spec = ModelSpec(model, device, dtype)
     loaded = spec.load()
     layout = layout if dataset else "scenes"
-    shape = _shape(loaded.settings, layout, window, stride, fps, anchor_interval)
+    shape = window_shape(loaded.settings, layout, window, stride, fps, anchor_interval)
     compared = make_grid(settings or ("quick" if quick else "standard"), shape)
     if dataset is None:
         from cluster.lab.scenes.questions import standing_question
@@ -227,7 +227,7 @@ def _validation(
 
     check_model(str(model))
     check_writable(out)
-    shape = _shape(ModelSettings.load(model), "scenes", None, None, None, None)
+    shape = window_shape(ModelSettings.load(model))
     found = _dataset(scenes, "scenes", shape, 2)
     check_validation(found)
     spec = ModelSpec(str(model), device, "float32")
@@ -236,13 +236,13 @@ def _validation(
     return spec, loaded, shape, found
 
 
-def _shape(
+def window_shape(
     known: ModelSettings,
-    layout: str,
-    window: float | None,
-    stride: float | None,
-    fps: float | None,
-    anchor_interval: float | None,
+    layout: str = "scenes",
+    window: float | None = None,
+    stride: float | None = None,
+    fps: float | None = None,
+    anchor_interval: float | None = None,
 ) -> WindowShape:
     """The requested window, else the model's training window, else CodecSight's for footage and the demo's for scenes;
     the default stride is a fifth of the window."""

@@ -74,7 +74,7 @@ def memory(
 
     $ sightline eval memory --dataset MLVU --layout mlvu --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
     """
-    from actors.cli.evaluate import _check_run, _default_jobs, _latency_text, _shape, _window_text, _write, show
+    from actors.cli.evaluate import _check_run, _default_jobs, _latency_text, _window_text, _write, show, window_shape
 
     made = {"--scenes": scenes, "--seconds": seconds, "--per-kind": per_kind}
     given = [name for name, value in made.items() if value is not None]
@@ -94,7 +94,7 @@ def memory(
     compared = memory_grid("basic" if calibrate else settings)
     spec = ModelSpec(model, device, dtype)
     loaded = spec.load()
-    shape = _shape(loaded.settings, "scenes", window, stride, fps, anchor_interval)
+    shape = window_shape(loaded.settings, "scenes", window, stride, fps, anchor_interval)
     workers = jobs or _default_jobs(device)
     skipped: tuple[SkippedVideo, ...] = ()
     if dataset is None:

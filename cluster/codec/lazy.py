@@ -23,6 +23,7 @@ from statistics import fmean, median
 
 from cluster.codec.nal import CodedPicture
 from cluster.codec.slice_header import SliceHeaders
+from cluster.codec.timeline import DecodingClock
 from cluster.types import MICROSECONDS, EncodedPacket
 
 AREA = 0.008
@@ -168,7 +169,9 @@ class LazyDecode:
     _model: QuietModel = field(default_factory=QuietModel)
     _held: deque[HeldPacket] = field(default_factory=deque)
     _times: list[int] = field(default_factory=list)
-    _last_dts: int | None = None
+    _clock: DecodingClock = field(default_factory=DecodingClock)
+    _last_given: int | None = None
+    _decoded: int | None = None
     _samples: int = 0
     _calm: int = 0
     _groups: int = 0
@@ -188,7 +191,8 @@ class LazyDecode:
     def open(self, codec: str, parameter_sets: bytes) -> None:
         """Another stream of the camera; what is held of the last one is gone, what was learned stays."""
         self._headers = SliceHeaders(codec, parameter_sets)
-        self._last_dts = self._group_start = self._group_length = None
+        self._last_given = self._decoded = self._group_start = self._group_length = None
+        self._clock.restart()
         self.clear()
 
     @property
@@ -212,15 +216,22 @@ class LazyDecode:
         if self._found is not None:
             self._model.label(self._found)
             self._released, self._found = False, None
-        picture, decoded, last = self._headers.read(data), packet.decoding_time, self._last_dts
+        picture, given, last_given = self._headers.read(data), packet.decoding_time, self._last_given
         self.set_back = (
-            decoded is not None and last is not None and (decoded == last or decoded < last - STEP_S * MICROSECONDS)
+            given is not None
+            and last_given is not None
+            and (given == last_given or given < last_given - STEP_S * MICROSECONDS)
         )
-        self._last_dts = decoded if decoded is not None else last
+        if self.set_back:
+            self._clock.restart()
+            self._decoded = None
+        self._last_given = given if given is not None else last_given
         self.told, self.restarts = True, False
-        if picture is None or packet.pts is None or decoded is None:
+        if picture is None or packet.pts is None:
             self._doubted = True
             return False
+        last, decoded = self._decoded, self._clock.advance(packet.pts)
+        self._decoded = decoded
         size = 8 * len(data) * 2.0 ** ((picture.qp - 26) / 6)
         self.restarts = packet.keyframe and picture.kind == "I"
         if self.restarts:
@@ -231,8 +242,7 @@ class LazyDecode:
                 self._group_length = decoded - self._group_start
             self._group_start = decoded
             return False
-        # Of a camera with B-frames that sends no decoding times, steps go back and forth.
-        step_s = 0.0 if last is None else abs(decoded - last) / MICROSECONDS
+        step_s = 0.0 if last is None else max(0, decoded - last) / MICROSECONDS
         area, mean, slow = self._model.add(picture, size, min(1.0, step_s / SLOW_S))
         quiet = area <= AREA and mean <= MEAN_AREA
         outside = False
@@ -261,7 +271,7 @@ class LazyDecode:
         self.held_bytes += len(packet.data)
         if packet.packet.pts is not None:
             heapq.heappush(self._times, packet.packet.pts)
-        shown = packet.packet.decoding_time
+        shown = self._decoded
         if self.unsure and shown is not None:
             shown -= round((self.wait_s if self.waits else min(SLOW_S, self.wait_s)) * MICROSECONDS)
         return self._shown_before(shown)
@@ -313,7 +323,7 @@ class LazyDecode:
             self._backoff = min(2 * self._backoff, LONGEST_BACKOFF)
 
     def _within_bounds(self, decoded: int, size: int) -> bool:
-        first = self._held[0].packet.decoding_time if self._held else None
+        first = self._held[0].packet.pts if self._held else None
         if (
             self.held_bytes + size <= HELD_BYTES
             and len(self._held) < HELD_PACKETS
@@ -331,9 +341,9 @@ class LazyDecode:
             return False
         return 0 < self._group_start + self._group_length - decoded <= self.wait_s * MICROSECONDS
 
-    def _shown_before(self, dts: int | None) -> list[int]:
-        """Times of held pictures up to ``dts``: later packets come later; all of them for None."""
+    def _shown_before(self, time: int | None) -> list[int]:
+        """Times of held pictures up to ``time``; all of them for None."""
         times = []
-        while self._times and (dts is None or self._times[0] <= dts):
+        while self._times and (time is None or self._times[0] <= time):
             times.append(heapq.heappop(self._times))
         return times

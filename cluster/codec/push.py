@@ -56,12 +56,8 @@ class PushSource:
             self.session, self._header, self._ended, self._announced = session, header, False, True
             self._state.notify_all()
 
-    def offer(self, packet: EncodedPacket) -> bool:
-        """False if the packet was dropped because the queue is full or closed; counted, and a gap follows."""
-        return self.offer_all((packet,)) == 0
-
-    def offer_all(self, packets: Sequence[EncodedPacket]) -> int:
-        """Number of dropped packets, see :meth:`offer`; the decoder is woken once."""
+    def offer(self, packets: Sequence[EncodedPacket]) -> int:
+        """Number of packets dropped because the queue is full or closed; counted, and a gap follows."""
         with self._state:
             new = []
             for packet in packets:

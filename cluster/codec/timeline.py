@@ -1,5 +1,7 @@
 """Timestamps, sampling and anchors on clocks that repeat, jump or are missing."""
 
+import bisect
+
 from cluster.types import MICROSECONDS
 
 _DEFAULT_INTERVAL = MICROSECONDS // 25
@@ -8,6 +10,8 @@ _PATIENCE = 25
 # Corrections of a camera's clock up to this far back only repeat a moment.
 _REPEAT = MICROSECONDS
 _LONGEST_STEP = 10 * MICROSECONDS
+# Pictures that encoders in use send ahead of one shown before them: two in x264 and x265, four in a pyramid of 16.
+_REORDERED = 4
 
 
 class Timeline:
@@ -84,6 +88,36 @@ class Timeline:
             self._last = -interval
         self._last += interval
         return self._last
+
+
+class DecodingClock:
+    """Ascending times of a stream's packets: what is shown up to that time has come.
+
+    From presentation times alone. Decoding times are not always sent, and those of RTSP, which has none, are FFmpeg's
+    guess: where it takes the reordering for less than it is, they go back and forth with the pictures. Here its depth
+    is the most pictures that came before one shown earlier; while it is being learned, a time may step back.
+    """
+
+    def __init__(self) -> None:
+        self._latest: list[int] = []
+        self._depth = 0
+
+    def restart(self) -> None:
+        """Later times are unrelated to earlier ones; the depth stays."""
+        self._latest.clear()
+
+    def advance(self, pts: int) -> int:
+        """Time of the next packet in decoding order, microseconds as its ``pts``."""
+        latest = self._latest
+        shown_later = len(latest) - bisect.bisect(latest, pts)
+        if shown_later > _REORDERED:
+            # No B-picture: the camera's clock was corrected.
+            self.restart()
+            shown_later = 0
+        self._depth = max(self._depth, shown_later)
+        latest.insert(len(latest) - shown_later, pts)
+        del latest[: -_REORDERED - 1]
+        return latest[max(0, len(latest) - 1 - self._depth)]
 
 
 class Sampling:

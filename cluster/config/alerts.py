@@ -4,11 +4,11 @@ import inspect
 from datetime import datetime, time, timedelta
 from fnmatch import fnmatchcase
 from typing import Any, Literal, Self, get_args
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator, model_validator
 
-from cluster.config.problems import ConflictError, Duration, Problem, Section, Size
+from cluster.config.problems import ConflictError, Duration, Problem, Section, Size, TimeZone
 from cluster.registry import sinks
 
 
@@ -79,19 +79,10 @@ class QuietHoursConfig(Section):
     """Begin, like 22:00."""
     end: str = Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
     """End, like 06:30; before start: on the next day."""
-    timezone: str = "UTC"
+    timezone: TimeZone = "UTC"
     """Time zone of both, like Europe/Berlin."""
     min_severity: Severity | None = "critical"
     """Lowest severity that is sent all the same; null: none."""
-
-    @field_validator("timezone")
-    @classmethod
-    def _zone(cls, timezone: str) -> str:
-        try:
-            ZoneInfo(timezone)
-        except (ZoneInfoNotFoundError, ValueError, OSError):
-            raise ValueError(f"must be a time zone like Europe/Berlin, not {timezone!r}") from None
-        return timezone
 
     @model_validator(mode="after")
     def _hours(self) -> Self:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, field_validator
 
 from cluster.config.memory import MemoryConfig
 from cluster.config.polygon import MAX_MASKS, MAX_ZONES, PicturePolygon
-from cluster.config.problems import Duration, OneOf, Section
+from cluster.config.problems import Duration, OneOf, Section, TimeZone
 from cluster.config.sources import check_address
 from cluster.redaction import SourceAddress
 from cluster.registry import pruners, refresh_policies
@@ -115,14 +115,6 @@ def _check_hours(text: str) -> str:
     return text
 
 
-def _check_zone(name: str) -> str:
-    try:
-        ZoneInfo(name)
-    except (OSError, ValueError, KeyError):
-        raise ValueError(f"there is no time zone {name[:80]!r}; name one like UTC or Europe/Berlin") from None
-    return name
-
-
 Hours: TypeAlias = Annotated[str, AfterValidator(_check_hours)]
 
 
@@ -133,7 +125,7 @@ class ScheduleConfig(Section):
     """Days of the week."""
     hours: list[Hours] = Field(default_factory=list, max_length=16)
     """Hours of these days, each like 08:00-18:30 or, over midnight, 22:00-06:00; empty: all day."""
-    timezone: Annotated[str, AfterValidator(_check_zone)] = Field(default="UTC", max_length=64)
+    timezone: TimeZone = Field(default="UTC", max_length=64)
     """Time zone of days and hours, like Europe/Berlin."""
 
     def holds(self, at_s: float) -> bool:

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Any, TypeAlias
+from zoneinfo import ZoneInfo
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -139,6 +141,17 @@ Duration: TypeAlias = Annotated[
 ]
 """Seconds; bounds of ``Field`` apply to the number."""
 
+
+def _check_zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (OSError, ValueError, KeyError):
+        raise ValueError(f"there is no time zone {name[:80]!r}; name one like UTC or Europe/Berlin") from None
+    return name
+
+
+TimeZone: TypeAlias = Annotated[str, AfterValidator(_check_zone)]
+"""Name of a time zone."""
 
 KeyPath = tuple[str | int, ...]
 

@@ -63,7 +63,7 @@ class QueueSink:
         if self._ended:
             raise NotReadyError(f"session {self._ended!r} has ended; open a new one with another session id")
         # A packet that does not fit is dropped and counted by the source; the next reply tells the pusher.
-        self._source.offer_all([packet_from_proto(message, self._codec) for message in batch.packets])
+        self._source.offer([packet_from_proto(message, self._codec) for message in batch.packets])
         self._taken.set()
 
     async def progress(self) -> PushProgress:

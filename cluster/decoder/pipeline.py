@@ -21,7 +21,7 @@ from cluster.decoder.decode_load import DecodeGate
 from cluster.decoder.footage.camera import CameraFootage, clip_lookback_s
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.picture_statistics import PictureStatistics
-from cluster.errors import CapacityError, SourceError
+from cluster.errors import CapacityError, SourceError, first_line
 from cluster.types import (
     BoolGrid,
     EncodedPacket,
@@ -123,7 +123,7 @@ class DevicePath:
             sample = frontend.process(self._camera, picture)
         except frontend.fatal as error:
             # No call of this process to the GPU will succeed again.
-            self._devices.nvdec.fail(f"the GPU failed: {str(error).splitlines()[0]}")
+            self._devices.nvdec.fail(f"the GPU failed: {first_line(error)}")
             raise
         return sample, self.flush() if sample.frame is None and alone else sample.frame
 
@@ -359,8 +359,7 @@ class CameraPipeline:
             try:
                 sample, frame = self._device.process(picture, alone=alone)
             except (ImportError, NotImplementedError, RuntimeError) as error:
-                first, *_ = [*str(error).splitlines(), type(error).__name__]
-                self._processor.leave_device(f"the GPU failed: {first}")
+                self._processor.leave_device(f"the GPU failed: {first_line(error)}")
                 self._note_device()
                 return
             self._watch.add(sample.picture, sample.thumbnail, sample.difference)

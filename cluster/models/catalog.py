@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from cluster.errors import ModelError
+from cluster.errors import ModelError, first_line
 from cluster.models.presets import PRESETS
 from cluster.registry import families
 
@@ -74,5 +74,5 @@ def _from_hub(name: str) -> Path:
     try:
         return Path(hf_hub_download(name, "config.json"))
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         raise ModelError(f"model {name!r} is neither a folder nor to be had from the hub: {reason}") from None

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 from transformers.image_processing_base import ImageProcessingMixin
 
-from cluster.errors import ConfigError, ModelError
+from cluster.errors import ConfigError, ModelError, first_line
 from cluster.models.base import VisionLanguageModel
 from cluster.models.catalog import BUNDLED, check_model, locate
 from cluster.models.checkpoint import Checkpoint
@@ -215,11 +215,10 @@ def _read(path: str, make: Any, *given: Any, **options: Any) -> Any:
     try:
         return make(*given, **options)
     except Exception as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         why = f"is neither a preset ({', '.join(sorted(PRESETS))}) nor a directory, and cannot be had from the hub"
         if Path(path).is_dir():
             why = "cannot be loaded"
-        raise ModelError(f"model {path!r} {why}: {first}") from error
+        raise ModelError(f"model {path!r} {why}: {first_line(error)}") from error
 
 
 def _image_processor(path: str) -> dict[str, Any]:
@@ -236,9 +235,8 @@ def find_device(name: str) -> torch.device:
         one = torch.ones(1, device=torch.device(name))
         one.item()
     except Exception as error:
-        reason = str(error).splitlines()[0]
         raise ModelError(
-            f"device {name!r} is not available here ({reason}); use cpu, or cuda on a GPU machine"
+            f"device {name!r} is not available here ({first_line(error)}); use cpu, or cuda on a GPU machine"
         ) from error
     # With its number, as tensors on it have: ``cuda`` and ``cuda:0`` are unequal.
     return one.device

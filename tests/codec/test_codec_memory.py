@@ -200,10 +200,10 @@ def test_a_refused_camera_says_why_and_runs_again_when_it_asks_for_less() -> Non
     pipeline.start()
     video = packets([large.key(), large.skipped(1), small.key(), small.skipped(1)], keyframes=(0, 2))
     try:
-        source.offer_all(video[:2])
+        source.offer(video[:2])
         until(lambda: pipeline.status().state is CameraState.ERROR)
         assert "1920 x 1088 with 16 references" in pipeline.status().reason
-        source.offer_all(video[2:])
+        source.offer(video[2:])
         until(lambda: pipeline.status().stats.frames_decoded == 2)
         assert (pipeline.status().state, pipeline.status().reason) == (CameraState.RUNNING, "")
     finally:

@@ -172,7 +172,7 @@ def test_a_camera_that_reconnects_tries_the_gpu_again(clip):
     source, file = PushSource(max_packets=1000), FileSource(clip)
     source.begin_session(file.open(), "agent-1")
     for packet in file.packets():
-        assert source.offer(packet)
+        assert source.offer([packet]) == 0
     source.end_session()
     first = Run(source, PipelineSettings(decode="cuda"), devices)
     assert first.running[0].reason == "decodes on the CPU: all 0 NVDEC sessions of this process are taken"

@@ -180,6 +180,15 @@ def test_a_device_that_is_not_there(device):
     assert "cpu" in message
 
 
+def test_a_device_that_fails_without_a_word(monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError
+
+    monkeypatch.setattr(torch, "ones", fails)
+    with pytest.raises(ModelError, match=r"device 'cpu' is not available here \(RuntimeError\)"):
+        load_model("tiny-qwen2_5_vl")
+
+
 def test_an_unknown_dtype():
     with pytest.raises(ConfigError, match="there are: float32, bfloat16, float16, float8"):
         load_model("tiny-qwen2_5_vl", dtype="float4")

@@ -249,7 +249,7 @@ def test_pushed_packets_give_the_same_frames_as_the_file(clips):
     file = FileSource(clips["noisy"])
     source.begin_session(file.open(), "edge-1")
     for packet in file.packets():
-        assert source.offer(packet)
+        assert source.offer([packet]) == 0
     source.end_session()
     status = run_to_end(source, pushed)
     assert status.state is CameraState.ENDED
@@ -264,7 +264,7 @@ def test_the_camera_recovers_from_lost_packets(clips):
     source.begin_session(file.open(), "edge-1")
     for packet in file.packets():
         if not 60 <= packet.sequence < 100:
-            source.offer(packet)
+            source.offer([packet])
     source.end_session()
     sink = Collector()
     status = run_to_end(source, sink)

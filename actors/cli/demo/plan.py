@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SCENE_SECONDS = 40.0
 
-# For models without settings of their own: the window that the bundled one was trained for.
-WINDOW_S, STRIDE_S, FPS, ANCHOR_INTERVAL_S, THRESHOLD = 20.0, 4.0, 2.0, 8.0, 0.5
+THRESHOLD = 0.5
+"""Of models that say none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,7 @@ def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: st
 
     ``clips``: camera -> its video; ``model``: its own ``settings`` decide window, sampling, questions and thresholds.
     """
+    from actors.cli.evaluate import window_shape
     from cluster.lab.scenes import standing_question
 
     def camera_entry(camera: DemoCamera) -> dict[str, Any]:
@@ -112,20 +113,18 @@ def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: st
                 "id": kind,
                 # As the model was trained on it, or else in our own words.
                 "text": settings.questions.get(kind) or standing_question(kind),
-                "threshold": _or(settings.threshold_of(kind), THRESHOLD),
+                "threshold": settings.threshold_of(kind) or THRESHOLD,
             }
             for kind in camera.questions
         ]
         return {"name": camera.name, **source, "questions": questions}
 
+    shape = window_shape(settings)
     body = {
         "model": {"name": model},
         "engine": engine,
-        "sampling": {
-            "fps": _or(settings.fps, FPS),
-            "anchor_interval_s": _or(settings.anchor_interval_s, ANCHOR_INTERVAL_S),
-        },
-        "window": {"length_s": _or(settings.window_s, WINDOW_S), "stride_s": _or(settings.stride_s, STRIDE_S)},
+        "sampling": {"fps": shape.fps, "anchor_interval_s": shape.anchor_interval_s},
+        "window": {"length_s": shape.window_s, "stride_s": shape.stride_s},
         "cameras": [camera_entry(camera) for camera in CAMERAS],
     }
     path = folder / "config.yaml"
@@ -137,10 +136,6 @@ def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: st
     head = HEAD.format(config=shlex.quote(str(path)), pushes="\n".join(pushes))
     path.write_text(head + yaml.safe_dump(body, sort_keys=False, allow_unicode=True, width=120), encoding="utf-8")
     return path
-
-
-def _or(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else value
 
 
 def make_clips(folder: Path, on_clip: Callable[[], None] = lambda: None) -> dict[str, Path]:
