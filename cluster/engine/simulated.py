@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -175,7 +176,7 @@ class SimulatedEngine(WindowedEngine):
         # Row-slot pairs are not simulated.
         return ComputedWindow(tokens, scores, texts, rows=tokens.computed, attended=0.0)
 
-    def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
         """Delete from the window, then raise ``NotReadyError`` like every engine without memory."""
         super().delete_memory(stream, ago_s)
         raise NotReadyError(self.no_memory.format(stream))

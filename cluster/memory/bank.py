@@ -19,7 +19,7 @@ from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
-from cluster.memory.writer import THREADS, LastWrite, MemoryWriter, PendingSave
+from cluster.memory.writer import THREADS, LastWrite, MemoryWriter, PendingSave, Window
 from cluster.registry import retrievers
 from cluster.types import MICROSECONDS, DeletedMemory, MemorySpec, MemoryStatus
 
@@ -31,8 +31,8 @@ RELEASED = 4096
 VISITED = 64
 """Most released streams whose memory stays open after a question."""
 
-Window = Callable[[], bytes]
-"""Snapshot of a stream's window; serialised when called."""
+READ_S = 30.0
+"""Longest wait of a deletion for answers that read what it deletes."""
 
 SnapshotOf = Callable[[str, Callable[[int], bool]], Window | None]
 """A stream, and whether so many bytes are saved -> a snapshot of its window; None without one, or without room."""
@@ -57,6 +57,8 @@ class MemoryBank:
         self._due: set[str] = set()
         self._pending_saves: dict[str, PendingSave] = {}
         self._last_writes: dict[str, LastWrite] = {}
+        # Released memories of which only what is too old is to be deleted.
+        self._expiring: dict[str, StreamMemory] = {}
         self._deletions = 0
         self._prepared: dict[str, tuple[StreamMemory, bytes | None]] = {}
         # Deleted from the tiers before they are opened without a memory.
@@ -77,6 +79,7 @@ class MemoryBank:
         if stream in self._memories and stream not in self._visited:
             return
         self._finish_last_write(stream)
+        self._save_pending(stream)
         if spec is None:
             self._clear_tiers(stream)
             self._cleared.add(stream)
@@ -193,10 +196,16 @@ class MemoryBank:
             memory = self._memories.get(stream)
             # A stream whose last write is pending is scheduled later.
             if memory is not None and memory.recent and not self.writer.is_waiting(stream):
-                self._pending_saves[stream] = PendingSave(memory.recent[-1].index, self._snapshot(memory) or bytes)
-                self.writer.schedule(stream)
+                self._schedule_save(memory)
             if memory is None or not self.writer.is_waiting(stream) or stream in self._pending_saves:
                 self._due.discard(stream)
+
+    def _schedule_save(self, memory: StreamMemory) -> Future[None]:
+        """Schedule settling and saving with the window as it is now; done with the job."""
+        recent = memory.recent
+        upto = recent[-1].index if recent else -1
+        self._pending_saves[memory.stream] = PendingSave(upto, self._snapshot(memory) or bytes)
+        return self.writer.schedule(memory.stream)
 
     def run_maintenance(self) -> None:
         """Schedule periodic work (expiry, deletions, retries) of all streams; returns at once."""
@@ -223,28 +232,50 @@ class MemoryBank:
             if held is not None:
                 self._close_visited(stream)
             self._released[stream] = replace(released, tried_s=now_s)
-            self._last_writes[stream] = LastWrite(self._new_memory(stream, released.spec), expires=True)
+            self._expiring[stream] = self._new_memory(stream, released.spec)
             self.writer.schedule(stream)
 
-    def _expire(self, memory: StreamMemory) -> None:
-        left = expire(memory, self._released[memory.stream])
-        with self._lock:
-            if left is None:
-                self._released.pop(memory.stream, None)
-                self._reports.pop(memory.stream, None)
+    def _expire(self, stream: str) -> None:
+        """Delete what a released stream holds beyond its retention, if that is scheduled."""
+        memory = self._expiring.get(stream)
+        if memory is None:
+            return
+        with memory.exclusive:
+            if self._expiring.get(stream) is not memory:
                 return
-            self._released[memory.stream] = left
-            if memory.frames:
-                self._reports[memory.stream] = MemoryReport.of(memory)
+            try:
+                left = expire(memory, self._released[stream])
+                with self._lock:
+                    if left is None:
+                        self._released.pop(stream, None)
+                        self._reports.pop(stream, None)
+                        return
+                    self._released[stream] = left
+                    if memory.frames:
+                        self._reports[stream] = MemoryReport.of(memory)
+            finally:
+                del self._expiring[stream]
+
+    def _cancel_expiry(self, stream: str) -> None:
+        """Blocks while another thread is doing it."""
+        memory = self._expiring.get(stream)
+        if memory is not None:
+            with memory.exclusive:
+                self._expiring.pop(stream, None)
 
     def _write(self, stream: str) -> None:
-        self._finish_last_write(stream, expire=True)
-        memory, order = self._memories.get(stream), self._pending_saves.pop(stream, None)
-        if memory is None or order is None:
+        self._write_last(stream)
+        self._expire(stream)
+        self._save_pending(stream)
+
+    def _save_pending(self, stream: str) -> None:
+        """Do a pending save; blocks if another thread is doing it."""
+        memory = self._memories.get(stream)
+        if memory is None:
             return
         with memory.exclusive:
             # The stream may have been released meanwhile.
-            if self._memories.get(stream) is not memory:
+            if self._memories.get(stream) is not memory or (order := self._pending_saves.pop(stream, None)) is None:
                 return
             # Also while nothing comes in, or nothing can be written: an open camera's memory is in use.
             self.tiers.renew(stream)
@@ -294,6 +325,8 @@ class MemoryBank:
         return memory
 
     def _close_visited(self, stream: str) -> None:
+        # Of a deletion.
+        self._save_pending(stream)
         if stream in self._released:
             self._close_memory(stream)
         else:
@@ -336,8 +369,12 @@ class MemoryBank:
         self.writer.schedule(memory.stream)
         return last_write.saved
 
-    def _finish_last_write(self, stream: str, *, expire: bool = False) -> None:
-        """Do a pending last write, with ``expire`` also an expiry; blocks if another thread is doing it."""
+    def _finish_last_write(self, stream: str) -> None:
+        """Do a pending last write, and cancel a pending expiry; blocks if another thread is doing it."""
+        self._write_last(stream)
+        self._cancel_expiry(stream)
+
+    def _write_last(self, stream: str) -> None:
         last_write = self._last_writes.get(stream)
         if last_write is None:
             return
@@ -346,10 +383,6 @@ class MemoryBank:
             if last_write.saved.done():
                 return
             try:
-                if last_write.expires:
-                    if expire:
-                        self._expire(memory)
-                    return
                 if memory.owned and memory.manifest.is_replaced():
                     # A hand-over took too long: what is written now would replace what its owner has written.
                     log.warning("camera %r: another process writes its memory; what is left here is dropped", stream)
@@ -382,8 +415,11 @@ class MemoryBank:
             with self._lock:
                 self._reports.pop(oldest, None)
 
-    def delete_memory(self, stream: str, ago_s: float | None = None, *, newest: int | None = None) -> DeletedMemory:
-        """Delete frames older than ``ago_s`` seconds before the newest one, or everything, in every tier.
+    def delete_memory(
+        self, stream: str, ago_s: float | None = None, *, newest: int | None = None
+    ) -> Future[DeletedMemory]:
+        """Delete frames older than ``ago_s`` seconds before the newest one, or everything: nothing reads them from now
+        on, and when the future is done they are deleted in every tier.
 
         ``newest``: time of that frame on the camera's clock (microseconds), where it has not left the window yet.
         """
@@ -394,6 +430,16 @@ class MemoryBank:
         memory = self._memories.get(stream)
         if memory is None and ago_s is not None:
             memory = self._reopen(stream)
+        deleted: Future[DeletedMemory] = Future()
+        deleted.set_running_or_notify_cancel()
+        if memory is not None and memory.newest is not None and ago_s is not None:
+            latest = memory.newest if newest is None else max(memory.newest, memory.memory_time(newest))
+            self._delete_before(memory, latest - round(ago_s * MICROSECONDS), deleted)
+        else:
+            deleted.set_result(self._delete_all(stream, memory))
+        return deleted
+
+    def _delete_all(self, stream: str, memory: StreamMemory | None) -> DeletedMemory:
         if memory is None:
             self._released.pop(stream, None)
             self.tiers.drop(stream)
@@ -401,22 +447,33 @@ class MemoryBank:
                 known = self._reports.pop(stream, None)
             return DeletedMemory(0, 0) if known is None else DeletedMemory(known.frames, known.nbytes)
         with memory.exclusive:
-            frames, held = memory.frames, memory.held_bytes
-            if ago_s is None or memory.newest is None:
-                memory.delete_frames()
-                self._due.discard(stream)
-                self._pending_saves.pop(stream, None)
-            else:
-                latest = memory.newest if newest is None else max(memory.newest, memory.memory_time(newest))
-                memory.delete_frames(before_frame=memory.frames_since(latest - round(ago_s * MICROSECONDS)))
-                self.save_stream(stream)
-            deleted = DeletedMemory(frames - memory.frames, max(0, held - memory.held_bytes))
-        if not memory.frames and stream in self._visited:
+            deleted = DeletedMemory(memory.frames, memory.held_bytes)
+            memory.delete_frames()
+            self._due.discard(stream)
+            self._pending_saves.pop(stream, None)
+        if stream in self._visited:
             self._drop_memory(stream)
             self._released.pop(stream, None)
         else:
             self._update_report(memory)
         return deleted
+
+    def _delete_before(self, memory: StreamMemory, time: int, deleted: Future[DeletedMemory]) -> None:
+        """Hide frames before a time and schedule their deletion: blocks are loaded and rewritten, and windows do not
+        wait for the tiers."""
+        frames, held = memory.frames, memory.held_bytes
+        memory.hide_frames(time)
+        frames -= memory.frames
+
+        def finish(job: Future[None]) -> None:
+            try:
+                job.result()
+                memory.delete_read_blocks(READ_S)
+                deleted.set_result(DeletedMemory(frames, max(0, held - memory.held_bytes)))
+            except Exception as error:
+                deleted.set_exception(error)
+
+        self._schedule_save(memory).add_done_callback(finish)
 
     def memory_status(self, stream: str) -> MemoryStatus:
         """Contents and health of a stream's memory; ``NotReadyError`` where it has none."""

@@ -6,6 +6,7 @@ the lowest tier is unavailable, frames wait; beyond the cap the oldest waiting o
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -14,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from cluster.errors import NotReadyError
 from cluster.memory.cap import WAITING
 from cluster.memory.compress import Compressor
 from cluster.memory.eviction import Heads, evict
@@ -61,6 +63,7 @@ class StreamMemory(TieredHeads):
         # When the newest frame came, or was restored.
         self.newest_s = time.monotonic()
         self._lost_clusters: list[tuple[int, int, int]] = []
+        self._view_closed = threading.Condition(self._lock)
         self._failed_upto = -1
         # Latest raw question rows per layer, on the CPU to save device memory.
         self._queries: list[Tensor] = []
@@ -148,6 +151,7 @@ class StreamMemory(TieredHeads):
         with self._lock:
             self._readers.remove(view.generation)
             self._lost_clusters += gone
+            self._view_closed.notify_all()
 
     # -- frames in --------------------------------------------------------------------------------
     def add_chunk(self, chunk: KVChunk) -> None:
@@ -348,6 +352,7 @@ class StreamMemory(TieredHeads):
         self.first_frame, self._lost_clusters = first_frame, []
         if self._deleted_until is not None:
             self.first_frame = max(self.first_frame, saved.first_frame_since(self._deleted_until))
+            saved.delete_before(self.first_frame)
         waiting, self.recent, self.waiting_bytes = self.recent, [], 0
         for chunk in waiting:
             self._append(chunk)
@@ -387,17 +392,37 @@ class StreamMemory(TieredHeads):
                 self.partition_of, self.partitions = {}, None
                 return
             with self._lock:
-                self.first_frame = max(self.first_frame, before_frame)
-                self.recent = [chunk for chunk in self.recent if chunk.index >= before_frame]
-                self.waiting_bytes = sum(map(_bytes, self.recent))
-                if not self.restored and self.log.times:
-                    # Applies to frames not restored yet, too.
-                    kept = [time for n, time in zip(self.log.numbers, self.log.times, strict=True) if n >= before_frame]
-                    self._deleted_until = kept[0] if kept else self.log.times[-1] + 1
+                self._hide(before_frame)
             if self.restored and self.take_over() and self._delete_old():
                 self._trim_frames()
-            with self._lock:
-                self.log.delete_before(before_frame)
+
+    def hide_frames(self, before: int) -> None:
+        """Drop frames before a time (microseconds), also those not restored yet, from what is read; the next
+        :meth:`settle` deletes them in the tiers. Callable beside that."""
+        with self._lock:
+            self._hide(self.log.first_frame_since(before))
+
+    def _hide(self, before_frame: int) -> None:
+        self.first_frame = max(self.first_frame, before_frame)
+        self.recent = [chunk for chunk in self.recent if chunk.index >= before_frame]
+        self.waiting_bytes = sum(map(_bytes, self.recent))
+        latest = self.log.times[-1:]
+        self.log.delete_before(before_frame)
+        if latest:
+            # Applies to frames not restored yet, too.
+            self._deleted_until = self.log.times[0] if self.log.times else latest[0] + 1
+
+    def delete_read_blocks(self, timeout_s: float) -> None:
+        """Delete the blocks that views read when they were replaced, once those are closed; ``NotReadyError`` where
+        some still are not."""
+        with self._view_closed:
+            newest = self.stored.generation
+            if not self._view_closed.wait_for(lambda: min(self._readers, default=newest) >= newest, timeout_s):
+                raise NotReadyError(
+                    f"an answer still reads what camera {self.stream!r} forgets; it is deleted when that ends"
+                )
+        with self.exclusive:
+            self.stored.delete_unnamed()
 
     def _delete_old(self) -> bool:
         self.publish()
@@ -408,15 +433,15 @@ class StreamMemory(TieredHeads):
         return self.publish()
 
     def _expire(self) -> None:
-        times = self.log.times
-        if self.spec.retention_s is None or not times:
+        oldest, newest = self.oldest, self.newest
+        if self.spec.retention_s is None or oldest is None or newest is None:
             return
         # A camera that sends nothing grows old as well.
         age_s = self.spec.retention_s - (time.monotonic() - self.newest_s)
-        limit = times[-1] - round(age_s * MICROSECONDS)
+        limit = newest - round(age_s * MICROSECONDS)
         # In steps, as deletion rewrites blocks.
-        if times[0] < limit - round(EXPIRY_STEP * self.spec.retention_s * MICROSECONDS):
-            self.delete_frames(before_frame=self.log.first_frame_since(limit))
+        if oldest < limit - round(EXPIRY_STEP * self.spec.retention_s * MICROSECONDS):
+            self.delete_frames(before_frame=self.frames_since(limit))
 
     def _trim_frames(self) -> None:
         held = [head.frame for _, _, head in self.iter_heads() if head.tokens]

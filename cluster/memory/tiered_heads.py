@@ -95,12 +95,6 @@ class TieredHeads(CappedMemory):
         self._writer = secrets.token_hex(8)
         self.exclusive = threading.RLock()
 
-    def settled_frames(self) -> list[int]:
-        """Numbers of the frames that are clustered, in one head at least: others may be reached later."""
-        with self._lock:
-            until = max((head.settled for _, _, head in self.iter_heads()), default=0)
-            return [number for number in self.log.numbers if number < until]
-
     def _append_waiting(self, saved: FrameLog, first_frame: int) -> None:
         """Replace the log by the restored one and append frames that arrived before. Under the lock."""
         raise NotImplementedError
@@ -299,8 +293,9 @@ class TieredHeads(CappedMemory):
     def _manifest(self) -> bytes:
         """Manifest of the current heads; waiting frames are not part of it."""
         with self._lock:
-            state = self.log.state()
-        settled = len(self.settled_frames())
+            stored = self.log.copy()
+        # In one head at least: others may be reached later.
+        stored.delete_after(max((head.settled for _, _, head in self.iter_heads()), default=0) - 1)
         header = {
             "writer": self._writer,
             "layers": len(self.heads),
@@ -312,7 +307,7 @@ class TieredHeads(CappedMemory):
             **{name: getattr(self.spec, name) for name in LAYOUT},
             "cap_bytes": self.cap_bytes,
             "first_frame": self.first_frame,
-            "log": state | {"numbers": state["numbers"][:settled], "times": state["times"][:settled]},
+            "log": stored.state(),
             "partition_of": [[frame, partition] for frame, partition in self.partition_of.items()],
             "tokens": [head.tokens for _, _, head in self.iter_heads()],
             # Empty heads have none.
@@ -354,13 +349,12 @@ class TieredHeads(CappedMemory):
         if not self.owned:
             if (late := self.manifest.is_replaced()) is None:
                 return False
-            deleted = self.first_frame if self.heads else 0
             if late:
                 self.heads, self.restored = [], False
                 self._reset_stored()
                 if self.restore(sweep=self._sweeps) is Outcome.RETRY:
                     return False
-            self.first_frame, self.owned = max(self.first_frame, deleted), True
+            self.owned = True
             # Tells the process before, by another manifest, that it is not its memory any more.
             self.unsaved |= bool(self.heads)
             if not self._sweeps:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
@@ -190,6 +190,9 @@ _EXIT_S = 10.0
 
 _writers: weakref.WeakSet[MemoryWriter] = weakref.WeakSet()
 
+Window: TypeAlias = Callable[[], bytes]
+"""Snapshot of a stream's window; serialised when called."""
+
 
 @dataclass(frozen=True, slots=True)
 class PendingSave:
@@ -197,17 +200,16 @@ class PendingSave:
     frame."""
 
     upto: int
-    window: Callable[[], bytes] | None
+    window: Window | None
 
 
 @dataclass(frozen=True, slots=True)
 class LastWrite:
     """Memory to be released after its last write; ``saved``: whether memory and ``window`` are where another process
-    finds them. ``expires``: it was released before, and only what is too old is deleted."""
+    finds them."""
 
     memory: StreamMemory
-    window: Callable[[], bytes] | None = None
-    expires: bool = False
+    window: Window | None
     saved: Future[bool] = field(default_factory=Future)
 
 
@@ -220,7 +222,7 @@ class MemoryWriter:
 
     def __init__(self, work: Callable[[str], None]) -> None:
         self._work = work
-        self._waiting: dict[str, None] = {}
+        self._waiting: dict[str, Future[None]] = {}
         self._busy: set[str] = set()
         self._threads = 0
         self._ended = False
@@ -229,16 +231,20 @@ class MemoryWriter:
         self._stepped = threading.Condition()
         _writers.add(self)
 
-    def schedule(self, stream: str) -> None:
-        """Queue a job for a stream; returns at once."""
+    def schedule(self, stream: str) -> Future[None]:
+        """Queue a job for a stream; returns at once. The future is done with the job, raises what that raises, and is
+        cancelled where no job runs any more."""
+        done: Future[None] = Future()
         with self._changed:
             if self._ended:
-                return
-            self._waiting[stream] = None
+                done.cancel()
+                return done
+            done = self._waiting.setdefault(stream, done)
             if len(self._waiting) + len(self._busy) > self._threads < THREADS:
                 self._threads += 1
                 threading.Thread(target=self._run, name=f"memory {self._threads}", daemon=True).start()
             self._changed.notify_all()
+        return done
 
     @contextmanager
     def engine_step(self) -> Iterator[None]:
@@ -273,29 +279,33 @@ class MemoryWriter:
         """Take no further job, and wait for those that run; False after ``timeout_s``."""
         with self._changed:
             self._ended = True
+            for done in self._waiting.values():
+                done.cancel()
             self._waiting.clear()
             return self._changed.wait_for(lambda: not self._busy, timeout_s)
 
     def _run(self) -> None:
         _use_one_core()
-        while (stream := self._next()) is not None:
+        while (job := self._next()) is not None:
+            stream, done = job
             try:
                 self._work(stream)
-            except Exception:
+                done.set_result(None)
+            except Exception as error:
                 log.exception("the memory of camera %r could not be written", stream)
+                done.set_exception(error)
             with self._changed:
                 self._busy.remove(stream)
                 self._changed.notify_all()
 
-    def _next(self) -> str | None:
+    def _next(self) -> tuple[str, Future[None]] | None:
         until = time.monotonic() + _IDLE_S
         with self._changed:
             while True:
                 stream = next((each for each in self._waiting if each not in self._busy), None)
                 if stream is not None:
-                    del self._waiting[stream]
                     self._busy.add(stream)
-                    return stream
+                    return stream, self._waiting.pop(stream)
                 left = until - time.monotonic()
                 if left <= 0:
                     self._threads -= 1

@@ -125,7 +125,8 @@ class WorkerMemory:
     async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
         """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything."""
         newest = self._album.newest_pts(camera)
-        forgotten: DeletedMemory = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s))
+        deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s))
+        forgotten: DeletedMemory = await asyncio.wrap_future(deletion)
         self._album.delete(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
         return forgotten
 

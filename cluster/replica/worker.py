@@ -202,10 +202,11 @@ class EngineWorker:
         self._command(command)
         return done
 
-    def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
-        """See ``Engine.delete_memory``. A running answer may use what is deleted: it ends with ``NotReadyError``."""
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[Future[DeletedMemory]]:
+        """See ``Engine.delete_memory``, whose future is the result. A running answer may use what is deleted: it ends
+        with ``NotReadyError``."""
 
-        def forget(engine: Engine) -> DeletedMemory:
+        def forget(engine: Engine) -> Future[DeletedMemory]:
             error = NotReadyError(f"camera {stream!r} had memory deleted while it was asked; ask again about the rest")
             self._asks.cancel_camera(stream, error, waiting=False)
             return engine.delete_memory(stream, ago_s)

@@ -4,6 +4,7 @@ what comes back comes back without a restart."""
 import dataclasses
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -368,7 +369,7 @@ def test_a_removed_camera_is_deleted_without_being_read(site: Make, redis_server
     here.leave()
     known = here.bank.memory_reports()["cam"]
     redis_server.client.config_resetstat()
-    assert here.bank.delete_memory("cam") == DeletedMemory(known.frames, known.nbytes)
+    assert here.bank.delete_memory("cam").result() == DeletedMemory(known.frames, known.nbytes)
     assert redis_server.names() == set()
     read = redis_server.client.info("commandstats")
     assert not {"cmdstat_get", "cmdstat_mget"} & set(read)
@@ -403,6 +404,31 @@ def test_forgetting_an_open_camera_and_letting_it_go_leaves_nothing(site: Make, 
     here.tend()
     assert redis_server.names() == set()
     assert here.bank.memory_reports() == {}
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_a_closed_camera_that_is_opened_at_once_stays_forgotten_in_part(site: Make, prepared: bool) -> None:
+    here = site()
+    here.watch(40)
+    here.leave()
+    go = threading.Event()
+
+    def late(stream: str) -> None:
+        assert go.wait(30.0)
+        MemoryBank._write(here.bank, stream)
+
+    here.bank.writer = MemoryWriter(late)
+    newest = here.bank.get_memory("cam")[0].newest
+    assert newest is not None
+    deletion = here.bank.delete_memory("cam", 8.0)
+    if prepared:
+        here.bank.prepare_stream("cam", here.spec.memory)
+    here.bank.open_stream("cam", here.spec.memory)
+    memory, _ = here.bank.get_memory("cam")
+    oldest = min(memory.log.frame_time(int(head.frame.min())) for _, _, head in memory.iter_heads())
+    assert oldest >= newest - 8_000_000
+    go.set()
+    assert deletion.result(30.0).frames > 0
 
 
 def test_what_is_forgotten_while_redis_is_down_is_gone_when_it_is_back(site: Make, own_redis: RedisServer) -> None:
@@ -497,7 +523,7 @@ def test_an_answer_under_way_ends_as_it_began_whatever_happens_to_the_camera(sit
     elif event == "forget":
         here.engine.delete_memory("cam")
     else:
-        assert here.engine.delete_memory("cam", 12.0).frames > 0
+        assert here.engine.delete_memory("cam", 12.0).result(30.0).frames > 0
     while run.step() is not None:
         pass
     same = dict.fromkeys(("first_token_s", "total_s"), 0.0)

@@ -948,8 +948,12 @@ def test_a_memory_shrinks_to_a_lowered_cap_and_goes_on(
     else:
         bank.open_stream("cam", after)
     # Before a frame comes: what is forgotten is gone, and no more than that.
-    assert bank.delete_memory("cam", 33.5).frames == 2
+    deletion = bank.delete_memory("cam", 33.5)
+    if restart:
+        assert deletion.result(60.0).frames == 2
+    # It waits for the view.
     memory.close_view(view)
+    assert deletion.result(60.0).frames == 2
     memory, _ = bank.get_memory("cam")
     assert memory.oldest == 2 * MICROSECONDS
     assert min(at[2] for at in held(memory)) == 2

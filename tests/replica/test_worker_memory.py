@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from worker_parts import HeldEngine, sample, spec
 
@@ -190,14 +191,70 @@ def test_forgetting_ends_an_answer_under_way_and_not_the_questions_after_it(plac
         forgotten = place.worker.delete_memory("a", 5.0)
     with pytest.raises(NotReadyError, match="had memory deleted while"):
         done.result(WAIT_S)
-    assert forgotten.result(WAIT_S).frames > 0
+    assert forgotten.result(WAIT_S).result(WAIT_S).frames > 0
     answer = later.result(WAIT_S)
     assert answer.newest - answer.oldest <= 6_000_000
-    place.worker.delete_memory("a").result(WAIT_S)
+    place.worker.delete_memory("a").result(WAIT_S).result(WAIT_S)
     with pytest.raises(NotReadyError, match="has no memory yet"):
         place.ask().result(WAIT_S)
     place.feed(12)
     assert place.ask().result(WAIT_S).oldest >= 12_000_000
+
+
+class HeldStores(Arena):
+    """A tier that stores nothing while ``go`` is unset."""
+
+    def __init__(self) -> None:
+        super().__init__(32 * 2**20, name="low")
+        self.go = threading.Event()
+        self.go.set()
+
+    def store(self, items):
+        assert self.go.wait(WAIT_S)
+        return super().store(items)
+
+
+def test_windows_go_on_while_a_tier_rewrites_what_is_forgotten_in_part(tiny_model) -> None:
+    low = HeldStores()
+    place = Place(tiny_model, low)
+    for name in "ab":
+        place.open(name)
+        place.feed(24, name)
+    low.go.clear()
+    deletion = place.worker.delete_memory("a", 12.0).result(WAIT_S)
+    place.events.answers.clear()
+    for index in range(24, 28):
+        place.worker.offer(sample("b", index)).result(WAIT_S)
+    until(lambda: [answer.stream for answer in place.events.answers] == ["b", "b"])
+    # Frames are a second each: the newest, 23, less 12.
+    answer = place.ask().result(WAIT_S)
+    assert (answer.oldest, answer.newest) == (11_000_000, 23_000_000)
+    assert not deletion.done()
+    low.go.set()
+    assert deletion.result(WAIT_S).frames == 11
+    for tier in place.tiers.tiers:
+        blocks = [loaded.block for loaded in tier.load(tier.list_blocks("a")[1])]
+        frames = [int(each.frame.min()) for each in blocks if each is not None and each.key.dtype != torch.uint8]
+        assert frames
+        assert min(frames) >= 11
+    assert place.worker.stop(WAIT_S)
+
+
+def test_what_was_forgotten_in_part_is_deleted_before_the_call_ends_though_a_view_reads_it(place: Place) -> None:
+    place.open()
+    place.feed(24)
+    memory, _ = place.bank.get_memory("a")
+    view = memory.open_view()
+    deletion = place.worker.delete_memory("a", 12.0).result(WAIT_S)
+    read = {key.block for key in place.tiers.lowest.list_blocks("a")[1]}
+    until(lambda: memory.heads[0][0] is not view.heads[0][0])
+    assert not deletion.done()
+    memory.close_view(view)
+    deletion.result(WAIT_S)
+    left = {key.block for key in place.tiers.lowest.list_blocks("a")[1]}
+    assert left - read
+    assert left == {key.block for key in memory.stored._sizes}
+    assert not any(memory.stored._unnamed)
 
 
 @pytest.mark.parametrize("closed", [None, False, True])

@@ -29,9 +29,10 @@ from cluster.engine.window.score import check_scores, end_token_ids, make_score
 from cluster.engine.window.stream import Stream, StreamFrame
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork, last_valid_answers
 from cluster.errors import CapacityError, DeviceError, NotReadyError
-from cluster.memory.bank import MemoryBank, Window
+from cluster.memory.bank import MemoryBank
 from cluster.memory.frame_retrieval import make_frame_retrieval
 from cluster.memory.head_memory import MemoryShape
+from cluster.memory.writer import Window
 from cluster.models.base import VisionLanguageModel
 from cluster.types import (
     Answer,
@@ -427,7 +428,7 @@ class NativeEngine(WindowedEngine):
             score=self._score if ask.standing else self._answer_score,
         )
 
-    def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
         newest = self._streams[stream].newest if stream in self._streams else None
         super().delete_memory(stream, ago_s)
         return self._memories().delete_memory(stream, ago_s, newest=newest)

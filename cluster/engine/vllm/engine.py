@@ -166,7 +166,7 @@ class VllmEngine(WindowedEngine):
         attended = sum(_triangle(reply.prompt) - _triangle(reply.cached) for reply in replies)
         return ComputedWindow(tokens, scores, texts, rows, attended, sum(max(0, len(r.tokens) - 1) for r in replies))
 
-    def delete_memory(self, stream: str, ago_s: float | None = None) -> DeletedMemory:
+    def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
         forgotten = super().delete_memory(stream, ago_s)
         # Everything: the rest of the window is saved again with its next step.
         if self._keeper is not None:

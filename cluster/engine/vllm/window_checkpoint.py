@@ -1,26 +1,24 @@
 """Window checkpoints: a manifest per stream in the memory tiers, from which another process continues its window.
 
-A manifest is the stream's exported state (:mod:`cluster.engine.window.export`). A tier (host arena, Redis, a node's
-tier over gRPC) is slow and may be down, and must never block the engine: a background thread writes through.
+A manifest is the stream's exported state (:mod:`cluster.engine.window.export`), whose header names the process that
+wrote it. A tier (host arena, Redis, a node's tier over gRPC) is slow and may be down, and must never block the engine:
+a background thread writes through.
 """
 
-import json
 import logging
-import struct
 import threading
 import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 
 from cluster.engine.window.export import Snapshot
+from cluster.memory.manifest import read_header
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
 
 log = logging.getLogger(__name__)
-
-VERSION = 3
-"""Format version."""
 
 MAX_BYTES = 15 * 2**20
 """Largest checkpoint: nodes accept messages of 16 MiB."""
@@ -32,9 +30,6 @@ PAUSE_S = 0.5
 """Pause after a ``RETRY``."""
 DELETE_S = CLOSE_S = 30.0
 """Longest wait for a running tier call; tiers have shorter deadlines."""
-
-_HEAD = struct.Struct("<4sHI")  # magic, version, bytes of the JSON behind it
-_MAGIC = b"SLVW"
 
 
 class ManifestWriter:
@@ -167,26 +162,6 @@ class ManifestWriter:
                     self._changed.wait_for(lambda: self._closed, timeout=PAUSE_S)
 
 
-def pack(window: bytes, writer: str) -> bytes:
-    """A manifest of a stream's exported state; ``writer``: id of the writing process."""
-    body = json.dumps({"writer": writer}).encode()
-    return _HEAD.pack(_MAGIC, VERSION, len(body)) + body + window
-
-
-def unpack(manifest: bytes | None) -> tuple[bytes, str] | None:
-    """Inverse of :func:`pack`; None for another version, another engine, or damage."""
-    if manifest is None or len(manifest) < _HEAD.size:
-        return None
-    magic, version, length = _HEAD.unpack_from(manifest)
-    if (magic, version) != (_MAGIC, VERSION):
-        return None
-    try:
-        body = json.loads(manifest[_HEAD.size : _HEAD.size + length])
-        return manifest[_HEAD.size + length :], str(body["writer"])
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
 class WindowCheckpoints:
     """Writes the windows of one process to the tiers, and finds those of others. Called by the engine's thread."""
 
@@ -196,8 +171,11 @@ class WindowCheckpoints:
 
     def find_window(self, stream: str) -> bytes | None:
         """The window another process saved of a stream. One saved by this process is stale and ignored."""
-        window, writer = unpack(self.writer.read_manifest(stream)) or (None, None)
-        return None if writer == self._process else window
+        window = self.writer.read_manifest(stream)
+        try:
+            return None if window is None or read_header(window)["writer"] == self._process else window
+        except (ValueError, KeyError, TypeError):
+            return None
 
     def queue_window(self, stream: str, window: Snapshot) -> bool:
         """Queue a checkpoint; False if it is too large.
@@ -206,7 +184,8 @@ class WindowCheckpoints:
         """
         if window.nbytes > MAX_BYTES:
             return False
-        self.writer.queue_manifest(stream, lambda: pack(window.dump(), self._process))
+        named = replace(window, header=window.header | {"writer": self._process})
+        self.writer.queue_manifest(stream, named.dump)
         return True
 
     def hand_over(self, stream: str, window: Snapshot) -> bool:

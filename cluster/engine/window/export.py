@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from cluster.engine.window.kv import StreamKV
@@ -19,7 +17,7 @@ from cluster.engine.window.stream import LastWindow, Stream, StreamFrame, Window
 from cluster.engine.window.windows import WindowClock, WindowSpan
 from cluster.errors import ModelError
 from cluster.memory.frame_retrieval import FrameReads
-from cluster.memory.manifest import dump_tensors, read_header
+from cluster.memory.manifest import dump_tensors, load_parts, read_header
 from cluster.models.base import FrameTokens, VisionLanguageModel
 from cluster.types import Answer, PatchGrid, Question, StreamSpec, Timing, TokenCount
 
@@ -123,7 +121,7 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
             f"{spec.stream}: this state was computed with another model; load the same one to take it over"
         )
     try:
-        tensors = load_tensors(state)
+        tensors = load_parts(state)
         device = torch.device("cpu") if kv.pool is None else kv.pool.device
         frames = [_frame(meta, number, tensors, device) for number, meta in enumerate(header["frames"])]
         stream = Stream(
@@ -139,7 +137,7 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
         # Last, as it takes slots.
         _fill(kv, tensors, sum(len(encoded_tokens(frame)) for frame in frames if frame.has_kv))
         return stream
-    except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, RuntimeError) as error:
         kv.clear()
         raise ModelError(f"{spec.stream}: this state is damaged: {error}") from error
 

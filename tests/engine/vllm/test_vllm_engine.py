@@ -156,7 +156,7 @@ def test_what_it_refuses(qwen: Any, spec: Any) -> None:
         engine.push(qwen.frames(1, "unknown")[0])
     with pytest.raises(NotReadyError, match="keeps no memory"):
         engine.ask(AskSpec("cam", "What happened?"))
-    assert engine.delete_memory("cam") == DeletedMemory(0, 0)
+    assert engine.delete_memory("cam").result() == DeletedMemory(0, 0)
     with pytest.raises(NotReadyError, match="no memory"):
         engine.memory_status("cam")
     assert engine.memory_bytes() == 0

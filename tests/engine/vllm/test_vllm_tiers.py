@@ -14,10 +14,10 @@ from redis_server import RedisServer
 from waiting import until
 
 from cluster.engine.native import NativeEngine
-from cluster.engine.vllm import window_checkpoint
 from cluster.engine.vllm.engine import VllmEngine
 from cluster.engine.vllm.settings import VllmSettings
 from cluster.engine.vllm.window_checkpoint import WindowCheckpoints
+from cluster.engine.window import export
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome
@@ -193,7 +193,7 @@ def test_redis_dies_and_windows_go_on(site: Site, camera: Callable[..., Camera])
 def test_a_manifest_of_another_version_is_dropped_and_the_window_begins_anew(
     site: Site, camera: Callable[..., Camera], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(window_checkpoint, "VERSION", 9)
+    monkeypatch.setattr(export, "VERSION", 9)
     here = camera()
     for _ in range(4):
         here.same()
@@ -213,7 +213,7 @@ def test_forgetting_reaches_every_tier(site: Site, camera: Callable[..., Camera]
         here.same()
     site.written()
     assert site.in_redis(here.spec.stream)
-    forgotten = site.engine.delete_memory(here.spec.stream)
+    forgotten = site.engine.delete_memory(here.spec.stream).result()
     assert forgotten.frames > 0
     assert forgotten.bytes > 0
     assert not site.in_redis(here.spec.stream)
