@@ -4,38 +4,30 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor
 
 from cluster.errors import NotReadyError
-from cluster.memory.eviction import expire
+from cluster.memory.eviction import delete_before, expire
 from cluster.memory.head_memory import KVChunk, MemoryShape
-from cluster.memory.manifest import LAYOUT, ReleasedMemory
+from cluster.memory.manifest import LAYOUT, ReleasedMemories, ReleasedMemory
 from cluster.memory.memory_counts import MemoryReport
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
-from cluster.memory.writer import THREADS, LastWrite, MemoryWriter, PendingSave, Window
+from cluster.memory.writer import THREADS, LastWrite, MemoryWriter, PendingSave, SnapshotOf, Window
 from cluster.registry import retrievers
 from cluster.types import MICROSECONDS, DeletedMemory, MemorySpec, MemoryStatus
 
 log = logging.getLogger(__name__)
 
-RELEASED = 4096
-"""Most released streams that can still be asked about."""
-
 VISITED = 64
 """Most released streams whose memory stays open after a question."""
-
-READ_S = 30.0
-"""Longest wait of a deletion for answers that read what it deletes."""
-
-SnapshotOf = Callable[[str, Callable[[int], bool]], Window | None]
-"""A stream, and whether so many bytes are saved -> a snapshot of its window; None without one, or without room."""
 
 
 class MemoryBank:
@@ -65,8 +57,7 @@ class MemoryBank:
         self._cleared: set[str] = set()
         self._memories: dict[str, StreamMemory] = {}
         self._retrievers: dict[str, Retriever] = {}
-        # Released streams, whose sources ended or moved; questions may reopen them. The writer's threads delete some.
-        self._released: OrderedDict[str, ReleasedMemory] = OrderedDict()
+        self._released = ReleasedMemories()
         # Opened for questions only: another process may be writing them.
         self._visited: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
@@ -81,7 +72,7 @@ class MemoryBank:
         self._finish_last_write(stream)
         self._save_pending(stream)
         if spec is None:
-            self._clear_tiers(stream)
+            self.tiers.clear(stream)
             self._cleared.add(stream)
             return
         deletions = self._deletions
@@ -116,9 +107,9 @@ class MemoryBank:
         if spec is None:
             if held is not None:
                 self._drop_memory(stream)
-            self._released.pop(stream, None)
+            self._released.pop(stream)
             if held is not None or not cleared:
-                self._clear_tiers(stream)
+                self.tiers.clear(stream)
             return None
         retriever = retrievers.get(spec.retriever)(**spec.retriever_options)
         window = None
@@ -135,7 +126,7 @@ class MemoryBank:
             held.log = before.log
         else:
             held.change_spec(spec)
-        self._released.pop(stream, None)
+        self._released.pop(stream)
         self._register(held, retriever)
         return window
 
@@ -145,11 +136,6 @@ class MemoryBank:
             self._memories[memory.stream], self._retrievers[memory.stream] = memory, retriever
         memory.apply_cap()
         self._update_report(memory)
-
-    def _clear_tiers(self, stream: str) -> None:
-        """Delete a stream from the tiers, without a search where they hold nothing of it."""
-        if not all(state.up for state in self.tiers.states().values()) or any(self.tiers.usage(stream).values()):
-            self.tiers.drop(stream)
 
     def accept_chunk(self, chunk: KVChunk) -> None:
         """Accept a frame that left a window (a :data:`~cluster.memory.head_memory.KVSink`); ignored for streams without
@@ -222,16 +208,13 @@ class MemoryBank:
 
     def _schedule_expiry(self) -> None:
         """Schedule deletion of what a few released streams hold beyond their retention."""
-        now_s = time.monotonic()
-        with self._lock:
-            due = [(stream, released) for stream, released in self._released.items() if released.is_due(now_s)]
-        for stream, released in due[:THREADS]:
+        for stream, released in self._released.due()[:THREADS]:
             held = self._memories.get(stream)
             if self.writer.is_waiting(stream) or (held is not None and held.stored.readers):
                 continue
             if held is not None:
                 self._close_visited(stream)
-            self._released[stream] = replace(released, tried_s=now_s)
+            self._released.put(stream, replace(released, tried_s=time.monotonic()))
             self._expiring[stream] = self._new_memory(stream, released.spec)
             self.writer.schedule(stream)
 
@@ -244,24 +227,17 @@ class MemoryBank:
             if self._expiring.get(stream) is not memory:
                 return
             try:
-                left = expire(memory, self._released[stream])
-                with self._lock:
-                    if left is None:
-                        self._released.pop(stream, None)
-                        self._reports.pop(stream, None)
-                        return
-                    self._released[stream] = left
-                    if memory.frames:
+                released = self._released.get(stream)
+                left = None if released is None else expire(memory, released)
+                if left is None:
+                    self._forget_released(stream)
+                    return
+                self._released.put(stream, left)
+                if memory.frames:
+                    with self._lock:
                         self._reports[stream] = MemoryReport.of(memory)
             finally:
                 del self._expiring[stream]
-
-    def _cancel_expiry(self, stream: str) -> None:
-        """Blocks while another thread is doing it."""
-        memory = self._expiring.get(stream)
-        if memory is not None:
-            with memory.exclusive:
-                self._expiring.pop(stream, None)
 
     def _write(self, stream: str) -> None:
         self._write_last(stream)
@@ -372,48 +348,32 @@ class MemoryBank:
     def _finish_last_write(self, stream: str) -> None:
         """Do a pending last write, and cancel a pending expiry; blocks if another thread is doing it."""
         self._write_last(stream)
-        self._cancel_expiry(stream)
+        if (memory := self._expiring.get(stream)) is not None:
+            with memory.exclusive:
+                self._expiring.pop(stream, None)
 
     def _write_last(self, stream: str) -> None:
         last_write = self._last_writes.get(stream)
         if last_write is None:
             return
-        memory, saved = last_write.memory, False
-        with memory.exclusive:
-            if last_write.saved.done():
-                return
-            try:
-                if memory.owned and memory.manifest.is_replaced():
-                    # A hand-over took too long: what is written now would replace what its owner has written.
-                    log.warning("camera %r: another process writes its memory; what is left here is dropped", stream)
-                    memory.counts.drop_frames(len(memory.recent))
-                    return
-                try:
-                    memory.settle()
-                except Exception:
-                    log.exception("cannot store the last frames of camera %r in its memory", stream)
-                if last_write.window is not None and not memory.recent:
-                    saved = memory.save(last_write.window()) is Outcome.HIT
-                if memory.recent:
-                    log.warning("camera %r: its last %d frames were not stored in memory", stream, len(memory.recent))
-                    memory.counts.drop_frames(len(memory.recent))
-                if not saved:
-                    memory.save()
-            except Exception:
-                log.exception("the memory of camera %r could not be written", stream)
-            finally:
+        with last_write.memory.exclusive:
+            if not last_write.saved.done():
+                saved = last_write.write()
                 del self._last_writes[stream]
                 last_write.saved.set_result(saved)
 
     def _release(self, memory: StreamMemory, *, owned: bool = True) -> None:
         """Release a memory: another process may own it now, or does if it is not ``owned``. Questions may reopen it."""
         manifest, span_s = memory.manifest if owned else None, MemoryReport.of(memory).span_s
-        self._released[memory.stream] = ReleasedMemory(memory.spec, manifest, memory.newest_s, span_s)
+        oldest = self._released.put(memory.stream, ReleasedMemory(memory.spec, manifest, memory.newest_s, span_s))
         self._close_memory(memory.stream)
-        if len(self._released) > RELEASED:
-            oldest, _ = self._released.popitem(last=False)
-            with self._lock:
-                self._reports.pop(oldest, None)
+        if oldest is not None:
+            self._forget_released(oldest)
+
+    def _forget_released(self, stream: str) -> MemoryReport | None:
+        self._released.pop(stream)
+        with self._lock:
+            return self._reports.pop(stream, None)
 
     def delete_memory(
         self, stream: str, ago_s: float | None = None, *, newest: int | None = None
@@ -434,17 +394,16 @@ class MemoryBank:
         deleted.set_running_or_notify_cancel()
         if memory is not None and memory.newest is not None and ago_s is not None:
             latest = memory.newest if newest is None else max(memory.newest, memory.memory_time(newest))
-            self._delete_before(memory, latest - round(ago_s * MICROSECONDS), deleted)
+            before = latest - round(ago_s * MICROSECONDS)
+            delete_before(memory, before, partial(self._schedule_save, memory), deleted)
         else:
             deleted.set_result(self._delete_all(stream, memory))
         return deleted
 
     def _delete_all(self, stream: str, memory: StreamMemory | None) -> DeletedMemory:
         if memory is None:
-            self._released.pop(stream, None)
             self.tiers.drop(stream)
-            with self._lock:
-                known = self._reports.pop(stream, None)
+            known = self._forget_released(stream)
             return DeletedMemory(0, 0) if known is None else DeletedMemory(known.frames, known.nbytes)
         with memory.exclusive:
             deleted = DeletedMemory(memory.frames, memory.held_bytes)
@@ -453,27 +412,10 @@ class MemoryBank:
             self._pending_saves.pop(stream, None)
         if stream in self._visited:
             self._drop_memory(stream)
-            self._released.pop(stream, None)
+            self._released.pop(stream)
         else:
             self._update_report(memory)
         return deleted
-
-    def _delete_before(self, memory: StreamMemory, time: int, deleted: Future[DeletedMemory]) -> None:
-        """Hide frames before a time and schedule their deletion: blocks are loaded and rewritten, and windows do not
-        wait for the tiers."""
-        frames, held = memory.frames, memory.held_bytes
-        memory.hide_frames(time)
-        frames -= memory.frames
-
-        def finish(job: Future[None]) -> None:
-            try:
-                job.result()
-                memory.delete_read_blocks(READ_S)
-                deleted.set_result(DeletedMemory(frames, max(0, held - memory.held_bytes)))
-            except Exception as error:
-                deleted.set_exception(error)
-
-        self._schedule_save(memory).add_done_callback(finish)
 
     def memory_status(self, stream: str) -> MemoryStatus:
         """Contents and health of a stream's memory; ``NotReadyError`` where it has none."""

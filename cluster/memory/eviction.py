@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +13,10 @@ import torch
 from torch import Tensor
 
 from cluster.memory.head_memory import NAMES_BYTES, BlocksLostError, BlocksUnavailableError, LayerKV
+from cluster.memory.manifest import EXPIRY_STEP
 from cluster.memory.memory_counts import MemoryReport
 from cluster.memory.tiers.base import Block, Loaded, Outcome
+from cluster.types import MICROSECONDS, DeletedMemory
 
 if TYPE_CHECKING:
     from cluster.memory.compress import Compressor
@@ -27,6 +31,9 @@ _FRESH, _FIRST = 1.2, 2.0
 _TRIES = 6
 # Share of the capacity that compressed tokens should take.
 _FULL = 0.95
+
+READ_S = 30.0
+"""Longest wait of a deletion for answers that read what it deletes."""
 
 
 Heads = list[list[LayerKV]]
@@ -94,6 +101,38 @@ def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> He
             kept.append([])
         kept[-1].append(_weighed(whole[number][h], chosen[~old], None if weight is None else weight[~old]))
     return kept if memory.publish() and memory.make_durable() else None
+
+
+def delete_expired(memory: StreamMemory) -> None:
+    """Delete frames beyond the retention, in steps, as deletion rewrites blocks."""
+    retention_s, oldest, newest = memory.spec.retention_s, memory.oldest, memory.newest
+    if retention_s is None or oldest is None or newest is None:
+        return
+    # A camera that sends nothing grows old as well.
+    age_s = retention_s - (time.monotonic() - memory.newest_s)
+    limit = newest - round(age_s * MICROSECONDS)
+    if oldest < limit - round(EXPIRY_STEP * retention_s * MICROSECONDS):
+        memory.delete_frames(before_frame=memory.frames_since(limit))
+
+
+def delete_before(
+    memory: StreamMemory, before: int, settle: Callable[[], Future[None]], deleted: Future[DeletedMemory]
+) -> None:
+    """Hide frames before a time (microseconds) and have them deleted by ``settle``: blocks are loaded and rewritten,
+    and windows do not wait for the tiers. ``deleted`` is done, or fails, when no tier holds them."""
+    frames, held = memory.frames, memory.held_bytes
+    memory.hide_frames(memory.frames_since(before))
+    frames -= memory.frames
+
+    def finish(job: Future[None]) -> None:
+        try:
+            job.result()
+            memory.delete_read_blocks(READ_S)
+            deleted.set_result(DeletedMemory(frames, max(0, held - memory.held_bytes)))
+        except Exception as error:
+            deleted.set_exception(error)
+
+    settle().add_done_callback(finish)
 
 
 def expire(memory: StreamMemory, released: ReleasedMemory) -> ReleasedMemory | None:

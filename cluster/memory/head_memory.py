@@ -41,6 +41,10 @@ class KVChunk:
     def tokens(self) -> int:
         return self.key.shape[2]
 
+    @property
+    def nbytes(self) -> int:
+        return self.key.nbytes + self.value.nbytes
+
     def to(self, dtype: torch.dtype) -> KVChunk:
         """The same with keys and values of another type."""
         return replace(self, key=self.key.to(dtype), value=self.value.to(dtype))

@@ -9,7 +9,10 @@ from __future__ import annotations
 import bisect
 import json
 import math
+import threading
+import time
 from array import array
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -163,6 +166,10 @@ EXPIRY_STEP = 1 / 16
 _EXPIRY_PAUSE_S = 60.0
 
 
+RELEASED = 4096
+"""Most released streams that can still be asked about."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReleasedMemory:
     """What is known of a memory that was released.
@@ -185,6 +192,36 @@ class ReleasedMemory:
         if self.manifest is None or most_s is None or now_s - self.tried_s < _EXPIRY_PAUSE_S:
             return False
         return self.span_s + now_s - self.newest_s > (1 + EXPIRY_STEP) * most_s
+
+
+class ReleasedMemories:
+    """Streams whose sources ended or moved, :data:`RELEASED` at most; questions may reopen them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, ReleasedMemory] = OrderedDict()
+
+    def __contains__(self, stream: object) -> bool:
+        return stream in self._known
+
+    def get(self, stream: str) -> ReleasedMemory | None:
+        return self._known.get(stream)
+
+    def pop(self, stream: str) -> None:
+        with self._lock:
+            self._known.pop(stream, None)
+
+    def put(self, stream: str, released: ReleasedMemory) -> str | None:
+        """Returns the stream that is forgotten for it, if any."""
+        with self._lock:
+            self._known[stream] = released
+            return self._known.popitem(last=False)[0] if len(self._known) > RELEASED else None
+
+    def due(self) -> list[tuple[str, ReleasedMemory]]:
+        """Those that hold frames which the retention has to delete."""
+        now_s = time.monotonic()
+        with self._lock:
+            return [(stream, released) for stream, released in self._known.items() if released.is_due(now_s)]
 
 
 VERSION = 6

@@ -18,15 +18,15 @@ from torch import Tensor
 from cluster.errors import NotReadyError
 from cluster.memory.cap import WAITING
 from cluster.memory.compress import Compressor
-from cluster.memory.eviction import Heads, evict
+from cluster.memory.eviction import Heads, delete_expired, evict
 from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV, MemoryShape, MemoryView
-from cluster.memory.manifest import EXPIRY_STEP, FrameLog, dump_tensors
+from cluster.memory.manifest import FrameLog, dump_tensors
 from cluster.memory.organise import NewTokens
 from cluster.memory.organise.mosaic import VisualPartitions
 from cluster.memory.tiered_heads import INDEX, TieredHeads
 from cluster.memory.tiers.stack import TierStack
 from cluster.registry import compressors, organisers
-from cluster.types import MICROSECONDS, MemorySpec, MemoryStatus
+from cluster.types import MemorySpec, MemoryStatus
 
 log = logging.getLogger(__name__)
 
@@ -179,13 +179,13 @@ class StreamMemory(TieredHeads):
             self._append(chunk)
             while self.recent and self.held_bytes > self.cap_bytes:
                 self.counts.drop_frames()
-                self.waiting_bytes -= _bytes(self.recent.pop(0))
+                self.waiting_bytes -= self.recent.pop(0).nbytes
 
     def _append(self, chunk: KVChunk) -> None:
         """A frame of a restored window may be in the restored memory, too."""
         if not self.log.times or chunk.pts > self.log.times[-1]:
             self.recent.append(replace(chunk.on_grid(self.rows, self.columns), index=self.log.add(chunk.pts)))
-            self.waiting_bytes += _bytes(chunk)
+            self.waiting_bytes += chunk.nbytes
 
     @property
     def settle_due(self) -> bool:
@@ -266,7 +266,7 @@ class StreamMemory(TieredHeads):
             gone, self._lost_clusters = self._lost_clusters, []
         for layer, h, uid in gone:
             self.drop_lost_clusters(layer, h, [uid])
-        self._expire()
+        delete_expired(self)
         if not self._delete_old():
             return False
         # Without frames deleted just now.
@@ -335,7 +335,7 @@ class StreamMemory(TieredHeads):
         done = {chunk.index for chunk in frames}
         with self._lock:
             self.recent = [chunk for chunk in self.recent if chunk.index not in done]
-            self.waiting_bytes = sum(map(_bytes, self.recent))
+            self.waiting_bytes = sum(chunk.nbytes for chunk in self.recent)
 
     def _new_heads(self) -> list[list[HeadMemory]]:
         self.compressor, self._of_head = self._compressor_of(self.spec), {}
@@ -391,26 +391,22 @@ class StreamMemory(TieredHeads):
                 self.waiting_bytes, self.restored = 0, False
                 self.partition_of, self.partitions = {}, None
                 return
-            with self._lock:
-                self._hide(before_frame)
+            self.hide_frames(before_frame)
             if self.restored and self.take_over() and self._delete_old():
                 self._trim_frames()
 
-    def hide_frames(self, before: int) -> None:
-        """Drop frames before a time (microseconds), also those not restored yet, from what is read; the next
-        :meth:`settle` deletes them in the tiers. Callable beside that."""
+    def hide_frames(self, before_frame: int) -> None:
+        """Drop frames before a number, also those not restored yet, from what is read; the next :meth:`settle` deletes
+        them in the tiers. Callable beside that."""
         with self._lock:
-            self._hide(self.log.first_frame_since(before))
-
-    def _hide(self, before_frame: int) -> None:
-        self.first_frame = max(self.first_frame, before_frame)
-        self.recent = [chunk for chunk in self.recent if chunk.index >= before_frame]
-        self.waiting_bytes = sum(map(_bytes, self.recent))
-        latest = self.log.times[-1:]
-        self.log.delete_before(before_frame)
-        if latest:
-            # Applies to frames not restored yet, too.
-            self._deleted_until = self.log.times[0] if self.log.times else latest[0] + 1
+            self.first_frame = max(self.first_frame, before_frame)
+            self.recent = [chunk for chunk in self.recent if chunk.index >= before_frame]
+            self.waiting_bytes = sum(chunk.nbytes for chunk in self.recent)
+            latest = self.log.times[-1:]
+            self.log.delete_before(before_frame)
+            if latest:
+                # Applies to frames not restored yet, too.
+                self._deleted_until = self.log.times[0] if self.log.times else latest[0] + 1
 
     def delete_read_blocks(self, timeout_s: float) -> None:
         """Delete the blocks that views read when they were replaced, once those are closed; ``NotReadyError`` where
@@ -432,17 +428,6 @@ class StreamMemory(TieredHeads):
                 return False
         return self.publish()
 
-    def _expire(self) -> None:
-        oldest, newest = self.oldest, self.newest
-        if self.spec.retention_s is None or oldest is None or newest is None:
-            return
-        # A camera that sends nothing grows old as well.
-        age_s = self.spec.retention_s - (time.monotonic() - self.newest_s)
-        limit = newest - round(age_s * MICROSECONDS)
-        # In steps, as deletion rewrites blocks.
-        if oldest < limit - round(EXPIRY_STEP * self.spec.retention_s * MICROSECONDS):
-            self.delete_frames(before_frame=self.frames_since(limit))
-
     def _trim_frames(self) -> None:
         held = [head.frame for _, _, head in self.iter_heads() if head.tokens]
         there = set(torch.unique(torch.cat(held)).tolist()) if held else set()
@@ -462,7 +447,3 @@ def join_frames(block: Sequence[KVChunk]) -> list[LayerKV]:
     return [
         LayerKV(key[layer], value[layer], frame.expand(heads, -1), cell.expand(heads, -1)) for layer in range(len(key))
     ]
-
-
-def _bytes(chunk: KVChunk) -> int:
-    return chunk.key.nbytes + chunk.value.nbytes

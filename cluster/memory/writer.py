@@ -193,6 +193,9 @@ _writers: weakref.WeakSet[MemoryWriter] = weakref.WeakSet()
 Window: TypeAlias = Callable[[], bytes]
 """Snapshot of a stream's window; serialised when called."""
 
+SnapshotOf: TypeAlias = Callable[[str, Callable[[int], bool]], Window | None]
+"""A stream, and whether so many bytes are saved -> a snapshot of its window; None without one, or without room."""
+
 
 @dataclass(frozen=True, slots=True)
 class PendingSave:
@@ -211,6 +214,32 @@ class LastWrite:
     memory: StreamMemory
     window: Window | None
     saved: Future[bool] = field(default_factory=Future)
+
+    def write(self) -> bool:
+        """Write the memory; whether its window was saved with it. What fails is logged."""
+        memory, stream = self.memory, self.memory.stream
+        try:
+            if memory.owned and memory.manifest.is_replaced():
+                # A hand-over took too long: what is written now would replace what its owner has written.
+                log.warning("camera %r: another process writes its memory; what is left here is dropped", stream)
+                memory.counts.drop_frames(len(memory.recent))
+                return False
+            self._settle()
+            if memory.recent:
+                log.warning("camera %r: its last %d frames were not stored in memory", stream, len(memory.recent))
+                memory.counts.drop_frames(len(memory.recent))
+            elif self.window is not None and memory.save(self.window()) is Outcome.HIT:
+                return True
+            memory.save()
+        except Exception:
+            log.exception("the memory of camera %r could not be written", stream)
+        return False
+
+    def _settle(self) -> None:
+        try:
+            self.memory.settle()
+        except Exception:
+            log.exception("cannot store the last frames of camera %r in its memory", self.memory.stream)
 
 
 class MemoryWriter:

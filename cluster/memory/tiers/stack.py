@@ -147,6 +147,11 @@ class TierStack:
         certain = [number for number in gone if number is not None]
         return max(certain) if len(certain) == len(gone) else None
 
+    def clear(self, stream: str) -> None:
+        """Delete a stream, without a search where the tiers hold nothing of it."""
+        if not all(state.up for state in self.states().values()) or any(self.usage(stream).values()):
+            self.drop(stream)
+
     def drop_copies(self, stream: str) -> None:
         """Delete copies in this process's memory of what a lower tier holds."""
         self._note_deletion((stream, None))
