@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cluster.config import CameraConfig
+from cluster.control.admission import Admission
 from cluster.control.camera_record import (
     Assignment,
     CameraAssignment,
@@ -84,7 +85,7 @@ class Directory:
         force: bool = True,
         manager: str = CLUSTER,
         life: str = "",
-    ) -> None:
+    ) -> Admission:
         """Add a camera; members that reported it when they joined keep it.
 
         Args:
@@ -99,13 +100,14 @@ class Directory:
         """
         self.check_add(settings, now_s, force=force, manager=manager)
         if settings.name in self._cameras:
-            return
+            return self._fleet.admission_of(settings.name)
         demand, prefer = demand_of(settings, self.geometry), self._held_by.pop(settings.name, None)
-        self._fleet.admit(demand, now_s, force=True, prefer=prefer, idle=True)
+        admission = self._fleet.admit(demand, now_s, force=True, prefer=prefer, idle=True)
         self._cameras[settings.name] = CameraRecord(settings, manager, life)
         self._cameras[settings.name].totals = Totals(self._counted.pop(life, None))
         self.decoder_table.add(settings.name)
         self.version += 1
+        return admission
 
     def check_add(
         self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True, manager: str = CLUSTER
@@ -125,7 +127,7 @@ class Directory:
 
     def update(
         self, settings: CameraConfig, now_s: float = 0.0, *, manager: str = CLUSTER, takeover: bool = False
-    ) -> None:
+    ) -> Admission:
         """Change a camera's settings; it keeps its place, its rung and its counts. Never refused: if it needs more
         capacity than there is, the ladder lowers others.
 
@@ -144,6 +146,7 @@ class Directory:
             size = report.size if report is not None and report.width else None
             self._fleet.admit(demand_of(settings, self.geometry, size), now_s, force=True)
             self.version += 1
+        return self._fleet.admission_of(settings.name)
 
     def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
         """Remove a camera; its decoder stops it at its next request.
