@@ -165,25 +165,32 @@ def test_retention_forgets_by_itself() -> None:
     assert memory.oldest >= (39 - 8 - 4) * MICROSECONDS
 
 
-def test_retention_applies_while_no_frame_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    hours = 0.0
-    began = time.monotonic()
-    monkeypatch.setattr("cluster.memory.stream.time", SimpleNamespace(monotonic=lambda: began + hours * 3600))
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """``hours`` that pass for memories."""
+    clock, began = SimpleNamespace(hours=0.0), time.monotonic()
+    for module in ("bank", "eviction", "manifest", "stream"):
+        monotonic = SimpleNamespace(monotonic=lambda: began + clock.hours * 3600)
+        monkeypatch.setattr(f"cluster.memory.{module}.time", monotonic)
+    return clock
+
+
+def test_retention_applies_while_no_frame_comes(clock: SimpleNamespace) -> None:
     memory = StreamMemory("cam", spec(retention_s=2 * 3600), stack())
     for number in range(10):
         memory.add_chunk(chunk(number, pts=number * 600 * MICROSECONDS))
-    hours = 1.5
+    clock.hours = 1.5
     assert memory.settle()
     assert memory.save() is Outcome.HIT
     # The newest frame is of 5,400 s.
     assert memory.oldest == 3600 * MICROSECONDS
     memory = StreamMemory("cam", memory.spec, memory.tiers)
     assert memory.restore() is Outcome.HIT
-    hours = 3.3
+    clock.hours = 3.3
     assert memory.settle()
     # 1.8 h after the restart, 12 min before the newest frame are left.
     assert memory.oldest == 4800 * MICROSECONDS
-    hours = 5.0
+    clock.hours = 5.0
     assert memory.settle()
     assert memory.frames == memory.tokens == 0
     assert memory.save() is Outcome.HIT
@@ -193,16 +200,6 @@ def test_retention_applies_while_no_frame_comes(monkeypatch: pytest.MonkeyPatch)
     memory.settle()
     assert memory.newest == later.pts
     assert memory.tokens == LAYERS * HEADS * later.tokens
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """``hours`` that pass for memories."""
-    clock, began = SimpleNamespace(hours=0.0), time.monotonic()
-    for module in ("bank", "stream"):
-        monotonic = SimpleNamespace(monotonic=lambda: began + clock.hours * 3600)
-        monkeypatch.setattr(f"cluster.memory.{module}.time", monotonic)
-    return clock
 
 
 def _maintain(*banks: MemoryBank) -> None:
