@@ -39,7 +39,7 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 class ModelConfig(Section):
     """The model every replica loads."""
 
-    name: str = Field(default="demo-qwen2_5_vl", min_length=1)
+    name: str = Field(default="demo", min_length=1)
     """The bundled model (demo), a preset with random weights (`sightline models list`), the path of a checkpoint
     folder, or a hub id."""
     device: str = "cpu"

@@ -52,8 +52,7 @@
 {{- $tls := printf "?ssl_ca_certs=%s/ca.crt&ssl_certfile=%s/tls.crt&ssl_keyfile=%s/tls.key&ssl_check_hostname=false" $files $files $files -}}
 {{- $_ := set $own "tiers" (dict "redis_url" (ternary (printf "rediss%s%s" $url $tls) (printf "redis%s" $url) (hasKey $secrets "internalTls"))) -}}
 {{- end -}}
-{{- /* The configuration's own default has random weights. */ -}}
-{{- $default := dict "model" (dict "name" "demo" "device" (ternary "cuda" "cpu" (gt (int .Values.replicas.gpusPerPod) 0))) -}}
+{{- $default := dict "model" (dict "device" (ternary "cuda" "cpu" (gt (int .Values.replicas.gpusPerPod) 0))) -}}
 {{- toYaml (mergeOverwrite $default (deepCopy .Values.config | default (include "sightline.demo" . | fromYaml)) $own) -}}
 {{- end -}}
 
