@@ -125,7 +125,8 @@ def test_planted_evidence_is_looked_for_with_every_compressor(
     assert read.keys() == set(product(organisers.names(), retrievers.names()))
     assert all(0 < row["read"] <= 1 and 0 <= row["recall"] <= 1 for row in read.values())
     assert read[MemorySpec().organiser, MemorySpec().retriever]["ours_more"] == 0
-    assert all(0 <= row["recall_4"] <= row["recall"] <= 1 and 0 < row["held"] <= 1 / 8 for row in rows.values())
+    # The cap is a share of the bytes; how far clusters fill their cells differs by a few per cent.
+    assert all(0 <= row["recall_4"] <= row["recall"] <= 1 and 0 < row["held"] <= 1.1 / 8 for row in rows.values())
     own = rows.pop(MemorySpec().compressor)["recall"]
     assert found["figures"] == {
         "evidence_recall_eighth": own,
