@@ -61,7 +61,7 @@
 model: {name: demo, threads: 2}
 sampling: {anchor_interval_s: 4}
 window: {length_s: 20, stride_s: 4}
-questions: [{id: intrusion, text: "Is someone inside the marked zone?", threshold: 0.17}]
+questions: [{id: intrusion, text: "Is someone inside the marked zone?", threshold: 0.51}]
 cameras: [{name: entrance, source: "demo://gate", source_options: {loop: true, realtime: true}}]
 {{- end -}}
 
