@@ -90,6 +90,7 @@ Stride = Annotated[float | None, typer.Option(metavar="S", help="Seconds between
 Fps = Annotated[float | None, typer.Option(help="Samples per second.")]
 AnchorInterval = Annotated[float | None, typer.Option(metavar="S", help="Seconds between anchors.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write figures as JSON.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before everything of a camera is deleted.")]
 OutFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="For the report and what is made.")]
 
 Questions = Annotated[
@@ -111,9 +112,6 @@ CameraPriority = Annotated[
 ]
 
 _QUESTION = re.compile(r"(?:(?P<id>[\w.-]+)(?:@(?P<threshold>[^\s=]*))?=)?(?P<text>.+)", re.DOTALL)
-
-
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before everything of a camera is deleted.")]
 
 
 def confirm_deletion(camera: str, alternative: str) -> None:

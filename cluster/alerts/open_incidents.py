@@ -160,8 +160,9 @@ class OpenIncidents:
         self._changes.mutes[where] = None
         return True
 
-    def unmute_camera(self, camera: str) -> None:
-        """Remove the mutes of a removed camera: a new one of its name is another camera."""
+    def forget_camera(self, camera: str) -> None:
+        """Remove the mutes and the clock of a removed camera: a new one of its name is another camera."""
+        self.memory_shifts.pop(camera, None)
         for where in [where for where in self._mutes if where[0] == camera]:
             self.unmute(*where)
 

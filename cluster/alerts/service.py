@@ -148,7 +148,7 @@ class AlertService:
         lives = watched.lives
         gone = {name for name, life in self._lives.items() if lives.get(name) != life}
         for name in gone:
-            self._open_incidents.unmute_camera(name)
+            self._open_incidents.forget_camera(name)
         self._lives = lives
         self.timelines.add_statuses(watched.statuses, now_s, gone)
         self._over = {status.name for status in watched.statuses if status.state == "ended"}
@@ -296,7 +296,7 @@ class AlertService:
     async def erase_removed_camera(self, camera: str, removed_s: float) -> None:
         """Erase a removed camera's records and mutes; another of its name keeps its own. Raises like the above."""
         if self._informed and camera not in self._lives:
-            self._open_incidents.unmute_camera(camera)
+            self._open_incidents.forget_camera(camera)
         self._open_incidents.end_camera_incidents(camera, removed_s)
         await self._erase(ErasureScope(camera, math.nextafter(removed_s, math.inf)))
 

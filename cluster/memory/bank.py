@@ -390,14 +390,12 @@ class MemoryBank:
         memory = self._memories.get(stream)
         if memory is None and ago_s is not None:
             memory = self._reopen(stream)
-        deleted: Future[DeletedMemory] = Future()
-        deleted.set_running_or_notify_cancel()
         if memory is not None and memory.newest is not None and ago_s is not None:
             latest = memory.newest if newest is None else max(memory.newest, memory.memory_time(newest))
             before = latest - round(ago_s * MICROSECONDS)
-            delete_before(memory, before, partial(self._schedule_save, memory), deleted)
-        else:
-            deleted.set_result(self._delete_all(stream, memory))
+            return delete_before(memory, before, partial(self._schedule_save, memory))
+        deleted: Future[DeletedMemory] = Future()
+        deleted.set_result(self._delete_all(stream, memory))
         return deleted
 
     def _delete_all(self, stream: str, memory: StreamMemory | None) -> DeletedMemory:

@@ -115,11 +115,11 @@ def delete_expired(memory: StreamMemory) -> None:
         memory.delete_frames(before_frame=memory.frames_since(limit))
 
 
-def delete_before(
-    memory: StreamMemory, before: int, settle: Callable[[], Future[None]], deleted: Future[DeletedMemory]
-) -> None:
+def delete_before(memory: StreamMemory, before: int, settle: Callable[[], Future[None]]) -> Future[DeletedMemory]:
     """Hide frames before a time (microseconds) and have them deleted by ``settle``: blocks are loaded and rewritten,
-    and windows do not wait for the tiers. ``deleted`` is done, or fails, when no tier holds them."""
+    and windows do not wait for the tiers. The future is done, or fails, when no tier holds them."""
+    deleted: Future[DeletedMemory] = Future()
+    deleted.set_running_or_notify_cancel()
     frames, held = memory.frames, memory.held_bytes
     memory.hide_frames(memory.frames_since(before))
     frames -= memory.frames
@@ -133,6 +133,7 @@ def delete_before(
             deleted.set_exception(error)
 
     settle().add_done_callback(finish)
+    return deleted
 
 
 def expire(memory: StreamMemory, released: ReleasedMemory) -> ReleasedMemory | None:

@@ -113,7 +113,7 @@ def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: st
                 "id": kind,
                 # As the model was trained on it, or else in our own words.
                 "text": settings.questions.get(kind) or standing_question(kind),
-                "threshold": settings.threshold_of(kind) or THRESHOLD,
+                "threshold": THRESHOLD if (own := settings.threshold_of(kind)) is None else own,
             }
             for kind in camera.questions
         ]
