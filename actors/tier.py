@@ -1,8 +1,14 @@
-"""The tier actor: one per node, with host memory for its replicas' cameras. It outlives a replica."""
+"""The tier actor: one per node, with host memory for its replicas' cameras. It outlives a replica.
+
+Every process that looks for a tier has Ray import this module, so only an actor imports what needs torch.
+"""
+
+from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -12,12 +18,13 @@ from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.config.secrets import memory_secret, peer_tls
 from cluster.errors import UnavailableError
-from cluster.memory.tiers.arena import Arena
-from cluster.memory.tiers.kv_wire import MAX_KV_MESSAGE_BYTES
 from cluster.memory.tiers.metrics import NodeTierCollector
-from cluster.memory.tiers.server import KVServicer
 from cluster.wire.metrics_server import serve_metrics
 from cluster.wire.server import RpcServer
+
+if TYPE_CHECKING:
+    from cluster.memory.tiers.arena import Arena
+    from cluster.memory.tiers.server import KVServicer
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +45,8 @@ class TierNode(ActorProcess):
 
     def __init__(self, config: SightlineConfig, name: str, host: str | None) -> None:
         configure_logging(short_tier(name), config.cluster)
+        # Torch, for what opens a tier: a replica that asks for one waits for seconds only.
+        importlib.import_module("cluster.memory.tiers.server")
         self._config, self._host = config, own_host(host)
         self._tls, self._secret = peer_tls(config.security), memory_secret(config.security)
         self._arena: Arena | None = None
@@ -59,6 +68,10 @@ class TierNode(ActorProcess):
                 if self._server is not None and not replace:
                     raise UnavailableError("this node's tier now holds blocks of another model")
                 await self._close()
+                from cluster.memory.tiers.arena import Arena
+                from cluster.memory.tiers.kv_wire import MAX_KV_MESSAGE_BYTES
+                from cluster.memory.tiers.server import KVServicer
+
                 tiers = self._config.tiers
                 self._arena = Arena(tiers.node_bytes, name="node", stream_bytes=tiers.camera_bytes)
                 self._servicer = KVServicer(self._arena, fingerprint=fingerprint, secret=self._secret)

@@ -170,9 +170,10 @@ def test_a_decoder_needs_no_torch() -> None:
     assert not actor & {"torch", "transformers", "ray"}
 
 
-def test_the_decoder_actor_loads_no_model_code() -> None:
-    [loaded] = loaded_by(["actors.decoder"])
-    assert not loaded & {"torch", "transformers", "cluster.models"}
+def test_no_actor_but_replica_and_tier_loads_torch() -> None:
+    """Nor does what starts them; a gateway has Ray import the module of every actor that it looks for."""
+    [loaded] = loaded_by(["actors.runtime", *(f"actors.{name}" for name in ("decoder", "gateway", "tier", "alerting"))])
+    assert not loaded & {"torch", "transformers"}
 
 
 def test_control_needs_no_torch_and_no_wire() -> None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from torch import Tensor
-
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from cluster.wire.tls import PeerTls
 
 
