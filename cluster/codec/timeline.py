@@ -99,8 +99,9 @@ class DecodingClock:
     """
 
     def __init__(self) -> None:
+        self.depth = 0
+        """How many pictures the reordering is known to be deep."""
         self._latest: list[int] = []
-        self._depth = 0
 
     def restart(self) -> None:
         """Later times are unrelated to earlier ones; the depth stays."""
@@ -114,10 +115,10 @@ class DecodingClock:
             # No B-picture: the camera's clock was corrected.
             self.restart()
             shown_later = 0
-        self._depth = max(self._depth, shown_later)
+        self.depth = max(self.depth, shown_later)
         latest.insert(len(latest) - shown_later, pts)
         del latest[: -_REORDERED - 1]
-        return latest[max(0, len(latest) - 1 - self._depth)]
+        return latest[max(0, len(latest) - 1 - self.depth)]
 
 
 class Sampling:
