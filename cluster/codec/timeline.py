@@ -7,9 +7,10 @@ from cluster.types import MICROSECONDS
 _DEFAULT_INTERVAL = MICROSECONDS // 25
 # So many pictures without a usable time are taken for a camera that has no clock.
 _PATIENCE = 25
-# Corrections of a camera's clock up to this far back only repeat a moment.
-_REPEAT = MICROSECONDS
-_LONGEST_STEP = 10 * MICROSECONDS
+REPEAT = MICROSECONDS
+"""Corrections of a camera's clock up to this far back only repeat a moment."""
+LONGEST_STEP = 10 * MICROSECONDS
+"""A clock that is further ahead has jumped."""
 # Pictures that encoders in use send ahead of one shown before them: two in x264 and x265, four in a pyramid of 16.
 _REORDERED = 4
 
@@ -55,14 +56,14 @@ class Timeline:
         step = pts - self._last
         if step > 0 and self._resuming:
             return self._at(pts)
-        if 0 < step <= _LONGEST_STEP:
+        if 0 < step <= LONGEST_STEP:
             # A slow average: one long pause must not stretch the interval that missing times are filled with.
             usual = self._interval or step
             self._interval = usual + (min(step, 4 * usual) - usual) // 8
             return self._at(pts)
         # Filled in times run on, so that a clock that stands still falls any time behind them.
-        stuck = self._unplaced >= _PATIENCE and self._repeated is not None and abs(pts - self._repeated) < _REPEAT
-        if -_REPEAT < step <= 0 or stuck:
+        stuck = self._unplaced >= _PATIENCE and self._repeated is not None and abs(pts - self._repeated) < REPEAT
+        if -REPEAT < step <= 0 or stuck:
             self.repeated += 1
             if self._unplaced >= _PATIENCE:
                 return self._extrapolate()
