@@ -1,6 +1,7 @@
 """The ring of packets: what it keeps, what it gives up, and what a recording gets of it."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from footage_parts import FPS, STEP, shifted, video
@@ -170,6 +171,48 @@ def test_the_connection_is_lost_and_comes_back(h264):
     for packet in packets[:40]:
         ring.add_packet(packet)
     assert times(ring.record(0, 20 * S))[:40] == [at * STEP for at in range(40)]
+
+
+def test_of_two_sessions_whose_times_are_the_same_the_incidents_own_is_shown(h264):
+    header, packets = h264
+    # The second session is joined in mid-GOP, and so begins later than the first.
+    ring = ring_of(header, packets, keep_s=100.0)
+    ring.pause("the connection to the camera was lost")
+    ring.open(header)
+    for packet in packets[7:100]:
+        ring.add_packet(packet)
+    recording = ring.record(0, 7 * S, moment=5 * S)
+    for packet in packets[100:]:
+        ring.add_packet(packet)
+    assert times(recording) == [at * STEP for at in range(20, 140)]
+    assert (recording.end_reason, recording.missing) == ("", "")
+    # The new session is not there yet: an incident of the old one, of which an answer came late.
+    recording = ring_after_loss(header, packets).record(0, 10 * S, moment=9 * S)
+    assert recording.end_reason == "the connection to the camera was lost"
+    assert times(recording) == [at * STEP for at in range(200)]
+
+
+def ring_after_loss(header, packets):
+    ring = ring_of(header, packets, keep_s=100.0)
+    ring.pause("the connection to the camera was lost")
+    ring.open(header)
+    for packet in packets[:60]:
+        ring.add_packet(packet)
+    return ring
+
+
+def test_what_is_older_than_a_time_goes_though_the_camera_was_away_since(h264, monkeypatch):
+    now_s = 1000.0
+    monkeypatch.setattr("cluster.decoder.footage.ring.time", SimpleNamespace(monotonic=lambda: now_s))
+    header, packets = h264
+    ring = ring_of(header, packets[:60], keep_s=100.0)
+    ring.pause("the connection to the camera was lost")
+    now_s += 500.0
+    ring.open(header)
+    for packet in packets[60:100]:
+        ring.add_packet(packet)
+    assert ring.delete_before(60.0) == sum(len(p.data) for p in packets[:60])
+    assert times(ring.record(0, 20 * S))[0] == 3 * S
 
 
 def test_forgotten_is_gone(h264):
