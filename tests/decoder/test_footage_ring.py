@@ -186,19 +186,21 @@ def test_of_two_sessions_whose_times_are_the_same_the_incidents_own_is_shown(h26
         ring.add_packet(packet)
     assert times(recording) == [at * STEP for at in range(20, 140)]
     assert (recording.end_reason, recording.missing) == ("", "")
-    # The new session is not there yet: an incident of the old one, of which an answer came late.
-    recording = ring_after_loss(header, packets).record(0, 10 * S, moment=9 * S)
-    assert recording.end_reason == "the connection to the camera was lost"
-    assert times(recording) == [at * STEP for at in range(200)]
 
 
-def ring_after_loss(header, packets):
+def test_an_incident_of_the_session_before_is_shown_though_the_camera_is_back(h264):
+    header, packets = h264
     ring = ring_of(header, packets, keep_s=100.0)
     ring.pause("the connection to the camera was lost")
     ring.open(header)
     for packet in packets[:60]:
         ring.add_packet(packet)
-    return ring
+    recording = ring.record(0, 10 * S, moment=9 * S)
+    assert recording.end_reason == "the connection to the camera was lost"
+    assert times(recording) == [at * STEP for at in range(200)]
+    # Nor is its still one of now.
+    assert ring.gop_packets(round(8.5 * S))[0].time == 8 * S
+    assert ring.gop_packets(round(2.5 * S))[0].segment is not recording.segment
 
 
 def test_what_is_older_than_a_time_goes_though_the_camera_was_away_since(h264, monkeypatch):

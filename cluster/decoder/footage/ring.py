@@ -199,7 +199,8 @@ class PacketRing:
             if not groups and self._gops:
                 newest = self._gops[-1].packets[-1].order + 1
                 start, until = newest - (until - start), newest
-                groups, missing = self._groups_of(start, until, start), "its time is no longer buffered, this is the newest"
+                groups = self._groups_of(start, until, start)
+                missing = "its time is no longer buffered, this is the newest"
             recording = Recording(groups[0].segment if groups else None, start, until, 2 * self.most_bytes)
             recording.missing = missing
             if groups:
@@ -237,10 +238,8 @@ class PacketRing:
     def gop_packets(self, time: int) -> list[SegmentPacket]:
         """Packets to decode the picture at ``time`` from: of its GOP, or of the newest."""
         with self._lock:
-            for group in reversed(self._gops):
-                if group.packets[0].time <= time and group.segment is self._gops[-1].segment:
-                    return list(group.packets)
-            return list(self._gops[-1].packets) if self._gops else []
+            groups = self._groups_of(time, time + 1, time) or list(self._gops)[-1:]
+            return list(groups[0].packets) if groups else []
 
     def delete_before(self, before_s: float = 0.0) -> int:
         """Drop GOPs that began more than ``before_s`` seconds ago (0: all) and end the recordings that begin earlier;
@@ -250,8 +249,10 @@ class PacketRing:
             newest = groups[-1].packets[-1] if groups else None
             keep_s = before_s - (now_s - self._arrived_s) if before_s else -math.inf
             # While a camera is not connected time passes, and no video.
-            while newest is not None and groups and (
-                newest.at_s - groups[0].packets[0].at_s > keep_s or now_s - groups[0].came_s > before_s
+            while (
+                newest is not None
+                and groups
+                and (newest.at_s - groups[0].packets[0].at_s > keep_s or now_s - groups[0].came_s > before_s)
             ):
                 self._give_up(groups.popleft())
             self._overflown |= not groups
