@@ -156,7 +156,9 @@ class RunningCamera:
             self._read_acknowledged()
         if address is None:
             self._sender.drop_queue(self.settings.name)
-        handed = not self.idle and address is not None and self._sender.assign(self.spec, address, hand_over=hand_over)
+        handed = False
+        if address is not None and not (self.idle or self.ended):
+            handed = self._sender.assign(self.spec, address, hand_over=hand_over)
         with self._lock:
             self._count_cut()
             if self.address is not None and not handed:
@@ -167,8 +169,8 @@ class RunningCamera:
         self._pipeline.force_anchor()
 
     def _assign(self) -> None:
-        """Tell the replica its specification, if there is a replica and something is asked."""
-        if self.address is not None and not self.idle:
+        """Tell the replica its specification, if there is a replica and something is asked of video to come."""
+        if self.address is not None and not (self.idle or self.ended):
             self._sender.assign(self.spec, self.address)
 
     def set_rung(self, rung: Rung) -> None:
@@ -358,6 +360,7 @@ class RunningCamera:
     def _on_end(self, status: PipelineStatus) -> None:
         if not self._stopping:
             log.info("camera %s: %s %s", status.camera, status.state.value, status.reason)
+            self._end_windows()
             self._sender.close(status.camera, flush=status.state is CameraState.ENDED)
 
     # -- reports --------------------------------------------------------------------------------

@@ -295,6 +295,19 @@ def test_a_file_that_may_wait_is_not_thrown_away_while_it_is_shed(clip) -> None:
     assert bench.camera.report().counts["windows_dropped"] == 0
 
 
+def test_a_video_that_has_ended_loses_no_window_with_its_replica(clip) -> None:
+    keeper = Keeper()
+    with camera_bench(clip, source=str(clip)) as bench:
+        bench.camera.route(bench.replica(keeper))
+        until(lambda: bench.camera.ended and keeper.closed == [True], "its end")
+        assert len(keeper.frames) == 24, "all of it was answered"
+        bench.camera.route(None)
+        bench.camera.route(bench.replica(Keeper()))
+        assert bench.camera.report().counts["windows_lost"] == 0
+        # Nor is it open there for good.
+        assert bench.sender.status("gate") is None
+
+
 @pytest.mark.parametrize(
     ("window_s", "stride_s", "budget", "rung", "expected"),
     [
