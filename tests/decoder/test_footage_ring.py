@@ -107,6 +107,16 @@ def test_lost_packets_leave_a_hole_up_to_the_next_keyframe(h264):
     assert recording.losses == 1
 
 
+def test_a_long_loss_is_no_clock_that_was_reset(h264):
+    header, packets = h264
+    ring = ring_of(header, packets[:45], keep_s=100.0)
+    recording = ring.record(S, 30 * S)
+    for packet in shifted(packets[60:100], 15 * S, 360):
+        ring.add_packet(packet)
+    assert (recording.losses, recording.end_reason) == (1, "")
+    assert times(recording)[-1] == 15 * S + 99 * STEP
+
+
 def test_what_comes_twice_or_late_counts_once(h264):
     header, packets = h264
     once = ring_of(header, packets[:60])

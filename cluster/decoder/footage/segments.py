@@ -111,9 +111,12 @@ class Segmenter:
 
     def _ordered(self, packet: EncodedPacket) -> int:
         given, last = packet.decoding_time, self._order
-        if last is not None and given is not None and not -REPEAT <= given - last <= LONGEST_STEP:
-            self.end("the camera's clock was reset")
-            last = None
+        if last is not None and given is not None:
+            ahead = given - last
+            # Where packets are missing, the next may be any time ahead.
+            if ahead < -REPEAT or (ahead > LONGEST_STEP and not self._lost):
+                self.end("the camera's clock was reset")
+                last = None
         if given is None:
             given = self._step if last is None else last + self._step
         if last is not None:
