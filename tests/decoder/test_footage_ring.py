@@ -208,9 +208,20 @@ def test_an_incident_of_the_session_before_is_shown_though_the_camera_is_back(h2
     recording = ring.record(0, 10 * S, moment=9 * S)
     assert recording.end_reason == "the connection to the camera was lost"
     assert times(recording) == [at * STEP for at in range(200)]
-    # Nor is its still one of now.
-    assert ring.gop_packets(round(8.5 * S))[0].time == 8 * S
-    assert ring.gop_packets(round(2.5 * S))[0].segment is not recording.segment
+
+
+def test_a_still_is_of_its_session(h264):
+    header, packets = h264
+    ring = ring_of(header, [*packets, *shifted(packets, 10 * S, 200)], keep_s=100.0)
+    before = ring.gop_packets(0)[0].segment
+    ring.pause("the connection to the camera was lost")
+    ring.open(header)
+    for packet in packets[:50]:
+        ring.add_packet(packet)
+    for at_s, group_s, of_before in (18, 18, True), (13, 13, True), (1, 1, False), (4, 2, False):
+        # Where the newest packet is a little before it, the session is still meant that has just begun.
+        first = ring.gop_packets(at_s * S)[0]
+        assert (first.time, first.segment is before) == (group_s * S, of_before)
 
 
 def test_what_is_older_than_a_time_goes_though_the_camera_was_away_since(h264, monkeypatch):

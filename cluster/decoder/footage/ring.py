@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from cluster.codec.source import StreamHeader
+from cluster.codec.timeline import LONGEST_STEP
 from cluster.decoder.footage.segments import Segment, Segmenter, SegmentPacket
 from cluster.types import MICROSECONDS, EncodedPacket
 
@@ -238,8 +239,11 @@ class PacketRing:
     def gop_packets(self, time: int) -> list[SegmentPacket]:
         """Packets to decode the picture at ``time`` from: of its GOP, or of the newest."""
         with self._lock:
-            groups = self._groups_of(time, time + 1, time) or list(self._gops)[-1:]
-            return list(groups[0].packets) if groups else []
+            # The newest packet may be some time before it.
+            since = time - LONGEST_STEP
+            groups = self._groups_of(since, time + 1, since) or list(self._gops)[-1:]
+            begun = [group for group in groups if group.packets[0].time <= time] or groups
+            return list(begun[-1].packets) if begun else []
 
     def delete_before(self, before_s: float = 0.0) -> int:
         """Drop GOPs that began more than ``before_s`` seconds ago (0: all) and end the recordings that begin earlier;
