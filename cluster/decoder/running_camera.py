@@ -435,9 +435,6 @@ class RunningCamera:
         self._metrics.count_lazy_events(
             {name: self._counter_increase(name, n) for name, n in status.lazy_events.items()}
         )
-        if isinstance(self._source, PushSource):
-            dropped = self._counter_increase("push_dropped", self._source.dropped)
-            metrics.ingest_dropped.labels("queue_full").inc(dropped)
 
     def _counter_increase(self, name: str, value: int) -> int:
         before, self._counted[name] = self._counted[name], value

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from camera_parts import WAIT_S, Keeper, camera_bench
+from sightline.v1 import ingest_pb2
 from waiting import until
 
 from cluster import metrics
@@ -388,6 +389,21 @@ def test_what_was_shed_before_a_camera_is_asked_nothing_ends_there(bench, keeper
     bench.camera.set_rung(FULL)
     bench.push(12)
     assert bench.camera.report().counts["windows_dropped"] <= dropped + 1
+
+
+def test_what_a_full_queue_drops_is_counted_of_every_session(bench) -> None:
+    def dropped_packets() -> float:
+        return metrics.ingest_dropped.labels("queue_full")._value.get()
+
+    before = dropped_packets()
+    packet = ingest_pb2.Packet(data=bytes((32 << 20) + 1), keyframe=True)
+    for session, packets in ("first", 3), ("second", 7):
+        bench.loop.run(bench.camera.sink.open(bench._header, session), WAIT_S)
+        for sequence in range(packets):
+            packet.sequence = sequence
+            bench.loop.run(bench.camera.sink.offer(ingest_pb2.PacketBatch(packets=[packet])), WAIT_S)
+        bench.camera.report()
+    assert dropped_packets() - before == 10
 
 
 def test_a_camera_that_pushes_again_has_none_of_its_last_session_under_way(bench, keeper) -> None:
