@@ -94,6 +94,7 @@ class RunningCamera:
         self._begin()
 
     def _begin(self) -> None:
+        self._began_s = time.monotonic()
         self._source = make_source(self.settings, self._config)
         self.sink = (
             QueueSink(self._source, max_credit=self._config.gateway.credit)
@@ -371,7 +372,7 @@ class RunningCamera:
         status = self._pipeline.status()
         with self._lock:
             lane = self._read_acknowledged()
-        report = self.last_report(status)
+        report, now_s = self.last_report(status), time.monotonic()
         state: CameraStateName = status.state.value
         reason = status.reason
         if self.refusal:
@@ -389,7 +390,8 @@ class RunningCamera:
             height=status.stats.height,
             cue=status.stats.cue,
             decode=status.decoding,
-            last_frame_age_s=status.last_frame_age_s or 0.0,
+            # Before the first picture the time since it began: others may have come to another decoder.
+            last_frame_age_s=now_s - self._began_s if status.last_frame_age_s is None else status.last_frame_age_s,
             picture=status.picture,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from camera_parts import WAIT_S, Keeper, camera_bench
@@ -267,6 +268,17 @@ def test_how_far_behind_a_camera_is(bench, clip) -> None:
         keeper = Keeper()
         patient.camera.route(patient.replica(keeper))
         until(lambda: len(keeper.frames) == 24, "all of it all the same")
+
+
+def test_a_camera_that_gives_no_picture_since_it_began_says_for_how_long(bench, monkeypatch) -> None:
+    """As one that has given some at another decoder, and there would be taken for sound."""
+    bench._sequence += 1
+    bench.push(1)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 60, time=time.time, sleep=time.sleep)
+    monkeypatch.setattr("cluster.decoder.running_camera.time", later)
+    report = bench.camera.report()
+    assert (report.state, report.counts["frames_decoded"]) == ("running", 0)
+    assert report.last_frame_age_s >= 60
 
 
 def test_without_a_replica_windows_are_counted_by_another_reason(bench) -> None:
