@@ -5,8 +5,8 @@ import bisect
 from cluster.types import MICROSECONDS
 
 _DEFAULT_INTERVAL = MICROSECONDS // 25
-# So many pictures without a usable time are taken for a camera that has no clock.
-_PATIENCE = 25
+PATIENCE = 25
+"""So many pictures without a usable time are taken for a camera that has no clock."""
 REPEAT = MICROSECONDS
 """Corrections of a camera's clock up to this far back only repeat a moment."""
 LONGEST_STEP = 10 * MICROSECONDS
@@ -62,10 +62,10 @@ class Timeline:
             self._interval = usual + (min(step, 4 * usual) - usual) // 8
             return self._at(pts)
         # Filled in times run on, so that a clock that stands still falls any time behind them.
-        stuck = self._unplaced >= _PATIENCE and self._repeated is not None and abs(pts - self._repeated) < REPEAT
+        stuck = self._unplaced >= PATIENCE and self._repeated is not None and abs(pts - self._repeated) < REPEAT
         if -REPEAT < step <= 0 or stuck:
             self.repeated += 1
-            if self._unplaced >= _PATIENCE:
+            if self._unplaced >= PATIENCE:
                 return self._extrapolate()
             self._unplaced += 1
             self._repeated = pts
@@ -83,7 +83,7 @@ class Timeline:
     def _extrapolate(self) -> int | None:
         interval = self._interval or _DEFAULT_INTERVAL
         if self._last is None:
-            if self._unplaced < _PATIENCE:
+            if self._unplaced < PATIENCE:
                 self._unplaced += 1
                 return None
             self._last = -interval

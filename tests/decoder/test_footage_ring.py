@@ -1,6 +1,7 @@
 """The ring of packets: what it keeps, what it gives up, and what a recording gets of it."""
 
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -267,6 +268,17 @@ def test_a_camera_that_tells_no_times_is_kept_by_its_rate(h264):
     ring = ring_of(header, untimed)
     assert 4.0 <= ring.seconds < 6.0 * 25 / FPS
     assert len(times(ring.record(0, 1 << 60))) >= 80
+
+
+def test_a_camera_whose_clock_stands_still_is_kept_by_its_rate(h264):
+    header, packets = h264
+    stuck = [replace(p, pts=5 * S, dts=5 * S) for p in [*packets[100:], *shifted(packets, 0, 200)]]
+    ring = ring_of(header, packets[:100] + stuck)
+    assert 4.0 <= ring.seconds < 6.0
+    # Sampled times go on from where they were 25 pictures later, a second after the clock stopped.
+    shown = times(ring.record(round(16 * S), round(18 * S)))
+    assert shown[0] > 15 * S
+    assert [b - a for a, b in pairwise(shown)] == pytest.approx([STEP] * (len(shown) - 1), abs=2)
 
 
 @given(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from cluster.codec.nal import FRAMED_CODECS, parameter_sets, starts_decoding
 from cluster.codec.source import StreamHeader
-from cluster.codec.timeline import LONGEST_STEP, REPEAT
+from cluster.codec.timeline import LONGEST_STEP, PATIENCE, REPEAT
 from cluster.types import MICROSECONDS, EncodedPacket
 
 _LATE = 1024
@@ -56,6 +56,8 @@ class Segmenter:
         self._sequence: int | None = None
         self._order: int | None = None
         self._newest: int | None = None
+        self._given: int | None = None
+        self._repeats = 0
         self._run = 0
         self._step = MICROSECONDS // 25
         self._at_s = 0.0
@@ -96,7 +98,7 @@ class Segmenter:
                 run=self._run,
             )
         lost, self._waiting, self._lost = self._lost, False, False
-        time = packet.pts if packet.pts is not None else order
+        time = packet.pts if packet.pts is not None and self._repeats < PATIENCE else order
         return SegmentPacket(packet, self._segment, time, order, self._at_s, starts, lost)
 
     def _in_sequence(self, packet: EncodedPacket) -> bool:
@@ -111,6 +113,11 @@ class Segmenter:
 
     def _ordered(self, packet: EncodedPacket) -> int:
         given, last = packet.decoding_time, self._order
+        self._repeats = self._repeats + 1 if given is not None and given == self._given else 0
+        self._given = given
+        if self._repeats >= PATIENCE:
+            # A clock that stands still is none: the times of samples are filled in too.
+            given = None
         if last is not None and given is not None:
             ahead = given - last
             # Where packets are missing, the next may be any time ahead.
@@ -120,9 +127,10 @@ class Segmenter:
         if given is None:
             given = self._step if last is None else last + self._step
         if last is not None:
+            if given > last:
+                self._step = min(given - last, MICROSECONDS)
             # A B-picture without decoding time is shown before the last one, but decoded after it.
             given = max(given, last + 1)
-            self._step = min(given - last, MICROSECONDS)
             self._at_s += (given - last) / MICROSECONDS
         if self._newest is not None and given < self._newest - REPEAT:
             self._run += 1
