@@ -200,12 +200,12 @@ class RunningCamera:
 
     @property
     def decode_backlog(self) -> DecodeBacklog | None:
-        """Decode backlog; ``None`` for a file that may wait."""
-        if self.spec.patient:
-            return None
+        """Decode backlog; ``None`` for a file, of which nothing is queued."""
         source = self._source
-        behind_s = source.behind_s if isinstance(source, PushSource | NetworkSource) else 0.0
-        return DecodeBacklog(self.settings.name, Priority.of(self.settings.priority), behind_s, self.spec.stride_s)
+        if not isinstance(source, PushSource | NetworkSource):
+            return None
+        priority = Priority.of(self.settings.priority)
+        return DecodeBacklog(self.settings.name, priority, source.behind_s, self.spec.stride_s)
 
     def apply_settings(self, settings: CameraConfig) -> bool:
         """Apply settings between two frames, keeping source and window; ``False`` where they need a new source or

@@ -268,6 +268,8 @@ def test_how_far_behind_a_camera_is(bench, clip) -> None:
         keeper = Keeper()
         patient.camera.route(patient.replica(keeper))
         until(lambda: len(keeper.frames) == 24, "all of it all the same")
+    with camera_bench(clip, source=str(clip), source_options={"realtime": True}) as played:
+        assert played.camera.decode_backlog is None, "it queues nothing, and would hide how late the others are"
 
 
 def test_a_camera_that_gives_no_picture_since_it_began_says_for_how_long(bench, monkeypatch) -> None:
