@@ -204,8 +204,9 @@ class RunningCamera:
         source = self._source
         if not isinstance(source, PushSource | NetworkSource):
             return None
-        priority = Priority.of(self.settings.priority)
-        return DecodeBacklog(self.settings.name, priority, source.behind_s, self.spec.stride_s)
+        priority, stride_s = Priority.of(self.settings.priority), self.spec.stride_s
+        decodes = self.pipeline_status.state is CameraState.RUNNING and not (self.idle or self.rung.shed)
+        return DecodeBacklog(self.settings.name, priority, source.behind_s, stride_s, decodes)
 
     def apply_settings(self, settings: CameraConfig) -> bool:
         """Apply settings between two frames, keeping source and window; ``False`` where they need a new source or

@@ -261,7 +261,11 @@ def test_a_camera_that_another_decoder_had_for_a_while_is_answered_again_and_say
 def test_how_far_behind_a_camera_is(bench, clip) -> None:
     backlog = bench.camera.decode_backlog
     assert backlog is not None
-    assert (backlog.camera, backlog.behind_s, backlog.stride_s) == ("gate", 0.0, 2)
+    assert (backlog.camera, backlog.behind_s, backlog.stride_s, backlog.decodes) == ("gate", 0.0, 2, True)
+    bench.camera.set_rung(SHED)
+    assert not bench.camera.decode_backlog.decodes
+    with camera_bench(clip, source="rtsp://127.0.0.1:9/") as away:
+        assert not away.camera.decode_backlog.decodes
     with camera_bench(clip, source=str(clip)) as patient:
         assert patient.camera.decode_backlog is None, "a file that may wait is never late"
         patient.camera.set_behind(True)
