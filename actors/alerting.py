@@ -6,6 +6,7 @@ import math
 import shutil
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from actors.remote import ALERTING, ask_controller, own_host
@@ -16,9 +17,10 @@ from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.health import CameraStates
 from cluster.alerts.incident import AlertEvent
 from cluster.alerts.service import AlertService
-from cluster.config import SightlineConfig
+from cluster.config import CameraConfig, SightlineConfig
 from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Route
+from cluster.decoder.footage.camera import clip_lookback_s
 from cluster.decoder.footage.service import DecoderRecorder
 from cluster.errors import SightlineError, UnavailableError
 from cluster.gateway import pictures_proxy as pictures
@@ -41,7 +43,7 @@ FOLDER, KNOWN = "clips", "clips-cameras.json"
 AGAIN_S = 600.0
 """Age up to which unfinished clips of incidents are recorded again after a restart, from what is still available."""
 REACH_S = 30.0
-"""Extra lookback of a clip beyond its length: answers are late, and a clip begins with a keyframe."""
+"""Extra lookback of a clip: it begins with a keyframe, and its decoder answers a little later."""
 
 
 class Alerting(ActorProcess):
@@ -179,6 +181,7 @@ class Alerting(ActorProcess):
             try:
                 watched: CameraStates = await ask_controller("camera_states", self._service.version)
                 self._service.update_cameras(watched)
+                self._extend_lookback(watched.settings or ())
                 self._cameras_known.set()
                 self._lives = watched.lives
                 self._merger.retain(self._lives)
@@ -186,6 +189,16 @@ class Alerting(ActorProcess):
             except UnavailableError as error:
                 log.warning("cannot read the cameras' status: %s", error)
             await asyncio.sleep(POLL_S)
+
+    def _extend_lookback(self, cameras: Sequence[CameraConfig]) -> None:
+        """The longer its windows and strides, up to those of overload, the later a camera's clips are begun."""
+        if self._footage is None:
+            return
+        store = self._footage.store
+        for each in cameras:
+            slowest_s = max(each.window.stride_s, each.window.length_s)
+            reach_s = clip_lookback_s(each, self._config, slowest_s) + REACH_S
+            store.clip_lookback_s = max(store.clip_lookback_s, reach_s)
 
     async def _retain_footage(self, footage: FootageCollector) -> None:
         """Apart from watching: a slow disk must not hold up rules and health checks."""

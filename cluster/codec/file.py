@@ -12,6 +12,7 @@ from av.container import InputContainer
 
 from cluster.codec.demux import CONTAINERS, PROBING, Demuxer
 from cluster.codec.source import StreamHeader
+from cluster.codec.timeline import LONGEST_STEP, REPEAT
 from cluster.errors import SourceError
 from cluster.hosts import is_below
 from cluster.redaction import SourceAddress
@@ -136,13 +137,15 @@ class FileSource:
                 )
 
     def _paced(self, packets: Iterator[EncodedPacket]) -> Iterator[EncodedPacket]:
-        start: tuple[float, int] | None = None
+        start, last = (0.0, 0), None
         for packet in packets:
             # Decoding time never runs backwards, presentation time does with B-frames.
             due = packet.decoding_time
             if due is not None:
-                if start is None:
+                if last is None or not -REPEAT <= due - last <= LONGEST_STEP:
+                    # The clock jumped, as where recordings were joined: nothing was recorded for so long.
                     start = (time.monotonic(), due)
+                last = due
                 wait = start[0] + (due - start[1]) / MICROSECONDS / self.speed - time.monotonic()
                 if wait > 0 and self._closed.wait(wait):
                     return

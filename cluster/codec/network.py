@@ -190,12 +190,12 @@ class _Session(threading.Thread):
                 raise SourceError(self._refusal(TimeoutError() if late else error), retryable=True) from None
             if self._abandoned.is_set():
                 return
-            demuxer = Demuxer(container, source.name)
             # multipart/x-mixed-replace has no times; FFmpeg would count 25 pictures a second whatever comes.
             untimed = container.format.name == "mpjpeg"
-            self._header = demuxer.header
-            self._known.set()
             try:
+                demuxer = Demuxer(container, source.name)
+                self._header = demuxer.header
+                self._known.set()
                 for packet in demuxer.packets():
                     if self._abandoned.is_set():
                         return
@@ -203,6 +203,9 @@ class _Session(threading.Thread):
                         arrived = round((time.monotonic() - started) * MICROSECONDS)
                         packet = replace(packet, pts=arrived, dts=arrived)
                     self.queue.put(packet)
+            except SourceError as error:
+                # The next session may have what this one lacks, as of a camera that is just starting.
+                raise SourceError(str(error), retryable=True) from None
             except av.ExitError:
                 raise SourceError(
                     f"{source.name} is frozen: nothing came for {source.frozen_timeout_s:g} s", retryable=True

@@ -5,11 +5,12 @@ import bisect
 from cluster.types import MICROSECONDS
 
 _DEFAULT_INTERVAL = MICROSECONDS // 25
-# So many pictures without a usable time are taken for a camera that has no clock.
-_PATIENCE = 25
-# Corrections of a camera's clock up to this far back only repeat a moment.
-_REPEAT = MICROSECONDS
-_LONGEST_STEP = 10 * MICROSECONDS
+PATIENCE = 25
+"""So many pictures without a usable time are taken for a camera that has no clock."""
+REPEAT = MICROSECONDS
+"""Corrections of a camera's clock up to this far back only repeat a moment."""
+LONGEST_STEP = 10 * MICROSECONDS
+"""A clock that is further ahead has jumped."""
 # Pictures that encoders in use send ahead of one shown before them: two in x264 and x265, four in a pyramid of 16.
 _REORDERED = 4
 
@@ -55,16 +56,16 @@ class Timeline:
         step = pts - self._last
         if step > 0 and self._resuming:
             return self._at(pts)
-        if 0 < step <= _LONGEST_STEP:
+        if 0 < step <= LONGEST_STEP:
             # A slow average: one long pause must not stretch the interval that missing times are filled with.
             usual = self._interval or step
             self._interval = usual + (min(step, 4 * usual) - usual) // 8
             return self._at(pts)
         # Filled in times run on, so that a clock that stands still falls any time behind them.
-        stuck = self._unplaced >= _PATIENCE and self._repeated is not None and abs(pts - self._repeated) < _REPEAT
-        if -_REPEAT < step <= 0 or stuck:
+        stuck = self._unplaced >= PATIENCE and self._repeated is not None and abs(pts - self._repeated) < REPEAT
+        if -REPEAT < step <= 0 or stuck:
             self.repeated += 1
-            if self._unplaced >= _PATIENCE:
+            if self._unplaced >= PATIENCE:
                 return self._extrapolate()
             self._unplaced += 1
             self._repeated = pts
@@ -82,7 +83,7 @@ class Timeline:
     def _extrapolate(self) -> int | None:
         interval = self._interval or _DEFAULT_INTERVAL
         if self._last is None:
-            if self._unplaced < _PATIENCE:
+            if self._unplaced < PATIENCE:
                 self._unplaced += 1
                 return None
             self._last = -interval
@@ -99,8 +100,9 @@ class DecodingClock:
     """
 
     def __init__(self) -> None:
+        self.depth = 0
+        """How many pictures the reordering is known to be deep."""
         self._latest: list[int] = []
-        self._depth = 0
 
     def restart(self) -> None:
         """Later times are unrelated to earlier ones; the depth stays."""
@@ -114,10 +116,10 @@ class DecodingClock:
             # No B-picture: the camera's clock was corrected.
             self.restart()
             shown_later = 0
-        self._depth = max(self._depth, shown_later)
+        self.depth = max(self.depth, shown_later)
         latest.insert(len(latest) - shown_later, pts)
         del latest[: -_REORDERED - 1]
-        return latest[max(0, len(latest) - 1 - self._depth)]
+        return latest[max(0, len(latest) - 1 - self.depth)]
 
 
 class Sampling:

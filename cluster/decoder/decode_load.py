@@ -83,12 +83,14 @@ class DecodeGate:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBacklog:
-    """Decode backlog of one camera: age of its oldest packet in seconds, and its stride."""
+    """Decode backlog of one camera: age of its oldest packet in seconds, and its stride. ``decodes``: whether it sends
+    video that is to be decoded whole."""
 
     camera: str
     priority: Priority
     behind_s: float
     stride_s: float
+    decodes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,7 @@ class DecodePressure:
         known = {each.camera: each for each in cameras}
         self._down = [name for name in self._down if name in known]
         down = frozenset(self._down)
-        whole = [each for each in cameras if each.camera not in down]
+        whole = [each for each in cameras if each.decodes and each.camera not in down]
         self.behind = median(each.behind_s / each.stride_s for each in whole) if whole else 0.0
         if self.behind > CALM:
             self._calm_since = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sightline.v1 import ingest_pb2
 
+from cluster import metrics
 from cluster.codec.push import PushSource
 from cluster.codec.source import StreamHeader
 from cluster.errors import NotReadyError, UnavailableError
@@ -63,7 +64,8 @@ class QueueSink:
         if self._ended:
             raise NotReadyError(f"session {self._ended!r} has ended; open a new one with another session id")
         # A packet that does not fit is dropped and counted by the source; the next reply tells the pusher.
-        self._source.offer([packet_from_proto(message, self._codec) for message in batch.packets])
+        dropped = self._source.offer([packet_from_proto(message, self._codec) for message in batch.packets])
+        metrics.ingest_dropped.labels("queue_full").inc(dropped)
         self._taken.set()
 
     async def progress(self) -> PushProgress:

@@ -94,6 +94,7 @@ class RunningCamera:
         self._begin()
 
     def _begin(self) -> None:
+        self._began_s = time.monotonic()
         self._source = make_source(self.settings, self._config)
         self.sink = (
             QueueSink(self._source, max_credit=self._config.gateway.credit)
@@ -156,7 +157,9 @@ class RunningCamera:
             self._read_acknowledged()
         if address is None:
             self._sender.drop_queue(self.settings.name)
-        handed = not self.idle and address is not None and self._sender.assign(self.spec, address, hand_over=hand_over)
+        handed = False
+        if address is not None and not (self.idle or self.ended):
+            handed = self._sender.assign(self.spec, address, hand_over=hand_over)
         with self._lock:
             self._count_cut()
             if self.address is not None and not handed:
@@ -167,8 +170,8 @@ class RunningCamera:
         self._pipeline.force_anchor()
 
     def _assign(self) -> None:
-        """Tell the replica its specification, if there is a replica and something is asked."""
-        if self.address is not None and not self.idle:
+        """Tell the replica its specification, if there is a replica and something is asked of video to come."""
+        if self.address is not None and not (self.idle or self.ended):
             self._sender.assign(self.spec, self.address)
 
     def set_rung(self, rung: Rung) -> None:
@@ -197,12 +200,13 @@ class RunningCamera:
 
     @property
     def decode_backlog(self) -> DecodeBacklog | None:
-        """Decode backlog; ``None`` for a file that may wait."""
-        if self.spec.patient:
-            return None
+        """Decode backlog; ``None`` for a file, of which nothing is queued."""
         source = self._source
-        behind_s = source.behind_s if isinstance(source, PushSource | NetworkSource) else 0.0
-        return DecodeBacklog(self.settings.name, Priority.of(self.settings.priority), behind_s, self.spec.stride_s)
+        if not isinstance(source, PushSource | NetworkSource):
+            return None
+        priority, stride_s = Priority.of(self.settings.priority), self.spec.stride_s
+        decodes = self.pipeline_status.state is CameraState.RUNNING and not (self.idle or self.rung.shed)
+        return DecodeBacklog(self.settings.name, priority, source.behind_s, stride_s, decodes)
 
     def apply_settings(self, settings: CameraConfig) -> bool:
         """Apply settings between two frames, keeping source and window; ``False`` where they need a new source or
@@ -358,6 +362,7 @@ class RunningCamera:
     def _on_end(self, status: PipelineStatus) -> None:
         if not self._stopping:
             log.info("camera %s: %s %s", status.camera, status.state.value, status.reason)
+            self._end_windows()
             self._sender.close(status.camera, flush=status.state is CameraState.ENDED)
 
     # -- reports --------------------------------------------------------------------------------
@@ -368,7 +373,7 @@ class RunningCamera:
         status = self._pipeline.status()
         with self._lock:
             lane = self._read_acknowledged()
-        report = self.last_report(status)
+        report, now_s = self.last_report(status), time.monotonic()
         state: CameraStateName = status.state.value
         reason = status.reason
         if self.refusal:
@@ -386,7 +391,8 @@ class RunningCamera:
             height=status.stats.height,
             cue=status.stats.cue,
             decode=status.decoding,
-            last_frame_age_s=status.last_frame_age_s or 0.0,
+            # Before the first picture the time since it began: others may have come to another decoder.
+            last_frame_age_s=now_s - self._began_s if status.last_frame_age_s is None else status.last_frame_age_s,
             picture=status.picture,
         )
 
@@ -432,9 +438,6 @@ class RunningCamera:
         self._metrics.count_lazy_events(
             {name: self._counter_increase(name, n) for name, n in status.lazy_events.items()}
         )
-        if isinstance(self._source, PushSource):
-            dropped = self._counter_increase("push_dropped", self._source.dropped)
-            metrics.ingest_dropped.labels("queue_full").inc(dropped)
 
     def _counter_increase(self, name: str, value: int) -> int:
         before, self._counted[name] = self._counted[name], value

@@ -104,6 +104,26 @@ async def test_a_hung_disk_of_clips_holds_up_no_health_check(config, tmp_path, m
         await alerting.stop()
 
 
+async def test_what_a_late_clip_shows_is_deleted_by_its_age(config, monkeypatch) -> None:
+    window = config.window.model_copy(update={"length_s": 100.0, "stride_s": 50.0})
+    controller = Controller(config.model_copy(update={"window": window}))
+    monkeypatch.setattr(actors.remote, "controller", lambda: controller)
+    monkeypatch.setattr(actors.alerting, "configure_logging", lambda process, cluster: None)
+    alerting = Alerting(config, "run", "127.0.0.1")
+    try:
+        await alerting.ready()
+        await until_async(lambda: alerting._service.version >= 0, "the cameras")
+        # Of a window of 100 s that was answered three strides after it had ended.
+        for incident, age_s in ("0" * 16, 200.0), ("1" * 16, 1.0):
+            draft = alerting._footage.store.begin("gate", incident, "clip", time.time() - age_s)
+            draft.write(b"clip")
+            draft.commit()
+        assert (await alerting._footage.delete_footage("gate", 440.0)).files == 1
+        assert alerting._footage.store.find("1" * 16, "clip")
+    finally:
+        await alerting.stop()
+
+
 @pytest.mark.parametrize("loop", ["cameras", "rules", "writing"])
 async def test_alerting_does_not_live_on_without_a_loop(config, monkeypatch, loop) -> None:
     controller, exits = Controller(config), []

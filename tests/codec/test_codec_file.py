@@ -2,6 +2,8 @@ import itertools
 import subprocess
 import sys
 import threading
+import time
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -74,6 +76,33 @@ def test_closing_ends_a_paced_source_that_waits(tmp_path: Path) -> None:
     # The second packet is due in 1,000 s.
     assert list(packets) == []
     assert not source.ended
+
+
+@pytest.mark.parametrize("jump_s", [3600, -3600])
+def test_a_paced_file_whose_clock_jumps_neither_stops_nor_hurries(tmp_path: Path, jump_s: int) -> None:
+    path = tmp_path / "joined.ts"
+    header, packets = read(encode(tmp_path / "clip.mp4", walk(20), fps=20))
+    for first, start_s in (0, 4000), (10, 4000 + jump_s):
+        with av.open(str(tmp_path / "part.ts"), "w", format="mpegts") as out:
+            stream = out.add_mux_stream("h264", width=header.width, height=header.height)
+            for index, each in enumerate(packets[first : first + 10]):
+                packet = av.Packet(each.data)
+                packet.stream, packet.time_base, packet.is_keyframe = stream, Fraction(1, 1000), each.keyframe
+                packet.pts = packet.dts = start_s * 1000 + index * 50
+                out.mux(packet)
+        with path.open("ab") as whole:
+            whole.write((tmp_path / "part.ts").read_bytes())
+    source = FileSource(path, realtime=True, speed=2.0)
+    source.open()
+    began_s = time.monotonic()
+    timer = threading.Timer(20.0, source.close)
+    timer.start()
+    # The packet before the seam is damaged.
+    assert len(list(source.packets())) == 19
+    timer.cancel()
+    assert source.ended
+    # Eight steps of 50 ms and nine, twice as fast.
+    assert time.monotonic() - began_s >= 0.42
 
 
 def test_pacing_loses_nothing(clips: dict[str, Path]) -> None:

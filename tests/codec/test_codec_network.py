@@ -122,6 +122,20 @@ def test_an_http_redirect_is_followed_only_when_allowed(web: str) -> None:
     assert decoded(NetworkSource(f"{web}/moved/clip.ts", follow_redirects=True)) == PICTURES
 
 
+def test_a_camera_that_sends_sound_alone_is_tried_again(web: str, folder: Path) -> None:
+    with av.open(str(folder / "sound.ts"), "w", format="mpegts") as out:
+        stream = out.add_stream("mp2", rate=48_000, layout="mono")
+        for index in range(100):
+            frame = av.AudioFrame(format="s16", layout="mono", samples=1152)
+            frame.sample_rate, frame.pts = 48_000, index * 1152
+            frame.planes[0].update(bytes(2 * 1152))
+            out.mux(stream.encode(frame))
+    source = NetworkSource(f"{web}/sound.ts")
+    with pytest.raises(SourceError, match="no video stream") as failure:
+        source.open()
+    assert failure.value.retryable
+
+
 def test_a_playlist_opens_no_files_of_this_machine(web: str, folder: Path) -> None:
     (folder / "files.m3u8").write_text((folder / "live.m3u8").read_text().replace("live", f"file://{folder}/live"))
     with pytest.raises(SourceError):

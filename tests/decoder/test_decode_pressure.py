@@ -1,6 +1,7 @@
 """Who gives way when a decoder has no time for all its cameras, in a made process that decodes what it can."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -52,6 +53,16 @@ class Process:
 def fleet(critical: int, normal: int, background: int) -> dict[str, Priority]:
     counts = {Priority.CRITICAL: critical, Priority.NORMAL: normal, Priority.BACKGROUND: background}
     return {f"{priority}-{number}": priority for priority, count in counts.items() for number in range(count)}
+
+
+def test_cameras_of_which_nothing_is_decoded_hide_no_backlog() -> None:
+    """Most are away, asked nothing, or shed."""
+    pressure = DecodePressure()
+    away = [replace(wait(f"away-{number}", 0.0), decodes=False) for number in range(30)]
+    step = pressure.decide([*away, *(wait(f"late-{number}", 2 * STRIDE_S) for number in range(10))], 0.0)
+    assert pressure.behind == 2
+    assert step is not None
+    assert step.cameras == ("late-0",)
 
 
 def test_nobody_gives_way_while_there_is_time() -> None:

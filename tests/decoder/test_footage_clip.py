@@ -63,13 +63,22 @@ def test_b_pictures_are_shown_in_their_order(h264_b):
     assert [grey for _, grey in shown] == [pytest.approx(level(i), abs=3) for i in range(200)]
 
 
-def test_b_pictures_without_decoding_times(h264_b):
-    header, packets = h264_b
-    recording, packets = placed(header, [replace(p, dts=None) for p in packets])
+@pytest.mark.parametrize("fps", [FPS, 5])
+@pytest.mark.parametrize("guess", [None, 0, 1])
+@pytest.mark.parametrize("b_frames", [2, 3])
+def test_b_pictures_without_proper_decoding_times(b_frames, guess, fps):
+    """Without any, and with those that FFmpeg guesses for RTSP where it takes the reordering for less than it is."""
+    header, packets = video(200, b_frames=b_frames)
+    untimed, latest = [], []
+    for packet in packets:
+        pts = packet.pts * FPS // fps
+        latest = sorted([*latest, pts])[-1 - (guess or 0) :]
+        untimed.append(replace(packet, pts=pts, dts=None if guess is None else latest[0]))
+    recording, packets = placed(header, untimed)
     shown = played(b"".join(parts_of(recording, packets)[0]))
     assert [grey for _, grey in shown] == [pytest.approx(level(i), abs=3) for i in range(200)]
     steps = np.diff([at for at, _ in shown])
-    assert steps == pytest.approx(1 / FPS, abs=0.002)
+    assert steps == pytest.approx(1 / fps, abs=0.002)
 
 
 def test_every_part_may_be_the_last(h264):

@@ -45,6 +45,11 @@ def test_a_form_is_made_once_and_another_picture_is_another():
     assert len(tags) == 6
     latest.show(sample(1), mask)
     assert latest.render().etag not in tags
+    # The same sample of the same video, played again with a privacy mask.
+    again, masked = LatestPicture(), sample(1)
+    masked.rgb[:24] = 0
+    again.show(masked, mask)
+    assert again.render().etag != latest.render().etag
     latest.clear()
     with pytest.raises(NotReadyError):
         latest.render()

@@ -1,6 +1,8 @@
 """The ring of packets: what it keeps, what it gives up, and what a recording gets of it."""
 
 from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from footage_parts import FPS, STEP, shifted, video
@@ -106,6 +108,16 @@ def test_lost_packets_leave_a_hole_up_to_the_next_keyframe(h264):
     assert recording.losses == 1
 
 
+def test_a_long_loss_is_no_clock_that_was_reset(h264):
+    header, packets = h264
+    ring = ring_of(header, packets[:45], keep_s=100.0)
+    recording = ring.record(S, 30 * S)
+    for packet in shifted(packets[60:100], 15 * S, 360):
+        ring.add_packet(packet)
+    assert (recording.losses, recording.end_reason) == (1, "")
+    assert times(recording)[-1] == 15 * S + 99 * STEP
+
+
 def test_what_comes_twice_or_late_counts_once(h264):
     header, packets = h264
     once = ring_of(header, packets[:60])
@@ -172,6 +184,61 @@ def test_the_connection_is_lost_and_comes_back(h264):
     assert times(ring.record(0, 20 * S))[:40] == [at * STEP for at in range(40)]
 
 
+def test_of_two_sessions_whose_times_are_the_same_the_incidents_own_is_shown(h264):
+    header, packets = h264
+    # The second session is joined in mid-GOP, and so begins later than the first.
+    ring = ring_of(header, packets, keep_s=100.0)
+    ring.pause("the connection to the camera was lost")
+    ring.open(header)
+    for packet in packets[7:100]:
+        ring.add_packet(packet)
+    recording = ring.record(0, 7 * S, moment=5 * S)
+    for packet in packets[100:]:
+        ring.add_packet(packet)
+    assert times(recording) == [at * STEP for at in range(20, 140)]
+    assert (recording.end_reason, recording.missing) == ("", "")
+
+
+def test_an_incident_of_the_session_before_is_shown_though_the_camera_is_back(h264):
+    header, packets = h264
+    ring = ring_of(header, packets, keep_s=100.0)
+    ring.pause("the connection to the camera was lost")
+    ring.open(header)
+    for packet in packets[:60]:
+        ring.add_packet(packet)
+    recording = ring.record(0, 10 * S, moment=9 * S)
+    assert recording.end_reason == "the connection to the camera was lost"
+    assert times(recording) == [at * STEP for at in range(200)]
+
+
+def test_a_still_is_of_its_session(h264):
+    header, packets = h264
+    ring = ring_of(header, [*packets, *shifted(packets, 10 * S, 200)], keep_s=100.0)
+    before = ring.gop_packets(0)[0].segment
+    ring.pause("the connection to the camera was lost")
+    ring.open(header)
+    for packet in packets[:50]:
+        ring.add_packet(packet)
+    for at_s, group_s, of_before in (18, 18, True), (13, 13, True), (1, 1, False), (4, 2, False):
+        # Where the newest packet is a little before it, the session is still meant that has just begun.
+        first = ring.gop_packets(at_s * S)[0]
+        assert (first.time, first.segment is before) == (group_s * S, of_before)
+
+
+def test_what_is_older_than_a_time_goes_though_the_camera_was_away_since(h264, monkeypatch):
+    now_s = 1000.0
+    monkeypatch.setattr("cluster.decoder.footage.ring.time", SimpleNamespace(monotonic=lambda: now_s))
+    header, packets = h264
+    ring = ring_of(header, packets[:60], keep_s=100.0)
+    ring.pause("the connection to the camera was lost")
+    now_s += 500.0
+    ring.open(header)
+    for packet in packets[60:100]:
+        ring.add_packet(packet)
+    assert ring.delete_before(60.0) == sum(len(p.data) for p in packets[:60])
+    assert times(ring.record(0, 20 * S))[0] == 3 * S
+
+
 def test_forgotten_is_gone(h264):
     header, packets = h264
     budget = RingBudget(1 << 30)
@@ -201,6 +268,17 @@ def test_a_camera_that_tells_no_times_is_kept_by_its_rate(h264):
     ring = ring_of(header, untimed)
     assert 4.0 <= ring.seconds < 6.0 * 25 / FPS
     assert len(times(ring.record(0, 1 << 60))) >= 80
+
+
+def test_a_camera_whose_clock_stands_still_is_kept_by_its_rate(h264):
+    header, packets = h264
+    stuck = [replace(p, pts=5 * S, dts=5 * S) for p in [*packets[100:], *shifted(packets, 0, 200)]]
+    ring = ring_of(header, packets[:100] + stuck)
+    assert 4.0 <= ring.seconds < 6.0
+    # Sampled times go on from where they were 25 pictures later, a second after the clock stopped.
+    shown = times(ring.record(round(16 * S), round(18 * S)))
+    assert shown[0] > 15 * S
+    assert [b - a for a, b in pairwise(shown)] == pytest.approx([STEP] * (len(shown) - 1), abs=2)
 
 
 @given(

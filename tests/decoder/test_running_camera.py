@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 from camera_parts import WAIT_S, Keeper, camera_bench
+from sightline.v1 import ingest_pb2
 from waiting import until
 
 from cluster import metrics
@@ -259,13 +261,30 @@ def test_a_camera_that_another_decoder_had_for_a_while_is_answered_again_and_say
 def test_how_far_behind_a_camera_is(bench, clip) -> None:
     backlog = bench.camera.decode_backlog
     assert backlog is not None
-    assert (backlog.camera, backlog.behind_s, backlog.stride_s) == ("gate", 0.0, 2)
+    assert (backlog.camera, backlog.behind_s, backlog.stride_s, backlog.decodes) == ("gate", 0.0, 2, True)
+    bench.camera.set_rung(SHED)
+    assert not bench.camera.decode_backlog.decodes
+    with camera_bench(clip, source="rtsp://127.0.0.1:9/") as away:
+        assert not away.camera.decode_backlog.decodes
     with camera_bench(clip, source=str(clip)) as patient:
         assert patient.camera.decode_backlog is None, "a file that may wait is never late"
         patient.camera.set_behind(True)
         keeper = Keeper()
         patient.camera.route(patient.replica(keeper))
         until(lambda: len(keeper.frames) == 24, "all of it all the same")
+    with camera_bench(clip, source=str(clip), source_options={"realtime": True}) as played:
+        assert played.camera.decode_backlog is None, "it queues nothing, and would hide how late the others are"
+
+
+def test_a_camera_that_gives_no_picture_since_it_began_says_for_how_long(bench, monkeypatch) -> None:
+    """As one that has given some at another decoder, and there would be taken for sound."""
+    bench._sequence += 1
+    bench.push(1)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 60, time=time.time, sleep=time.sleep)
+    monkeypatch.setattr("cluster.decoder.running_camera.time", later)
+    report = bench.camera.report()
+    assert (report.state, report.counts["frames_decoded"]) == ("running", 0)
+    assert report.last_frame_age_s >= 60
 
 
 def test_without_a_replica_windows_are_counted_by_another_reason(bench) -> None:
@@ -293,6 +312,19 @@ def test_a_file_that_may_wait_is_not_thrown_away_while_it_is_shed(clip) -> None:
         until(lambda: len(keeper.frames) == 24, "all of it")
     assert keeper.frames[0].pts == 0
     assert bench.camera.report().counts["windows_dropped"] == 0
+
+
+def test_a_video_that_has_ended_loses_no_window_with_its_replica(clip) -> None:
+    keeper = Keeper()
+    with camera_bench(clip, source=str(clip)) as bench:
+        bench.camera.route(bench.replica(keeper))
+        until(lambda: bench.camera.ended and keeper.closed == [True], "its end")
+        assert len(keeper.frames) == 24, "all of it was answered"
+        bench.camera.route(None)
+        bench.camera.route(bench.replica(Keeper()))
+        assert bench.camera.report().counts["windows_lost"] == 0
+        # Nor is it open there for good.
+        assert bench.sender.status("gate") is None
 
 
 @pytest.mark.parametrize(
@@ -375,6 +407,21 @@ def test_what_was_shed_before_a_camera_is_asked_nothing_ends_there(bench, keeper
     bench.camera.set_rung(FULL)
     bench.push(12)
     assert bench.camera.report().counts["windows_dropped"] <= dropped + 1
+
+
+def test_what_a_full_queue_drops_is_counted_of_every_session(bench) -> None:
+    def dropped_packets() -> float:
+        return metrics.ingest_dropped.labels("queue_full")._value.get()
+
+    before = dropped_packets()
+    packet = ingest_pb2.Packet(data=bytes((32 << 20) + 1), keyframe=True)
+    for session, packets in ("first", 3), ("second", 7):
+        bench.loop.run(bench.camera.sink.open(bench._header, session), WAIT_S)
+        for sequence in range(packets):
+            packet.sequence = sequence
+            bench.loop.run(bench.camera.sink.offer(ingest_pb2.PacketBatch(packets=[packet])), WAIT_S)
+        bench.camera.report()
+    assert dropped_packets() - before == 10
 
 
 def test_a_camera_that_pushes_again_has_none_of_its_last_session_under_way(bench, keeper) -> None:

@@ -10,6 +10,7 @@ from av.video.frame import PictureType, VideoFrame
 from av.video.reformatter import ColorRange, VideoReformatter
 
 from cluster.codec.decoder import DECODED_BYTES, DecodeError, Decoder, PicturesTooLargeError
+from cluster.codec.timeline import DecodingClock
 from cluster.decoder.footage.segments import Segment, SegmentPacket
 from cluster.errors import SourceError
 from cluster.types import MICROSECONDS
@@ -36,8 +37,6 @@ _TICK = 23
 """Least microseconds between two packets: the 90 kHz clock is coarser, and equal ticks would be refused."""
 _STEP = 1000
 """Least microseconds between two pictures that are re-encoded, in milliseconds: equal ones would be refused."""
-_REORDER = MICROSECONDS // 5
-"""Reordering delay assumed for B-pictures of cameras that send no decoding times."""
 _KEYFRAMES = 50
 
 Painter = Callable[[VideoFrame], VideoFrame]
@@ -94,6 +93,7 @@ class Remuxer:
         self._parts = _Parts()
         self._container: Any = None
         self._stream: Any = None
+        self._clock = DecodingClock()
         self._zero = self._last = 0
         self._first_time = self._last_time = 0
 
@@ -109,9 +109,9 @@ class Remuxer:
             SourceError: the packets cannot be made into a clip.
         """
         with _sourced("put into a clip"):
+            if self._container is None and packets:
+                self._open(packets)
             for placed in packets:
-                if self._container is None:
-                    self._open(placed)
                 self._mux(placed)
         return self._parts.take()
 
@@ -122,8 +122,8 @@ class Remuxer:
                 self._container.close()
         return self._parts.take()
 
-    def _open(self, first: SegmentPacket) -> None:
-        segment = self._segment
+    def _open(self, packets: Sequence[SegmentPacket]) -> None:
+        segment, first = self._segment, packets[0]
         width, height = segment.width, segment.height
         if not width or not height:
             width, height = picture_size(first, self._decoded_bytes)
@@ -132,7 +132,15 @@ class Remuxer:
         add: Any = self._container.add_mux_stream
         self._stream = add(segment.codec, width=width, height=height, extradata=segment.extradata)
         self._stream.time_base = _CLOCK
-        self._zero = _decoded(first)
+        # What has come shows how deep pictures are reordered; the first is decoded that much before it is shown.
+        for placed in packets:
+            self._clock.advance(placed.time)
+        times = [placed.time for placed in packets]
+        step = (max(times) - min(times)) // max(1, len(times) - 1)
+        self._zero = first.time - self._clock.depth * step
+        self._clock.restart()
+        for time in range(self._zero, first.time, max(1, step)):
+            self._clock.advance(time)
         self._last = self._zero - _TICK
         self._first_time = self._last_time = first.time
 
@@ -141,7 +149,7 @@ class Remuxer:
         packet = av.Packet(len(data))
         packet.update(data)
         packet.stream, packet.time_base = self._stream, _TIME_BASE
-        dts = max(_decoded(placed), self._last + _TICK)
+        dts = max(self._clock.advance(placed.time), self._last + _TICK)
         packet.dts, packet.pts = dts - self._zero, max(placed.time, dts) - self._zero
         packet.is_keyframe = placed.starts
         self._last = dts
@@ -243,8 +251,3 @@ def picture_size(first: SegmentPacket, decoded_bytes: int) -> tuple[int, int]:
     if not frames:
         raise SourceError("its first picture cannot be decoded", retryable=False)
     return frames[0].width, frames[0].height
-
-
-def _decoded(placed: SegmentPacket) -> int:
-    """Decoding time; shifted back for cameras with B-pictures that send none."""
-    return placed.order if placed.packet.dts is not None else placed.order - _REORDER

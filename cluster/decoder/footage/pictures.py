@@ -4,6 +4,7 @@ import contextlib
 import io
 import threading
 import time
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,7 +89,8 @@ class LatestPicture:
                     shown.made.pop(next(iter(shown.made)))
                 shown.made[kept, width] = made
         jpeg, wide, high = made
-        etag = f"{shown.frame.pts:x}-{shown.frame.index:x}-{'k' if kept else 'p'}{wide}"
+        # A video that is played again, as with privacy masks, has the same times and numbers.
+        etag = f"{shown.frame.pts:x}-{shown.frame.index:x}-{'k' if kept else 'p'}{wide}-{zlib.crc32(jpeg):x}"
         return Picture(jpeg, etag, shown.frame.pts, max(0.0, time.monotonic() - shown.at_s), wide, high)
 
 

@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from cluster.codec.source import StreamHeader
+from cluster.codec.timeline import LONGEST_STEP
 from cluster.decoder.footage.segments import Segment, Segmenter, SegmentPacket
 from cluster.types import MICROSECONDS, EncodedPacket
 
@@ -48,6 +49,7 @@ class _Gop:
     """Packets of one GOP: from one where a decoder can begin up to the next such."""
 
     segment: Segment
+    came_s: float
     packets: list[SegmentPacket] = field(default_factory=list)
     bytes: int = 0
 
@@ -167,12 +169,13 @@ class PacketRing:
             for recording in self._recordings:
                 recording.add_packet(placed)
             self._drop_ended()
+            now_s = time.monotonic()
             if placed.starts:
-                self._gops.append(_Gop(placed.segment))
+                self._gops.append(_Gop(placed.segment, now_s))
                 self._overflown = False
             elif self._overflown or not self._gops or self._gops[-1].segment is not placed.segment:
                 return
-            self._arrived_s = time.monotonic()
+            self._arrived_s = now_s
             group, size = self._gops[-1], len(packet.data)
             group.packets.append(placed)
             group.bytes += size
@@ -187,15 +190,18 @@ class PacketRing:
             self._end_recordings(why)
 
     # -- anybody --------------------------------------------------------------------------------
-    def record(self, start: int, until: int) -> Recording:
+    def record(self, start: int, until: int, moment: int | None = None) -> Recording:
         """Start a clip from ``start`` to ``until``, camera microseconds. It begins with the GOP of ``start``, or the
-        oldest; where nothing of that time is held, with as much of the newest instead."""
+        oldest; where nothing of that time is held, with as much of the newest instead. ``moment``: up to which the
+        camera has sent it, so that a clock that began anew since is known not to be meant."""
         with self._lock:
-            groups, missing = self._groups_of(start, until), ""
+            reached = start if moment is None else (start + moment) // 2
+            groups, missing = self._groups_of(start, until, reached), ""
             if not groups and self._gops:
                 newest = self._gops[-1].packets[-1].order + 1
                 start, until = newest - (until - start), newest
-                groups, missing = self._groups_of(start, until), "its time is no longer buffered, this is the newest"
+                groups = self._groups_of(start, until, start)
+                missing = "its time is no longer buffered, this is the newest"
             recording = Recording(groups[0].segment if groups else None, start, until, 2 * self.most_bytes)
             recording.missing = missing
             if groups:
@@ -233,19 +239,25 @@ class PacketRing:
     def gop_packets(self, time: int) -> list[SegmentPacket]:
         """Packets to decode the picture at ``time`` from: of its GOP, or of the newest."""
         with self._lock:
-            for group in reversed(self._gops):
-                if group.packets[0].time <= time and group.segment is self._gops[-1].segment:
-                    return list(group.packets)
-            return list(self._gops[-1].packets) if self._gops else []
+            # The newest packet may be some time before it.
+            since = time - LONGEST_STEP
+            groups = self._groups_of(since, time + 1, since) or list(self._gops)[-1:]
+            begun = [group for group in groups if group.packets[0].time <= time] or groups
+            return list(begun[-1].packets) if begun else []
 
     def delete_before(self, before_s: float = 0.0) -> int:
         """Drop GOPs that began more than ``before_s`` seconds ago (0: all) and end the recordings that begin earlier;
         returns bytes."""
         with self._lock:
-            held, groups = self.bytes, self._gops
+            held, groups, now_s = self.bytes, self._gops, time.monotonic()
             newest = groups[-1].packets[-1] if groups else None
-            keep_s = before_s - (time.monotonic() - self._arrived_s) if before_s else -math.inf
-            while newest is not None and groups and newest.at_s - groups[0].packets[0].at_s > keep_s:
+            keep_s = before_s - (now_s - self._arrived_s) if before_s else -math.inf
+            # While a camera is not connected time passes, and no video.
+            while (
+                newest is not None
+                and groups
+                and (newest.at_s - groups[0].packets[0].at_s > keep_s or now_s - groups[0].came_s > before_s)
+            ):
                 self._give_up(groups.popleft())
             self._overflown |= not groups
             for recording in self._recordings:
@@ -272,8 +284,9 @@ class PacketRing:
             self._end_recordings(STOPPED)
 
     # -- inside ---------------------------------------------------------------------------------
-    def _groups_of(self, start: int, until: int) -> list[_Gop]:
-        """GOPs of the segment that covers most of the period, the newest of equals; empty when none does."""
+    def _groups_of(self, start: int, until: int, reached: int) -> list[_Gop]:
+        """GOPs of the segment that covers most of the period, the newest of equals; empty when none does. Of runs of
+        the camera's clock, the newest that has ``reached`` so far."""
         best: list[_Gop] = []
         longest = 0
         for _, of_segment in itertools.groupby(self._gops, lambda group: id(group.segment)):
@@ -283,7 +296,8 @@ class PacketRing:
                 continue
             # An open segment will cover the rest as well.
             shows = min(until, last + 1 if groups[0].segment.end_reason else until) - max(start, first)
-            if shows > 0 and shows >= longest:
+            anew = bool(best) and groups[0].segment.run != best[0].segment.run
+            if shows > 0 and (last >= reached if anew else shows >= longest):
                 best, longest = groups, shows
         begins = [group for group in best[1:] if group.packets[0].time <= start]
         return best[len(begins) :]

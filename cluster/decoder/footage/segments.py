@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 from cluster.codec.nal import FRAMED_CODECS, parameter_sets, starts_decoding
 from cluster.codec.source import StreamHeader
+from cluster.codec.timeline import LONGEST_STEP, PATIENCE, REPEAT
 from cluster.types import MICROSECONDS, EncodedPacket
 
-_BACK = MICROSECONDS
-"""A clock that jumps back so far was reset; less is B-pictures, or a camera that repeats itself."""
-_AHEAD = 10 * MICROSECONDS
 _LATE = 1024
 
 
@@ -19,6 +17,7 @@ class Segment:
     * ``codec``: FFmpeg's name; ``extradata``: the decoder's configuration; ``width``, ``height``: 0 when unknown
     * ``end_reason``: why it ended, empty while it continues
     * ``cut``: its first packets were dropped
+    * ``run``: of the camera's clock; in a later one, times come again
     """
 
     codec: str
@@ -27,6 +26,7 @@ class Segment:
     height: int = 0
     end_reason: str = ""
     cut: bool = False
+    run: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,10 @@ class Segmenter:
         self._header = StreamHeader("", 0, 0, b"")
         self._sequence: int | None = None
         self._order: int | None = None
+        self._newest: int | None = None
+        self._given: int | None = None
+        self._repeats = 0
+        self._run = 0
         self._step = MICROSECONDS // 25
         self._at_s = 0.0
         self._sets = b""
@@ -87,10 +91,14 @@ class Segmenter:
             return None
         if self._segment is None:
             self._segment = Segment(
-                packet.codec, self._sets or self._header.extradata, self._header.width, self._header.height
+                packet.codec,
+                self._sets or self._header.extradata,
+                self._header.width,
+                self._header.height,
+                run=self._run,
             )
         lost, self._waiting, self._lost = self._lost, False, False
-        time = packet.pts if packet.pts is not None else order
+        time = packet.pts if packet.pts is not None and self._repeats < PATIENCE else order
         return SegmentPacket(packet, self._segment, time, order, self._at_s, starts, lost)
 
     def _in_sequence(self, packet: EncodedPacket) -> bool:
@@ -105,17 +113,28 @@ class Segmenter:
 
     def _ordered(self, packet: EncodedPacket) -> int:
         given, last = packet.decoding_time, self._order
-        if last is not None and given is not None and not -_BACK <= given - last <= _AHEAD:
-            self.end("the camera's clock was reset")
-            last = None
+        self._repeats = self._repeats + 1 if given is not None and given == self._given else 0
+        self._given = given
+        if self._repeats >= PATIENCE:
+            # A clock that stands still is none: the times of samples are filled in too.
+            given = None
+        if last is not None and given is not None:
+            ahead = given - last
+            # Where packets are missing, the next may be any time ahead.
+            if ahead < -REPEAT or (ahead > LONGEST_STEP and not self._lost):
+                self.end("the camera's clock was reset")
+                last = None
         if given is None:
             given = self._step if last is None else last + self._step
         if last is not None:
+            if given > last:
+                self._step = min(given - last, MICROSECONDS)
             # A B-picture without decoding time is shown before the last one, but decoded after it.
             given = max(given, last + 1)
-            self._step = min(given - last, MICROSECONDS)
             self._at_s += (given - last) / MICROSECONDS
-        self._order = given
+        if self._newest is not None and given < self._newest - REPEAT:
+            self._run += 1
+        self._order = self._newest = given
         return given
 
     def _configured(self, packet: EncodedPacket) -> None:

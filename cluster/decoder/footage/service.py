@@ -97,7 +97,7 @@ class Recorder:
             raise NotReadyError("clips are disabled (clips.enabled)")
         if self._recording >= self._settings.at_once:
             raise CapacityError(f"{self._recording} clips are being recorded already (clips.at_once)")
-        recording = footage.ring.record(order.start, order.until)
+        recording = footage.ring.record(order.start, order.until, order.moment)
         self._recording += 1
         try:
             if not order.only_clip:
