@@ -14,6 +14,7 @@ from actors.controller import FORGET_HEARTBEATS, Controller
 from actors.controller_directory import ControllerDirectory
 from cluster import metrics
 from cluster.config import CameraEntry, load_config
+from cluster.control.camera_record import DeletionTracker
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.cameras.table import CameraStore, FileTable
 from cluster.errors import ManagedElsewhereError, UnavailableError, UnknownCameraError
@@ -182,7 +183,26 @@ async def _changes_beside(tmp_path) -> None:
     declared = await controller.managed_cameras()
     assert [each.entry.source.reveal() for each in declared] == ["rtsp://10.0.0.3/stream"]
     assert controller._kv.load() == declared
-    assert controller._kv.removed() == ["yard"]
+    assert controller._kv.removed() == {"yard": False}
+    for task in controller._background:
+        task.cancel()
+
+
+async def test_a_late_replica_deletes_nothing_of_a_new_camera_of_a_removed_ones_name(tmp_path) -> None:
+    """Neither does one that a restarted controller knows nothing of yet."""
+    controller = settled_controller(tmp_path)
+    controller._deletions = DeletionTracker(2)
+    gate = ManagedCamera(entry=CameraEntry(name="gate", source="rtsp://10.0.0.1/stream"))
+    await controller.register_replica(ReplicaInfo("a", "127.0.0.1:1", "", 1, PatchGeometry(14, 2, 2)), None, [])
+    await controller.add_camera(gate, force=True)
+    await controller.remove_camera("gate")
+    assert await controller.pending_deletions("a") == {"gate": True}
+    assert await controller.heartbeat_replica("a", [], ["gate"]) == {}
+    await controller.add_camera(gate, force=True)
+    assert await controller.pending_deletions("late") == {"gate": False}
+    await until_async(lambda: controller._kv.removed() == {"gate": True}, "what is stored")
+    controller._settled.clear()
+    assert await controller.pending_deletions("late") == {}
     for task in controller._background:
         task.cancel()
 
@@ -227,7 +247,7 @@ async def test_a_change_whose_caller_goes_away_is_made_as_it_is_stored(tmp_path)
     declared = await controller.managed_cameras()
     assert [each.entry.name for each in declared] == ["door", "yard"]
     assert controller._kv.load() == declared
-    assert controller._deletions.pending_cameras == controller._kv.removed() == ["gate"]
+    assert controller._deletions.pending_cameras == [*controller._kv.removed()] == ["gate"]
     for task in controller._background:
         task.cancel()
 
@@ -289,7 +309,7 @@ async def _left_out(tmp_path, caplog) -> None:
     await controller.add_camera(ManagedCamera(entry=CameraEntry(name="yard")), force=True)
     assert (await controller.camera_states(-1)).lives == {"yard": "life-1", "door": "life-2"}
     assert [each.entry.name for each in CameraStore(table).load()] == ["door", "yard"]
-    assert CameraStore(table).removed() == ["gate"]
+    assert CameraStore(table).removed() == {"gate": False}
     with pytest.raises(UnknownCameraError):
         await controller.remove_camera("gate")
     for task in controller._background:
@@ -320,7 +340,7 @@ async def _cameras_stay(tmp_path) -> None:
             assert await controller.managed_cameras() == declared
             assert await controller.list_cameras() == kept
             assert controller._kv.load() == declared
-            assert controller._deletions.pending_cameras == controller._kv.removed() == []
+            assert controller._deletions.pending_cameras == [*controller._kv.removed()] == []
 
     disk.execute("PRAGMA query_only = ON")
     await refused(
@@ -337,6 +357,6 @@ async def _cameras_stay(tmp_path) -> None:
     assert [camera.entry.source.reveal()[-8:] for camera in controller._kv.load()] == ["3/stream", "2/stream"]
     await controller.remove_camera("gate")
     assert [camera.entry.name for camera in controller._kv.load()] == ["yard"]
-    assert controller._deletions.pending_cameras == controller._kv.removed() == ["gate"]
+    assert controller._deletions.pending_cameras == [*controller._kv.removed()] == ["gate"]
     for task in controller._background:
         task.cancel()

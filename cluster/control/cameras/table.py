@@ -40,6 +40,8 @@ COUNTED = "counted"
 DECODERS = "decoders"
 CAMERA = "camera/"
 REMOVED = "removed/"
+SPREAD = b"2"
+"""Value of a removed camera that all live replicas have deleted."""
 
 
 class Table(Protocol):
@@ -139,12 +141,13 @@ class CameraStore:
         """Delete a camera, of which every replica must delete the memory."""
         self._table.write({REMOVED + name: b"1"}, [CAMERA + name])
 
-    def removed(self) -> list[str]:
-        """Removed cameras that not every replica has deleted yet."""
-        return [key.removeprefix(REMOVED) for key in self._table.keys(REMOVED)]
+    def removed(self) -> dict[str, bool]:
+        """Removed cameras that not every replica has deleted yet, and whether all that were alive have."""
+        return {key.removeprefix(REMOVED): self._table.get(key) == SPREAD for key in self._table.keys(REMOVED)}
 
-    def delete_removed(self, name: str) -> None:
-        self._table.write({}, [REMOVED + name])
+    def put_deleted(self, done: Iterable[str], spread: Iterable[str] = ()) -> None:
+        """Removed cameras that all replicas have deleted, and those that all live ones have."""
+        self._table.write({REMOVED + name: SPREAD for name in spread}, [REMOVED + name for name in done])
 
     def counted(self) -> dict[str, dict[str, dict[str, int]]]:
         """See :meth:`Directory.export_counts`."""
