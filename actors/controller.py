@@ -140,11 +140,10 @@ class Controller(ActorProcess):
             raise UnavailableError("no decoder is ready yet; try again in a moment")
         return random.choice(decoders)
 
-    async def managed_cameras(self, names: Sequence[str] = ()) -> list[ManagedCamera]:
-        """Declared cameras, passwords included, sorted by name; all of them without ``names``. Raises
-        ``UnknownCameraError``."""
+    async def managed_cameras(self, names: Sequence[str] = (), left_out: bool = False) -> list[ManagedCamera]:
+        """Declared cameras, passwords included; see :meth:`CameraTable.managed`. Raises ``UnknownCameraError``."""
         await self._until_settled()
-        return self._table.managed(names)
+        return self._table.managed(names, left_out=left_out)
 
     async def _told(self, change: Coroutine[Any, Any, ManagedCamera]) -> CameraStatus:
         managed = await change

@@ -233,7 +233,7 @@ class CameraTable:
                 settings = camera_settings(self._config, managed.entry)
             except ConfigError as error:
                 log.error("camera %s is left out, add it anew or remove it: %s", managed.entry.name, error)
-                self._left_out[managed.entry.name] = managed
+                self._left_out[managed.entry.name] = managed.model_copy(update={"trouble": str(error)})
                 continue
             known = _alive(managed, managed)
             self._directory.add(settings, now_s, manager=managed.manager, life=known.life)
@@ -346,15 +346,16 @@ class CameraTable:
     def names(self) -> list[str]:
         return sorted(self._managed)
 
-    def managed(self, names: Sequence[str] = ()) -> list[ManagedCamera]:
-        """Sorted by name; all of them without ``names``.
+    def managed(self, names: Sequence[str] = (), *, left_out: bool = False) -> list[ManagedCamera]:
+        """Sorted by name; all of them without ``names``, with those that were ``left_out``, if they are asked for.
 
         Raises:
             UnknownCameraError: there is none of a name.
         """
         for name in names:
             self._directory.settings(name)
-        return [self._managed[name] for name in sorted(names or self._managed)]
+        known = self._managed | (self._left_out if left_out else {})
+        return [known[name] for name in sorted(names or known)]
 
 
 class StoredCameras:
