@@ -222,6 +222,26 @@ async def test_a_removed_cameras_recent_answers_are_sent_to_nobody(make):
         assert [answer.window for answer, _ in await take(watcher, 1)] == [2]
 
 
+async def test_what_the_hub_missed_is_told_to_every_watcher_with_its_next_answer(make, until):
+    """Whoever watches one camera, too: what was lost may have been of it. Also before an answer that came twice."""
+    hub = AnswerHub()
+    with hub.subscribe() as everything, hub.subscribe(["yard"]) as yard:
+        hub.publish([make.answer(0)], missed=3)
+        hub.publish((), missed=2)
+        answers = [make.answer(1), make.answer(0, stream="yard"), make.answer(1, stream="yard")]
+        hub.publish(answers)
+        assert [missed for _, missed in await take(everything, 4)] == [3, 2, 0, 0]
+        assert [missed for _, missed in await take(yard, 2)] == [5, 0]
+        assert hub.missed == 5
+    async with serving(hub) as address, merging() as (merger, merged):
+        merger.follow([address])
+        await until(lambda: hub.subscribers == 1)
+        hub.publish([make.answer(5)])
+        hub.publish([make.answer(5)], missed=4)
+        hub.publish([make.answer(6)])
+        assert [missed for _, missed in await take(merged, 2)] == [0, 4]
+
+
 async def test_what_the_gateway_missed_is_told_to_its_watchers(make, until):
     hub = AnswerHub()
     async with serving(hub) as address, merging() as (merger, merged):
