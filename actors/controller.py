@@ -435,15 +435,16 @@ class Controller(ActorProcess):
     def _spawn_probe(self, replica: str) -> None:
         if replica not in self._probing:
             self._probing.add(replica)
-            self._spawn(self._probe(replica))
+            self._spawn(self._probe(replica)).add_done_callback(lambda _: self._probing.discard(replica))
 
     async def _probe(self, replica: str) -> None:
-        try:
-            info = self._directory.replicas[replica]
-            serving = await is_serving(info.address, timeout_s=1.0, tls=self._tls)
-            if not serving and self._directory.replicas.get(replica) == info:
-                log.warning("%s at %s does not answer", replica, info.address)
-                self._directory.leave_replica(replica)
-                await self._notify()
-        finally:
-            self._probing.discard(replica)
+        info, began_s = self._directory.replicas[replica], time.monotonic()
+        serving = await is_serving(info.address, timeout_s=1.0, tls=self._tls)
+        if serving is None:
+            # It may be busy. If so, it sends a heartbeat.
+            await asyncio.sleep(2 * self._config.cluster.heartbeat_s)
+            serving = self._directory.heard_since(replica, began_s)
+        if not serving and self._directory.replicas.get(replica) == info:
+            log.warning("%s at %s does not answer", replica, info.address)
+            self._directory.leave_replica(replica)
+            await self._notify()

@@ -20,6 +20,7 @@ from cluster.control.cameras.table import CameraStore, FileTable
 from cluster.errors import ManagedElsewhereError, UnavailableError, UnknownCameraError
 from cluster.types import PatchGeometry
 from cluster.types.reports import DecoderInfo, ReplicaInfo
+from cluster.wire.server import is_serving
 
 
 async def test_a_removal_is_waited_for_as_long_as_the_controller_waits(monkeypatch) -> None:
@@ -184,6 +185,28 @@ async def _changes_beside(tmp_path) -> None:
     assert [each.entry.source.reveal() for each in declared] == ["rtsp://10.0.0.3/stream"]
     assert controller._kv.load() == declared
     assert controller._kv.removed() == {"yard": False}
+    for task in controller._background:
+        task.cancel()
+
+
+async def test_a_busy_replica_is_not_taken_for_a_dead_one(tmp_path, monkeypatch) -> None:
+    """It is probed when another one starts, or a decoder lost its connection: its heartbeats say that it lives."""
+    listener = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
+    address = "{}:{}".format(*listener.sockets[0].getsockname())
+    assert await is_serving(address, timeout_s=0.2) is None
+    listener.close()
+    assert await is_serving(address, timeout_s=5.0) is False
+    controller = settled_controller(tmp_path)
+    await controller.register_replica(ReplicaInfo("r", address, "", 1, PatchGeometry(14, 2, 2)), None, [])
+    for serves, beats in ((None, True), (None, False), (False, True)):
+        await controller.register_replica(ReplicaInfo("r", address, "", 1, PatchGeometry(14, 2, 2)), None, [])
+        monkeypatch.setattr("actors.controller.is_serving", lambda *_, serves=serves, **__: asyncio.sleep(0, serves))
+        await controller.report_broken("replica-0", address)
+        await asyncio.sleep(0.01)
+        if beats:
+            await controller.heartbeat_replica("r", [])
+        await until_async(lambda: not controller._probing, "the probe")
+        assert ("replica-0" in controller._directory.replicas) is (serves is None and beats)
     for task in controller._background:
         task.cancel()
 

@@ -158,7 +158,7 @@ async def test_what_was_deleted_while_nobody_looked_is_removed(kube):
 
 
 async def test_a_camera_that_an_upgrade_left_out_follows_its_resource(kube):
-    """Its stored settings are of no use any more: deleted, made anew or put right, its resource decides all the same."""
+    """Its stored settings are of no use: deleted, made anew or put right, its resource decides all the same."""
     cluster = CameraCluster()
     unusable = {"window": {"stride_s": 1000}}
     names = {"gone": "", "anew": "an-earlier-one", "right": "", "wrong": ""}
