@@ -79,7 +79,7 @@ class Controller(ActorProcess):
             heartbeat_timeout_s=config.cluster.heartbeat_timeout_s,
             quality=fleet_settings(config),
             # Milliseconds grow faster than versions: those of earlier controllers are all smaller.
-            after=time.time_ns() // 1_000_000,
+            after=self._kv.later_version(time.time_ns() // 1_000_000),
         )
         self._table = CameraTable(config, self._directory)
         self._stored = StoredCameras(self._table, self._kv)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sqlite3
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -187,6 +188,21 @@ async def _changes_beside(tmp_path) -> None:
     assert controller._kv.removed() == {"yard": False}
     for task in controller._background:
         task.cancel()
+
+
+async def test_versions_grow_although_the_clock_was_set_back(tmp_path, monkeypatch) -> None:
+    """A replica refuses a decoder whose version is smaller than that of the one that sent the camera before."""
+    versions = []
+    for at_s in (1_800_000_000, 1_700_000_000, 1_700_000_001):
+        monkeypatch.setattr(
+            "actors.controller.time", SimpleNamespace(monotonic=time.monotonic, time_ns=lambda at_s=at_s: at_s * 10**9)
+        )
+        controller = settled_controller(tmp_path)
+        versions.append(controller._directory.version)
+        for task in controller._background:
+            task.cancel()
+        controller._kv._table._connection.close()
+    assert versions == sorted(set(versions))
 
 
 async def test_a_busy_replica_is_not_taken_for_a_dead_one(tmp_path, monkeypatch) -> None:

@@ -38,6 +38,9 @@ SEEDED = "seeded"
 RUN = "run"
 COUNTED = "counted"
 DECODERS = "decoders"
+VERSION = "version"
+MOST_CHANGES = 2**30
+"""Beyond the versions that one controller gives its table."""
 CAMERA = "camera/"
 REMOVED = "removed/"
 SPREAD = b"2"
@@ -118,6 +121,12 @@ class CameraStore:
         before = self._table.get(RUN)
         self._table.write({RUN: run_id.encode()})
         return before == run_id.encode()
+
+    def later_version(self, version: int) -> int:
+        """The version, or one that is later than all of earlier controllers: the clock may have been set back."""
+        version = max(version, int(self._table.get(VERSION) or 0) + MOST_CHANGES)
+        self._table.write({VERSION: b"%d" % version})
+        return version
 
     def load(self) -> list[ManagedCamera]:
         values = [(key.removeprefix(CAMERA), self._table.get(key)) for key in self._table.keys(CAMERA)]
