@@ -12,7 +12,7 @@ from cluster.control.admission import Holding
 from cluster.control.cameras.managed import CLUSTER
 from cluster.control.demand import DemandEstimate, Measured
 from cluster.control.ladder import CameraOnLadder, Rung, Step
-from cluster.errors import UnavailableError
+from cluster.errors import NotPlacedError
 from cluster.types import CameraStatus, PatchGeometry
 from cluster.types.reports import (
     CameraReport,
@@ -103,17 +103,17 @@ class Route:
     replica_address: str | None
 
     def to_decoder(self, camera: str) -> str:
-        """``host:port`` of the camera's decoder. Raises ``UnavailableError``: none is ready."""
+        """``host:port`` of the camera's decoder. Raises ``NotPlacedError``: none is ready."""
         return self._ready(self.decoder_address, "decoder", camera)
 
     def to_replica(self, camera: str) -> str:
-        """``host:port`` of the camera's replica. Raises ``UnavailableError``: none is ready."""
+        """``host:port`` of the camera's replica. Raises ``NotPlacedError``: none is ready."""
         return self._ready(self.replica_address, "replica", camera)
 
     @staticmethod
     def _ready(address: str | None, process: str, camera: str) -> str:
         if address is None:
-            raise UnavailableError(f"no {process} is ready for camera {camera!r} yet")
+            raise NotPlacedError(f"no {process} is ready for camera {camera!r} yet")
         return address
 
 
