@@ -212,6 +212,27 @@ async def test_duplicates_are_suppressed_but_a_restarted_count_is_not(make, unti
         assert (await take(merged, 1))[0][0] == make.answer(0), "nothing is remembered of a camera that is gone"
 
 
+async def test_what_a_replica_sends_again_after_a_break_is_not_published_again(make, until):
+    """However many questions a camera has: 400 answers of a minute. Little is kept of each."""
+    hub, merged = AnswerHub(limit=1000, recent=1000), AnswerHub(limit=1000)
+    merger = ResultsMerger(merged, retry_s=0.02, recent=True)
+    with merged.subscribe() as subscription:
+        async with serving(hub) as address:
+            merger.follow([address])
+            await until(lambda: hub.subscribers == 1)
+            hub.publish(make.answer(window, question=f"q{number}") for window in range(50) for number in range(8))
+            await take(subscription, 400)
+            merger.follow([])
+            await until(lambda: hub.subscribers == 0)
+            # Late, and not in order.
+            hub.publish([make.answer(51, question="q0"), make.answer(50, question="q0")])
+            merger.follow([address])
+            await until(lambda: merger.duplicates == 400)
+            assert [answer.window for answer, _ in await take(subscription, 2)] == [51, 50]
+        await merger.stop()
+    assert (merged.published, len(merger._seen["gate"])) == (402, 8)
+
+
 async def test_a_removed_cameras_recent_answers_are_sent_to_nobody(make):
     hub = AnswerHub(recent=10)
     hub.publish([make.answer(0), make.answer(0, stream="yard"), make.answer(1)])
