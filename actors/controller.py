@@ -79,7 +79,7 @@ class Controller(ActorProcess):
             heartbeat_timeout_s=config.cluster.heartbeat_timeout_s,
             quality=fleet_settings(config),
             # Milliseconds grow faster than versions: those of earlier controllers are all smaller.
-            after=time.time_ns() // 1_000_000,
+            after=self._kv.later_version(time.time_ns() // 1_000_000),
         )
         self._table = CameraTable(config, self._directory)
         self._stored = StoredCameras(self._table, self._kv)
@@ -91,8 +91,7 @@ class Controller(ActorProcess):
         self._failure: SightlineError | None = None
         # In memory alone: they hold tokens, which nothing writes to a disk.
         self._sessions = Sessions()
-        self._changed = asyncio.Condition()
-        self._settled = asyncio.Event()
+        self._changed, self._settled = asyncio.Condition(), asyncio.Event()
         self._shown = self._kept = -1
         self._keeping = asyncio.Lock()
         self._probing: set[str] = set()
@@ -141,11 +140,10 @@ class Controller(ActorProcess):
             raise UnavailableError("no decoder is ready yet; try again in a moment")
         return random.choice(decoders)
 
-    async def managed_cameras(self, names: Sequence[str] = ()) -> list[ManagedCamera]:
-        """Declared cameras, passwords included, sorted by name; all of them without ``names``. Raises
-        ``UnknownCameraError``."""
+    async def managed_cameras(self, names: Sequence[str] = (), left_out: bool = False) -> list[ManagedCamera]:
+        """Declared cameras, passwords included; see :meth:`CameraTable.managed`. Raises ``UnknownCameraError``."""
         await self._until_settled()
-        return self._table.managed(names)
+        return self._table.managed(names, left_out=left_out)
 
     async def _told(self, change: Coroutine[Any, Any, ManagedCamera]) -> CameraStatus:
         managed = await change
@@ -163,9 +161,9 @@ class Controller(ActorProcess):
 
     async def _removed(self, name: str, manager: str | None, takeover: bool) -> None:
         await self._stored.remove(name, manager=manager, takeover=takeover)
-        for lost in self._deletions.add(name):
-            log.warning("too many deletions wait for a replica: the memory of %s is left to expire", lost)
-            self._spawn(self._write(self._kv.delete_removed, lost))
+        if lost := self._deletions.add(name):
+            log.warning("too many deletions wait for a replica: the memory of %s is left to expire", ", ".join(lost))
+            self._spawn(self._write(self._kv.put_deleted, lost))
         await self._notify()
 
     async def list_cameras(self) -> list[CameraStatus]:
@@ -186,8 +184,7 @@ class Controller(ActorProcess):
     async def camera_states(self, version: int) -> CameraStates:
         """All cameras as alerting needs them, with their settings if the table differs from ``version``."""
         await self._until_settled()
-        directory = self._directory
-        names = directory.cameras
+        directory, names = self._directory, self._directory.cameras
         return CameraStates(
             version=directory.version,
             settings=tuple(map(directory.settings, names)) if directory.version != version else None,
@@ -238,9 +235,9 @@ class Controller(ActorProcess):
         await self._notify()
         return name
 
-    async def pending_deletions(self, instance: str) -> list[str]:
-        """Cameras whose memory a replica must delete before it takes any."""
-        return self._deletions.orders_for(instance)
+    async def pending_deletions(self, instance: str) -> dict[str, bool]:
+        """Cameras whose memory a replica must delete before it takes any; see :meth:`DeletionTracker.orders_for`."""
+        return self._orders(instance)
 
     async def was_expired(self, instance: str) -> bool:
         """Whether a replica that comes back must close its cameras: it was expired, and others have them."""
@@ -261,21 +258,18 @@ class Controller(ActorProcess):
         reports: Sequence[StreamReport],
         forgotten: Sequence[str] = (),
         load: ReplicaReport | None = None,
-    ) -> list[str] | None:
+    ) -> dict[str, bool] | None:
         """Record a heartbeat and confirmed deletions (``forgotten``). Returns pending deletions; None: join again."""
         lost = self._directory.windows_lost
         if not self._directory.heartbeat_replica(instance, reports, time.monotonic(), load):
             return None
         metrics.lose_window(self._directory.windows_lost - lost)
         alive = {info.instance for info in self._directory.replicas.values()}
-        done = self._deletions.confirm(instance, forgotten, alive)
-        for name in done:
-            self._spawn(self._write(self._kv.delete_removed, name))
-        if done:
+        confirmed = self._deletions.confirm(instance, forgotten, alive)
+        if any(confirmed):
+            self._spawn(self._write(self._kv.put_deleted, *confirmed))
             await self._notify()
-        # Until the table is settled, it does not contain all cameras.
-        reported = [report.camera for report in reports] if self._settled.is_set() else []
-        return self._deletions.orders_for(instance, reported, self._directory.cameras)
+        return self._orders(instance, [report.camera for report in reports])
 
     async def report_broken(self, replica: str, address: str) -> None:
         """A decoder lost its connection to a replica: probe it now, before the heartbeat timeout."""
@@ -319,6 +313,11 @@ class Controller(ActorProcess):
         await self._sessions.end(session)
 
     # -- inside ---------------------------------------------------------------------------------
+    def _orders(self, instance: str, reported: Sequence[str] = ()) -> dict[str, bool]:
+        # Until the table is settled, it does not contain all cameras.
+        cameras = self._directory.cameras if self._settled.is_set() else None
+        return self._deletions.orders_for(instance, reported, cameras)
+
     async def _write(self, call: Callable[..., None], *given: object) -> None:
         # A deletion that stays stored is ordered again after a restart.
         try:
@@ -436,15 +435,16 @@ class Controller(ActorProcess):
     def _spawn_probe(self, replica: str) -> None:
         if replica not in self._probing:
             self._probing.add(replica)
-            self._spawn(self._probe(replica))
+            self._spawn(self._probe(replica)).add_done_callback(lambda _: self._probing.discard(replica))
 
     async def _probe(self, replica: str) -> None:
-        try:
-            info = self._directory.replicas[replica]
-            serving = await is_serving(info.address, timeout_s=1.0, tls=self._tls)
-            if not serving and self._directory.replicas.get(replica) == info:
-                log.warning("%s at %s does not answer", replica, info.address)
-                self._directory.leave_replica(replica)
-                await self._notify()
-        finally:
-            self._probing.discard(replica)
+        info, began_s = self._directory.replicas[replica], time.monotonic()
+        serving = await is_serving(info.address, timeout_s=1.0, tls=self._tls)
+        if serving is None:
+            # It may be busy. If so, it sends a heartbeat.
+            await asyncio.sleep(2 * self._config.cluster.heartbeat_s)
+            serving = self._directory.heard_since(replica, began_s)
+        if not serving and self._directory.replicas.get(replica) == info:
+            log.warning("%s at %s does not answer", replica, info.address)
+            self._directory.leave_replica(replica)
+            await self._notify()

@@ -79,7 +79,7 @@ class ControllerCameras:
     """The controller as :class:`~cluster.kubernetes.reconciler.CameraCluster`."""
 
     async def managed(self) -> Sequence[ManagedCamera]:
-        return await ask_controller("managed_cameras")
+        return await ask_controller("managed_cameras", (), True)
 
     async def statuses(self) -> Sequence[CameraStatus]:
         return await ask_controller("list_cameras")

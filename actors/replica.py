@@ -180,12 +180,12 @@ class Replica:
         """Register with the controller, retrying while that restarts."""
         while True:
             try:
-                # Before a camera of the same name can come here and find the removed one's memory.
-                self._deletions.schedule(await ask_controller("pending_deletions", self._instance))
-                await self._deletions.wait_until_done()
                 expired: bool = await ask_controller("was_expired", self._instance)
                 if expired:
                     await self._deletions.surrender_all(self._worker)
+                # Before a camera of the same name can come here and find the removed one's memory.
+                self._deletions.schedule(await ask_controller("pending_deletions", self._instance))
+                await self._deletions.wait_until_done()
                 streams = self._worker.open_streams()
                 self._name = await ask_controller("register_replica", self._info, self._name, streams)
                 return
@@ -205,7 +205,7 @@ class Replica:
         self._update_metrics(load)
         try:
             forgotten = sorted(self._deletions.done)
-            orders: list[str] | None = await ask_controller(
+            orders: dict[str, bool] | None = await ask_controller(
                 "heartbeat_replica", self._instance, self._reports(), forgotten, load
             )
             if orders is None:

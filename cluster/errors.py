@@ -53,6 +53,10 @@ class UnavailableError(SightlineError):
     """The other side is not there right now; the same call may succeed later."""
 
 
+class NotPlacedError(UnavailableError):
+    """No process has the camera right now, as the controller says."""
+
+
 class NotFiniteError(SightlineError):
     """The model computes no numbers (NaN)."""
 

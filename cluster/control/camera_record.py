@@ -1,9 +1,10 @@
 """Records of the controller's table: cameras, members, assignments, moves and deletions."""
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from cluster.config import CameraConfig
 from cluster.control.accounted_video import AccountedVideo
@@ -11,7 +12,7 @@ from cluster.control.admission import Holding
 from cluster.control.cameras.managed import CLUSTER
 from cluster.control.demand import DemandEstimate, Measured
 from cluster.control.ladder import CameraOnLadder, Rung, Step
-from cluster.errors import UnavailableError
+from cluster.errors import NotPlacedError
 from cluster.types import CameraStatus, PatchGeometry
 from cluster.types.reports import (
     CameraReport,
@@ -102,17 +103,17 @@ class Route:
     replica_address: str | None
 
     def to_decoder(self, camera: str) -> str:
-        """``host:port`` of the camera's decoder. Raises ``UnavailableError``: none is ready."""
+        """``host:port`` of the camera's decoder. Raises ``NotPlacedError``: none is ready."""
         return self._ready(self.decoder_address, "decoder", camera)
 
     def to_replica(self, camera: str) -> str:
-        """``host:port`` of the camera's replica. Raises ``UnavailableError``: none is ready."""
+        """``host:port`` of the camera's replica. Raises ``NotPlacedError``: none is ready."""
         return self._ready(self.replica_address, "replica", camera)
 
     @staticmethod
     def _ready(address: str | None, process: str, camera: str) -> str:
         if address is None:
-            raise UnavailableError(f"no {process} is ready for camera {camera!r} yet")
+            raise NotPlacedError(f"no {process} is ready for camera {camera!r} yet")
         return address
 
 
@@ -262,18 +263,29 @@ ORDERS = 256
 """Most deletions that one heartbeat orders of a replica; the next one continues."""
 
 
+class Confirmed(NamedTuple):
+    """Removed cameras: ``done``: deleted by all replicas; ``spread``: now deleted by all that are alive."""
+
+    done: list[str]
+    spread: list[str]
+
+
 class DeletionTracker:
     """Tracks which replicas must still delete the memory of removed cameras.
 
+    A camera may be added again under the name of one that a replica that is down has not deleted. Once all live ones
+    have, what the replicas share may hold the new camera's memory, and others delete only what they hold by themselves.
+
     Args:
         replicas: configured number; while fewer are alive, one that is down may hold something.
-        pending: deletions begun before this process started.
+        pending: deletions begun before this process started, and whether all replicas alive then had carried them out.
         limit: most pending deletions, and most remembered after completion.
     """
 
-    def __init__(self, replicas: int, pending: Iterable[str] = (), *, limit: int = 4096) -> None:
+    def __init__(self, replicas: int, pending: Mapping[str, bool] | None = None, *, limit: int = 4096) -> None:
         self._replicas, self._limit = replicas, limit
-        self._pending: OrderedDict[str, set[str]] = OrderedDict((camera, set()) for camera in pending)
+        self._pending: OrderedDict[str, set[str]] = OrderedDict((camera, set()) for camera in pending or {})
+        self._spread = {camera for camera, spread in (pending or {}).items() if spread}
         # For replicas that received frames of a removed camera from a decoder that learnt of it late.
         self._done: OrderedDict[str, None] = OrderedDict()
 
@@ -285,31 +297,42 @@ class DeletionTracker:
     def add(self, camera: str) -> list[str]:
         """Add a removed camera, perhaps again. Returns those whose deletion is given up, because too many wait."""
         self._done.pop(camera, None)
+        self._spread.discard(camera)
         self._pending[camera] = set()
         self._pending.move_to_end(camera)
-        return [self._pending.popitem(last=False)[0] for _ in range(len(self._pending) - self._limit)]
+        lost = [self._pending.popitem(last=False)[0] for _ in range(len(self._pending) - self._limit)]
+        self._spread.difference_update(lost)
+        return lost
 
-    def orders_for(self, instance: str, reported: Iterable[str] = (), cameras: Collection[str] = ()) -> list[str]:
+    def orders_for(
+        self, instance: str, reported: Iterable[str] = (), cameras: Collection[str] | None = ()
+    ) -> dict[str, bool]:
         """Deletions to order from a replica: those it has not confirmed, and those it ``reported`` although they are
-        not among ``cameras``."""
-        removed = [camera for camera, forgot in self._pending.items() if instance not in forgot]
-        again = [
-            camera for camera in reported if camera not in cameras and (camera in self._pending or camera in self._done)
-        ]
-        return list(dict.fromkeys([*removed, *again]))[:ORDERS]
+        not among ``cameras`` (``None``: not known yet). The value: also of what all replicas share."""
+        reused = self._spread if cameras is None else self._spread.intersection(cameras)
+        orders = {camera: camera not in reused for camera, forgot in self._pending.items() if instance not in forgot}
+        if cameras is None:
+            # Whether there is a camera of that name is not known yet.
+            orders = {camera: shared for camera, shared in orders.items() if shared}
+        else:
+            removed = [camera for camera in reported if camera in self._pending or camera in self._done]
+            orders |= {camera: True for camera in removed if camera not in cameras}
+        return dict(itertools.islice(orders.items(), ORDERS))
 
-    def confirm(self, instance: str, cameras: Iterable[str], alive: Collection[str]) -> list[str]:
-        """Record a replica's confirmed deletions, for every tier. Returns those that all replicas of ``alive`` have now
-        confirmed."""
+    def confirm(self, instance: str, cameras: Iterable[str], alive: Collection[str]) -> Confirmed:
+        """Record a replica's confirmed deletions; ``alive``: all replicas that are."""
         for camera in cameras:
             if camera in self._pending:
                 self._pending[camera].add(instance)
+        found = [camera for camera, forgot in self._pending.items() if forgot.issuperset(alive)]
         if len(alive) < self._replicas:
-            return []
-        done = [camera for camera, forgot in self._pending.items() if forgot.issuperset(alive)]
-        for camera in done:
+            spread = [camera for camera in found if camera not in self._spread]
+            self._spread.update(spread)
+            return Confirmed([], spread)
+        for camera in found:
             del self._pending[camera]
             self._done[camera] = None
+        self._spread.difference_update(found)
         while len(self._done) > self._limit:
             self._done.popitem(last=False)
-        return done
+        return Confirmed(found, [])

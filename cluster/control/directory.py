@@ -355,6 +355,10 @@ class Directory:
         """Whether a replica that comes back had been expired, and its cameras' windows counted as lost."""
         return instance in self._given_up
 
+    def heard_since(self, name: str, since_s: float) -> bool:
+        """Whether a replica has sent a heartbeat since then."""
+        return name in self._replicas and self._replicas[name].seen_s > since_s
+
     def leave_replica(self, name: str) -> None:
         """Remove a replica; others take its cameras, or they wait for it to come back."""
         self._given_up.append(self._replicas.pop(name).info.instance)

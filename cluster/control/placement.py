@@ -76,7 +76,7 @@ class Placement:
             self._weights[key] = _checked(weight)
             self._hashes[key] = _hash(key)
             self._total += weight
-            if prefer is not None and prefer in self._members:
+            if prefer is not None and prefer in self._members and not self.is_draining(prefer):
                 self._assign(key, self._rows[prefer])
             else:
                 self._place(key)

@@ -36,6 +36,11 @@ class QueueSink:
         self._told = PushProgress(0, 0)
         self._taken = asyncio.Event()
 
+    @property
+    def ended_session(self) -> str:
+        """Id of the session that its pusher has ended; empty while there is none."""
+        return self._ended
+
     def retire(self) -> None:
         """Refuse further packets, as the camera was moved or removed. Any thread."""
         self._retired = True
@@ -114,10 +119,10 @@ class PushedCameraSink:
         return getattr(self._camera.sink, name)
 
     async def open(self, header: StreamHeader, session: str) -> Any:
-        """Open a session, restarting a camera whose last one has ended."""
+        """Open a session, restarting a camera whose last one has ended; that one may only be ended again."""
         camera = self._camera
         assert camera.sink is not None
-        if camera.ended:
+        if camera.ended and session != camera.sink.ended_session:
             if session == camera.session:
                 raise NotReadyError(f"session {session!r} has ended; open a new one with another session id")
             camera.restart()

@@ -27,8 +27,8 @@ RETRY_S = 0.5
 """Before a replica whose questions all wait is asked again."""
 PROGRESS_S = 0.5
 MOST_PATTERNS = 100
-CLIPS = 1000
-"""Newest incidents that are searched for clips of the moments."""
+CLIPS, CLIPS_S = 1000, 2.0
+"""Newest incidents that are searched for clips of the moments, and the longest wait for them."""
 
 AskCamera = Callable[[memory_pb2.AskRequest, float], Awaitable[memory_pb2.AskResult]]
 """(question, seconds it may take) -> the camera's result; raises ``SightlineError`` or gRPC's error."""
@@ -80,7 +80,7 @@ class AskAll:
             statuses = [
                 each for each in await self._cameras() if sees(each.name) and (not asked or in_scope(each.name, asked))
             ]
-            clips = await self._clips(request)
+            clips = await self._clips(request, min(CLIPS_S, (ends_s - time.monotonic()) / 4))
             run = _Run(self._ask, request, text, replicas_in_turn(statuses), clips, ends_s)
             async with contextlib.aclosing(run.events(at_once)) as events:
                 async for event in events:
@@ -88,16 +88,20 @@ class AskAll:
         finally:
             self._running -= 1
 
-    async def _clips(self, request: memory_pb2.AskAllRequest) -> dict[str, list[incidents_pb2.Incident]]:
+    async def _clips(
+        self, request: memory_pb2.AskAllRequest, limit_s: float
+    ) -> dict[str, list[incidents_pb2.Incident]]:
         found: dict[str, list[incidents_pb2.Incident]] = {}
         if self._incidents is None:
             return found
         scope = list(current_principal().cameras) or [""]
         since_s = time.time() - request.since_s if request.since_s else 0.0
-        with contextlib.suppress(SightlineError, grpc.aio.AioRpcError):
+        with contextlib.suppress(SightlineError, grpc.aio.AioRpcError, TimeoutError):
             # Without alerting there are answers all the same.
             asked = incidents_pb2.ListIncidentsRequest(limit=CLIPS, scope=scope, since_s=since_s)
-            for incident in (await self._incidents(asked)).incidents:
+            async with asyncio.timeout(limit_s):
+                listed = await self._incidents(asked)
+            for incident in listed.incidents:
                 if incident.clip in ("whole", "part"):
                     found.setdefault(incident.camera, []).append(incident)
         return found

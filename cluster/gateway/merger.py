@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 
 import grpc.aio
@@ -15,14 +14,15 @@ from cluster.wire.channel import open_channel
 from cluster.wire.convert import answer_from_proto
 from cluster.wire.tls import PeerTls
 
-REMEMBER = 256
+REMEMBER, MOST_QUESTIONS = 256, 256
+"""Windows of a question in which an answer that came before is known, and questions of a camera, each incarnation's."""
 CHANGE_S, RETRY_S = 10.0, 1.0
 """Longest wait for a change of the replicas, and between two tries to hear of one."""
 AwaitReplicas = Callable[[dict[str, str], float], Awaitable[dict[str, str]]]
 """Known replicas, name -> ``host:port``, and seconds -> all of them, once they differ or after that time; raises
 ``UnavailableError``."""
-_Key = tuple[str, int, str]
-"""Incarnation, window, question."""
+_Key = tuple[str, str]
+"""Incarnation, question."""
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +31,8 @@ class ResultsMerger:
     """Watches a changing set of replicas, reconnecting with backoff; an answer seen already is not published again.
 
     Two answers of a camera are the same when incarnation, window and question are: windows are numbered from 0 in each
-    incarnation, and the camera's own clock may begin anew in another. The last :data:`REMEMBER` answers are compared.
-    ``recent``: begin, also after a break, with the answers of the last minute.
+    incarnation, and the camera's own clock may begin anew in another. One that is :data:`REMEMBER` windows late counts
+    as a repeat. ``recent``: begin, also after a break, with the answers of the last minute.
     """
 
     def __init__(
@@ -50,7 +50,8 @@ class ResultsMerger:
         self._retry_s = retry_s
         self._max_retry_s = max_retry_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._seen: dict[str, deque[_Key]] = {}
+        # By camera: the newest window, and which of those up to it were answered, one bit each.
+        self._seen: dict[str, dict[_Key, tuple[int, int]]] = {}
         self.duplicates = 0
 
     def follow(self, addresses: Collection[str]) -> None:
@@ -108,11 +109,20 @@ class ResultsMerger:
             wait_s = min(2 * wait_s, self._max_retry_s)
 
     def _take(self, answer: Answer, missed: int) -> None:
-        seen = self._seen.setdefault(answer.stream, deque(maxlen=REMEMBER))
-        key = (answer.incarnation, answer.window, answer.question)
-        if key in seen:
-            self.duplicates += 1
-            self._hub.publish((), missed)
-            return
-        seen.append(key)
-        self._hub.publish((answer,), missed)
+        known = self._is_known(answer)
+        self.duplicates += known
+        self._hub.publish(() if known else (answer,), missed)
+
+    def _is_known(self, answer: Answer) -> bool:
+        questions = self._seen.setdefault(answer.stream, {})
+        newest, seen = questions.pop((answer.incarnation, answer.question), (answer.window, 0))
+        if (ahead := answer.window - newest) > 0:
+            newest, seen = answer.window, seen << ahead if ahead < REMEMBER else 0
+        behind = newest - answer.window
+        known = behind >= REMEMBER or bool(seen >> behind & 1)
+        if not known:
+            seen |= 1 << behind
+        questions[answer.incarnation, answer.question] = newest, seen % (1 << REMEMBER)
+        if len(questions) > MOST_QUESTIONS:
+            del questions[next(iter(questions))]
+        return known

@@ -16,7 +16,7 @@ from cluster.alerts.clips.footage_store import KINDS, READ_BYTES, Deleted, Kind,
 from cluster.alerts.incident import Erased, unknown_incident
 from cluster.config import CameraEntry, parse_camera
 from cluster.control.cameras.managed import settings_of
-from cluster.errors import ConfigError, ForbiddenError, NotReadyError, UnavailableError
+from cluster.errors import ConfigError, ForbiddenError, NotPlacedError, NotReadyError, UnavailableError
 from cluster.gateway.forwarding import Forwarding, relay
 from cluster.security.roles import current_principal
 from cluster.wire.channel import ChannelPool
@@ -201,7 +201,7 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         try:
             # The decoder first: a clip that is being made gets nothing more from there. Without one, nobody holds any
             # packets.
-            with contextlib.suppress(UnavailableError):
+            with contextlib.suppress(NotPlacedError):
                 decoder = await self._decoder(camera)
                 async with self._forwarding.channels.lease(decoder) as channel:
                     held = await pictures_pb2_grpc.RecorderStub(channel).Forget(request, timeout=CALL_S)

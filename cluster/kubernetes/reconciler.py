@@ -60,7 +60,10 @@ _STATES: dict[str, metrics.ResourceState] = {
 class CameraCluster(Protocol):
     """The controller. Raises what the gateway's ``Cameras`` service raises."""
 
-    async def managed(self) -> Sequence[ManagedCamera]: ...
+    async def managed(self) -> Sequence[ManagedCamera]:
+        """All cameras, also those that the controller left out, with their ``trouble``."""
+        ...
+
     async def statuses(self) -> Sequence[CameraStatus]: ...
     async def add(self, camera: ManagedCamera, *, takeover: bool) -> None: ...
     async def update(self, camera: ManagedCamera, *, takeover: bool) -> None: ...
@@ -229,7 +232,7 @@ class Reconciler:
                 # Deleted and created anew: the new camera must not inherit the old one's memory.
                 await self._remove(resource.name)
                 camera = None
-        if camera is None:
+        if camera is None or camera.trouble:
             await self._cluster.add(wanted, takeover=resource.takeover)
             metrics.reconciler_changes.labels("added").inc()
             log.info("camera %s: added for its resource", resource.name)

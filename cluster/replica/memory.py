@@ -174,6 +174,12 @@ class WorkerMemory:
         await asyncio.wrap_future(self._worker.remove_camera(camera))
         self.delete_pictures(camera)
 
+    def forget_closed(self, camera: str) -> bool:
+        """See :meth:`EngineWorker.forget_closed`; with the thumbnails."""
+        if closed := self._worker.forget_closed(camera):
+            self.delete_pictures(camera)
+        return closed
+
     def delete_pictures(self, camera: str) -> None:
         """Delete the thumbnails of a camera that is not here any more."""
         self._keep.pop(camera, None)
@@ -202,15 +208,17 @@ class MemoryDeletions:
         self, memory: WorkerMemory, conversations: Conversations, bank: MemoryBank, answers: AnswerHub
     ) -> None:
         self._memory, self._conversations, self._bank, self._answers = memory, conversations, bank, answers
-        self._orders: dict[str, None] = {}
+        self._orders: dict[str, bool] = {}
         # Deleted here, but not yet in every tier. Not repeated: a camera of that name may have been added again.
         self._unconfirmed: set[str] = set()
         self._running: asyncio.Task[None] | None = None
         self.done: set[str] = set()
 
-    def schedule(self, cameras: Iterable[str]) -> None:
-        """Schedule deletions without waiting."""
-        self._orders.update(dict.fromkeys(camera for camera in cameras if camera not in self._unconfirmed | self.done))
+    def schedule(self, orders: Mapping[str, bool]) -> None:
+        """Schedule deletions without waiting: cameras, and whether what all replicas share is deleted as well. If not,
+        it may be that of another camera of the same name."""
+        under_way = self._unconfirmed | self.done
+        self._orders |= {camera: shared for camera, shared in orders.items() if camera not in under_way}
         if self._orders and (self._running is None or self._running.done()):
             self._running = asyncio.create_task(self._run())
         self._settle()
@@ -246,11 +254,17 @@ class MemoryDeletions:
 
     async def _run(self) -> None:
         while self._orders:
-            camera = next(iter(self._orders))
+            camera, shared = next(iter(self._orders.items()))
             try:
-                await self._memory.remove_camera(camera)
-                self._conversations.end_camera(camera)
-                self._answers.forget(camera)
+                # The other camera of its name may be here by now.
+                gone = shared or self._memory.forget_closed(camera)
+                if shared:
+                    await self._memory.remove_camera(camera)
+                elif gone:
+                    await asyncio.to_thread(self._bank.tiers.drop, camera, shared=False)
+                if gone:
+                    self._conversations.end_camera(camera)
+                    self._answers.forget(camera)
                 self._unconfirmed.add(camera)
             except Exception:
                 log.exception("the memory of removed camera %s is not deleted yet", camera)

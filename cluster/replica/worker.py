@@ -17,14 +17,7 @@ from typing import Any, TypeVar
 
 from cluster.control.costs import CostModel
 from cluster.engine.base import Engine, completed_future
-from cluster.errors import (
-    CapacityError,
-    ConfigError,
-    DeviceError,
-    NotReadyError,
-    UnavailableError,
-    UnknownCameraError,
-)
+from cluster.errors import CapacityError, ConfigError, DeviceError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.replica.ask_queue import AskQueue
 from cluster.replica.steps import (
     FrameIntake,
@@ -229,6 +222,12 @@ class EngineWorker:
     def remove_camera(self, stream: str) -> Future[None]:
         """Close a removed camera, open here or not, and delete its memory in every tier."""
         return self.call_on_engine_thread(lambda _: self._remove(stream))
+
+    def forget_closed(self, stream: str) -> bool:
+        """Forget a camera that was closed, so that another one may have its name; false where one is open."""
+        with self._wake:
+            self._closed.pop(stream, None)
+            return stream not in self._streams
 
     def counts(self, stream: str) -> WindowCounters:
         """Window counts of a camera so far."""

@@ -34,6 +34,7 @@ class Subscription(Generic[T]):
         self._seen = seen
         self._limit = limit
         self._queue: deque[tuple[T, int]] = deque()
+        self._missed = 0
         self._closed = False
         self._ready = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -57,11 +58,16 @@ class Subscription(Generic[T]):
                 self._ready.clear()
             await self._ready.wait()
 
-    def put(self, camera: str, item: T, missed: int) -> int:
+    def miss(self, count: int) -> None:
+        """Called by the hub under its lock: so many items, of any camera, were lost on the way to it."""
+        self._missed += count
+
+    def put(self, camera: str, item: T) -> int:
         """Called by the hub under its lock; returns how many items this one pushed out."""
         if (self._cameras and camera not in self._cameras) or not self._seen(camera):
             return 0
         lost = 0
+        missed, self._missed = self._missed, 0
         if len(self._queue) >= self._limit:
             _, before = self._queue.popleft()
             lost = 1
@@ -122,6 +128,8 @@ class FanOut(Generic[T]):
         """Hand items to every subscriber; never blocks. ``missed``: items lost on the way here, before these."""
         with self.lock:
             self.missed += missed
+            for subscription in self._subscriptions if missed else ():
+                subscription.miss(missed)
             now_s = time.monotonic()
             while self._recent and self._recent[0][0] < now_s - RECENT_S:
                 self._recent.popleft()
@@ -130,8 +138,7 @@ class FanOut(Generic[T]):
                 self.published += 1
                 self._recent.append((now_s, item))
                 for subscription in self._subscriptions:
-                    self.missed += subscription.put(camera, item, missed)
-                missed = 0
+                    self.missed += subscription.put(camera, item)
 
     def forget(self, camera: str) -> None:
         """The camera was removed: nobody gets what is recent of it any more."""
@@ -161,7 +168,7 @@ class FanOut(Generic[T]):
             before = [item for at_s, item in self._recent if at_s >= since_s] if recent else []
             subscription = Subscription(self, frozenset(cameras), (limit or self._limit) + len(before), seen)
             for item in before:
-                subscription.put(self._camera_of(item), item, 0)
+                subscription.put(self._camera_of(item), item)
             self._subscriptions.add(subscription)
             if self._closed:
                 subscription.close()

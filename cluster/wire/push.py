@@ -186,7 +186,9 @@ class PushAgent:
                 continue
             except grpc.aio.AioRpcError as failure:
                 error: SightlineError = to_error(failure)
-                exhausted = exhausted + 1 if failure.code() is Code.RESOURCE_EXHAUSTED else 0
+                # Before it is connected it has only come at a time when too many do.
+                refused = failure.code() is Code.RESOURCE_EXHAUSTED and self._was_connected
+                exhausted = exhausted + 1 if refused else 0
                 occupied = failure.code() is Code.ALREADY_EXISTS and time.monotonic() - down_since > _OCCUPIED_S
                 if failure.code() in _FOR_GOOD or exhausted >= _EXHAUSTED_TRIES or occupied:
                     raise error from None

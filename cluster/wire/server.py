@@ -112,14 +112,14 @@ def host_of(peer: str) -> str:
     return peer.rpartition(":")[0]
 
 
-async def is_serving(address: str, *, timeout_s: float = 1.0, tls: PeerTls | None = None) -> bool:
-    """Whether the server at ``host:port`` says SERVING within ``timeout_s``."""
+async def is_serving(address: str, *, timeout_s: float = 1.0, tls: PeerTls | None = None) -> bool | None:
+    """Whether the server at ``host:port`` says SERVING; ``None``: nothing was heard from there within ``timeout_s``."""
     async with open_channel(address, tls=tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             reply = await stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=timeout_s, wait_for_ready=False)
-        except grpc.RpcError:
-            return False
+        except grpc.RpcError as error:
+            return None if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else False
         return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
@@ -159,7 +159,8 @@ class RpcServer:
             interceptors=[Malformed()] if guard is None else [Malformed(), guard],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
-                ("grpc.max_send_message_length", max_message_bytes),
+                # Lists of a fleet's cameras are larger than what strangers may send.
+                ("grpc.max_send_message_length", CLUSTER_MESSAGE_BYTES),
                 # Without it a second server would silently share the port.
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", 20_000),

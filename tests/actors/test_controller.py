@@ -4,6 +4,7 @@ import asyncio
 import json
 import sqlite3
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +15,13 @@ from actors.controller import FORGET_HEARTBEATS, Controller
 from actors.controller_directory import ControllerDirectory
 from cluster import metrics
 from cluster.config import CameraEntry, load_config
+from cluster.control.camera_record import DeletionTracker
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.cameras.table import CameraStore, FileTable
 from cluster.errors import ManagedElsewhereError, UnavailableError, UnknownCameraError
 from cluster.types import PatchGeometry
 from cluster.types.reports import DecoderInfo, ReplicaInfo
+from cluster.wire.server import is_serving
 
 
 async def test_a_removal_is_waited_for_as_long_as_the_controller_waits(monkeypatch) -> None:
@@ -182,7 +185,63 @@ async def _changes_beside(tmp_path) -> None:
     declared = await controller.managed_cameras()
     assert [each.entry.source.reveal() for each in declared] == ["rtsp://10.0.0.3/stream"]
     assert controller._kv.load() == declared
-    assert controller._kv.removed() == ["yard"]
+    assert controller._kv.removed() == {"yard": False}
+    for task in controller._background:
+        task.cancel()
+
+
+async def test_versions_grow_although_the_clock_was_set_back(tmp_path, monkeypatch) -> None:
+    """A replica refuses a decoder whose version is smaller than that of the one that sent the camera before."""
+    versions = []
+    for at_s in (1_800_000_000, 1_700_000_000, 1_700_000_001):
+        monkeypatch.setattr(
+            "actors.controller.time", SimpleNamespace(monotonic=time.monotonic, time_ns=lambda at_s=at_s: at_s * 10**9)
+        )
+        controller = settled_controller(tmp_path)
+        versions.append(controller._directory.version)
+        for task in controller._background:
+            task.cancel()
+        controller._kv._table._connection.close()
+    assert versions == sorted(set(versions))
+
+
+async def test_a_busy_replica_is_not_taken_for_a_dead_one(tmp_path, monkeypatch) -> None:
+    """It is probed when another one starts, or a decoder lost its connection: its heartbeats say that it lives."""
+    listener = await asyncio.start_server(lambda *_: asyncio.sleep(60), "127.0.0.1", 0)
+    address = "{}:{}".format(*listener.sockets[0].getsockname())
+    assert await is_serving(address, timeout_s=0.2) is None
+    listener.close()
+    assert await is_serving(address, timeout_s=5.0) is False
+    controller = settled_controller(tmp_path)
+    await controller.register_replica(ReplicaInfo("r", address, "", 1, PatchGeometry(14, 2, 2)), None, [])
+    for serves, beats in ((None, True), (None, False), (False, True)):
+        await controller.register_replica(ReplicaInfo("r", address, "", 1, PatchGeometry(14, 2, 2)), None, [])
+        monkeypatch.setattr("actors.controller.is_serving", lambda *_, serves=serves, **__: asyncio.sleep(0, serves))
+        await controller.report_broken("replica-0", address)
+        await asyncio.sleep(0.01)
+        if beats:
+            await controller.heartbeat_replica("r", [])
+        await until_async(lambda: not controller._probing, "the probe")
+        assert ("replica-0" in controller._directory.replicas) is (serves is None and beats)
+    for task in controller._background:
+        task.cancel()
+
+
+async def test_a_late_replica_deletes_nothing_of_a_new_camera_of_a_removed_ones_name(tmp_path) -> None:
+    """Neither does one that a restarted controller knows nothing of yet."""
+    controller = settled_controller(tmp_path)
+    controller._deletions = DeletionTracker(2)
+    gate = ManagedCamera(entry=CameraEntry(name="gate", source="rtsp://10.0.0.1/stream"))
+    await controller.register_replica(ReplicaInfo("a", "127.0.0.1:1", "", 1, PatchGeometry(14, 2, 2)), None, [])
+    await controller.add_camera(gate, force=True)
+    await controller.remove_camera("gate")
+    assert await controller.pending_deletions("a") == {"gate": True}
+    assert await controller.heartbeat_replica("a", [], ["gate"]) == {}
+    await controller.add_camera(gate, force=True)
+    assert await controller.pending_deletions("late") == {"gate": False}
+    await until_async(lambda: controller._kv.removed() == {"gate": True}, "what is stored")
+    controller._settled.clear()
+    assert await controller.pending_deletions("late") == {}
     for task in controller._background:
         task.cancel()
 
@@ -227,7 +286,7 @@ async def test_a_change_whose_caller_goes_away_is_made_as_it_is_stored(tmp_path)
     declared = await controller.managed_cameras()
     assert [each.entry.name for each in declared] == ["door", "yard"]
     assert controller._kv.load() == declared
-    assert controller._deletions.pending_cameras == controller._kv.removed() == ["gate"]
+    assert controller._deletions.pending_cameras == [*controller._kv.removed()] == ["gate"]
     for task in controller._background:
         task.cancel()
 
@@ -289,7 +348,7 @@ async def _left_out(tmp_path, caplog) -> None:
     await controller.add_camera(ManagedCamera(entry=CameraEntry(name="yard")), force=True)
     assert (await controller.camera_states(-1)).lives == {"yard": "life-1", "door": "life-2"}
     assert [each.entry.name for each in CameraStore(table).load()] == ["door", "yard"]
-    assert CameraStore(table).removed() == ["gate"]
+    assert CameraStore(table).removed() == {"gate": False}
     with pytest.raises(UnknownCameraError):
         await controller.remove_camera("gate")
     for task in controller._background:
@@ -320,7 +379,7 @@ async def _cameras_stay(tmp_path) -> None:
             assert await controller.managed_cameras() == declared
             assert await controller.list_cameras() == kept
             assert controller._kv.load() == declared
-            assert controller._deletions.pending_cameras == controller._kv.removed() == []
+            assert controller._deletions.pending_cameras == [*controller._kv.removed()] == []
 
     disk.execute("PRAGMA query_only = ON")
     await refused(
@@ -337,6 +396,6 @@ async def _cameras_stay(tmp_path) -> None:
     assert [camera.entry.source.reveal()[-8:] for camera in controller._kv.load()] == ["3/stream", "2/stream"]
     await controller.remove_camera("gate")
     assert [camera.entry.name for camera in controller._kv.load()] == ["yard"]
-    assert controller._deletions.pending_cameras == controller._kv.removed() == ["gate"]
+    assert controller._deletions.pending_cameras == [*controller._kv.removed()] == ["gate"]
     for task in controller._background:
         task.cancel()

@@ -31,14 +31,14 @@ def test_cameras_of_an_ended_cluster_are_there_for_the_next(tmp_path) -> None:
     assert store.load()[0].entry.source.reveal() == "rtsp://user:secret@10.0.0.11/stream1"
     same = store.follow([GATE.entry])
     assert (same.changed, same.removed, [camera.entry.name for camera in same.cameras]) == ([], [], ["gate", "yard"])
-    assert store.removed() == ["dock"]
+    assert store.removed() == {"dock": False}
     assert store.counted() == {"gate": {"decoder": {"frames": 7}}}
     assert store.decoders() == 3
     store.remove("yard")
-    store.delete_removed("dock")
-    assert ([camera.entry.name for camera in store.load()], store.removed()) == (["gate"], ["yard"])
+    store.put_deleted(["dock"], ["yard"])
+    assert ([camera.entry.name for camera in store.load()], store.removed()) == (["gate"], {"yard": True})
     assert store.follow([]).removed == ["gate"]
-    assert (store.load(), store.removed()) == ([], ["gate", "yard"])
+    assert (store.load(), store.removed()) == ([], {"gate": False, "yard": True})
     # It holds passwords.
     assert path.stat().st_mode & 0o077 == 0
 

@@ -54,6 +54,13 @@ def test_every_camera_is_assigned_to_exactly_one_decoder(directory: Directory) -
         assert (assignment.geometry, assignment.replica, assignment.replica_address) == (GEOMETRY, "replica-0", "r1:1")
 
 
+def test_a_replica_that_is_to_be_stopped_gets_no_camera_that_it_had_before(directory: Directory) -> None:
+    assert directory.join_replica(replica("r2"), 0.0, streams=["gate"]) == "replica-1"
+    directory.drain("replica-1")
+    directory.add(camera("gate"))
+    assert directory.route("gate").replica == "replica-0"
+
+
 def test_same_camera_again_is_no_error_and_other_settings_are(directory: Directory) -> None:
     version = directory.version
     directory.add(camera("cam-0"))

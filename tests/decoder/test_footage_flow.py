@@ -305,6 +305,25 @@ async def test_forgetting_takes_the_clips_and_the_packets(tmp_path, h264):
             await fetched(running.address, incidents["gate"].id)
 
 
+async def test_packets_are_not_said_to_be_deleted_where_nobody_says_which_decoder_has_them(tmp_path, h264, monkeypatch):
+    async with site(tmp_path) as running:
+        running.feed(h264, 110)
+
+        async def nobody(camera):
+            raise UnavailableError("the controller restarts")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(running.proxy, "_decoder", nobody)
+            with pytest.raises(UnavailableError, match="the controller restarts"):
+                await running.proxy.forget("gate")
+        assert running.cameras["gate"].ring.bytes > 0
+        await running.proxy.forget("gate")
+        assert running.cameras["gate"].ring.bytes == 0
+        # Without a decoder, nobody has any.
+        await running.stop_decoder()
+        await running.proxy.forget("gate")
+
+
 async def test_a_camera_that_is_removed_takes_its_clips_along(tmp_path, h264):
     async with site(tmp_path) as running:
         await running.collector.retain_cameras({"gate": "1", "yard": "1"})

@@ -157,6 +157,15 @@ async def test_after_a_restart_of_its_clock_a_moment_has_the_incident_of_its_own
     assert [each.incidents for each in answers if each.camera == "cam-005"] == [("shows",)]
 
 
+async def test_alerting_that_does_not_answer_costs_the_cameras_no_time():
+    async def hangs(_):
+        await asyncio.Event().wait()
+
+    answers, end = await told(Cameras(), hangs, deadline_s=0.5)
+    assert (len(answers), end.answered) == (12, 12)
+    assert not any(any(each.incidents) for each in answers)
+
+
 @pytest.mark.parametrize(
     ("request_", "said"),
     [

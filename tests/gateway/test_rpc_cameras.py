@@ -207,3 +207,14 @@ def test_settings_survive_the_wire(gateway, client):
     settings = {"window": {"length_s": 16, "refresh_budget": None}, "pruning": {"policy": "replenish"}}
     client.camera_add("gate", settings=settings)
     assert gateway[1].asked["gate"][2] == json.loads(json.dumps(settings))
+
+
+async def test_a_list_may_be_larger_than_what_a_gateway_takes():
+    directory = Directory()
+    directory.cameras = {name: CameraStatus(name, "x" * 1024) for name in map("cam-{}".format, range(2000))}
+    async with (
+        serving(CamerasServicer(directory), max_message_bytes=2**20) as address,
+        open_channel(address) as channel,
+    ):
+        listed = await cameras_pb2_grpc.CamerasStub(channel).List(cameras_pb2.ListCamerasRequest())
+    assert len(listed.cameras) == 2000

@@ -212,6 +212,27 @@ async def test_duplicates_are_suppressed_but_a_restarted_count_is_not(make, unti
         assert (await take(merged, 1))[0][0] == make.answer(0), "nothing is remembered of a camera that is gone"
 
 
+async def test_what_a_replica_sends_again_after_a_break_is_not_published_again(make, until):
+    """However many questions a camera has: 400 answers of a minute. Little is kept of each."""
+    hub, merged = AnswerHub(limit=1000, recent=1000), AnswerHub(limit=1000)
+    merger = ResultsMerger(merged, retry_s=0.02, recent=True)
+    with merged.subscribe() as subscription:
+        async with serving(hub) as address:
+            merger.follow([address])
+            await until(lambda: hub.subscribers == 1)
+            hub.publish(make.answer(window, question=f"q{number}") for window in range(50) for number in range(8))
+            await take(subscription, 400)
+            merger.follow([])
+            await until(lambda: hub.subscribers == 0)
+            # Late, and not in order.
+            hub.publish([make.answer(51, question="q0"), make.answer(50, question="q0")])
+            merger.follow([address])
+            await until(lambda: merger.duplicates == 400)
+            assert [answer.window for answer, _ in await take(subscription, 2)] == [51, 50]
+        await merger.stop()
+    assert (merged.published, len(merger._seen["gate"])) == (402, 8)
+
+
 async def test_a_removed_cameras_recent_answers_are_sent_to_nobody(make):
     hub = AnswerHub(recent=10)
     hub.publish([make.answer(0), make.answer(0, stream="yard"), make.answer(1)])
@@ -220,6 +241,26 @@ async def test_a_removed_cameras_recent_answers_are_sent_to_nobody(make):
         assert [answer.stream for answer, _ in await take(watcher, 1)] == ["yard"]
         hub.publish([make.answer(2)])
         assert [answer.window for answer, _ in await take(watcher, 1)] == [2]
+
+
+async def test_what_the_hub_missed_is_told_to_every_watcher_with_its_next_answer(make, until):
+    """Whoever watches one camera, too: what was lost may have been of it. Also before an answer that came twice."""
+    hub = AnswerHub()
+    with hub.subscribe() as everything, hub.subscribe(["yard"]) as yard:
+        hub.publish([make.answer(0)], missed=3)
+        hub.publish((), missed=2)
+        answers = [make.answer(1), make.answer(0, stream="yard"), make.answer(1, stream="yard")]
+        hub.publish(answers)
+        assert [missed for _, missed in await take(everything, 4)] == [3, 2, 0, 0]
+        assert [missed for _, missed in await take(yard, 2)] == [5, 0]
+        assert hub.missed == 5
+    async with serving(hub) as address, merging() as (merger, merged):
+        merger.follow([address])
+        await until(lambda: hub.subscribers == 1)
+        hub.publish([make.answer(5)])
+        hub.publish([make.answer(5)], missed=4)
+        hub.publish([make.answer(6)])
+        assert [missed for _, missed in await take(merged, 2)] == [0, 4]
 
 
 async def test_what_the_gateway_missed_is_told_to_its_watchers(make, until):

@@ -157,6 +157,32 @@ async def test_what_was_deleted_while_nobody_looked_is_removed(kube):
         assert cluster.calls == [("remove", "old")]
 
 
+async def test_a_camera_that_an_upgrade_left_out_follows_its_resource(kube):
+    """Its stored settings are of no use: deleted, made anew or put right, its resource decides all the same."""
+    cluster = CameraCluster()
+    unusable = {"window": {"stride_s": 1000}}
+    names = {"gone": "", "anew": "an-earlier-one", "right": "", "wrong": ""}
+    cluster.table.load(
+        [
+            ManagedCamera(
+                entry=CameraEntry.model_validate({"name": name, **unusable}), manager=KUBERNETES, uid=uid, life=name
+            )
+            for name, uid in names.items()
+        ],
+        0.0,
+    )
+    assert cluster.table.left_out == {name: name for name in names}
+    kube.apply("anew", {})
+    kube.apply("right", {})
+    kube.apply("wrong", {"window": {"strideSeconds": 1000}})
+    async with Rig(kube, cluster) as rig:
+        await rig.condition("wrong", "Accepted", "False", "Invalid")
+        await until_async(lambda: cluster.managers() == {"anew": KUBERNETES, "right": KUBERNETES})
+        await until_async(lambda: cluster.table.left_out == {"wrong": "wrong"})
+    assert cluster.directory.status("right").life == "right"
+    assert cluster.directory.status("anew").life != "anew"
+
+
 async def test_no_room_is_said_and_tried_again(kube):
     cluster = CameraCluster()
     cluster.refuse = CapacityError("the fleet is full")

@@ -22,7 +22,7 @@ class Handle:
 
     def __getattr__(self, name):
         methods = {
-            "managed_cameras": self.cluster.managed,
+            "managed_cameras": lambda names, left_out: self.cluster.managed(),
             "list_cameras": self.cluster.statuses,
             "add_camera": lambda camera, force, takeover: self.cluster.add(camera, takeover=takeover),
             "update_camera": lambda camera, takeover: self.cluster.update(camera, takeover=takeover),

@@ -58,7 +58,7 @@ class Replica:
     async def beat(self, removals: DeletionTracker, *cameras: str) -> list[str]:
         """As the heartbeat does, with the cameras there are; returns what is forgotten everywhere."""
         told = sorted(self.forgetting.done)
-        finished = removals.confirm("me", told, {"me"})
+        finished = removals.confirm("me", told, {"me"}).done
         self.forgetting.acknowledge(told)
         reported = [report.camera for report in self.worker.reports()]
         self.forgetting.schedule(removals.orders_for("me", reported, cameras))
@@ -169,3 +169,29 @@ def test_an_order_is_carried_out_when_the_tier_that_was_down_is_back(replica: Re
     replica.worker.call_on_engine_thread(lambda _: replica.site.recovered()).result(WAIT_S)
     assert before
     assert own_redis.client.exists("sightline:kv:manifest:cam"), "what the new one saw is there"
+
+
+def test_another_camera_of_the_name_keeps_what_is_shared(replica: Replica, own_redis: RedisServer) -> None:
+    """Another replica was down when the first camera was removed, and learns of it when there is a new one."""
+
+    async def run() -> None:
+        removals = DeletionTracker(2, {"cam": True})
+        for step in ("open here", "open elsewhere"):
+            frames = (await replica.memory.describe("cam")).frames
+            replica.forgetting.schedule(removals.orders_for("me", cameras=["cam"]))
+            await replica.forgetting.wait_until_done()
+            assert replica.forgetting.done == {"cam"}
+            assert own_redis.client.exists("sightline:kv:manifest:cam"), step
+            assert replica.worker.open_streams() == (["cam"] if step == "open here" else [])
+            assert bool(replica.site.tiers.usage("cam")["host"]) is (step == "open here")
+            assert (await replica.memory.describe("cam")).frames == frames > 0
+            replica.forgetting.acknowledge(["cam"])
+            frames_service = WorkerFrames(replica.worker, replica.memory)
+            await frames_service.on_hand_over("cam")
+        # Nobody has its name any more.
+        replica.forgetting.schedule(removals.orders_for("me"))
+        await replica.forgetting.wait_until_done()
+        assert own_redis.names() == set()
+
+    replica.watch()
+    asyncio.run(run())

@@ -33,7 +33,7 @@ class CameraCluster:
     async def managed(self):
         if self.away:
             raise UnavailableError("the controller restarts")
-        return self.table.managed()
+        return self.table.managed(left_out=True)
 
     async def statuses(self):
         if self.away:

@@ -27,7 +27,7 @@ from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.footage.service import DecoderRecorder, Recorder, RecorderServicer
 from cluster.decoder.source_test import SourceTester
-from cluster.errors import UnavailableError
+from cluster.errors import NotPlacedError, UnavailableError
 from cluster.gateway.guard import Guard
 from cluster.gateway.pictures_proxy import FootageServicer, PicturesProxy
 from cluster.types import MICROSECONDS, Answer, ChangeGrid, EncodedPacket, PatchGrid, SampledPicture, TokenCount
@@ -244,7 +244,7 @@ class Site:
     async def decoder_of(self, camera: str) -> str:
         self.routes += 1
         if not self.decoder_address:
-            raise UnavailableError("no decoder is ready")
+            raise NotPlacedError("no decoder is ready")
         return self.decoder_address
 
     async def alerting_at(self) -> str:

@@ -327,6 +327,26 @@ async def test_a_server_that_is_always_exhausted_is_given_up(make):
     assert servicer.calls == 3
 
 
+async def test_an_agent_waits_for_its_turn_where_many_come_back_at_once(make):
+    """A gateway that has just restarted takes no more calls of a token, or of all, than it can: the next try may do."""
+
+    class Busy(ingest_pb2_grpc.IngestServicer):
+        left = 6
+
+        async def Push(self, request_iterator, context):  # noqa: N802
+            if self.left:
+                self.left -= 1
+                await abort(context, CapacityError("'agents' calls too often; try again in 0.1 s"))
+            await decoder.servicer.Push(request_iterator, context)
+
+    decoder = Decoder()
+    decoder.consume()
+    async with serving(Busy()) as address:
+        agent = PushAgent(Scripted((HEADER, make.packets(20))), address, "gate", options=PushOptions(**QUICK))
+        assert (await agent.run()).packets == 20
+    decoder.close()
+
+
 async def test_a_server_that_is_unavailable_is_tried_again(make, until):
     servicer = Refusing(UnavailableError("the controller restarts"))
     async with serving(servicer) as address:

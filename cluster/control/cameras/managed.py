@@ -59,7 +59,7 @@ class ManagedCamera(Section):
     manager: str = Field(default=CLUSTER, description="Who alone may change it.")
     uid: str = Field(default="", description="Of the Kubernetes object it was made from; another is another camera.")
     life: str = Field(default="", description="Given when it is added; another when it is removed and added again.")
-    trouble: str = Field(default="", exclude=True, description="Why its stored entry cannot be read; empty if it can.")
+    trouble: str = Field(default="", exclude=True, description="Why its stored entry is left out; empty if it is not.")
 
     def to_json(self) -> str:
         """Inverse of ``ManagedCamera.model_validate_json``, with secrets; unset keys stay unset."""

@@ -38,8 +38,13 @@ SEEDED = "seeded"
 RUN = "run"
 COUNTED = "counted"
 DECODERS = "decoders"
+VERSION = "version"
+MOST_CHANGES = 2**30
+"""Beyond the versions that one controller gives its table."""
 CAMERA = "camera/"
 REMOVED = "removed/"
+SPREAD = b"2"
+"""Value of a removed camera that all live replicas have deleted."""
 
 
 class Table(Protocol):
@@ -117,6 +122,12 @@ class CameraStore:
         self._table.write({RUN: run_id.encode()})
         return before == run_id.encode()
 
+    def later_version(self, version: int) -> int:
+        """The version, or one that is later than all of earlier controllers: the clock may have been set back."""
+        version = max(version, int(self._table.get(VERSION) or 0) + MOST_CHANGES)
+        self._table.write({VERSION: b"%d" % version})
+        return version
+
     def load(self) -> list[ManagedCamera]:
         values = [(key.removeprefix(CAMERA), self._table.get(key)) for key in self._table.keys(CAMERA)]
         return [_stored(name, value) for name, value in values if value is not None]
@@ -139,12 +150,13 @@ class CameraStore:
         """Delete a camera, of which every replica must delete the memory."""
         self._table.write({REMOVED + name: b"1"}, [CAMERA + name])
 
-    def removed(self) -> list[str]:
-        """Removed cameras that not every replica has deleted yet."""
-        return [key.removeprefix(REMOVED) for key in self._table.keys(REMOVED)]
+    def removed(self) -> dict[str, bool]:
+        """Removed cameras that not every replica has deleted yet, and whether all that were alive have."""
+        return {key.removeprefix(REMOVED): self._table.get(key) == SPREAD for key in self._table.keys(REMOVED)}
 
-    def delete_removed(self, name: str) -> None:
-        self._table.write({}, [REMOVED + name])
+    def put_deleted(self, done: Iterable[str], spread: Iterable[str] = ()) -> None:
+        """Removed cameras that all replicas have deleted, and those that all live ones have."""
+        self._table.write({REMOVED + name: SPREAD for name in spread}, [REMOVED + name for name in done])
 
     def counted(self) -> dict[str, dict[str, dict[str, int]]]:
         """See :meth:`Directory.export_counts`."""
@@ -230,7 +242,7 @@ class CameraTable:
                 settings = camera_settings(self._config, managed.entry)
             except ConfigError as error:
                 log.error("camera %s is left out, add it anew or remove it: %s", managed.entry.name, error)
-                self._left_out[managed.entry.name] = managed
+                self._left_out[managed.entry.name] = managed.model_copy(update={"trouble": str(error)})
                 continue
             known = _alive(managed, managed)
             self._directory.add(settings, now_s, manager=managed.manager, life=known.life)
@@ -343,15 +355,16 @@ class CameraTable:
     def names(self) -> list[str]:
         return sorted(self._managed)
 
-    def managed(self, names: Sequence[str] = ()) -> list[ManagedCamera]:
-        """Sorted by name; all of them without ``names``.
+    def managed(self, names: Sequence[str] = (), *, left_out: bool = False) -> list[ManagedCamera]:
+        """Sorted by name; all of them without ``names``, with those that were ``left_out``, if they are asked for.
 
         Raises:
             UnknownCameraError: there is none of a name.
         """
         for name in names:
             self._directory.settings(name)
-        return [self._managed[name] for name in sorted(names or self._managed)]
+        known = self._managed | (self._left_out if left_out else {})
+        return [known[name] for name in sorted(names or known)]
 
 
 class StoredCameras:

@@ -36,7 +36,7 @@ class AskedQuestion(Body):
 
     id: Text
     text: Text
-    threshold: float = Field(default=0.5, ge=0, le=1)
+    threshold: float = Field(default=0.5, gt=0, lt=1)
     explain: bool = False
 
 

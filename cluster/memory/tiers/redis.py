@@ -54,6 +54,8 @@ class RedisTier(CappedTier):
         ConfigError: an invalid address, cap or time. A server that is down is no error.
     """
 
+    shared = True
+
     def __init__(
         self,
         url: str,

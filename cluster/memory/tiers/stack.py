@@ -137,12 +137,15 @@ class TierStack:
         return answers
 
     # -- whole streams --------------------------------------------------------------------------
-    def drop(self, stream: str) -> int | None:
-        """Delete a stream and its manifest in every tier. Returns the largest count of a tier, None if some tier is
-        uncertain: :meth:`finish_deletions` repeats the deletion then, while this process lives."""
+    def drop(self, stream: str, *, shared: bool = True) -> int | None:
+        """Delete a stream and its manifest in every tier; if not ``shared``, in none that all replicas of the cluster
+        read. Returns the largest count of a tier, None if some tier is uncertain: :meth:`finish_deletions` repeats the
+        deletion then, while this process lives."""
         self._note_deletion((stream, None))
         with self._lock:
-            self._deleting[stream] = set(range(len(self.tiers)))
+            levels = {level for level, tier in enumerate(self.tiers) if shared or not tier.shared}
+            if levels := levels | self._deleting.get(stream, set()):
+                self._deleting[stream] = levels
         gone = [self._finish_deletion(stream, tier) for tier in self.tiers]
         certain = [number for number in gone if number is not None]
         return max(certain) if len(certain) == len(gone) else None

@@ -37,6 +37,10 @@ WRONG = {
         {"name": "a", "source": "", "questions": [{"id": "q", "text": "?", "threshold": 2}]},
         "questions.0.threshold is out of range",
     ),
+    "a threshold that would be another": (
+        {"name": "a", "source": "", "questions": [{"id": "q", "text": "?", "threshold": 0}]},
+        "questions.0.threshold is out of range",
+    ),
     "a question's key": (
         {"name": "a", "source": "", "questions": [{"id": "q", "text": "?", "treshold": 0.1}]},
         "unknown key 'treshold' in questions.0",
