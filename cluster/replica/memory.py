@@ -126,8 +126,9 @@ class WorkerMemory:
         """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything."""
         newest = self._album.newest_pts(camera)
         deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s))
-        forgotten: DeletedMemory = await asyncio.wrap_future(deletion)
+        # Before the tiers are waited for, which may be down.
         self._album.delete(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
+        forgotten: DeletedMemory = await asyncio.wrap_future(deletion)
         return forgotten
 
     async def describe(self, camera: str) -> MemoryStatus:

@@ -16,7 +16,7 @@ from remembering import MIB, SHORT_S, Site, answered, redis_tier, stream
 from waiting import until
 
 from cluster.engine.native import NativeEngine
-from cluster.errors import NotReadyError
+from cluster.errors import NotReadyError, UnavailableError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.manifest import dump_manifest, load_manifest
@@ -438,7 +438,8 @@ def test_what_is_forgotten_while_redis_is_down_is_gone_when_it_is_back(site: Mak
     here.tend()
     assert own_redis.names()
     own_redis.freeze()
-    here.engine.delete_memory("cam")
+    with pytest.raises(UnavailableError, match="not deleted in every tier"):
+        here.engine.delete_memory("cam").result()
     assert here.tiers.deleting == {"cam"}
     with pytest.raises(NotReadyError, match="has no memory yet"):
         here.ask()

@@ -257,6 +257,24 @@ def test_what_was_forgotten_in_part_is_deleted_before_the_call_ends_though_a_vie
     assert not any(memory.stored._unnamed)
 
 
+@pytest.mark.parametrize("ago_s", [12.0, None])
+def test_pictures_of_what_is_forgotten_go_though_a_tier_is_down(tiny_model, ago_s: float | None) -> None:
+    low = HeldStores()
+    place, album = Place(tiny_model, low), ThumbnailStore(every_s=1.0)
+    memory = WorkerMemory(place.worker, album, timeout_s=WAIT_S)
+    place.open()
+    place.feed(24)
+    for index in range(24):
+        memory.add_frame(sample("a", index))
+    low.drop = lambda stream, keys=None: None
+    low.put_manifest = lambda stream, manifest: Outcome.RETRY
+    with pytest.raises(UnavailableError, match="not deleted in every tier"):
+        asyncio.run(memory.delete_memory("a", ago_s))
+    assert album.nearest("a", 9_000_000) is None
+    assert (album.nearest("a", 12_000_000) is None) == (ago_s is None)
+    assert place.worker.stop(WAIT_S)
+
+
 @pytest.mark.parametrize("closed", [None, False, True])
 def test_a_removed_camera_is_forgotten_however_far_its_decoder_is(place: Place, closed: bool | None) -> None:
     place.open(patient=bool(closed))
