@@ -426,11 +426,19 @@ class StreamMemory(TieredHeads):
 
     def _delete_old(self) -> bool:
         self.publish()
+        compressor = self.spec.compressor
         for number, h, head in list(self.iter_heads()):
             kept = (head.frame >= self.first_frame).nonzero()[:, 0]
-            if len(kept) < head.tokens and not self.keep_tokens(number, h, kept):
+            # Weights that another compressor has set mean nothing to this one.
+            weight = None if self._weighed_by == compressor else head.weight[:0]
+            if len(kept) == head.tokens and weight is None:
+                continue
+            if not self.keep_tokens(number, h, kept, weight=weight):
                 return False
-        return self.publish()
+        if not self.publish():
+            return False
+        self._weighed_by = compressor
+        return True
 
     def _trim_frames(self) -> None:
         held = [head.frame for _, _, head in self.iter_heads() if head.tokens]

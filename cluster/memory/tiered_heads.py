@@ -94,6 +94,8 @@ class TieredHeads(CappedMemory):
         self._parts: dict[tuple[int, int], list[BlockKey]] = {}
         self._unwritten: dict[tuple[int, int], int] = {}
         self._compressor_hash = 0
+        # Whose the weights of the heads' tokens are.
+        self._weighed_by = spec.compressor
         self._writer = secrets.token_hex(8)
         self.exclusive = threading.RLock()
 
@@ -404,7 +406,7 @@ class TieredHeads(CappedMemory):
             raise
         with self._lock:
             # Who reads finds both or neither: the log has the times of their frames.
-            self.heads = heads
+            self.heads, self._weighed_by = heads, header["compressor"]
             self.partition_of, self.partitions = {pair[0]: pair[1] for pair in pairs}, partitions
             named = {name: check_integers(blocks) for name, blocks in header["named"].items()}
             # As a cap that was lowered since allowed it.

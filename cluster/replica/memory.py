@@ -80,13 +80,18 @@ class WorkerMemory:
     ) -> None:
         self._worker, self._album, self._bank, self._timeout_s = worker, album, bank, timeout_s
         self._keep: dict[str, int] = {}
+        # Cameras without a memory, of which no pictures are kept.
+        self._unremembered: set[str] = set()
         # When each camera's newest frame came, monotonic.
         self._newest_s: dict[str, float] = {}
         self._windows: dict[str, tuple[float, float]] = {}
 
     def register_camera(self, spec: StreamSpec) -> None:
-        """Register an opened or changed camera: its thumbnails are kept as long as its memory."""
+        """Register an opened or changed camera: its thumbnails are kept as long as its memory; none without one."""
         memory = spec.memory
+        (self._unremembered.add if memory is None else self._unremembered.discard)(spec.stream)
+        if memory is None:
+            self._album.delete(spec.stream)
         self._windows[spec.stream] = spec.window_s, spec.stride_s
         if memory is None or memory.retention_s is None:
             self._keep.pop(spec.stream, None)
@@ -151,7 +156,9 @@ class WorkerMemory:
         return [self._album.nearest(camera, (moment.start + moment.end) // 2) or b"" for moment in moments]
 
     def add_frame(self, sample: FrameSample) -> None:
-        """Add a frame that the engine has taken to the thumbnails."""
+        """Add a frame that the engine has taken to the thumbnails, if the camera has a memory."""
+        if sample.stream in self._unremembered:
+            return
         if self._bank is not None:
             sample = replace(sample, pts=self._bank.memory_time(sample.stream, sample.pts))
         self._album.add_frame(sample)
@@ -178,6 +185,7 @@ class WorkerMemory:
     def delete_pictures(self, camera: str) -> None:
         """Delete the thumbnails of a camera that is not here any more."""
         self._keep.pop(camera, None)
+        self._unremembered.discard(camera)
         self._windows.pop(camera, None)
         self._newest_s.pop(camera, None)
         self._album.delete(camera)

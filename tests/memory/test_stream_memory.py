@@ -915,6 +915,33 @@ def test_a_compressor_goes_on_after_a_restart_as_without_one(compressor: str) ->
     assert run(restart=True, forget=True) != run(restart=False)
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_another_compressor_takes_no_weights_of_the_one_before(restart: bool) -> None:
+    """A mass of CoRDS would be a score of novelty that nothing can have."""
+
+    def weights(memory: StreamMemory) -> torch.Tensor:
+        return torch.cat([head.weight for _, _, head in memory.iter_heads()])
+
+    memory = StreamMemory("cam", spec(compressor="cords"), stack())
+    for number in range(40):
+        memory.add_chunk(chunk(number))
+    assert compress(memory, 0.3)
+    assert memory.save() is Outcome.HIT
+    assert float(weights(memory).max()) > 5
+    if restart:
+        memory = StreamMemory("cam", spec(compressor="novelty"), memory.tiers)
+        assert memory.restore() is Outcome.HIT
+    else:
+        memory.change_spec(spec(compressor="novelty"))
+    assert memory.settle()
+    assert compress(memory, 0.9)
+    # A score is a cosine distance, at most 2, above what is not scored.
+    scored = weights(memory)
+    assert 2 <= float(scored.max()) <= 4
+    assert memory.settle()
+    assert torch.equal(weights(memory), scored)
+
+
 def test_a_camera_that_changes_its_size_has_its_cells_at_their_place_of_the_picture() -> None:
     """From 3 x 4 cells to 6 x 2, of which two lie in each row and every column is two wide; two of text behind them."""
     memory = StreamMemory("cam", spec(), stack())

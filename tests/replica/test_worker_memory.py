@@ -275,6 +275,21 @@ def test_pictures_of_what_is_forgotten_go_though_a_tier_is_down(tiny_model, ago_
     assert place.worker.stop(WAIT_S)
 
 
+def test_no_pictures_are_kept_of_a_camera_without_a_memory(place: Place) -> None:
+    album = ThumbnailStore(every_s=1.0)
+    memory = WorkerMemory(place.worker, album, timeout_s=WAIT_S)
+    opened = place.open()
+    memory.register_camera(opened)
+    memory.add_frame(sample("a", 0))
+    assert album.nearest("a", 0)
+    memory.register_camera(replace(opened, memory=None))
+    memory.add_frame(sample("a", 1))
+    assert album.nearest("a", 0) is album.nearest("a", 1_000_000) is None
+    memory.register_camera(opened)
+    memory.add_frame(sample("a", 2))
+    assert album.nearest("a", 2_000_000)
+
+
 @pytest.mark.parametrize("closed", [None, False, True])
 def test_a_removed_camera_is_forgotten_however_far_its_decoder_is(place: Place, closed: bool | None) -> None:
     place.open(patient=bool(closed))
