@@ -114,6 +114,7 @@ class StreamMemory(TieredHeads):
         return len(self.log)
 
     def status(self) -> MemoryStatus:
+        """Contents and health, as far as no tier has to be asked."""
         return MemoryStatus(
             camera=self.stream,
             frames=self.frames,
@@ -121,7 +122,7 @@ class StreamMemory(TieredHeads):
             oldest=self.oldest or 0,
             newest=self.newest or 0,
             cap_bytes=self.spec.cap_bytes,
-            tier_bytes={"recent": self.waiting_bytes, **self.tiers.usage(self.stream)},
+            tier_bytes={"recent": self.waiting_bytes},
             compressor=self.spec.compressor,
             organiser=self.spec.organiser,
             retriever=self.spec.retriever,

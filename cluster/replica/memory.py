@@ -137,13 +137,21 @@ class WorkerMemory:
         return forgotten
 
     async def describe(self, camera: str) -> MemoryStatus:
+        status = await self._status(camera)
+        if self._bank is None:
+            return status
+        # Windows do not wait for the tiers.
+        usage = await asyncio.to_thread(self._bank.tiers.usage, camera)
+        return replace(status, tier_bytes={**status.tier_bytes, **usage})
+
+    async def _status(self, camera: str) -> MemoryStatus:
         return await asyncio.wrap_future(
             self._worker.call_on_engine_thread(lambda engine: engine.memory_status(camera))
         )
 
     async def replay_range(self, camera: str) -> ReplayRange:
         """What can be replayed."""
-        status = await self.describe(camera)
+        status = await self._status(camera)
         newest = max(status.newest, self._album.newest_pts(camera) or 0)
         if newest <= 0 or camera not in self._windows:
             raise NotReadyError(f"camera {camera!r} has seen nothing yet; replay after its first window")

@@ -275,6 +275,37 @@ def test_pictures_of_what_is_forgotten_go_though_a_tier_is_down(tiny_model, ago_
     assert place.worker.stop(WAIT_S)
 
 
+def test_windows_go_on_while_a_tier_is_asked_how_much_it_holds(tiny_model) -> None:
+    low = HeldStores()
+    place = Place(tiny_model, low)
+    memory = WorkerMemory(place.worker, ThumbnailStore(), place.bank, timeout_s=WAIT_S)
+    place.open()
+    place.feed(24)
+    counted, go = low.nbytes, threading.Event()
+
+    def late(stream: str | None = None) -> int:
+        assert go.wait(WAIT_S)
+        return counted(stream)
+
+    low.nbytes = late
+
+    async def run() -> None:
+        described = asyncio.create_task(memory.describe("a"))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(asyncio.wrap_future(place.worker.call_on_engine_thread(lambda _: None)), WAIT_S / 4)
+        assert not described.done()
+        go.set()
+        status = await described
+        assert list(status.tier_bytes) == ["recent", "host", "low"]
+        assert status.tier_bytes["low"] == counted("a") > 0
+
+    try:
+        asyncio.run(run())
+    finally:
+        go.set()
+    assert place.worker.stop(WAIT_S)
+
+
 def test_no_pictures_are_kept_of_a_camera_without_a_memory(place: Place) -> None:
     album = ThumbnailStore(every_s=1.0)
     memory = WorkerMemory(place.worker, album, timeout_s=WAIT_S)
