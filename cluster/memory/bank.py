@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 VISITED = 64
 """Most released streams whose memory stays open after a question."""
 
+PREPARED_S = 300.0
+"""Longest that a prepared stream waits to be opened: what was to open it may have left."""
+
 
 class MemoryBank:
     """Accepts the KV that leaves the engine's windows and keeps one :class:`StreamMemory` per camera. All calls except
@@ -141,8 +144,7 @@ class MemoryBank:
         """Accept a frame that left a window (a :data:`~cluster.memory.head_memory.KVSink`); ignored for streams without
         a memory. A frame that fails is counted and logged.
         """
-        memory = self._memories.get(chunk.stream)
-        if memory is None:
+        if (memory := self._memories.get(chunk.stream)) is None:
             return
         try:
             memory.accept_chunk(chunk)
@@ -193,6 +195,9 @@ class MemoryBank:
 
     def run_maintenance(self) -> None:
         """Schedule periodic work (expiry, deletions, retries) of all streams; returns at once."""
+        with self._lock:
+            since = time.monotonic() - PREPARED_S
+            self._prepared = {name: each for name, each in self._prepared.items() if each[0].newest_s >= since}
         for stream, memory in self._memories.items():
             if stream in self._visited or self.writer.is_waiting(stream):
                 continue
@@ -218,8 +223,7 @@ class MemoryBank:
 
     def _expire(self, stream: str) -> None:
         """Delete what a released stream holds beyond its retention, if that is scheduled."""
-        memory = self._expiring.get(stream)
-        if memory is None:
+        if (memory := self._expiring.get(stream)) is None:
             return
         with memory.exclusive:
             if self._expiring.get(stream) is not memory:
@@ -244,8 +248,7 @@ class MemoryBank:
 
     def _save_pending(self, stream: str) -> None:
         """Do a pending save; blocks if another thread is doing it."""
-        memory = self._memories.get(stream)
-        if memory is None:
+        if (memory := self._memories.get(stream)) is None:
             return
         with memory.exclusive:
             # The stream may have been released meanwhile.
@@ -259,8 +262,7 @@ class MemoryBank:
 
     def save_stream(self, stream: str) -> None:
         """Write memory and window state of the same moment; blocks until written."""
-        memory = self._memories.get(stream)
-        if memory is not None:
+        if (memory := self._memories.get(stream)) is not None:
             window = self._snapshot(memory) or bytes
             if memory.settle():
                 memory.save(window())
@@ -312,8 +314,7 @@ class MemoryBank:
     def release_stream(self, stream: str, *, save: bool = True) -> None:
         """Write a stream's memory and release it; nothing is deleted. Without ``save`` another process owns it already
         and nothing is written here."""
-        memory = self._memories.get(stream)
-        if memory is not None and save:
+        if (memory := self._memories.get(stream)) is not None and save:
             self._schedule_last_write(memory, None)
         elif memory is not None:
             with memory.exclusive:
@@ -351,8 +352,7 @@ class MemoryBank:
                 self._expiring.pop(stream, None)
 
     def _write_last(self, stream: str) -> None:
-        last_write = self._last_writes.get(stream)
-        if last_write is None:
+        if (last_write := self._last_writes.get(stream)) is None:
             return
         with last_write.memory.exclusive:
             if not last_write.saved.done():

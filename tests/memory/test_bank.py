@@ -5,7 +5,9 @@ import dataclasses
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -322,6 +324,22 @@ def test_what_was_prepared_is_gone_on_with_unless_it_was_forgotten_since(site: M
         # With what was in the window.
         assert here.held == 0 if forgotten else here.held > held
         here.engine.admit(here.spec)
+
+
+def test_what_was_prepared_and_never_opened_is_dropped(site: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when its decoder has left meanwhile: the camera is another replica's."""
+    here = site()
+    here.watch(24)
+    held, now_s = here.held, time.monotonic()
+    here.leave()
+    here.bank.prepare_stream("cam", here.spec.memory)
+    here.tend()
+    assert here.bank._prepared.keys() == {"cam"}
+    monkeypatch.setattr("cluster.memory.bank.time", SimpleNamespace(monotonic=lambda: now_s + 600.0))
+    here.tend()
+    assert not here.bank._prepared
+    assert here.bank.open_stream("cam", here.spec.memory) is None, "released without its window"
+    assert here.held > held
 
 
 def commands(server: RedisServer) -> int:
