@@ -125,7 +125,7 @@ class Engine(Protocol):
         it."""
 
     def memory_status(self, stream: str) -> MemoryStatus:
-        """Contents and health of a stream's memory.
+        """Contents and health of a stream's memory, but for the bytes that its tiers hold.
 
         Raises:
             NotReadyError: it has no memory.

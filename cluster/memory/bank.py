@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from cluster.errors import NotReadyError
-from cluster.memory.eviction import delete_before, expire
+from cluster.memory.eviction import delete_before, expire, not_deleted, unreadable
 from cluster.memory.head_memory import KVChunk, MemoryShape
 from cluster.memory.manifest import LAYOUT, ReleasedMemories, ReleasedMemory
 from cluster.memory.memory_counts import MemoryReport
@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 VISITED = 64
 """Most released streams whose memory stays open after a question."""
+
+PREPARED_S = 300.0
+"""Longest that a prepared stream waits to be opened: what was to open it may have left."""
 
 
 class MemoryBank:
@@ -141,8 +144,7 @@ class MemoryBank:
         """Accept a frame that left a window (a :data:`~cluster.memory.head_memory.KVSink`); ignored for streams without
         a memory. A frame that fails is counted and logged.
         """
-        memory = self._memories.get(chunk.stream)
-        if memory is None:
+        if (memory := self._memories.get(chunk.stream)) is None:
             return
         try:
             memory.accept_chunk(chunk)
@@ -155,8 +157,7 @@ class MemoryBank:
 
     def memory_time(self, stream: str, pts: int) -> int:
         """See :meth:`StreamMemory.memory_time`; callable from any thread."""
-        memory = self._memories.get(stream)
-        return pts if memory is None else memory.memory_time(pts)
+        return pts if (memory := self._memories.get(stream)) is None else memory.memory_time(pts)
 
     def count_lost_frame(self, stream: str) -> None:
         """Count a frame that :meth:`accept_chunk` could not be given; ignored for streams without a memory."""
@@ -164,8 +165,7 @@ class MemoryBank:
             memory.counts.drop_frames()
 
     def wants_queries(self, stream: str) -> bool:
-        memory = self._memories.get(stream)
-        return memory is not None and memory.wants_queries
+        return (memory := self._memories.get(stream)) is not None and memory.wants_queries
 
     def observe_queries(self, stream: str, queries: Sequence[Tensor]) -> None:
         """See :meth:`StreamMemory.observe_queries`; ignored for streams without a memory."""
@@ -190,18 +190,21 @@ class MemoryBank:
         """Schedule settling and saving with the window as it is now; done with the job."""
         recent = memory.recent
         upto = recent[-1].index if recent else -1
-        self._pending_saves[memory.stream] = PendingSave(upto, self._snapshot(memory) or bytes)
+        self._pending_saves[memory.stream] = PendingSave(upto, self._snapshot(memory) or bytes, memory.hidden)
         return self.writer.schedule(memory.stream)
 
     def run_maintenance(self) -> None:
         """Schedule periodic work (expiry, deletions, retries) of all streams; returns at once."""
+        with self._lock:
+            since = time.monotonic() - PREPARED_S
+            self._prepared = {name: each for name, each in self._prepared.items() if each[0].newest_s >= since}
         for stream, memory in self._memories.items():
             if stream in self._visited or self.writer.is_waiting(stream):
                 continue
             if memory.settle_due:
                 self._due.add(stream)
             else:
-                self._pending_saves[stream] = PendingSave(-1, None)
+                self._pending_saves[stream] = PendingSave(-1, None, memory.hidden)
                 self.writer.schedule(stream)
         self.schedule_saves()
         self._schedule_expiry()
@@ -220,8 +223,7 @@ class MemoryBank:
 
     def _expire(self, stream: str) -> None:
         """Delete what a released stream holds beyond its retention, if that is scheduled."""
-        memory = self._expiring.get(stream)
-        if memory is None:
+        if (memory := self._expiring.get(stream)) is None:
             return
         with memory.exclusive:
             if self._expiring.get(stream) is not memory:
@@ -246,8 +248,7 @@ class MemoryBank:
 
     def _save_pending(self, stream: str) -> None:
         """Do a pending save; blocks if another thread is doing it."""
-        memory = self._memories.get(stream)
-        if memory is None:
+        if (memory := self._memories.get(stream)) is None:
             return
         with memory.exclusive:
             # The stream may have been released meanwhile.
@@ -256,13 +257,12 @@ class MemoryBank:
             # Also while nothing comes in, or nothing can be written: an open camera's memory is in use.
             self.tiers.renew(stream)
             if memory.settle(order.upto):
-                memory.save(None if order.window is None else order.window())
+                memory.save(None if order.window is None else order.window(), order.hidden)
             self._update_report(memory)
 
     def save_stream(self, stream: str) -> None:
         """Write memory and window state of the same moment; blocks until written."""
-        memory = self._memories.get(stream)
-        if memory is not None:
+        if (memory := self._memories.get(stream)) is not None:
             window = self._snapshot(memory) or bytes
             if memory.settle():
                 memory.save(window())
@@ -291,7 +291,7 @@ class MemoryBank:
         # Its owner may still be writing: unnamed blocks are not ours to delete.
         outcome = memory.restore(sweep=False)
         if outcome is Outcome.RETRY:
-            raise NotReadyError(f"the memory of camera {stream!r} cannot be read now; try again in a moment")
+            raise unreadable(stream)
         if outcome is Outcome.MISS:
             return None
         self._register(memory, retrievers.get(spec.retriever)(**spec.retriever_options))
@@ -314,15 +314,14 @@ class MemoryBank:
     def release_stream(self, stream: str, *, save: bool = True) -> None:
         """Write a stream's memory and release it; nothing is deleted. Without ``save`` another process owns it already
         and nothing is written here."""
-        memory = self._memories.get(stream)
-        if memory is not None and save:
+        if (memory := self._memories.get(stream)) is not None and save:
             self._schedule_last_write(memory, None)
         elif memory is not None:
             with memory.exclusive:
                 self._release(memory, owned=False)
 
     def drop_copies(self, stream: str) -> None:
-        """Delete copies of a released stream in this process's memory, after its last write, which may block."""
+        """Delete copies of a released stream above the lowest tier, after its last write, which may block."""
         self._finish_last_write(stream)
         self.tiers.drop_copies(stream)
 
@@ -353,8 +352,7 @@ class MemoryBank:
                 self._expiring.pop(stream, None)
 
     def _write_last(self, stream: str) -> None:
-        last_write = self._last_writes.get(stream)
-        if last_write is None:
+        if (last_write := self._last_writes.get(stream)) is None:
             return
         with last_write.memory.exclusive:
             if not last_write.saved.done():
@@ -390,12 +388,18 @@ class MemoryBank:
         memory = self._memories.get(stream)
         if memory is None and ago_s is not None:
             memory = self._reopen(stream)
-        if memory is not None and memory.newest is not None and ago_s is not None:
-            latest = memory.newest if newest is None else max(memory.newest, memory.memory_time(newest))
-            before = latest - round(ago_s * MICROSECONDS)
-            return delete_before(memory, before, partial(self._schedule_save, memory))
-        deleted: Future[DeletedMemory] = Future()
-        deleted.set_result(self._delete_all(stream, memory))
+        if memory is not None and ago_s is not None:
+            times = [None if newest is None else memory.memory_time(newest), memory.newest]
+            if known := [time for time in times if time is not None]:
+                before = max(known) - round(ago_s * MICROSECONDS)
+                return delete_before(memory, before, partial(self._schedule_save, memory))
+            if not memory.restored:
+                raise unreadable(stream)
+        deleted, done = Future[DeletedMemory](), self._delete_all(stream, memory)
+        if stream in self.tiers.deleting:
+            deleted.set_exception(not_deleted(stream))
+        else:
+            deleted.set_result(done)
         return deleted
 
     def _delete_all(self, stream: str, memory: StreamMemory | None) -> DeletedMemory:
@@ -417,8 +421,7 @@ class MemoryBank:
 
     def memory_status(self, stream: str) -> MemoryStatus:
         """Contents and health of a stream's memory; ``NotReadyError`` where it has none."""
-        memory, _ = self.get_memory(stream)
-        return memory.status()
+        return self.get_memory(stream)[0].status()
 
     def memory_reports(self) -> dict[str, MemoryReport]:
         """Reports of all streams as of their last frame, with the tiers' state of now. Callable from any thread."""

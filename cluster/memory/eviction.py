@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from cluster.memory.head_memory import NAMES_BYTES, BlocksLostError, BlocksUnavailableError, LayerKV
+from cluster.errors import UnavailableError
+from cluster.memory.head_memory import NAMES_BYTES, BlocksLostError, BlocksUnavailableError, KVChunk, LayerKV
 from cluster.memory.manifest import EXPIRY_STEP
 from cluster.memory.memory_counts import MemoryReport
 from cluster.memory.tiers.base import Block, Loaded, Outcome
@@ -117,23 +119,43 @@ def delete_expired(memory: StreamMemory) -> None:
 
 def delete_before(memory: StreamMemory, before: int, settle: Callable[[], Future[None]]) -> Future[DeletedMemory]:
     """Hide frames before a time (microseconds) and have them deleted by ``settle``: blocks are loaded and rewritten,
-    and windows do not wait for the tiers. The future is done, or fails, when no tier holds them."""
+    and windows do not wait for the tiers. The future is done when no tier holds them; ``UnavailableError`` where one is
+    down, or another process has the stream."""
     deleted: Future[DeletedMemory] = Future()
     deleted.set_running_or_notify_cancel()
     frames, held = memory.frames, memory.held_bytes
-    memory.hide_frames(memory.frames_since(before))
+    number = memory.hide_before(before)
     frames -= memory.frames
 
     def finish(job: Future[None]) -> None:
         try:
             job.result()
+            if memory.deleted < number:
+                raise not_deleted(memory.stream)
             memory.delete_read_blocks(READ_S)
             deleted.set_result(DeletedMemory(frames, max(0, held - memory.held_bytes)))
         except Exception as error:
             deleted.set_exception(error)
 
-    settle().add_done_callback(finish)
+    def start(job: Future[None]) -> None:
+        # The writer's threads have other streams to write while answers are waited for.
+        threading.Thread(target=finish, args=(job,), name="memory deletion", daemon=True).start()
+
+    settle().add_done_callback(start)
     return deleted
+
+
+def unreadable(stream: str) -> UnavailableError:
+    """What a call raises that needs a memory whose tier does not answer."""
+    return UnavailableError(f"the memory of camera {stream!r} cannot be read now; try again in a moment")
+
+
+def not_deleted(stream: str) -> UnavailableError:
+    """What a deletion raises that not every tier has carried out."""
+    return UnavailableError(
+        f"what camera {stream!r} forgets is not deleted in every tier: one is down, or the camera moved to another "
+        "replica; forget it again in a moment"
+    )
 
 
 def expire(memory: StreamMemory, released: ReleasedMemory) -> ReleasedMemory | None:
@@ -149,14 +171,16 @@ def expire(memory: StreamMemory, released: ReleasedMemory) -> ReleasedMemory | N
     memory.newest_s = released.newest_s
     # Unnamed blocks may be of a process that is just opening it.
     outcome = Outcome.RETRY if replaced is None else memory.restore(sweep=False)
-    if outcome is Outcome.RETRY or (outcome is Outcome.HIT and not memory.settle()):
+    if outcome is Outcome.RETRY:
         return released
-    if memory.frames:
-        memory.save(None)
-    elif outcome is Outcome.HIT:
+    # Knows what this attempt wrote, should it fail.
+    released = replace(released, manifest=memory.manifest)
+    if outcome is Outcome.HIT and not (memory.settle() and (not memory.frames or memory.save(None) is Outcome.HIT)):
+        return released
+    if not memory.frames and outcome is Outcome.HIT:
         memory.delete_frames()
     left = MemoryReport.of(memory)
-    return replace(released, manifest=memory.manifest, span_s=left.span_s) if left.frames else None
+    return replace(released, span_s=left.span_s) if left.frames else None
 
 
 def whole_clusters(table: ClusterTable, chosen: Tensor) -> Tensor:
@@ -275,3 +299,15 @@ def _joined(one: LayerKV, other: LayerKV, dim: int = 0) -> LayerKV:
     return LayerKV(
         *(torch.cat([getattr(one, name), getattr(other, name).to(getattr(one, name))], dim) for name in parts)
     )
+
+
+def join_frames(block: Sequence[KVChunk]) -> list[LayerKV]:
+    """Concatenate frames in time, per layer."""
+    key = torch.cat([chunk.key for chunk in block], dim=2)
+    value = torch.cat([chunk.value for chunk in block], dim=2)
+    cell = torch.cat([chunk.cell for chunk in block])
+    frame = torch.cat([torch.full_like(chunk.cell, chunk.index) for chunk in block])
+    heads = key.shape[1]
+    return [
+        LayerKV(key[layer], value[layer], frame.expand(heads, -1), cell.expand(heads, -1)) for layer in range(len(key))
+    ]

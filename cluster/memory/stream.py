@@ -15,10 +15,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cluster.errors import NotReadyError
+from cluster.errors import UnavailableError
 from cluster.memory.cap import WAITING
 from cluster.memory.compress import Compressor
-from cluster.memory.eviction import Heads, delete_expired, evict
+from cluster.memory.eviction import Heads, delete_expired, evict, join_frames
 from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV, MemoryShape, MemoryView
 from cluster.memory.manifest import FrameLog, dump_tensors
 from cluster.memory.organise import NewTokens
@@ -114,6 +114,7 @@ class StreamMemory(TieredHeads):
         return len(self.log)
 
     def status(self) -> MemoryStatus:
+        """Contents and health, as far as no tier has to be asked."""
         return MemoryStatus(
             camera=self.stream,
             frames=self.frames,
@@ -121,7 +122,7 @@ class StreamMemory(TieredHeads):
             oldest=self.oldest or 0,
             newest=self.newest or 0,
             cap_bytes=self.spec.cap_bytes,
-            tier_bytes={"recent": self.waiting_bytes, **self.tiers.usage(self.stream)},
+            tier_bytes={"recent": self.waiting_bytes},
             compressor=self.spec.compressor,
             organiser=self.spec.organiser,
             retriever=self.spec.retriever,
@@ -382,8 +383,9 @@ class StreamMemory(TieredHeads):
         that is unavailable deletes them later."""
         with self.exclusive:
             if before_frame is None:
-                self.tiers.drop(self.stream)
+                confirmed = self.tiers.drop(self.stream) is not None
                 with self._lock:
+                    self.deleted = self.hidden if confirmed else self.deleted
                     self.heads, self.recent, self.log = [], [], self.log.without_frames()
                     self.first_frame = self.log.next_number
                     self._lost_clusters = []
@@ -391,30 +393,33 @@ class StreamMemory(TieredHeads):
                 self.waiting_bytes, self.restored = 0, False
                 self.partition_of, self.partitions = {}, None
                 return
-            self.hide_frames(before_frame)
+            with self._lock:
+                self._hide_frames(before_frame)
             if self.restored and self.take_over() and self._delete_old():
                 self._trim_frames()
 
-    def hide_frames(self, before_frame: int) -> None:
-        """Drop frames before a number, also those not restored yet, from what is read; the next :meth:`settle` deletes
-        them in the tiers. Callable beside that."""
+    def hide_before(self, time: int) -> int:
+        """Drop frames before a time, also those not restored yet, from what is read; the next :meth:`settle` and
+        :meth:`save` delete them in the tiers. Callable beside these. Returns ``hidden``."""
         with self._lock:
-            self.first_frame = max(self.first_frame, before_frame)
-            self.recent = [chunk for chunk in self.recent if chunk.index >= before_frame]
-            self.waiting_bytes = sum(chunk.nbytes for chunk in self.recent)
-            latest = self.log.times[-1:]
-            self.log.delete_before(before_frame)
-            if latest:
-                # Applies to frames not restored yet, too.
-                self._deleted_until = self.log.times[0] if self.log.times else latest[0] + 1
+            self._deleted_until = time if self._deleted_until is None else max(time, self._deleted_until)
+            self._hide_frames(self.log.first_frame_since(time))
+            self.hidden += 1
+            return self.hidden
+
+    def _hide_frames(self, before_frame: int) -> None:
+        self.first_frame = max(self.first_frame, before_frame)
+        self.recent = [chunk for chunk in self.recent if chunk.index >= before_frame]
+        self.waiting_bytes = sum(chunk.nbytes for chunk in self.recent)
+        self.log.delete_before(before_frame)
 
     def delete_read_blocks(self, timeout_s: float) -> None:
-        """Delete the blocks that views read when they were replaced, once those are closed; ``NotReadyError`` where
-        some still are not."""
+        """Delete the blocks that views read when they were replaced, once those are closed; ``UnavailableError``
+        where some still are not."""
         with self._view_closed:
             newest = self.stored.generation
             if not self._view_closed.wait_for(lambda: min(self._readers, default=newest) >= newest, timeout_s):
-                raise NotReadyError(
+                raise UnavailableError(
                     f"an answer still reads what camera {self.stream!r} forgets; it is deleted when that ends"
                 )
         with self.exclusive:
@@ -422,11 +427,19 @@ class StreamMemory(TieredHeads):
 
     def _delete_old(self) -> bool:
         self.publish()
+        compressor = self.spec.compressor
         for number, h, head in list(self.iter_heads()):
             kept = (head.frame >= self.first_frame).nonzero()[:, 0]
-            if len(kept) < head.tokens and not self.keep_tokens(number, h, kept):
+            # Weights that another compressor has set mean nothing to this one.
+            weight = None if self._weighed_by == compressor else head.weight[:0]
+            if len(kept) == head.tokens and weight is None:
+                continue
+            if not self.keep_tokens(number, h, kept, weight=weight):
                 return False
-        return self.publish()
+        if not self.publish():
+            return False
+        self._weighed_by = compressor
+        return True
 
     def _trim_frames(self) -> None:
         held = [head.frame for _, _, head in self.iter_heads() if head.tokens]
@@ -435,15 +448,3 @@ class StreamMemory(TieredHeads):
             there.update(chunk.index for chunk in self.recent)
             self.log.keep_frames(there)
         self.partition_of = {frame: number for frame, number in self.partition_of.items() if frame in there}
-
-
-def join_frames(block: Sequence[KVChunk]) -> list[LayerKV]:
-    """Concatenate frames in time, per layer."""
-    key = torch.cat([chunk.key for chunk in block], dim=2)
-    value = torch.cat([chunk.value for chunk in block], dim=2)
-    cell = torch.cat([chunk.cell for chunk in block])
-    frame = torch.cat([torch.full_like(chunk.cell, chunk.index) for chunk in block])
-    heads = key.shape[1]
-    return [
-        LayerKV(key[layer], value[layer], frame.expand(heads, -1), cell.expand(heads, -1)) for layer in range(len(key))
-    ]

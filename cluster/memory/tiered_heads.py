@@ -85,6 +85,8 @@ class TieredHeads(CappedMemory):
         self.unsaved = False
         # Earlier frames are deleted.
         self.first_frame = 0
+        # Deletions by time so far, and how many of them the lowest tier has carried out.
+        self.hidden = self.deleted = 0
         # Changed heads with their new blocks, stored in one batch.
         self._ready: list[tuple[int, int, HeadMemory, list[tuple[BlockKey, Block]]]] = []
         self._ready_bytes = 0
@@ -92,6 +94,8 @@ class TieredHeads(CappedMemory):
         self._parts: dict[tuple[int, int], list[BlockKey]] = {}
         self._unwritten: dict[tuple[int, int], int] = {}
         self._compressor_hash = 0
+        # Whose the weights of the heads' tokens are.
+        self._weighed_by = spec.compressor
         self._writer = secrets.token_hex(8)
         self.exclusive = threading.RLock()
 
@@ -225,20 +229,27 @@ class TieredHeads(CappedMemory):
 
     # -- saving and restoring ---------------------------------------------------------------------
     @torch.inference_mode()
-    def save(self, window: bytes | None = b"") -> Outcome:
+    def save(self, window: bytes | None = b"", hidden: int | None = None) -> Outcome:
         """Write the manifest and changed index parts, then delete blocks it no longer names. ``HIT``: the lowest tier
         has it.
 
-        ``window``: the engine's window state at the moment when all settled frames had left it; None keeps the saved
-        one.
+        ``window``: the engine's window state at the moment when all settled frames had left it, and ``hidden`` then
+        (default: now); None keeps the saved one, unless it has what is to be deleted.
         """
         with self.exclusive:
             if not self.restored or not self.take_over():
                 return Outcome.RETRY
+            hidden = self.hidden if hidden is None else hidden
+            if window is None and self.deleted < hidden:
+                window = b""
             fits = window is None or self.has_room_for_window(len(window))
             if window is not None and not self._put_bytes("window", window if fits else b""):
                 return Outcome.RETRY
-            return Outcome.HIT if self._commit() else Outcome.RETRY
+            if not self._commit():
+                return Outcome.RETRY
+            if not any(bool((head.frame[:1] < self.first_frame).any()) for _, _, head in self.iter_heads()):
+                self.deleted = max(self.deleted, hidden)
+            return Outcome.HIT
 
     def make_durable(self) -> bool:
         """:meth:`save` in the middle of changes, to free replaced blocks."""
@@ -395,7 +406,7 @@ class TieredHeads(CappedMemory):
             raise
         with self._lock:
             # Who reads finds both or neither: the log has the times of their frames.
-            self.heads = heads
+            self.heads, self._weighed_by = heads, header["compressor"]
             self.partition_of, self.partitions = {pair[0]: pair[1] for pair in pairs}, partitions
             named = {name: check_integers(blocks) for name, blocks in header["named"].items()}
             # As a cap that was lowered since allowed it.

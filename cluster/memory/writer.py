@@ -200,10 +200,11 @@ SnapshotOf: TypeAlias = Callable[[str, Callable[[int], bool]], Window | None]
 @dataclass(frozen=True, slots=True)
 class PendingSave:
     """Pending write of one stream: settle frames up to ``upto``, then save ``window``, the window state at that
-    frame."""
+    frame. ``hidden``: of the memory then."""
 
     upto: int
     window: Window | None
+    hidden: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,13 +80,18 @@ class WorkerMemory:
     ) -> None:
         self._worker, self._album, self._bank, self._timeout_s = worker, album, bank, timeout_s
         self._keep: dict[str, int] = {}
+        # Cameras without a memory, of which no pictures are kept.
+        self._unremembered: set[str] = set()
         # When each camera's newest frame came, monotonic.
         self._newest_s: dict[str, float] = {}
         self._windows: dict[str, tuple[float, float]] = {}
 
     def register_camera(self, spec: StreamSpec) -> None:
-        """Register an opened or changed camera: its thumbnails are kept as long as its memory."""
+        """Register an opened or changed camera: its thumbnails are kept as long as its memory; none without one."""
         memory = spec.memory
+        (self._unremembered.add if memory is None else self._unremembered.discard)(spec.stream)
+        if memory is None:
+            self._album.delete(spec.stream)
         self._windows[spec.stream] = spec.window_s, spec.stride_s
         if memory is None or memory.retention_s is None:
             self._keep.pop(spec.stream, None)
@@ -126,18 +131,27 @@ class WorkerMemory:
         """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything."""
         newest = self._album.newest_pts(camera)
         deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s))
-        forgotten: DeletedMemory = await asyncio.wrap_future(deletion)
+        # Before the tiers are waited for, which may be down.
         self._album.delete(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
+        forgotten: DeletedMemory = await asyncio.wrap_future(deletion)
         return forgotten
 
     async def describe(self, camera: str) -> MemoryStatus:
+        status = await self._status(camera)
+        if self._bank is None:
+            return status
+        # Windows do not wait for the tiers.
+        usage = await asyncio.to_thread(self._bank.tiers.usage, camera)
+        return replace(status, tier_bytes={**status.tier_bytes, **usage})
+
+    async def _status(self, camera: str) -> MemoryStatus:
         return await asyncio.wrap_future(
             self._worker.call_on_engine_thread(lambda engine: engine.memory_status(camera))
         )
 
     async def replay_range(self, camera: str) -> ReplayRange:
         """What can be replayed."""
-        status = await self.describe(camera)
+        status = await self._status(camera)
         newest = max(status.newest, self._album.newest_pts(camera) or 0)
         if newest <= 0 or camera not in self._windows:
             raise NotReadyError(f"camera {camera!r} has seen nothing yet; replay after its first window")
@@ -150,7 +164,9 @@ class WorkerMemory:
         return [self._album.nearest(camera, (moment.start + moment.end) // 2) or b"" for moment in moments]
 
     def add_frame(self, sample: FrameSample) -> None:
-        """Add a frame that the engine has taken to the thumbnails."""
+        """Add a frame that the engine has taken to the thumbnails, if the camera has a memory."""
+        if sample.stream in self._unremembered:
+            return
         if self._bank is not None:
             sample = replace(sample, pts=self._bank.memory_time(sample.stream, sample.pts))
         self._album.add_frame(sample)
@@ -183,6 +199,7 @@ class WorkerMemory:
     def delete_pictures(self, camera: str) -> None:
         """Delete the thumbnails of a camera that is not here any more."""
         self._keep.pop(camera, None)
+        self._unremembered.discard(camera)
         self._windows.pop(camera, None)
         self._newest_s.pop(camera, None)
         self._album.delete(camera)

@@ -146,9 +146,10 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
             ago_s = check_seconds(request.before_s, "before_s")
             # Before and after: an answer that ended in between uses what is being deleted.
             self._conversations.end_camera(check_camera(request.camera))
-            forgotten = await self._handler.delete_memory(request.camera, ago_s)
-            self._conversations.end_camera(request.camera)
-            return forgotten_to_proto(forgotten)
+            try:
+                return forgotten_to_proto(await self._handler.delete_memory(request.camera, ago_s))
+            finally:
+                self._conversations.end_camera(request.camera)
 
     async def Describe(  # noqa: N802
         self, request: memory_pb2.DescribeRequest, context: Context

@@ -75,6 +75,14 @@ def test_an_incident_opens_grows_and_ends(make):
     assert [event.key for event in desk.told] == [f"{new.incident.id}-{number}" for number in (1, 2, 3)]
 
 
+def test_a_removed_camera_leaves_its_clocks_shift_to_no_other_of_its_name(make):
+    desk = Desk()
+    shifts = {"gate": s(26), "yard": s(3)}
+    desk.take(*(replace(make.answer(0, camera=name), memory_shift=shift) for name, shift in shifts.items()))
+    desk.open_incidents.forget_camera("gate")
+    assert desk.open_incidents.memory_shifts == {"yard": s(3)}
+
+
 def test_an_incident_has_the_shift_from_its_cameras_clock_to_its_memorys(make):
     desk = Desk()
     desk.take(make.answer(0), make.answer(1))

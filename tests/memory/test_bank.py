@@ -5,7 +5,9 @@ import dataclasses
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from remembering import MIB, SHORT_S, Site, answered, redis_tier, stream
 from waiting import until
 
 from cluster.engine.native import NativeEngine
-from cluster.errors import NotReadyError
+from cluster.errors import NotReadyError, UnavailableError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.manifest import dump_manifest, load_manifest
@@ -324,6 +326,22 @@ def test_what_was_prepared_is_gone_on_with_unless_it_was_forgotten_since(site: M
         here.engine.admit(here.spec)
 
 
+def test_what_was_prepared_and_never_opened_is_dropped(site: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when its decoder has left meanwhile: the camera is another replica's."""
+    here = site()
+    here.watch(24)
+    held, now_s = here.held, time.monotonic()
+    here.leave()
+    here.bank.prepare_stream("cam", here.spec.memory)
+    here.tend()
+    assert here.bank._prepared.keys() == {"cam"}
+    monkeypatch.setattr("cluster.memory.bank.time", SimpleNamespace(monotonic=lambda: now_s + 600.0))
+    here.tend()
+    assert not here.bank._prepared
+    assert here.bank.open_stream("cam", here.spec.memory) is None, "released without its window"
+    assert here.held > held
+
+
 def commands(server: RedisServer) -> int:
     """How many the server has got, but those that ask for it."""
     stats = server.client.info("commandstats")
@@ -438,7 +456,8 @@ def test_what_is_forgotten_while_redis_is_down_is_gone_when_it_is_back(site: Mak
     here.tend()
     assert own_redis.names()
     own_redis.freeze()
-    here.engine.delete_memory("cam")
+    with pytest.raises(UnavailableError, match="not deleted in every tier"):
+        here.engine.delete_memory("cam").result()
     assert here.tiers.deleting == {"cam"}
     with pytest.raises(NotReadyError, match="has no memory yet"):
         here.ask()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from kv_parts import OURS, key_of, remote, serving
 from redis_server import RedisServer
 
-from cluster.errors import NotReadyError
+from cluster.errors import NotReadyError, UnavailableError
 from cluster.lab.bench.memory.footage import made_chunks
 from cluster.memory.bank import MemoryBank
 from cluster.memory.compress.infinipot_v import InfiniPotV
@@ -28,13 +29,13 @@ from cluster.memory.organise.resv import ReSV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers import redis_link
 from cluster.memory.tiers.arena import Arena
-from cluster.memory.tiers.base import BlockKey, CappedTier, Loaded, Outcome, Tier
+from cluster.memory.tiers.base import BlockKey, CappedTier, Loaded, Outcome, Tier, TierState
 from cluster.memory.tiers.redis import RedisTier
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
-from cluster.memory.writer import MemoryWriter
+from cluster.memory.writer import THREADS, MemoryWriter
 from cluster.registry import compressors, organisers
-from cluster.types import MICROSECONDS, MemorySpec
+from cluster.types import MICROSECONDS, DeletedMemory, MemorySpec
 from cluster.types.cameras import DEVICE_SHARE
 
 LAYERS, HEADS, WIDTH, ROWS, COLUMNS = 2, 2, 8, 3, 4
@@ -287,6 +288,20 @@ def test_a_camera_that_was_let_go_is_not_forgotten_under_a_question_and_once_its
     clock.hours = 1.6
     _maintain(bank)
     assert bank.get_memory("cam")[0].oldest == 4200 * MICROSECONDS
+
+
+def test_a_retention_whose_manifest_was_refused_is_tried_again(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = Arena(64 * MIB, name="host", evicts=False)
+    bank = _released(tier)
+    clock.hours = 1.5
+    with monkeypatch.context() as patched:
+        patched.setattr(tier, "put_manifest", lambda stream, manifest: Outcome.RETRY)
+        _maintain(bank)
+    clock.hours = 1.55
+    _maintain(bank)
+    assert _oldest(TierStack([tier])) == 6
 
 
 def test_what_the_earlier_process_writes_late_is_taken_over_too() -> None:
@@ -900,6 +915,33 @@ def test_a_compressor_goes_on_after_a_restart_as_without_one(compressor: str) ->
     assert run(restart=True, forget=True) != run(restart=False)
 
 
+@pytest.mark.parametrize("restart", [False, True])
+def test_another_compressor_takes_no_weights_of_the_one_before(restart: bool) -> None:
+    """A mass of CoRDS would be a score of novelty that nothing can have."""
+
+    def weights(memory: StreamMemory) -> torch.Tensor:
+        return torch.cat([head.weight for _, _, head in memory.iter_heads()])
+
+    memory = StreamMemory("cam", spec(compressor="cords"), stack())
+    for number in range(40):
+        memory.add_chunk(chunk(number))
+    assert compress(memory, 0.3)
+    assert memory.save() is Outcome.HIT
+    assert float(weights(memory).max()) > 5
+    if restart:
+        memory = StreamMemory("cam", spec(compressor="novelty"), memory.tiers)
+        assert memory.restore() is Outcome.HIT
+    else:
+        memory.change_spec(spec(compressor="novelty"))
+    assert memory.settle()
+    assert compress(memory, 0.9)
+    # A score is a cosine distance, at most 2, above what is not scored.
+    scored = weights(memory)
+    assert 2 <= float(scored.max()) <= 4
+    assert memory.settle()
+    assert torch.equal(weights(memory), scored)
+
+
 def test_a_camera_that_changes_its_size_has_its_cells_at_their_place_of_the_picture() -> None:
     """From 3 x 4 cells to 6 x 2, of which two lie in each row and every column is two wide; two of text behind them."""
     memory = StreamMemory("cam", spec(), stack())
@@ -1040,3 +1082,124 @@ def test_a_restart_with_other_options_of_the_organiser_begins_anew_as_a_change_d
     assert other.wait_written()
     again, _ = _opened(tier, spec(organiser_options={"seed": 1})).get_memory("cam")
     assert again.tokens == memory.tokens
+
+
+def _hidden(tiers: TierStack) -> tuple[MemoryBank, Future[DeletedMemory], threading.Event]:
+    """A bank that hides what is older than 4 s of 12 and its window, and deletes it once the event is set."""
+    bank, go = MemoryBank(tiers), threading.Event()
+    bank.window = lambda stream, has_room: lambda: b"window"
+    bank.open_stream("cam", spec())
+    _feed(bank, [chunk(number) for number in range(12)])
+    bank.save_stream("cam")
+
+    def late(stream: str) -> None:
+        assert go.wait(60.0)
+        MemoryBank._write(bank, stream)
+
+    bank.writer = MemoryWriter(late)
+    return bank, bank.delete_memory("cam", 4.0), go
+
+
+def _oldest(tiers: TierStack) -> int:
+    """Of the frames that the lowest tier has."""
+    blocks = [one.block for one in tiers.lowest.load(tiers.lowest.list_blocks("cam")[1])]
+    return min(int(each.frame.min()) for each in blocks if each is not None and each.key.dtype != torch.uint8)
+
+
+@pytest.mark.parametrize("how", ["surrendered", "handed over too late"])
+def test_a_deletion_that_another_process_forestalls_fails_and_is_repeated_there(how: str) -> None:
+    tiers = stack()
+    first, deletion, go = _hidden(tiers)
+    second = MemoryBank(tiers)
+    second.open_stream("cam", spec())
+    if how == "surrendered":
+        first.release_stream("cam", save=False)
+    else:
+        first.hand_over("cam")
+        second.save_stream("cam")
+    go.set()
+    with pytest.raises(UnavailableError, match="forget it again"):
+        deletion.result(60.0)
+    assert second.get_memory("cam")[0].oldest == 0
+    assert second.delete_memory("cam", 4.0).result(60.0).frames == 7
+    assert _oldest(tiers) == 7
+
+
+def test_a_deletion_is_done_by_who_hands_the_camera_over() -> None:
+    tiers = stack()
+    bank, deletion, go = _hidden(tiers)
+    saved = bank.hand_over("cam")
+    go.set()
+    assert deletion.result(60.0).frames == 7
+    assert not saved.result(60.0), "one tier: no other process finds it"
+    assert _oldest(tiers) == 7
+
+
+@pytest.mark.parametrize("refused", ["state", "store", "put_manifest"])
+def test_a_deletion_fails_while_a_tier_is_down_and_is_made_up_for(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiers = stack()
+    bank, deletion, go = _hidden(tiers)
+    with monkeypatch.context() as patched:
+        down = {
+            "state": lambda: TierState(False, "down"),
+            "store": lambda items: [Outcome.RETRY] * len(items),
+            "put_manifest": lambda stream, manifest: Outcome.RETRY,
+        }
+        patched.setattr(tiers.lowest, refused, down[refused])
+        go.set()
+        with pytest.raises(UnavailableError, match="not deleted in every tier"):
+            deletion.result(60.0)
+        assert bank.wait_written()
+        assert bank.get_memory("cam")[0].oldest == 7 * MICROSECONDS
+    _maintain(bank)
+    assert _oldest(tiers) == 7
+    # What was saved of the window has what was to be deleted, and nobody made another one since.
+    assert MemoryBank(tiers).open_stream("cam", spec()) in (None, b"")
+
+
+def test_a_deletion_before_the_memory_was_read_spares_what_is_newer(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiers = stack()
+    first, _, go = _hidden(tiers)
+    go.set()
+    first.release_stream("cam")
+    assert first.wait_written()
+    second = MemoryBank(tiers)
+    with monkeypatch.context() as patched:
+        patched.setattr(tiers.lowest, "manifest", lambda stream: (Outcome.RETRY, None))
+        second.open_stream("cam", spec())
+        with pytest.raises(UnavailableError, match="cannot be read now"):
+            second.delete_memory("cam", 2.0)
+        # By the time of a frame in the window, the second after the last one remembered.
+        deletion = second.delete_memory("cam", 3.0, newest=12 * MICROSECONDS)
+        with pytest.raises(UnavailableError, match="not deleted in every tier"):
+            deletion.result(60.0)
+        assert second.wait_written()
+    _maintain(second)
+    memory, _ = second.get_memory("cam")
+    assert (memory.oldest, memory.newest) == (9 * MICROSECONDS, 11 * MICROSECONDS)
+    assert _oldest(tiers) == 9
+
+
+def test_a_deletion_that_waits_for_a_reader_holds_up_no_other_camera() -> None:
+    bank = MemoryBank(stack())
+    views, deletions = [], []
+    for name in map(str, range(THREADS)):
+        bank.open_stream(name, spec())
+        for number in range(12):
+            bank.accept_chunk(replace(chunk(number), stream=name))
+        bank.save_stream(name)
+        memory, _ = bank.get_memory(name)
+        views.append((memory, memory.open_view()))
+        deletions.append(bank.delete_memory(name, 4.0))
+    bank.open_stream("other", spec())
+    for number in range(4):
+        bank.accept_chunk(replace(chunk(number), stream="other"))
+    bank.schedule_saves()
+    assert bank.wait_written(10.0)
+    assert bank.get_memory("other")[0].counts.settled
+    assert not any(deletion.done() for deletion in deletions)
+    for memory, view in views:
+        memory.close_view(view)
+    assert all(deletion.result(60.0).frames for deletion in deletions)

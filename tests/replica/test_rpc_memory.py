@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memory_parts import MOMENTS, STATUS, replica, result
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
-from cluster.errors import CapacityError, ConfigError, NotReadyError
+from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError
 from cluster.replica.ask_queue import Conversations
 from cluster.replica.memory_service import MemoryServicer
 from cluster.types import AskSpec
@@ -242,6 +242,19 @@ async def test_forgetting_ends_conversations():
             (memory_pb2.ForgetRequest(), Code.INVALID_ARGUMENT),
         ):
             assert (await refusal(stub.Forget(wrong)))[0] is code
+
+
+async def test_what_is_said_before_a_deletion_fails_is_not_gone_on_with():
+    async with replica() as (handler, address), open_channel(address) as channel:
+        stub = stub_of(channel)
+
+        async def fails(camera, ago_s):
+            handler.told = (await ask(stub))[1]
+            raise UnavailableError("Redis is down")
+
+        handler.delete_memory = fails
+        assert (await refusal(stub.Forget(memory_pb2.ForgetRequest(camera="gate"))))[0] is Code.UNAVAILABLE
+        assert (await refusal(ask(stub, conversation=handler.told.conversation)))[0] is Code.FAILED_PRECONDITION
 
 
 async def test_what_is_said_while_it_forgets_is_not_gone_on_with(until):

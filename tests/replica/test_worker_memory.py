@@ -257,6 +257,70 @@ def test_what_was_forgotten_in_part_is_deleted_before_the_call_ends_though_a_vie
     assert not any(memory.stored._unnamed)
 
 
+@pytest.mark.parametrize("ago_s", [12.0, None])
+def test_pictures_of_what_is_forgotten_go_though_a_tier_is_down(tiny_model, ago_s: float | None) -> None:
+    low = HeldStores()
+    place, album = Place(tiny_model, low), ThumbnailStore(every_s=1.0)
+    memory = WorkerMemory(place.worker, album, timeout_s=WAIT_S)
+    place.open()
+    place.feed(24)
+    for index in range(24):
+        memory.add_frame(sample("a", index))
+    low.drop = lambda stream, keys=None: None
+    low.put_manifest = lambda stream, manifest: Outcome.RETRY
+    with pytest.raises(UnavailableError, match="not deleted in every tier"):
+        asyncio.run(memory.delete_memory("a", ago_s))
+    assert album.nearest("a", 9_000_000) is None
+    assert (album.nearest("a", 12_000_000) is None) == (ago_s is None)
+    assert place.worker.stop(WAIT_S)
+
+
+def test_windows_go_on_while_a_tier_is_asked_how_much_it_holds(tiny_model) -> None:
+    low = HeldStores()
+    place = Place(tiny_model, low)
+    memory = WorkerMemory(place.worker, ThumbnailStore(), place.bank, timeout_s=WAIT_S)
+    place.open()
+    place.feed(24)
+    counted, go = low.nbytes, threading.Event()
+
+    def late(stream: str | None = None) -> int:
+        assert go.wait(WAIT_S)
+        return counted(stream)
+
+    low.nbytes = late
+
+    async def run() -> None:
+        described = asyncio.create_task(memory.describe("a"))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(asyncio.wrap_future(place.worker.call_on_engine_thread(lambda _: None)), WAIT_S / 4)
+        assert not described.done()
+        go.set()
+        status = await described
+        assert list(status.tier_bytes) == ["recent", "host", "low"]
+        assert status.tier_bytes["low"] == counted("a") > 0
+
+    try:
+        asyncio.run(run())
+    finally:
+        go.set()
+    assert place.worker.stop(WAIT_S)
+
+
+def test_no_pictures_are_kept_of_a_camera_without_a_memory(place: Place) -> None:
+    album = ThumbnailStore(every_s=1.0)
+    memory = WorkerMemory(place.worker, album, timeout_s=WAIT_S)
+    opened = place.open()
+    memory.register_camera(opened)
+    memory.add_frame(sample("a", 0))
+    assert album.nearest("a", 0)
+    memory.register_camera(replace(opened, memory=None))
+    memory.add_frame(sample("a", 1))
+    assert album.nearest("a", 0) is album.nearest("a", 1_000_000) is None
+    memory.register_camera(opened)
+    memory.add_frame(sample("a", 2))
+    assert album.nearest("a", 2_000_000)
+
+
 @pytest.mark.parametrize("closed", [None, False, True])
 def test_a_removed_camera_is_forgotten_however_far_its_decoder_is(place: Place, closed: bool | None) -> None:
     place.open(patient=bool(closed))

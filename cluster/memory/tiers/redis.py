@@ -163,6 +163,9 @@ class RedisTier(CappedTier):
         until = self._link.deadline()
         try:
             with self._writer(until):
+                if keys is None:
+                    # Another process may have written it since.
+                    self._doubt(stream)
                 index = self._known(stream, until)
                 if keys is not None:
                     names = [_field(key) for key in dict.fromkeys(keys) if key.stream == stream]

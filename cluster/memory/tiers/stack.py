@@ -152,15 +152,19 @@ class TierStack:
 
     def clear(self, stream: str) -> None:
         """Delete a stream, without a search where the tiers hold nothing of it."""
-        if not all(state.up for state in self.states().values()) or any(self.usage(stream).values()):
+        # Also has the lowest look again at what another process may have written.
+        unknown = self.manifest(stream)[0] is not Outcome.MISS
+        if unknown or not all(state.up for state in self.states().values()) or any(self.usage(stream).values()):
             self.drop(stream)
 
     def drop_copies(self, stream: str) -> None:
-        """Delete copies in this process's memory of what a lower tier holds."""
+        """Delete copies of what the lowest tier holds, as after a move nobody else reaches this node's."""
         self._note_deletion((stream, None))
+        with self._lock:
+            if self.shared:
+                self._deleting.setdefault(stream, set()).update(range(len(self.tiers) - 1))
         for tier in self.tiers[:-1]:
-            if tier.at_hand:
-                tier.drop(stream)
+            self._finish_deletion(stream, tier)
 
     def drop_blocks(self, level: int, stream: str, keys: Sequence[BlockKey]) -> int | None:
         """Delete blocks in one tier; returns how many existed, None if uncertain: repeating it is the caller's task."""

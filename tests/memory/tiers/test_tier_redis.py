@@ -13,6 +13,7 @@ from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.codec import encode_block, seal_manifest
 from cluster.memory.tiers.redis import RedisTier
+from cluster.memory.tiers.stack import TierStack
 
 HIT, MISS, RETRY = Outcome.HIT, Outcome.MISS, Outcome.RETRY
 
@@ -127,6 +128,25 @@ def test_who_takes_a_stream_over_finds_all_of_it(tier: RedisTier, redis_server: 
     assert other.drop("yard") == 5
     assert not redis_server.names()
     assert values(tier, key(3)) == [MISS]
+    other.close()
+
+
+def test_who_had_a_stream_once_deletes_what_others_have_written_since(
+    tier: RedisTier, redis_server: RedisServer
+) -> None:
+    other = redis_tier(redis_server)
+    tier.store([(key(0), block(0))])
+    assert other.manifest("yard") == (MISS, None)
+    other.store([(key(n), block(n)) for n in range(1, 4)])
+    other.put_manifest("yard", b"of the other")
+    assert tier.drop("yard") == 4
+    assert not redis_server.names()
+    # Without a search, where there is nothing.
+    assert tier.nbytes("yard") == 0
+    other.manifest("yard")
+    other.store([(key(9), block(9))])
+    TierStack([tier]).clear("yard")
+    assert not redis_server.names()
     other.close()
 
 

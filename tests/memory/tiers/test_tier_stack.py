@@ -142,6 +142,23 @@ def test_a_stream_is_being_deleted_until_every_tier_has_done_it() -> None:
     assert values(stack, key(7, "gate")) == [7.0]
 
 
+def test_copies_of_a_stream_that_left_are_deleted_in_every_tier_above_the_lowest() -> None:
+    node = Distant(64 * CELL, name="node")
+    stack = TierStack([Arena(64 * CELL, name="host"), node, Arena(64 * CELL, name="lowest", evicts=False)])
+    stack.store([(key(1), block(1)), (key(2, "gate"), block(2))])
+    node.down = True
+    stack.drop_copies("yard")
+    node.down = False
+    assert stack.usage("yard") == {"host": 0, "node": CELL, "lowest": CELL}
+    assert stack.deleting == {"yard"}
+    stack.finish_deletions()
+    assert stack.usage("yard") == {"host": 0, "node": 0, "lowest": CELL}
+    assert values(stack, key(1), key(2, "gate")) == [1.0, 2.0]
+    stack.drop_copies("gate")
+    assert stack.usage("gate") == {"host": 0, "node": 0, "lowest": CELL}
+    assert stack.deleting == frozenset()
+
+
 def test_a_hit_means_that_the_lowest_tier_has_it() -> None:
     stack, _, lowest = pair()
     assert stack.shared

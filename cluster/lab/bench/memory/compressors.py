@@ -41,9 +41,9 @@ from cluster.lab.evaluation.memory.results import (
 from cluster.lab.evaluation.memory.settings import ShareSetting
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.lab.scenes.truth import SceneTruth
-from cluster.memory.eviction import compress
+from cluster.memory.eviction import compress, join_frames
 from cluster.memory.head_memory import KVChunk, LayerKV
-from cluster.memory.stream import StreamMemory, join_frames
+from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.registry import compressors

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.bench.memory.footage import CAMERA, Footage, Watched, made_chunks
+from cluster.memory.eviction import join_frames
 from cluster.memory.retrieval_session import RetrievalSession
-from cluster.memory.stream import StreamMemory, join_frames
+from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.registry import compressors, retrievers

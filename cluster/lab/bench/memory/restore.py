@@ -68,7 +68,7 @@ def measure_restore(
         "clip": clip,
         "frames": len(samples),
         "frames_remembered": status.frames,
-        "memory_kib": round(sum(status.tier_bytes.values()) / 2**10),
+        "memory_kib": round(sum(tiers.usage(CAMERA).values()) / 2**10),
         "window_kib": round(again.memory_bytes(CAMERA) / 2**10),
         "restored_ms": restored * 1000,
         "computed_ms": computed * 1000,
