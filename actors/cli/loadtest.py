@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import Json, Settings, client_credentials, parse_settings
-from actors.cli.output import Progress, check_writable, console, write_json
+from actors.cli.output import Progress, check_json_target, check_writable, console, write_json
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.report.number_format import seconds_text
 
@@ -238,7 +238,8 @@ def _config(path: Path | None, gateway: str | None, settings: list[str] | None) 
 
 
 def _writable(json: str | None, *paths: Path | None) -> None:
-    for path in (None if json in (None, "-") else Path(str(json)), *paths):
+    check_json_target(json)
+    for path in paths:
         if path is not None:
             check_writable(path.parent)
 

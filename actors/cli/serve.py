@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import Json, Settings, parse_settings
+from actors.cli.options import Json, Settings, State, parse_settings
 from actors.cli.output import console, plural, trouble_lines, write_json
 from cluster.errors import SightlineError
 
@@ -34,15 +34,7 @@ def serve(
         Path, typer.Option("--config", "-c", metavar="FILE", help="Configuration file (YAML); see `sightline config`.")
     ],
     settings: Settings = None,
-    state: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR",
-            envvar="SIGHTLINE_STATE",
-            help="Folder of what a restart finds again: added cameras, incidents, clips. Default "
-            "$XDG_STATE_HOME/sightline or ~/.local/state/sightline; none keeps nothing.",
-        ),
-    ] = "",
+    state: State = "",
     json: Json = None,
 ) -> None:
     """Start a cluster and keep it running until Ctrl-C or SIGTERM. Ends with exit code 1 when the cluster does.
