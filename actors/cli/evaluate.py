@@ -359,7 +359,7 @@ def _latency_text(jobs: int) -> str:
 
 
 def _write(page: Page, json: str, out: Path, stem: str, json_file: Path | None) -> Path:
-    """Write the report to ``out``, and its JSON to ``json_file`` or (``-``) standard output; returns the page's path."""
+    """Write the report to ``out``, its JSON to ``json_file`` (``-``: standard output); returns the page's path."""
     from cluster.lab.report.page import write_page
 
     written = write_page(page, out, stem, json)

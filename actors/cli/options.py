@@ -100,7 +100,9 @@ Window = Annotated[float | None, typer.Option(metavar="S", help="Window, seconds
 Stride = Annotated[float | None, typer.Option(metavar="S", help="Seconds between windows.")]
 Fps = Annotated[float | None, typer.Option(help="Samples per second.")]
 AnchorInterval = Annotated[float | None, typer.Option(metavar="S", help="Seconds between anchors.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write figures as JSON; - for standard output.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write figures as JSON; - for standard output.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before everything of a camera is deleted.")]
 OutFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="For the report and what is made.")]
 

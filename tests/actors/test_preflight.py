@@ -36,7 +36,9 @@ def test_a_sink_whose_library_is_not_installed_is_said_before_anything_starts(mo
     config = load_config(None, {"model": {"name": "tiny-qwen2_5_vl"}, "alerts": {"sinks": [sink]}})
     check_settings(config)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs confluent-kafka, which is not installed: pip install '\.\[kafka\]' in"):
+    with pytest.raises(
+        ConfigError, match=r"needs confluent-kafka, which is not installed: pip install '\.\[kafka\]' in"
+    ):
         check_settings(config)
 
 
