@@ -44,7 +44,7 @@ from cluster.wire.tls import ClientCredentials
 
 T = TypeVar("T")
 FILE_S = 300.0
-_TLS_REASON = re.compile(r"OPENSSL_internal:(\w+)")
+_TLS_REASON = re.compile(r"OPENSSL_internal:(\w+)|Hostname Verification")
 TEST_S = 35.0
 
 
@@ -408,9 +408,8 @@ class GatewayClient:
         return to_error(error)
 
     def _unavailable(self, details: str = "") -> UnavailableError:
-        if "handshake failed" in details:
-            reason = _TLS_REASON.search(details)
-            said = reason[1].replace("_", " ").lower() if reason else details
+        if reason := _TLS_REASON.search(details):
+            said = (reason[1] or "its certificate is for another name").replace("_", " ").lower()
             return UnavailableError(
                 f"TLS with {self.address} fails: {said}; see SIGHTLINE_TLS, SIGHTLINE_CA, SIGHTLINE_CERT and "
                 "SIGHTLINE_KEY in docs/operations.md"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Generator
 from dataclasses import asdict
@@ -100,6 +101,9 @@ def ask(
 
 def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[str, Any], shown: Shown) -> None:
     """Read questions until the end of input. Ctrl-C cancels an answer, and at the prompt ends the command."""
+    # Arrow keys edit a question and bring former ones back.
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401
     # Report an unknown camera or an unreachable gateway before the first question is typed.
     client.camera_get(camera)
     while True:

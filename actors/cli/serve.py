@@ -105,10 +105,10 @@ def serve(
             f"[bold green]ready[/]    {plural(len(cameras), 'camera')}{silent}, "
             f"model {loaded.model.name}\n"
             f"gRPC     {', '.join(each.rpc for each in cluster.gateways)}\n"
-            f"console  {', '.join(f'{scheme}://{each.metrics}/' for each in cluster.gateways)}\n"
-            f"metrics  {scheme}://{cluster.metrics_address}/metrics\n"
+            f"console  {', '.join(f'{scheme}://{local(each.metrics)}/' for each in cluster.gateways)}\n"
+            f"metrics  {scheme}://{local(cluster.metrics_address)}/metrics\n"
             f"state    {escape(state_text(loaded))}\n"
-            f"answers  sightline watch --gateway {cluster.gateway_address}\n"
+            f"answers  sightline watch --gateway {local(cluster.gateway_address)}\n"
             "Stop it with Ctrl-C."
         )
         while failure is None and not stop.wait(WATCH_S):
@@ -138,6 +138,12 @@ def with_state(config: SightlineConfig, option: str) -> SightlineConfig:
     chosen = None if folder in (None, "none") else str(Path(folder).expanduser().resolve())
     cluster = config.cluster.model_copy(update={"state_dir": chosen})
     return config.model_copy(update={"cluster": cluster})
+
+
+def local(address: str) -> str:
+    """An address as programs of this machine use it: no certificate is for 0.0.0.0, and no token is sent there."""
+    host, _, port = address.rpartition(":")
+    return f"localhost:{port}" if host in ("0.0.0.0", "[::]") else address
 
 
 def state_text(config: SightlineConfig) -> str:

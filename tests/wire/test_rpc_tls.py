@@ -56,6 +56,9 @@ async def test_both_ports_speak_tls_and_only_tls(monkeypatch, tmp_path, authorit
         ):
             with pytest.raises(UnavailableError, match=said):
                 await asyncio.to_thread(names_seen, addresses.rpc, wrong)
+        other_name = addresses.rpc.replace("127.0.0.1", "0.0.0.0")
+        with pytest.raises(UnavailableError, match="fails: its certificate is for another name"):
+            await asyncio.to_thread(names_seen, other_name, known)
         with pytest.raises(ssl.SSLCertVerificationError):
             await asyncio.to_thread(page, addresses.metrics, stranger, secret)
 
