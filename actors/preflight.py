@@ -5,6 +5,7 @@ import random
 import socket
 from pathlib import Path
 
+from cluster.alerts.sinks import kafka
 from cluster.config import SightlineConfig
 from cluster.config.secrets import memory_secret, peer_tls, tls_files
 from cluster.control.fleet_settings import fleet_settings
@@ -58,6 +59,8 @@ def check_settings(config: SightlineConfig) -> None:
             VllmSettings(config.vllm.arguments, config.vllm.timeout_s).validated()
     fleet_settings(config)
     check_tracing(config.tracing)
+    if config.alerts.enabled and any(sink.kind == "kafka" for sink in config.alerts.sinks):
+        kafka.check_installed()
     make_guard(config.security)
     tls_files(config.security)
     peer_tls(config.security)
@@ -68,6 +71,7 @@ def check_folders(config: SightlineConfig) -> None:
     """Check that the folders of this machine that the configuration names can be made and written. Raises
     ``ConfigError``: one cannot."""
     folders = {
+        "--state (cluster.state_dir)": config.cluster.state_dir,
         "alerts.folder": config.alerts.folder,
         "clips.folder": config.clips.folder,
         "cluster.log_dir": config.cluster.log_dir,

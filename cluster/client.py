@@ -1,6 +1,7 @@
 """``GatewayClient``: what the command line asks a gateway, with deadlines and errors in one sentence."""
 
 import json
+import re
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -43,6 +44,7 @@ from cluster.wire.tls import ClientCredentials
 
 T = TypeVar("T")
 FILE_S = 300.0
+_TLS_REASON = re.compile(r"OPENSSL_internal:(\w+)|Hostname Verification")
 TEST_S = 35.0
 
 
@@ -177,7 +179,7 @@ class GatewayClient:
         try:
             grpc.channel_ready_future(self._channel).result(timeout=self._deadline_s)
         except grpc.FutureTimeoutError:
-            raise self._nobody() from None
+            raise self._unavailable() from None
         call = self._results.Watch(results_pb2.WatchRequest(cameras=list(cameras)), metadata=self._metadata)
         call.initial_metadata()
         return self._stream(call, lambda message: (answer_from_proto(message), message.missed))
@@ -398,14 +400,25 @@ class GatewayClient:
         if is_ours(error):
             return to_error(error)
         if error.code() is grpc.StatusCode.UNAVAILABLE:
-            return self._nobody()
+            return self._unavailable(error.details() or "")
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return UnavailableError(f"the gateway at {self.address} did not answer within {self._deadline_s:g} s")
+            return UnavailableError(f"the gateway at {self.address} did not answer in time")
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return UnavailableError(f"{self.address} answers, but it is no Sightline gateway")
         return to_error(error)
 
-    def _nobody(self) -> UnavailableError:
+    def _unavailable(self, details: str = "") -> UnavailableError:
+        if reason := _TLS_REASON.search(details):
+            said = (reason[1] or "its certificate is for another name").replace("_", " ").lower()
+            return UnavailableError(
+                f"TLS with {self.address} fails: {said}; see SIGHTLINE_TLS, SIGHTLINE_CA, SIGHTLINE_CERT and "
+                "SIGHTLINE_KEY in docs/operations.md"
+            )
+        if details.startswith("failed to connect") and details.endswith("Socket closed"):
+            return UnavailableError(
+                f"{self.address} closes connections; if it speaks TLS, set SIGHTLINE_CA or SIGHTLINE_TLS=1, and if it "
+                "asks for certificates, SIGHTLINE_CERT and SIGHTLINE_KEY"
+            )
         return UnavailableError(f"no Sightline gateway answers at {self.address}; start one with `sightline serve`")
 
 

@@ -7,6 +7,11 @@ class SightlineError(Exception):
     exit_code = 1
 
 
+def install_hint(extra: str) -> str:
+    """How to install what an extra of pyproject.toml brings; the package is on no index."""
+    return f"pip install '.[{extra}]' in a checkout of Sightline"
+
+
 class ConfigError(SightlineError):
     """The configuration, a file it names, or a command line is wrong; nothing was started."""
 

@@ -23,8 +23,7 @@ FREEZE_S = 3.0
 LOSS_S, LOSS_SHARE = 8.0, 0.05
 
 NOT_BUILT = {
-    "slow-disk": "a running cluster writes nothing to a disk but its logs, and waits for no file, so that there is "
-    "nothing that a slow disk could slow down"
+    "slow-disk": "no window waits for what a running cluster writes to a disk: cameras, incidents, clips and logs"
 }
 """Faults that somebody may look for, and why there is none of that name."""
 

@@ -1,11 +1,12 @@
 """The console script ``sightline``. It lives above the actors because it starts them; imports are lazy, so that
 ``--help`` answers at once."""
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 
-from cluster.errors import SightlineError
+from cluster.errors import SightlineError, install_hint
 
 INTERRUPTED = 130
 
@@ -39,16 +40,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("actors", "cluster", "loadtest", "sightline"):
             raise
-        _complain(f"this needs {error.name}, which is not installed: pip install 'sightline-cluster[cluster]'")
+        _complain(f"this needs {error.name}, which is not installed: {install_hint('cluster')}")
         return 2
     except typer.Abort:
         return 1
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader (`| head`) has closed the pipe. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return _close_output(0)
+    except SystemExit as ended:
+        # Of rich and typer, where the reader (`| head`) has closed the pipe.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        return _close_output(0)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        place = f" {error.filename}" if error.filename else ""
+        _complain(f"cannot write{place}: {error.strerror}; make room, or choose another place")
+        return _close_output(1)
+
+
+def _close_output(code: int) -> int:
+    """Python would complain again of what is left when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code
 
 
 def _complain(message: str) -> None:

@@ -1,5 +1,6 @@
 """The tree of commands. Each lives in its own file and imports what it needs when it runs."""
 
+from inspect import cleandoc
 from typing import Annotated, Any
 
 import typer
@@ -35,6 +36,8 @@ HELP = """Vision-language models on many cameras, computing only what changed.
 [bold]$ sightline watch[/bold]: its answers as they come
 """
 
+HELP_NAMES = ["-h", "--help"]
+
 # Everything after the name of a bench belongs to it, --help included.
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -51,10 +54,9 @@ def command() -> Any:
         help=HELP,
         epilog=EPILOG,
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": HELP_NAMES},
     )
     app.callback()(_options)
     app.command("demo")(demo)
@@ -79,7 +81,20 @@ def command() -> Any:
     app.add_typer(loadtest.app, name="loadtest")
     app.command("doctor")(doctor.doctor)
     app.command("version")(doctor.version)
-    return typer.main.get_command(app)
+    return _plain_help(typer.main.get_command(app))
+
+
+def _plain_help(command: Any) -> Any:
+    """The command and those below it, their help without `<bool>` behind options that take no value, and without the
+    source's line breaks in its paragraphs; typer shows both."""
+    paragraphs = cleandoc(command.help or "").split("\n\n")
+    command.help = "\n\n".join(" ".join(each.split("\n")) for each in paragraphs)
+    for option in (*command.params, command.get_help_option(typer.Context(command, help_option_names=HELP_NAMES))):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for each in getattr(command, "commands", {}).values():
+        _plain_help(each)
+    return command
 
 
 def _show_version(wanted: bool) -> None:

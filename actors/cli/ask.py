@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Generator
 from dataclasses import asdict
@@ -100,6 +101,9 @@ def ask(
 
 def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[str, Any], shown: Shown) -> None:
     """Read questions until the end of input. Ctrl-C cancels an answer, and at the prompt ends the command."""
+    # Arrow keys edit a question and bring former ones back.
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401
     # Report an unknown camera or an unreachable gateway before the first question is typed.
     client.camera_get(camera)
     while True:
@@ -259,8 +263,10 @@ def _show_all(
     progress: AskAllProgress | None = None
     quiet = json == "-"
     screen, errors = console(), console(stderr=True)
+    clear = "\r\x1b[K" if errors.is_terminal and not errors.is_dumb_terminal else ""
     try:
         for event in events:
+            print(clear, end="", file=sys.stderr, flush=True)
             if isinstance(event, CameraTold):
                 answers.append(event)
                 if event.told is not None and event.told.result.says_yes and not quiet:
@@ -269,11 +275,12 @@ def _show_all(
                     )
             else:
                 progress = event
-                if errors.is_terminal:
-                    print(f"\r{event.answered + event.failed} of {event.cameras} cameras", end="", file=sys.stderr)
+                if clear:
+                    print(f"{event.answered + event.failed} of {event.cameras} cameras", end="", file=sys.stderr)
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
     finally:
+        print(clear, end="", file=sys.stderr, flush=True)
         events.close()
     if progress is None:
         raise UnavailableError("the gateway ended the answer without a result")

@@ -206,6 +206,8 @@ def discover(
     """
     password = os.environ.get(PASSWORD, "") if user else ""
     if user and not password:
+        if not sys.stdin.isatty():
+            raise ConfigError(f"nobody is there to ask for the password of {user!r}; set {PASSWORD}")
         password = typer.prompt("Password", hide_input=True, err=True)
     found: list[DiscoveredCamera] = []
     with connect(gateway) as client:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.doctor_cluster import Finding, cluster_findings
-from actors.cli.options import Json, Settings, connect, parse_settings
+from actors.cli.options import Json, Settings, State, connect, parse_settings
 from actors.cli.output import console, make_table, print_json, size
 from cluster import __version__
-from cluster.errors import ConfigError, SightlineError
+from cluster.errors import ConfigError, SightlineError, install_hint
 
 if TYPE_CHECKING:
     from cluster.config import SightlineConfig
@@ -33,6 +33,7 @@ def doctor(
         Path | None, typer.Option("--config", "-c", metavar="FILE", help="Configuration that the machine shall run.")
     ] = None,
     settings: Settings = None,
+    state: State = "",
     gateway: Annotated[
         str, typer.Option("--gateway", "-g", metavar="HOST:PORT", help="Check the running cluster of this gateway.")
     ] = "",
@@ -58,7 +59,7 @@ def doctor(
         with connect(gateway) as client:
             found = list(cluster_findings(client))
     else:
-        found = list(findings(with_state(load_config(config, parse_settings(settings)), "")))
+        found = list(findings(with_state(load_config(config, parse_settings(settings)), state)))
     if print_json(json, [each._asdict() for each in found]):
         style = {"ok": "green", "warning": "yellow", "wrong": "bold red"}
         rows = [(each.what, Text(each.state, style[each.state]), each.found, each.remedy) for each in found]
@@ -131,7 +132,7 @@ def _versions() -> Finding:
     have = _installed()
     missing = [package for package, found in have.items() if found is None]
     text = ", ".join(f"{name} {version}" for name, version in have.items() if version)
-    remedy = "install sightline-cluster with its dependencies again" if missing else ""
+    remedy = f"make setup, or {install_hint('cluster')}" if missing else ""
     said = f"sightline {__version__}, python {platform.python_version()}, {text}"
     return Finding("versions", "wrong" if missing else "ok", said, remedy)
 

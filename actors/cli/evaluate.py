@@ -10,7 +10,7 @@ import typer
 
 from actors.cli.evaluate_memory import memory
 from actors.cli.options import AnchorInterval, Device, Dtype, Fps, Jobs, JsonFile, Model, OutFolder, Stride, Window
-from actors.cli.output import Progress, check_writable, console
+from actors.cli.output import Progress, check_json_target, check_writable, console
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ WorkFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Wh
 # Scenes made by default: two of every kind and two without an event, and five times as many.
 QUICK_SCENES, SCENES = 14, 70
 MOST_JOBS = 8
+STANDARD_OUTPUT = Path("-")
 
 
 @app.command("accuracy")
@@ -147,7 +148,7 @@ def accuracy(
     facts = _facts(model, found, results, shape, thresholds, origin, workers, chosen_on)
     report = make_report("Accuracy", results, thresholds, validation=chosen_on, skipped=found.skipped, facts=facts)
     written = _write(make_page(report), report.to_json(), out, "accuracy", json_file)
-    show([setting_table(report), figure_table(report)], report.figures.notes, report.skipped, written)
+    show([setting_table(report), figure_table(report)], report.figures.notes, report.skipped, written, json_file)
 
 
 @app.command("calibrate")
@@ -266,8 +267,7 @@ def _check_run(model: str, out: Path, json_file: Path | None) -> None:
     from cluster.models.catalog import check_model
 
     check_writable(out)
-    if json_file is not None:
-        check_writable(json_file.parent)
+    check_json_target(json_file)
     check_model(model)
     if "/" not in model or Path(model).is_dir():
         # Nothing is downloaded, and Hugging Face's progress bars would break up ours.
@@ -359,18 +359,22 @@ def _latency_text(jobs: int) -> str:
 
 
 def _write(page: Page, json: str, out: Path, stem: str, json_file: Path | None) -> Path:
-    """Write the report to ``out``, and its JSON to ``json_file``; returns the page's path."""
+    """Write the report to ``out``, its JSON to ``json_file`` (``-``: standard output); returns the page's path."""
     from cluster.lab.report.page import write_page
 
     written = write_page(page, out, stem, json)
-    if json_file is not None:
+    if json_file == STANDARD_OUTPUT:
+        print(json)
+    elif json_file is not None:
         json_file.write_text(json + "\n", encoding="utf-8")
     return written
 
 
-def show(tables: Iterable[Table], notes: Iterable[str], skipped: Iterable[SkippedVideo], page: Path) -> None:
-    """Print an evaluation, and where it was written."""
-    screen = console()
+def show(
+    tables: Iterable[Table], notes: Iterable[str], skipped: Iterable[SkippedVideo], page: Path, json_file: Path | None
+) -> None:
+    """Print an evaluation, and where it was written; on standard error where its JSON is on standard output."""
+    screen = console(stderr=json_file == STANDARD_OUTPUT)
     for table in tables:
         table.show(screen)
     for note in notes:

@@ -119,7 +119,7 @@ def memory(
     report = make_report("Memory", found, loaded, facts=facts, skipped=skipped)
     written = _write(make_page(report), report.to_json(), out, "memory", json_file)
     headline = Table("", ("figure", "value"), [(name, f"{value:.3f}") for name, value in report.headline.items()])
-    show([*tables(report), headline], report.notes, report.skipped, written)
+    show([*tables(report), headline], report.notes, report.skipped, written, json_file)
 
 
 def _made(folder: Path, split: Split, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:

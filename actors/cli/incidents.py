@@ -55,6 +55,9 @@ def list_incidents(
         found = client.incidents(
             camera=camera, subject=question, only_open=only_open, since_s=since_s, verdict=verdict, limit=limit
         )
+        if camera and not found:
+            # An unknown camera is an error, not one without incidents.
+            client.camera_get(camera)
     if print_json(json, found):
         console().print(_incidents_table(found) if found else "no incidents", markup=False)
 
@@ -171,6 +174,8 @@ def mute(
         if lift:
             mutes = client.unmute(camera, question)
         elif length:
+            if camera:
+                client.camera_get(camera)
             mutes = client.mute(camera, question, for_s, by or _login())
         else:
             mutes = client.mutes()
@@ -194,6 +199,8 @@ def follow(
     """
     screen = console()
     with JsonLines(json) as lines, connect(gateway) as client:
+        for camera in cameras or ():
+            client.camera_get(camera)
         for shown, (event, missed) in enumerate(client.follow(cameras or (), opened=not only_new), start=1):
             warn_of_missed(missed, "events")
             lines.write({**event.body(), "cause": event.cause, "missed": missed})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import Json, Settings, client_credentials, parse_settings
-from actors.cli.output import Progress, check_writable, console, write_json
+from actors.cli.output import Progress, check_json_target, check_writable, console, write_json
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.report.number_format import seconds_text
 
@@ -33,7 +33,10 @@ app = typer.Typer(no_args_is_help=True, help=HELP)
 Config = Annotated[
     Path | None,
     typer.Option(
-        "--config", "-c", metavar="FILE", help="Start a cluster from this configuration; its cameras are left out."
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="Start a cluster from this configuration; its cameras, sinks and folders of state are left out.",
     ),
 ]
 Running = Annotated[
@@ -233,12 +236,21 @@ def _config(path: Path | None, gateway: str | None, settings: list[str] | None) 
     if gateway is not None:
         split_address(gateway)
     loaded = load_config(path, parse_settings(settings))
-    # The simulated cameras are the load; the file's own would be additional.
-    return loaded.model_copy(update={"cameras": []})
+    # The simulated cameras are the load; the file's and the stored ones would be additional, and nobody is to be told
+    # of what they show, nor their clips to displace real ones.
+    return loaded.model_copy(
+        update={
+            "cameras": [],
+            "cluster": loaded.cluster.model_copy(update={"state_dir": None}),
+            "alerts": loaded.alerts.model_copy(update={"sinks": [], "folder": None}),
+            "clips": loaded.clips.model_copy(update={"folder": None}),
+        }
+    )
 
 
 def _writable(json: str | None, *paths: Path | None) -> None:
-    for path in (None if json in (None, "-") else Path(str(json)), *paths):
+    check_json_target(json)
+    for path in paths:
         if path is not None:
             check_writable(path.parent)
 

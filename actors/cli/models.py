@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.options import Device, Dtype, Json
-from actors.cli.output import Progress, check_writable, console, make_table, print_json, size
+from actors.cli.output import Progress, check_json_target, console, make_table, print_json, size
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -79,8 +79,7 @@ def check(
     """
     from cluster.lab.check.run import STEPS, run_check
 
-    if json not in (None, "-"):
-        check_writable(Path(json).parent)
+    check_json_target(json)
     with Progress(total=STEPS) as progress:
         report = run_check(
             model,
@@ -110,6 +109,11 @@ def _families_table(cards: Sequence[FamilyCard]) -> Table:
     return make_table("family|presets|shapes|engines", rows)
 
 
+def _parameters(count: int) -> str:
+    """7750000000 -> 7.75B, 3100000 -> 3.1M."""
+    return f"{count / 1e9:.2f}B" if count >= 1e8 else f"{count / 1e6:.1f}M"
+
+
 def _card_table(card: ModelCard) -> Table:
     from rich import box
     from rich.table import Table
@@ -118,7 +122,7 @@ def _card_table(card: ModelCard) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
     for name, value in (
         ("model", f"{card.model} ({card.family})"),
-        ("size", f"{card.parameters / 1e9:.2f}B parameters, {size(card.weight_bytes)} in half precision"),
+        ("size", f"{_parameters(card.parameters)} parameters, {size(card.weight_bytes)} in half precision"),
         ("layers", str(card.layers)),
         ("positions", card.positions),
         ("a 1080p frame", f"{width} x {height} pixels, {card.tokens_per_frame} tokens, every {card.frame_s:g} s"),

@@ -81,6 +81,17 @@ Settings = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Set one key, as in --set window.stride_s=4; may be repeated."),
 ]
 
+State = Annotated[
+    str,
+    typer.Option(
+        "--state",
+        metavar="DIR",
+        envvar="SIGHTLINE_STATE",
+        help="Folder of what a restart finds again: added cameras, incidents, clips. Default "
+        "$XDG_STATE_HOME/sightline or ~/.local/state/sightline; none keeps nothing.",
+    ),
+]
+
 Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float8.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: one per core.")]
@@ -89,7 +100,9 @@ Window = Annotated[float | None, typer.Option(metavar="S", help="Window, seconds
 Stride = Annotated[float | None, typer.Option(metavar="S", help="Seconds between windows.")]
 Fps = Annotated[float | None, typer.Option(help="Samples per second.")]
 AnchorInterval = Annotated[float | None, typer.Option(metavar="S", help="Seconds between anchors.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write figures as JSON.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write figures as JSON; - for standard output.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before everything of a camera is deleted.")]
 OutFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="For the report and what is made.")]
 

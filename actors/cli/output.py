@@ -99,7 +99,7 @@ def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
             f"{camera.codec} {camera.width}×{camera.height}" if camera.codec else "",
             camera.cue,
             camera.decode,
-            f"{camera.last_frame_age_s:.1f} s" if camera.frames_decoded else "",
+            f"{max(0.0, camera.last_frame_age_s):.1f} s" if camera.frames_decoded else "",
             " → ".join(filter(None, (camera.decoder, camera.replica))),
         )
         rows.append(
@@ -332,6 +332,16 @@ def check_writable(folder: Path, needed_bytes: int = 1 << 16) -> None:
             probe.unlink(missing_ok=True)
     except OSError as error:
         raise unwritable(folder, error) from None
+
+
+def check_json_target(target: str | Path | None) -> None:
+    """Test, before anything expensive starts, whether ``--json`` can be written. Raises ``SightlineError``: it
+    cannot."""
+    if target is None or str(target) == "-":
+        return
+    if Path(target).is_dir():
+        raise SightlineError(f"cannot write {target}: it is a folder; name a file in it")
+    check_writable(Path(target).parent)
 
 
 def unwritable(path: Path | None, error: OSError) -> SightlineError:

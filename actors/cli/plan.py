@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import Json
-from actors.cli.output import Progress, check_writable, console, write_json
+from actors.cli.output import Progress, check_json_target, check_writable, console, write_json
 from cluster.errors import ConfigError, SightlineError
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def city(
     from loadtest.city.study import Audience, parse_ladder, parse_objective, parse_pools, study
 
     screen = console(stderr=json_to == "-")
+    check_json_target(json_to)
     if out is not None:
         check_writable(out.parent)
     rungs, ladder_name = parse_ladder(ladder)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import Json, Settings, parse_settings
+from actors.cli.options import Json, Settings, State, parse_settings
 from actors.cli.output import console, plural, trouble_lines, write_json
 from cluster.errors import SightlineError
 
@@ -34,15 +34,7 @@ def serve(
         Path, typer.Option("--config", "-c", metavar="FILE", help="Configuration file (YAML); see `sightline config`.")
     ],
     settings: Settings = None,
-    state: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR",
-            envvar="SIGHTLINE_STATE",
-            help="Folder of what a restart finds again: added cameras, incidents, clips. Default "
-            "$XDG_STATE_HOME/sightline or ~/.local/state/sightline; none keeps nothing.",
-        ),
-    ] = "",
+    state: State = "",
     json: Json = None,
 ) -> None:
     """Start a cluster and keep it running until Ctrl-C or SIGTERM. Ends with exit code 1 when the cluster does.
@@ -113,10 +105,10 @@ def serve(
             f"[bold green]ready[/]    {plural(len(cameras), 'camera')}{silent}, "
             f"model {loaded.model.name}\n"
             f"gRPC     {', '.join(each.rpc for each in cluster.gateways)}\n"
-            f"console  {', '.join(f'{scheme}://{each.metrics}/' for each in cluster.gateways)}\n"
-            f"metrics  {scheme}://{cluster.metrics_address}/metrics\n"
+            f"console  {', '.join(f'{scheme}://{local(each.metrics)}/' for each in cluster.gateways)}\n"
+            f"metrics  {scheme}://{local(cluster.metrics_address)}/metrics\n"
             f"state    {escape(state_text(loaded))}\n"
-            f"answers  sightline watch --gateway {cluster.gateway_address}\n"
+            f"answers  sightline watch --gateway {local(cluster.gateway_address)}\n"
             "Stop it with Ctrl-C."
         )
         while failure is None and not stop.wait(WATCH_S):
@@ -146,6 +138,12 @@ def with_state(config: SightlineConfig, option: str) -> SightlineConfig:
     chosen = None if folder in (None, "none") else str(Path(folder).expanduser().resolve())
     cluster = config.cluster.model_copy(update={"state_dir": chosen})
     return config.model_copy(update={"cluster": cluster})
+
+
+def local(address: str) -> str:
+    """An address as programs of this machine use it: no certificate is for 0.0.0.0, and no token is sent there."""
+    host, _, port = address.rpartition(":")
+    return f"localhost:{port}" if host in ("0.0.0.0", "[::]") else address
 
 
 def state_text(config: SightlineConfig) -> str:

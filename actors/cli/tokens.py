@@ -28,7 +28,9 @@ def create(
         list[str] | None,
         typer.Option("--camera", "-c", metavar="PATTERN", help="Cameras it is for, as in 'gate-*'; may be repeated."),
     ] = None,
-    days: Annotated[float | None, typer.Option(min=0.0, help="Expires after so many days; else never.")] = None,
+    days: Annotated[
+        float | None, typer.Option(min=0.0, max=36_500.0, help="Expires after so many days; else never.")
+    ] = None,
     file: File = DEFAULT_FILE,
 ) -> None:
     """Create a token. Its secret is printed once, alone on standard output, and is stored nowhere.

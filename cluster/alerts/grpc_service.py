@@ -143,6 +143,8 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
 
     async def Resend(self, request: pb.ResendRequest, context: Context) -> pb.ResendResponse:  # noqa: N802
         async with explained(context):
+            if request.sink:
+                self._service.routes.check(request.sink)
             count = await self._service.resend(request.sink, request.key, request.scope or EVERY)
             return pb.ResendResponse(count=count)
 

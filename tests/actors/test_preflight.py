@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from actors.preflight import check_folders, free_port, preflight
+from actors.preflight import check_folders, check_settings, free_port, preflight
 from cluster.config import load_config
 from cluster.errors import ConfigError
 
@@ -31,6 +31,17 @@ def test_several_gateways_on_one_machine_take_ports_of_their_own():
     assert (found.gateway.port, found.gateway.metrics_port) == (0, 0), "one number would be for all of them"
 
 
+def test_a_sink_whose_library_is_not_installed_is_said_before_anything_starts(monkeypatch):
+    sink = {"name": "k", "kind": "kafka", "options": {"brokers": "127.0.0.1:1"}}
+    config = load_config(None, {"model": {"name": "tiny-qwen2_5_vl"}, "alerts": {"sinks": [sink]}})
+    check_settings(config)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        ConfigError, match=r"needs confluent-kafka, which is not installed: pip install '\.\[kafka\]' in"
+    ):
+        check_settings(config)
+
+
 def test_a_host_that_is_none():
     with pytest.raises(ConfigError, match=r"gateway.host 'nowhere.invalid' is not a known address"):
         free_port("nowhere.invalid", 0, "gateway.port")
@@ -38,12 +49,15 @@ def test_a_host_that_is_none():
         free_port("192.0.2.77", 0, "gateway.port")
 
 
-@pytest.mark.parametrize("key", ["alerts.folder", "clips.folder", "cluster.log_dir", "security.audit_log"])
+FOLDERS = ["alerts.folder", "clips.folder", "cluster.log_dir", "cluster.state_dir", "security.audit_log"]
+
+
+@pytest.mark.parametrize("key", FOLDERS)
 def test_a_folder_that_cannot_be_written_is_said_before_anything_starts(tmp_path, key: str) -> None:
     (tmp_path / "file").write_text("")
     section, name = key.split(".")
     config = load_config(None, {section: {name: str(tmp_path / "file" / "below")}})
-    with pytest.raises(ConfigError, match=rf"cannot be written: (Not a directory|File exists); choose another {key}"):
+    with pytest.raises(ConfigError, match=rf"cannot be written: (Not a directory|File exists); choose another .*{key}"):
         check_folders(config)
 
 

@@ -100,6 +100,8 @@ async def test_everything_a_person_does(tmp_path, make, until):
             assert outbox.sinks["log"][0] == "log"
             assert outbox.sinks["log"][1].delivered >= 2
             assert await in_thread(client.resend) == 0
+            with pytest.raises(NotReadyError, match="there is no sink 'lgo'; there are: log"):
+                await in_thread(client.resend, "lgo")
 
 
 @pytest.mark.parametrize("hung", [False, True])

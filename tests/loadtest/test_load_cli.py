@@ -3,6 +3,7 @@
 import pytest
 
 from actors.cli import main
+from actors.cli.loadtest import _config
 
 
 def said(capsys) -> str:
@@ -22,7 +23,7 @@ def test_profiles_and_faults_are_listed_with_what_they_do(capsys) -> None:
     assert main(["loadtest", "faults"]) == 0
     text = said(capsys)
     assert "kill-replica kills the replica that has most cameras" in text
-    assert "There is no slow-disk: a running cluster writes nothing to a disk but its logs" in text
+    assert "There is no slow-disk: no window waits for what a running cluster writes to a disk" in text
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,23 @@ def test_wrong_command_lines_end_with_one_sentence(capsys, arguments, message) -
     text = said(capsys)
     assert message in text
     assert text.startswith("error: ")
+
+
+def test_a_test_with_a_cluster_s_own_configuration_leaves_its_sinks_and_what_it_keeps_alone(tmp_path) -> None:
+    config = tmp_path / "cluster.yaml"
+    config.write_text(
+        f"""
+        questions: [{{id: q, text: "Is it?"}}]
+        cameras: [{{name: gate, source: "demo://gate"}}]
+        cluster: {{state_dir: {tmp_path}, replicas: 3}}
+        alerts: {{folder: {tmp_path}, consecutive: 5, sinks: [{{name: desk, kind: log}}]}}
+        clips: {{folder: {tmp_path}, before_s: 3}}
+        """
+    )
+    used = _config(config, None, None)
+    assert (used.cameras, used.alerts.sinks) == ([], [])
+    assert (used.cluster.state_dir, used.alerts.folder, used.clips.folder) == (None, None, None)
+    assert (used.cluster.replicas, used.alerts.consecutive, used.clips.before_s) == (3, 5, 3)
 
 
 def test_a_wrong_cost_model_is_refused_by_name_with_how_to_make_one(capsys, tmp_path) -> None:

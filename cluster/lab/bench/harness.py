@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -165,7 +165,7 @@ class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one bench from the command line; returns the exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    listing = "\n".join(f"  {name:8} {what}" for name, what in BENCHES.items())
+    listing = "\n".join(f"  {name:{max(map(len, BENCHES))}}  {what}" for name, what in BENCHES.items())
     if not argv or argv[0] in ("-h", "--help"):
         print(f"usage: sightline bench NAME [options]\n\n{listing}\n\nOptions of one: sightline bench NAME --help")
         return 0
@@ -176,20 +176,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=f"sightline bench {name}", description=module.__doc__, formatter_class=_WithDefaults
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write figures, rows and machine as JSON")
+    parser.add_argument(
+        "--json", metavar="FILE", type=Path, help="also write figures, rows and machine as JSON; - for standard output"
+    )
     module.add_arguments(parser)
     args = parser.parse_args(rest)
-    if args.json is not None:
+    # Tables go to standard error then.
+    alone = args.json == Path("-")
+    if args.json is not None and not alone:
         _check_writable(args.json)
     if getattr(args, "threads", None):
         importlib.import_module("torch").set_num_threads(args.threads)
-    result: BenchResult = module.run(args)
-    print(table(result.goals or result.rows))
-    for note in result.notes:
-        print(f"note: {note}")
-    for key, value in result.figures.items():
-        print(f"{key} = {figure_text(value)}")
-    if args.json is not None:
+    with redirect_stdout(sys.stderr) if alone else nullcontext():
+        result: BenchResult = module.run(args)
+        print(table(result.goals or result.rows))
+        for note in result.notes:
+            print(f"note: {note}")
+        for key, value in result.figures.items():
+            print(f"{key} = {figure_text(value)}")
+    if alone:
+        print(result.to_json(name))
+    elif args.json is not None:
         _write(args.json, result.to_json(name) + "\n")
         print(f"written: {args.json}")
     return 0

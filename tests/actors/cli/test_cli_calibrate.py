@@ -45,6 +45,10 @@ def test_thresholds_are_proposed_from_what_was_reviewed_and_saved(cli, tmp_path)
         assert "threshold of person is 0.700" in run("cameras", "calibrate", "gate", "--apply")
         written = served.world.entries["gate"].entry.questions
         assert {each.id: each.threshold for each in written} == {"person": 0.7, "car": 0.5}
+        nowhere = "there is no camera 'gaet'"
+        assert nowhere in run("incidents", "list", "--camera", "gaet", code=1)
+        assert nowhere in run("incidents", "mute", "--camera", "gaet", "--for", "2h", code=1)
+        assert nowhere in run("incidents", "follow", "gaet", code=1)
         undone = listed[0]["id"]
         assert "not reviewed" in run("incidents", "reject", undone, "--undo")
         assert "has no question 'boat'; it has: person, car" in run(

@@ -118,6 +118,11 @@ WRONG = {
         2,
         "--loop, --realtime and --speed are for files",
     ),
+    "no password": (
+        ["cameras", "discover", "10.0.0.0/24", "--user", "viewer"],
+        2,
+        "nobody is there to ask for the password of 'viewer'; set CAMERA_PASSWORD",
+    ),
     "unknown bench": (["bench", "speed"], 2, "unknown bench 'speed'; there are: window, codec"),
 }
 
@@ -195,11 +200,44 @@ def test_versions(cli):
     assert "torch 2." in cli("version").stdout
 
 
+def test_help_is_made_of_paragraphs_and_options_without_values_have_none(cli):
+    text = cli("serve", "--help", COLUMNS="100").stdout
+    assert "the Ray cluster that cluster.ray_address names" in " ".join(text.split())
+    assert max(map(len, map(str.rstrip, text.splitlines()))) <= 100
+    # Broken where the source breaks, lines of a paragraph would be much shorter now and then.
+    start = text.index("Starts the gateway")
+    paragraph = text[start : text.index("$ sightline serve")].strip().splitlines()
+    assert all(len(line.strip()) > 70 for line in paragraph[:-1])
+    assert "<bool>" not in cli("incidents", "list", "--help").stdout
+
+
+def test_shells_complete_commands_and_options(cli):
+    for words, found in (("sightline camer", "cameras"), ("sightline cameras list --ga", "--gateway")):
+        asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_SIGHTLINE_COMPLETE": "complete_bash"}
+        assert cli(**asked).stdout.split() == [found]
+
+
+# Output of our own, of rich, and of typer.
+PRINTED = (["config", "schema"], ["models", "list"], ["--help"])
+
+
 def test_a_reader_that_has_seen_enough_is_no_error(cli):
-    command = f"{' '.join(cli.command(['config', 'schema']))} | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, env=cli.environment)
-    assert done.stdout == "{\n0\n"
+    commands = [f"{' '.join(cli.command(each))} | true; echo ${{PIPESTATUS[0]}}" for each in PRINTED]
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(commands)], capture_output=True, text=True, timeout=90, env=cli.environment
+    )
+    assert done.stdout.split() == ["0"] * len(PRINTED)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", PRINTED, ids=" ".join)
+def test_a_full_disk_under_standard_output_is_one_line(cli, command):
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(
+            cli.command(command), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=cli.environment
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot write: No space left on device; make room, or choose another place\n"
 
 
 # -- options ------------------------------------------------------------------------------------

@@ -53,6 +53,18 @@ def test_what_is_wrong_is_said_with_a_remedy(tmp_path):
     assert "secret-1" not in str(rows)
 
 
+def test_the_folder_of_state_is_the_one_that_serve_would_use(cli):
+    (cli.folder / "file").touch()
+    ports = ("--set", "gateway.port=0", "--set", "gateway.metrics_port=0", "--json", "-")
+    below = str(cli.folder / "file" / "below")
+    for done in (cli("doctor", "--state", below, *ports), cli("doctor", *ports, SIGHTLINE_STATE=below)):
+        rows = {each["what"]: each for each in json.loads(done.stdout)}
+        assert (done.returncode, rows["folders"]["state"]) == (1, "wrong")
+        assert below in rows["folders"]["found"]
+        assert "choose another --state" in rows["folders"]["remedy"]
+        assert below in rows["disk"]["found"]
+
+
 def test_a_model_with_random_weights_is_warned_of():
     row = found()["model and settings"]
     assert (row.state, "random weights" in row.found, "demo" in row.remedy) == ("warning", True, True)

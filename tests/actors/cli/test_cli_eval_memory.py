@@ -2,10 +2,11 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
-from actors.cli import main
+from actors.cli import evaluate, main
 from cluster.lab.evaluation.memory.settings import FULL, ours
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models.catalog import BUNDLED
@@ -57,6 +58,17 @@ def test_videos_with_questions_end_to_end_and_again(cli, videos):
     assert again.returncode == 0, again.stderr
     assert (out / "work.jsonl").read_text() == lines
     assert json.loads((cli.folder / "figures.json").read_text())["rows"] == body["rows"]
+
+
+def test_json_on_standard_output_is_alone_there(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cluster.lab.report.page.write_page", lambda page, out, stem, json: out / f"{stem}.html")
+    page = evaluate._write(None, '{"figures": {}}', tmp_path, "accuracy", Path("-"))
+    evaluate.show([], ["something"], [], page, Path("-"))
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == {"figures": {}}
+    assert "note: something" in printed.err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_scenes_are_made_and_asked_about(cli, monkeypatch, small_cameras):

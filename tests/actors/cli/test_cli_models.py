@@ -33,6 +33,12 @@ def test_a_card_is_worked_out_from_the_published_shape(capsys):
     assert card["windows"]["NVIDIA H100"] > card["windows"]["NVIDIA L4"] > 0
 
 
+@pytest.mark.parametrize(("name", "size"), [("demo", "3.1M parameters"), ("qwen2_5_vl-7b", "7.75B parameters")])
+def test_a_small_model_has_a_size_too(capsys, name, size):
+    assert main(["models", "show", name]) == 0
+    assert size in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "tokens"),
     [("llava_onevision-7b", 196), ("llava_next_video-7b", 144), ("internvl3-8b", 256 + 3)],

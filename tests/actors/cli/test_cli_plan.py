@@ -17,6 +17,11 @@ def test_the_table_names_machine_method_and_length(capsys):
     assert any("H100 SXM *" in line for line in lines)
 
 
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_simulated(tmp_path, capsys):
+    assert main(["plan", "city", "--gpus", "h100=64", "--json", str(tmp_path)]) == 1
+    assert f"error: cannot write {tmp_path}: it is a folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [["plan"], ["plan", "accelerator"]], ids=" ".join)
 def test_help_explains_it(capsys, command):
     assert main([*command, "--help"]) == 0

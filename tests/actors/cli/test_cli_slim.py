@@ -79,4 +79,4 @@ def test_the_agent_reaches_a_gateway_and_the_command_line_asks_it(tmp_path):
 def test_what_needs_more_says_what_to_install(command):
     done = sightline(*command)
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
-    assert "pip install 'sightline-cluster[cluster]'" in done.stderr
+    assert "pip install '.[cluster]' in a checkout" in done.stderr

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from actors.cli.output import JsonLines, cameras_table, memory, reasons, save, size, span, write_json
-from actors.cli.serve import state_text, with_state
+from actors.cli.serve import local, state_text, with_state
 from actors.cli.watch import silence_lines
 from cluster.config import load_config
 from cluster.errors import SightlineError
@@ -140,3 +140,8 @@ def test_a_picture_makes_no_folders(tmp_path):
     with pytest.raises(SightlineError, match=r"cannot write .*No such file"):
         save(tmp_path / "nowhere" / "gate.jpg", [b"x"], 1, "gate")
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_gateway_that_listens_on_all_addresses_is_shown_by_one_that_works():
+    shown = ["localhost:50051", "localhost:1", "10.0.0.5:50051", "127.0.0.1:9464"]
+    assert [local(each) for each in ("0.0.0.0:50051", "[::]:1", *shown[2:])] == shown

