@@ -190,17 +190,24 @@ class StreamKV:
 
         Raises:
             CapacityError: the pool is full; the KV stays in host memory.
+            torch.OutOfMemoryError: the device is full; likewise.
         """
         if self.pool is None or self._host is None:
             return False
         if self._released:
-            slots = self.pool.take(len(self.slots))
-            with self.pool.copies.inward():
-                self._host.join()
-                index = self.pool.index(slots)
-                for number, part in enumerate((self.pool.k, self.pool.v)):
-                    part.index_copy_(1, index, to_device(self._host[number], self.pool.device)[:, self._dropped :])
-            self.slots, self._arrival = slots, self.pool.copies.arrival()
+            slots, copies = self.pool.take(len(self.slots)), self.pool.copies
+            try:
+                with copies.inward():
+                    self._host.join()
+                    index = self.pool.index(slots)
+                    for number, part in enumerate((self.pool.k, self.pool.v)):
+                        part.index_copy_(1, index, to_device(self._host[number], self.pool.device)[:, self._dropped :])
+            except BaseException:
+                # Whoever takes the slots next writes to them after what was begun here.
+                copies.arrival().join()
+                self.pool.give_back(slots)
+                raise
+            self.slots, self._arrival = slots, copies.arrival()
         # What is written to the slots waits for their copy.
         self._host.join()
         self.pool.host_used -= len(self.slots) * self.pool.slot_bytes
