@@ -22,10 +22,8 @@ class SimulatedConfig(Section):
 
 
 class VllmConfig(Section):
-    """What vLLM computes of a window, and vLLM's own engine arguments."""
+    """vLLM's own engine arguments, and its timeout."""
 
-    mode: Literal["full", "pruned"] = "pruned"
-    """full: every token of every window; pruned: the kept tokens of every window."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments of vLLM by their own names (tensor_parallel_size, quantization, gpu_memory_utilization,
     max_model_len, ...), as `vllm serve` has them."""
