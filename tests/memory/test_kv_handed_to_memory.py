@@ -1,6 +1,7 @@
 """What leaves a window is what was in it, once, in order."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -178,3 +179,13 @@ def test_nothing_is_gathered_for_a_camera_without_a_memory(remembering, monkeypa
     engine.admit(_spec(memory=None))
     monkeypatch.setattr(StreamKV, "raw", lambda *_: 1 / 0)
     assert len(run(0, 24)) == 12
+
+
+def test_a_frame_longer_than_its_windows_is_there_when_its_time_is_told(remembering) -> None:
+    engine, _, _ = remembering
+    engine.admit(replace(_spec(), window_s=60.0, stride_s=60.0))
+    camera = SyntheticCamera("cam", engine.geometry, width=SIDE, height=SIDE, fps=0.02)
+    for number in range(6):
+        engine.push(camera.sample(number))
+        (*_, newest) = engine._streams["cam"].frames
+        assert (newest.index, newest.memory_time) == (number, number * 100_000_000)

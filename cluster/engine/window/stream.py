@@ -254,9 +254,9 @@ class Stream:
         self.kv.resize(len(computed))
 
     def drop_expired_frames(self) -> None:
-        """Drop frames that no future window can hold."""
+        """Drop frames that no future window can hold; the newest stays: of one longer than a window, too, more is told."""
         start = self.outstanding[0].start if self.outstanding else self.clock.start
-        self.drop_frames(opening_index(self.frames, start))
+        self.drop_frames(min(opening_index(self.frames, start), max(0, len(self.frames) - 1)))
 
     def drop_frames(self, count: int) -> None:
         """Drop the oldest ``count`` frames and their KV."""
