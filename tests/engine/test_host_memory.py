@@ -287,6 +287,9 @@ def test_embeddings_in_host_memory_count(parked, make_camera, make_spec, run) ->
     engine, _, landings = parked
     stream = engine._streams["cam"]
     assert stream.moved_nbytes == landings[0].held[0].nbytes > 0
+    # What admission counts on fits, and no more.
+    engine.pool.host_capacity = engine.pool.host_used + stream.moved_nbytes
+    assert engine.window_tokens == engine.pool.capacity + len(stream.kv)
     engine.admit(make_spec("other"))
     run(engine, [make_camera(stream="other").sample(index) for index in range(10)])
     other = engine._streams["other"]

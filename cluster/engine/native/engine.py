@@ -24,7 +24,7 @@ from cluster.engine.native.kernels import choose_kernel
 from cluster.engine.native.passes import ahead_rows, pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
 from cluster.engine.window.encode import warm_up
-from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, free_bytes
+from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, embedding_bytes, free_bytes
 from cluster.engine.window.score import check_scores, end_token_ids, make_score
 from cluster.engine.window.stream import Stream, StreamFrame
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork, last_valid_answers
@@ -119,7 +119,9 @@ class NativeEngine(WindowedEngine):
     # -- streams --------------------------------------------------------------------------------------
     @property
     def window_tokens(self) -> float:
-        return float(self.pool.capacity + self.pool.host_capacity // self.pool.slot_bytes)
+        # Windows lie in host memory with their embeddings.
+        token = self.pool.slot_bytes + embedding_bytes(self.model)
+        return float(self.pool.capacity + self.pool.host_capacity // token)
 
     @property
     def index_bytes(self) -> float:

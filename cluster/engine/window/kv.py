@@ -331,8 +331,12 @@ def gpu_pool_bytes(model: VisionLanguageModel, free: int, slot_bytes: int, pass_
     token's KV and its embedding."""
     config = model.text_config
     activations = pass_rows * (3 * config.intermediate_size + 8 * config.hidden_size) * model.dtype.itemsize
-    embedding = (1 + model.deepstack) * config.hidden_size * model.dtype.itemsize
-    return max(0, int((GPU_SHARE * free - activations) * slot_bytes / (slot_bytes + embedding)))
+    return max(0, int((GPU_SHARE * free - activations) * slot_bytes / (slot_bytes + embedding_bytes(model))))
+
+
+def embedding_bytes(model: VisionLanguageModel) -> int:
+    """Of one token, with what early layers add."""
+    return int((1 + model.deepstack) * model.text_config.hidden_size * model.dtype.itemsize)
 
 
 def free_bytes(model: VisionLanguageModel) -> int:
