@@ -173,7 +173,7 @@ class StreamKV:
             index = self.pool.index(self.slots)
             self._host = self.pool.copies.to_host([part.index_select(1, index) for part in (self.pool.k, self.pool.v)])
         self._dropped, self._released = 0, False
-        self.pool.host_used += len(self.slots) * self.pool.slot_bytes
+        self.pool.host_used += self._host.nbytes
 
     def release(self, *, wait: bool = False) -> None:
         """Give the slots back whose copy in host memory is done; ``wait``: let what is written to them wait for it."""
@@ -210,8 +210,7 @@ class StreamKV:
             self.slots, self._arrival = slots, copies.arrival()
         # What is written to the slots waits for their copy.
         self._host.join()
-        self.pool.host_used -= len(self.slots) * self.pool.slot_bytes
-        self._host = None
+        self._free_host()
         return self._released
 
     def resize(self, count: int) -> None:
@@ -251,12 +250,10 @@ class StreamKV:
         if not self.on_host:
             self._join()
             self._give_back(self.slots[:count])
-        if self._host is not None and self.pool is not None:
-            self.pool.host_used -= count * self.pool.slot_bytes
-            self._dropped += count
+        self._dropped += count
         self.slots = self.slots[count:]
         if not len(self.slots):
-            self._host = None
+            self._free_host()
 
     def clear(self) -> None:
         """Give all slots back."""
@@ -291,6 +288,12 @@ class StreamKV:
         if self._arrival is not None:
             self._arrival.join()
             self._arrival = None
+
+    def _free_host(self) -> None:
+        """Host memory is there as a whole until all of it is dropped, or back in the pool."""
+        if self.pool is not None and self._host is not None:
+            self.pool.host_used -= self._host.nbytes
+        self._host = None
 
     def _give_back(self, slots: IntArray) -> None:
         if self.pool is not None and len(slots):
