@@ -42,7 +42,8 @@ def check_spec(spec: StreamSpec, model: VisionLanguageModel) -> None:
 def _longest_position(spec: StreamSpec, model: VisionLanguageModel) -> int:
     """Largest position of a window that opens as early as it may; pruned tokens leave holes, which count."""
     grid, frame_s = model.geometry.largest, model.geometry.temporal / spec.fps
-    frames = max(1, math.ceil((spec.window_s + min(spec.lookback_s, LOOKBACK / MICROSECONDS)) / frame_s))
+    lookback_s = min(spec.lookback_s, LOOKBACK / MICROSECONDS)
+    frames = math.ceil(spec.window_s / frame_s) + math.ceil(lookback_s / frame_s)
     cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
     last = FrameSpan((frames - 1) * frame_s, frames - 1, cells, grid)
     positions = model.window_positions(len(model.system_ids()), [last])
