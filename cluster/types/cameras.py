@@ -87,9 +87,10 @@ class MemorySpec:
 class StreamSpec:
     """A camera's specification for an engine.
 
-    ``fps``: samples a second; ``lookback_s``: longest time before its start at which a window may open. ``patient``: frames may be held back (a file read as fast as possible), so no window is ever dropped. ``priority``:
-    name of a :class:`~cluster.types.cameras.Priority`. ``life``: changes when the camera is removed and added again,
-    which invalidates everything stored before.
+    ``fps``: samples a second; ``lookback_s``: longest time before its start at which a window may open. ``patient``:
+    frames may be held back (a file read as fast as possible), so no window is ever dropped. ``priority``: name of a
+    :class:`~cluster.types.cameras.Priority`. ``life``: changes when the camera is removed and added again, which
+    invalidates everything stored before.
     """
 
     stream: str

@@ -254,7 +254,7 @@ class Stream:
         self.kv.resize(len(computed))
 
     def drop_expired_frames(self) -> None:
-        """Drop frames that no future window can hold; the newest stays: of one longer than a window, too, more is told."""
+        """Drop frames that no future window can hold, but never the newest: one may be longer than its windows."""
         start = self.outstanding[0].start if self.outstanding else self.clock.start
         self.drop_frames(min(opening_index(self.frames, start), max(0, len(self.frames) - 1)))
 
