@@ -261,6 +261,9 @@ class CameraConfig(Section):
             stream=self.name,
             questions=tuple(question.question() for question in asked),
             window_s=self.window.length_s,
+            fps=self.sampling.fps,
+            # Without pruning every frame may open a window.
+            lookback_s=0.0 if self.pruning.policy == "none" else self.sampling.anchor_interval_s,
             **self.window.model_dump(exclude={"length_s"}),
             patient=self.is_patient,
             memory=self.memory.spec(),

@@ -22,10 +22,8 @@ class SimulatedConfig(Section):
 
 
 class VllmConfig(Section):
-    """What vLLM computes of a window, and vLLM's own engine arguments."""
+    """vLLM's own engine arguments, and its timeout."""
 
-    mode: Literal["full", "pruned"] = "pruned"
-    """full: every token of every window; pruned: the kept tokens of every window."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments of vLLM by their own names (tensor_parallel_size, quantization, gpu_memory_utilization,
     max_model_len, ...), as `vllm serve` has them."""
@@ -49,7 +47,7 @@ class ModelConfig(Section):
     seed: int = Field(default=0, ge=0)
     """Seed of a preset's random weights; checkpoints ignore it."""
     threads: int = Field(default=0, ge=0)
-    """CPU threads of one replica's engine; 0 takes every core."""
+    """CPU threads of one replica's engine; 0 takes its machine's cores over cluster.replicas."""
     kv_bytes: Size | None = Field(default=None, ge=1 << 20)
     """A replica's windows' KV, on its device: bytes, or a size like 16GiB; null takes half of the host's (or
     container's) memory, or what a GPU has free beside embeddings and a pass's activations. A window that does not fit

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 from transformers.image_processing_base import ImageProcessingMixin
+from transformers.utils import cached_file
 
 from cluster.errors import ConfigError, ModelError, first_line
 from cluster.models.base import VisionLanguageModel
@@ -17,7 +18,7 @@ from cluster.models.catalog import BUNDLED, check_model, locate
 from cluster.models.checkpoint import Checkpoint
 from cluster.models.float8 import check_float8
 from cluster.models.presets import PRESETS, SHAPES, Preset
-from cluster.models.settings import ModelSettings
+from cluster.models.settings import FILE, ModelSettings
 from cluster.registry import families
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -181,7 +182,8 @@ def _wrapped(
 
 
 def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels: int | None) -> VisionLanguageModel:
-    settings, config = ModelSettings.load(path), _config(path)
+    config = _config(path)
+    settings = _settings(path)
     model, report = _read(
         path, AutoModelForImageTextToText.from_pretrained, path, dtype=dtype, output_loading_info=True
     )
@@ -209,6 +211,18 @@ def _config(path: str) -> Any:
             f"model {path!r} is of family {config.model_type!r}; supported families: {', '.join(families.names())}"
         )
     return config
+
+
+def _settings(path: str) -> ModelSettings:
+    """Of a checkpoint's folder, or of its repository on the hub."""
+    found = cached_file(
+        path,
+        FILE,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return ModelSettings() if found is None else ModelSettings.load(Path(found).parent)
 
 
 def _read(path: str, make: Any, *given: Any, **options: Any) -> Any:

@@ -87,15 +87,18 @@ class MemorySpec:
 class StreamSpec:
     """A camera's specification for an engine.
 
-    ``patient``: frames may be held back (a file read as fast as possible), so no window is ever dropped. ``priority``:
-    name of a :class:`~cluster.types.cameras.Priority`. ``life``: changes when the camera is removed and added again,
-    which invalidates everything stored before.
+    ``fps``: samples a second; ``lookback_s``: longest time before its start at which a window may open. ``patient``:
+    frames may be held back (a file read as fast as possible), so no window is ever dropped. ``priority``: name of a
+    :class:`~cluster.types.cameras.Priority`. ``life``: changes when the camera is removed and added again, which
+    invalidates everything stored before.
     """
 
     stream: str
     questions: tuple[Question, ...]
     window_s: float = 40.0
     stride_s: float = 8.0
+    fps: float = 2.0
+    lookback_s: float = 0.0
     refresh: str = "anchors"
     refresh_budget: float | None = None
     static_gate: bool = True

@@ -70,10 +70,25 @@ cameras:
         (Question("fire", "Is there fire?", 0.8, True),),
         window_s=30,
         stride_s=5,
+        fps=2.0,
         refresh="anchors",
         memory=MemorySpec(),
     )
     assert [question.id for question in gate.questions] == ["person"]
+
+
+def test_an_engine_is_told_how_long_a_windows_sequence_may_be(write):
+    config = load_config(
+        write("""
+sampling: {fps: 8, anchor_interval_s: 10}
+questions: [{id: person, text: "Is anyone there?"}]
+cameras: [{name: gate}, {name: yard, pruning: {policy: none}}]
+""")
+    )
+    gate, yard = (camera_settings(config, name).stream_spec() for name in ("gate", "yard"))
+    assert (gate.fps, gate.lookback_s) == (8, 10)
+    # Whole frames open a window at its start.
+    assert (yard.fps, yard.lookback_s) == (8, 0)
 
 
 def test_overrides_lie_over_the_file(write):

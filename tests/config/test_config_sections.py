@@ -48,3 +48,9 @@ def test_a_batch_of_vllm_must_be_given_up_before_its_replica_is():
         load_config(None, {"engine": "vllm", **times})
     assert load_config(None, times).vllm.timeout_s == 90
     assert load_config(None, {"engine": "vllm", **times, "cluster": {"stall_timeout_s": 91}}).engine == "vllm"
+
+
+def test_vllm_computes_what_cameras_send():
+    """A key that promised full windows changed nothing: pruning is the cameras'."""
+    with pytest.raises(InvalidConfigError, match=r"vllm\.mode"):
+        load_config(None, {"engine": "vllm", "vllm": {"mode": "full"}})

@@ -16,6 +16,7 @@ from cluster.memory.head_memory import KVChunk
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models.loading import load_truncated
+from cluster.models.upload import to_device
 from cluster.types import MemorySpec
 
 
@@ -286,6 +287,9 @@ def test_embeddings_in_host_memory_count(parked, make_camera, make_spec, run) ->
     engine, _, landings = parked
     stream = engine._streams["cam"]
     assert stream.moved_nbytes == landings[0].held[0].nbytes > 0
+    # What admission counts on fits, and no more.
+    engine.pool.host_capacity = engine.pool.host_used + stream.moved_nbytes
+    assert engine.window_tokens == engine.pool.capacity + len(stream.kv)
     engine.admit(make_spec("other"))
     run(engine, [make_camera(stream="other").sample(index) for index in range(10)])
     other = engine._streams["other"]
@@ -297,10 +301,44 @@ def test_embeddings_in_host_memory_count(parked, make_camera, make_spec, run) ->
     engine.pool.host_capacity += 1
     engine.pool.make_room(engine.pool.capacity)
     assert other.kv.on_host
+    # Host memory is there as a whole until nothing has a part of it.
+    moved, used = stream.moved_nbytes, engine.pool.host_used
+    stream.kv_sink = lambda _: None
     stream.drop_frames(len(stream.frames) - 1)
-    assert stream.moved_nbytes == len(stream.frames[0].tokens) * stream.frames[0].tokens.embeds[0].nbytes
-    stream.reset()
-    assert stream.moved_nbytes == 0
+    assert (stream.moved_nbytes, engine.pool.host_used) == (moved, used)
+    stream.drop_frames(1)
+    assert (stream.moved_nbytes, engine.pool.host_used) == (0, other.kv._host.nbytes)
+
+
+def test_a_full_device_leaves_a_window_in_host_memory_until_there_is_room(
+    offloading, make_camera, make_spec, run, monkeypatch
+) -> None:
+    camera, pool = make_camera(), offloading.pool
+    offloading.admit(make_spec())
+    run(offloading, [camera.sample(index) for index in range(10)])
+    kv = offloading._streams["cam"].kv
+    k, v = kv.stored()
+    pool.make_room(pool.capacity)
+    room: list[int] = []
+    real = to_device
+
+    def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        # Keys come, and values do not.
+        if tensor.ndim == 4 and not (room and room.pop()):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(tensor, device)
+
+    monkeypatch.setattr("cluster.engine.window.kv.to_device", upload)
+    room += [1]
+    (request,) = offloading.push(camera.sample(10)) or offloading.push(camera.sample(11))
+    with pytest.raises(torch.OutOfMemoryError):
+        offloading.step([request])
+    assert kv.on_host
+    assert pool.used == 0
+    assert all(map(torch.equal, kv.stored(), (k, v)))
+    monkeypatch.undo()
+    assert offloading.step([request])
+    assert pool.used == len(kv) > 0
 
 
 @pytest.mark.parametrize("error", [RuntimeError, torch.AcceleratorError])

@@ -11,6 +11,7 @@ import torch
 from cluster.engine.base import Engine
 from cluster.engine.native import NativeEngine, passes
 from cluster.engine.native import engine as engine_module
+from cluster.engine.native.plan import window_places
 from cluster.engine.window.score import YesNoScore
 from cluster.errors import ConfigError, DeviceError, NotFiniteError
 from cluster.models import load_model
@@ -92,6 +93,31 @@ def test_specs_that_cannot_be_served_are_refused(engine, make_spec, change, says
     assert engine.memory_bytes() == 0
     with pytest.raises(ValueError, match="not admitted"):
         engine.flush("cam")
+
+
+@pytest.mark.parametrize(
+    ("anchor_every", "more"), [(1, {}), (16, {"lookback_s": 8.0}), (1, {"fps": 4.0})], ids=["fits", "anchors", "rate"]
+)
+def test_no_window_reaches_beyond_the_models_positions(
+    make_camera, make_spec, run, monkeypatch, anchor_every, more
+) -> None:
+    model, reached = load_model("tiny-internvl3"), [0]
+    model.text_config.max_position_embeddings = 460
+
+    def placed(*given):
+        reached.append(window_places(*given).next)
+        return window_places(*given)
+
+    monkeypatch.setattr("cluster.engine.native.plan.window_places", placed)
+    engine, spec = NativeEngine(model), make_spec(window_s=10.0)
+    engine.admit(spec)
+    camera = make_camera(width=112, anchor_every=anchor_every, fps=more.get("fps", 2.0))
+    camera = replace(camera, geometry=model.geometry)
+    assert run(engine, [camera.sample(index) for index in range(60)])
+    assert (max(reached) > 460) is bool(more)
+    if more:
+        with pytest.raises(ConfigError, match="the model ends at 460; shorten it, sample less often"):
+            engine.admit(replace(spec, **more))
 
 
 def test_frames_that_do_not_fit_are_refused_and_nothing_is_lost(engine, make_camera, make_spec, run) -> None:

@@ -1,6 +1,8 @@
 """What leaves a window is what was in it, once, in order."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from packed_rotary import rotate
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.window.kv import StreamKV
-from cluster.errors import DeviceError
+from cluster.errors import DeviceError, NotFiniteError
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
@@ -173,8 +175,43 @@ def test_kv_that_a_failed_pass_has_written_over_is_not_remembered(remembering) -
     assert torch.equal(memory.recent[-1].key, expected[0])
 
 
+def test_what_is_no_number_ahead_of_a_window_is_not_remembered(remembering, monkeypatch) -> None:
+    """Means of clusters would be none either, and a question would read none of them until they are forgotten."""
+    engine, bank, run = remembering
+    run(0, 12)
+    engine.ahead_rows = 1, 1000
+    camera = SyntheticCamera("cam", engine.geometry, width=SIDE, height=SIDE, kept=0.3, seed=1)
+    with monkeypatch.context() as patch:
+        real = engine.model.run_layer
+        patch.setattr(engine.model, "run_layer", lambda index, hidden, *step: real(index, hidden, *step) * math.nan)
+        assert engine.push(camera.sample(12)) == []
+        assert engine.prefill_ahead()
+    with pytest.raises(NotFiniteError):
+        run(13, 14)
+    memory = bank.get_memory("cam")[0]
+    dropped, remembered = memory.counts.frames_dropped, memory.counts.frames
+    chunks: list[KVChunk] = []
+    engine._streams["cam"].kv_sink = chunks.append
+    held = len(engine._streams["cam"].frames)
+    engine._streams["cam"].reset()
+    assert all(bool(part.isfinite().all()) for chunk in chunks for part in (chunk.key, chunk.value))
+    # The others of its window are numbers.
+    assert 0 < len(chunks) < held
+    assert (memory.counts.frames_dropped - dropped, memory.counts.frames) == (held - len(chunks) - 1, remembered)
+
+
 def test_nothing_is_gathered_for_a_camera_without_a_memory(remembering, monkeypatch) -> None:
     engine, _, run = remembering
     engine.admit(_spec(memory=None))
     monkeypatch.setattr(StreamKV, "raw", lambda *_: 1 / 0)
     assert len(run(0, 24)) == 12
+
+
+def test_a_frame_longer_than_its_windows_is_there_when_its_time_is_told(remembering) -> None:
+    engine, _, _ = remembering
+    engine.admit(replace(_spec(), window_s=60.0, stride_s=60.0))
+    camera = SyntheticCamera("cam", engine.geometry, width=SIDE, height=SIDE, fps=0.02)
+    for number in range(6):
+        engine.push(camera.sample(number))
+        (*_, newest) = engine._streams["cam"].frames
+        assert (newest.index, newest.memory_time) == (number, number * 100_000_000)

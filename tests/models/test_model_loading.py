@@ -10,6 +10,7 @@ import torch
 from cluster.errors import ConfigError, ModelError
 from cluster.models import load_model
 from cluster.models.presets import PRESETS
+from cluster.models.settings import ModelSettings
 from cluster.registry import families
 
 QUESTION = "Is there a fire or smoke?"
@@ -46,6 +47,21 @@ def test_the_image_processor_of_a_checkpoint_is_heeded(model, saved, make_frame)
     loaded = load_model(str(saved))
     assert (loaded.mean, loaded.std) == ((0.3, 0.5, 0.7), (0.4, 0.5, 0.6))
     assert not torch.allclose(loaded.encode([frame])[0].embeds, model.encode([frame])[0].embeds, atol=1e-3)
+
+
+def test_the_settings_of_a_checkpoint_from_the_hub_are_heeded(qwen, offline, tmp_path, monkeypatch):
+    """Its scores went without its calibration."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    kept = tmp_path / "models--some--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("abc")
+    folder = kept / "snapshots" / "abc"
+    qwen.model.save_pretrained(folder)
+    qwen.tokenizer.save_pretrained(folder)
+    assert load_model("some/model").settings == ModelSettings()
+    (folder / "sightline.json").write_text('{"score_temperature": 2.5, "max_pixels": 3136}')
+    loaded = load_model("some/model")
+    assert (loaded.settings.score_temperature, loaded.geometry.max_pixels) == (2.5, 3136)
 
 
 def test_max_pixels_bounds_native_resolution(qwen):

@@ -22,9 +22,9 @@ from cluster.engine.native.graphed_decode import GraphedDecode
 from cluster.engine.native.idle_windows import IdleWindows
 from cluster.engine.native.kernels import choose_kernel
 from cluster.engine.native.passes import ahead_rows, pass_rows, run_passes
-from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, plan_window, system_prompt
+from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, invalidate_ahead, plan_window, system_prompt
 from cluster.engine.window.encode import warm_up
-from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, free_bytes
+from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, embedding_bytes, free_bytes
 from cluster.engine.window.score import check_scores, end_token_ids, make_score
 from cluster.engine.window.stream import Stream, StreamFrame
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork, last_valid_answers
@@ -119,7 +119,9 @@ class NativeEngine(WindowedEngine):
     # -- streams --------------------------------------------------------------------------------------
     @property
     def window_tokens(self) -> float:
-        return float(self.pool.capacity + self.pool.host_capacity // self.pool.slot_bytes)
+        # Windows lie in host memory with their embeddings.
+        token = self.pool.slot_bytes + embedding_bytes(self.model)
+        return float(self.pool.capacity + self.pool.host_capacity // token)
 
     @property
     def index_bytes(self) -> float:
@@ -333,15 +335,14 @@ class NativeEngine(WindowedEngine):
             rows.append(result.hidden[self.pool.index(ends)])
         logits = self.model.logits(torch.cat(rows))
         # All that the host wants to know of the device in a step, in one read.
-        flat_scores, flat_firsts = torch.stack((self._score(logits).double(), logits.argmax(dim=1).double())).tolist()
-        check_scores(flat_scores, self.model.dtype)
-        scores, firsts = [], []
-        for plan in plans:
-            count = len(plan.prompts)
-            scores.append(flat_scores[:count])
-            firsts.append([int(token) for token in flat_firsts[:count]])
-            del flat_scores[:count], flat_firsts[:count]
-        return scores, firsts
+        read = np.array(torch.stack((self._score(logits).double(), logits.argmax(dim=1).double())).tolist())
+        borders = np.cumsum([len(plan.prompts) for plan in plans])[:-1]
+        scores, firsts = (np.split(part, borders) for part in (read[0], read[1].astype(np.int64)))
+        for plan, of_plan in zip(plans, scores, strict=True):
+            if np.isnan(of_plan).any():
+                invalidate_ahead(plan)
+        check_scores(read[0].tolist(), self.model.dtype)
+        return [part.tolist() for part in scores], [part.tolist() for part in firsts]
 
     # -- before windows end ---------------------------------------------------------------------------
     @torch.inference_mode()

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Mapping, Set
 
+import torch
+
 from cluster.engine.window.kv import KVPool
 from cluster.engine.window.stream import Stream
 from cluster.engine.window.windowed_engine import last_valid_answers
@@ -65,7 +67,11 @@ class IdleWindows:
             return False
         if last_valid_answers(stream, stream.clock.end if closed is None else closed) is not None:
             return False
-        came = kv.load()
+        try:
+            came = kv.load()
+        except torch.OutOfMemoryError:
+            # Left for its step: a frame that comes must not fail for it.
+            return False
         self.loads += came
         self.loads_ahead += came
         return True

@@ -16,6 +16,7 @@ from cluster.engine.window.kv import KVPool, StreamKV, rotate_wide
 from cluster.engine.window.planner import BoolArray, IntArray, Tail, question_runs, question_tails
 from cluster.engine.window.refresh.base import Selection, choose_refreshed
 from cluster.engine.window.stream import (
+    INVALID,
     Stream,
     StreamFrame,
     WindowProgress,
@@ -189,6 +190,14 @@ def commit_plan(plan: WindowPlan, result: PassResult) -> WindowProgress:
         progress.reads.add(plan.work.past.reads)
     stream.progress = progress
     return progress
+
+
+def invalidate_ahead(plan: WindowPlan) -> None:
+    """A window's scores are no numbers, and neither may be what passes before its end have left of it: as nobody has
+    looked at that, it must not reach a later window, or a memory."""
+    for frame in plan.frames:
+        if frame.computed is not None:
+            frame.computed[0, frame.computed[0] == plan.request.window] = INVALID
 
 
 def watched_rows(lengths: Sequence[int]) -> IntArray:

@@ -25,6 +25,8 @@ TESTED = ((0, 32), (0, 34))
 OURS = frozenset(
     {
         "model",
+        # The tower, and the embeddings of questions, are of the revision that this process has loaded.
+        "revision",
         "tokenizer",
         "skip_tokenizer_init",
         "tokenizer_mode",
@@ -50,7 +52,7 @@ OURS = frozenset(
 
 
 # Engine arguments under which the same tokens have other KV.
-_CHANGE_KV = ("quantization", "kv_cache_dtype", "load_format", "revision")
+_CHANGE_KV = ("quantization", "kv_cache_dtype", "load_format")
 
 
 # Of the KV cache on a CPU, where nothing else is said: vLLM's own default is most of the machine.

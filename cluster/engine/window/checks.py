@@ -5,13 +5,11 @@ import math
 import numpy as np
 import torch
 
+from cluster.engine.window.windows import LOOKBACK
 from cluster.errors import ConfigError
 from cluster.models.base import FrameSpan, VisionLanguageModel
 from cluster.registry import refresh_policies
-from cluster.types import FrameSample, PatchGeometry, StreamSpec
-
-# Frames a second a window is taken to have when its longest position is held against the model's limit.
-NOMINAL_FPS = 2.0
+from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, StreamSpec
 
 
 def check_spec(spec: StreamSpec, model: VisionLanguageModel) -> None:
@@ -35,18 +33,19 @@ def check_spec(spec: StreamSpec, model: VisionLanguageModel) -> None:
     longest = _longest_position(spec, model)
     if longest > limit:
         raise ConfigError(
-            f"{name}: a window of {spec.window_s:g} s reaches position {longest} and the model ends at {limit}; "
-            "shorten window_s or take a model of fewer pixels"
+            f"{name}: a window of {spec.window_s:g} s at {spec.fps:g} samples a second reaches position {longest} and "
+            f"the model ends at {limit}; shorten it, sample less often, let anchors come more often (a window opens up "
+            "to their interval earlier), or take a model of fewer pixels"
         )
 
 
 def _longest_position(spec: StreamSpec, model: VisionLanguageModel) -> int:
-    """Largest position of an unpruned window at the nominal rate; pruned tokens leave holes, so this is a bound."""
-    geometry = model.geometry
-    grid = geometry.largest
-    frames = max(1, math.ceil(spec.window_s * NOMINAL_FPS / geometry.temporal))
+    """Largest position of a window that opens as early as it may; pruned tokens leave holes, which count."""
+    grid, frame_s = model.geometry.largest, model.geometry.temporal / spec.fps
+    lookback_s = min(spec.lookback_s, LOOKBACK / MICROSECONDS)
+    frames = math.ceil(spec.window_s / frame_s) + math.ceil(lookback_s / frame_s)
     cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
-    last = FrameSpan((frames - 1) * geometry.temporal / NOMINAL_FPS, frames - 1, cells, grid)
+    last = FrameSpan((frames - 1) * frame_s, frames - 1, cells, grid)
     positions = model.window_positions(len(model.system_ids()), [last])
     questions = max(len(model.question_ids(question.text)) for question in spec.questions)
     return max(int(positions.frames[0].max()), positions.next) + questions

@@ -20,6 +20,10 @@ class HostCopy:
     def done(self) -> bool:
         return self._copied is None or bool(self._copied.query())
 
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors)
+
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors; waits for their copy."""
         if self._copied is not None:

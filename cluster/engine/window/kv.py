@@ -173,7 +173,7 @@ class StreamKV:
             index = self.pool.index(self.slots)
             self._host = self.pool.copies.to_host([part.index_select(1, index) for part in (self.pool.k, self.pool.v)])
         self._dropped, self._released = 0, False
-        self.pool.host_used += len(self.slots) * self.pool.slot_bytes
+        self.pool.host_used += self._host.nbytes
 
     def release(self, *, wait: bool = False) -> None:
         """Give the slots back whose copy in host memory is done; ``wait``: let what is written to them wait for it."""
@@ -190,21 +190,27 @@ class StreamKV:
 
         Raises:
             CapacityError: the pool is full; the KV stays in host memory.
+            torch.OutOfMemoryError: the device is full; likewise.
         """
         if self.pool is None or self._host is None:
             return False
         if self._released:
-            slots = self.pool.take(len(self.slots))
-            with self.pool.copies.inward():
-                self._host.join()
-                index = self.pool.index(slots)
-                for number, part in enumerate((self.pool.k, self.pool.v)):
-                    part.index_copy_(1, index, to_device(self._host[number], self.pool.device)[:, self._dropped :])
-            self.slots, self._arrival = slots, self.pool.copies.arrival()
+            slots, copies = self.pool.take(len(self.slots)), self.pool.copies
+            try:
+                with copies.inward():
+                    self._host.join()
+                    index = self.pool.index(slots)
+                    for number, part in enumerate((self.pool.k, self.pool.v)):
+                        part.index_copy_(1, index, to_device(self._host[number], self.pool.device)[:, self._dropped :])
+            except BaseException:
+                # Whoever takes the slots next writes to them after what was begun here.
+                copies.arrival().join()
+                self.pool.give_back(slots)
+                raise
+            self.slots, self._arrival = slots, copies.arrival()
         # What is written to the slots waits for their copy.
         self._host.join()
-        self.pool.host_used -= len(self.slots) * self.pool.slot_bytes
-        self._host = None
+        self._free_host()
         return self._released
 
     def resize(self, count: int) -> None:
@@ -244,12 +250,10 @@ class StreamKV:
         if not self.on_host:
             self._join()
             self._give_back(self.slots[:count])
-        if self._host is not None and self.pool is not None:
-            self.pool.host_used -= count * self.pool.slot_bytes
-            self._dropped += count
+        self._dropped += count
         self.slots = self.slots[count:]
         if not len(self.slots):
-            self._host = None
+            self._free_host()
 
     def clear(self) -> None:
         """Give all slots back."""
@@ -284,6 +288,12 @@ class StreamKV:
         if self._arrival is not None:
             self._arrival.join()
             self._arrival = None
+
+    def _free_host(self) -> None:
+        """Host memory is there as a whole until all of it is dropped, or back in the pool."""
+        if self.pool is not None and self._host is not None:
+            self.pool.host_used -= self._host.nbytes
+        self._host = None
 
     def _give_back(self, slots: IntArray) -> None:
         if self.pool is not None and len(slots):
@@ -324,8 +334,12 @@ def gpu_pool_bytes(model: VisionLanguageModel, free: int, slot_bytes: int, pass_
     token's KV and its embedding."""
     config = model.text_config
     activations = pass_rows * (3 * config.intermediate_size + 8 * config.hidden_size) * model.dtype.itemsize
-    embedding = (1 + model.deepstack) * config.hidden_size * model.dtype.itemsize
-    return max(0, int((GPU_SHARE * free - activations) * slot_bytes / (slot_bytes + embedding)))
+    return max(0, int((GPU_SHARE * free - activations) * slot_bytes / (slot_bytes + embedding_bytes(model))))
+
+
+def embedding_bytes(model: VisionLanguageModel) -> int:
+    """Of one token, with what early layers add."""
+    return int((1 + model.deepstack) * model.text_config.hidden_size * model.dtype.itemsize)
 
 
 def free_bytes(model: VisionLanguageModel) -> int:

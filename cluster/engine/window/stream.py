@@ -171,7 +171,7 @@ class Stream:
     kv_sink: KVSink | None = None
     kv_lost: Callable[[str], None] | None = None
     kv_failed: bool = False
-    # Bytes of its frames' embeddings that were moved to host memory.
+    # Bytes of host memory to which its frames' embeddings were moved.
     moved_nbytes: int = 0
 
     # -- frames in ------------------------------------------------------------------------------------
@@ -254,15 +254,17 @@ class Stream:
         self.kv.resize(len(computed))
 
     def drop_expired_frames(self) -> None:
-        """Drop frames that no future window can hold."""
+        """Drop frames that no future window can hold, but never the newest: one may be longer than its windows."""
         start = self.outstanding[0].start if self.outstanding else self.clock.start
-        self.drop_frames(opening_index(self.frames, start))
+        self.drop_frames(min(opening_index(self.frames, start), max(0, len(self.frames) - 1)))
 
     def drop_frames(self, count: int) -> None:
         """Drop the oldest ``count`` frames and their KV."""
         gone, self.frames = self.frames[:count], self.frames[count:]
         self._emit_kv(gone)
-        self.moved_nbytes -= sum(encoded_tokens(frame).embeds.nbytes for frame in gone if frame.moved is not None)
+        # Each is there as a whole while a frame has a part of it.
+        copies, held = ({frame.moved for frame in frames} for frames in (gone, self.frames))
+        self.moved_nbytes -= sum(copy.nbytes for copy in copies - held if copy is not None)
         self.kv.drop_slots(sum(token_counts([frame for frame in gone if frame.has_kv])))
         moving = [frame.window_time for frame in gone if frame.moving]
         if moving:
@@ -321,7 +323,7 @@ class Stream:
             pool.copies.keep_until_read(embeds)
             for frame, held in zip(frames, torch.split(copy[0], [len(each) for each in embeds]), strict=True):
                 frame.tokens, frame.moved = replace(encoded_tokens(frame), embeds=held), copy
-                self.moved_nbytes += held.nbytes
+            self.moved_nbytes += copy.nbytes
         self.kv.copy_to_host()
 
     @property

@@ -147,6 +147,7 @@ def test_without_vllm_the_engine_says_what_to_install() -> None:
         ({"tensor_paralel_size": 2}, "did you mean tensor_parallel_size"),
         ({"xyzzy": 1}, "vllm serve --help"),
         ({"model": "other"}, "follows from the model"),
+        ({"revision": "v2"}, "follows from the model"),
     ],
 )
 def test_arguments_vllm_does_not_take(arguments: dict[str, Any], message: str) -> None:
