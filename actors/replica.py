@@ -273,7 +273,7 @@ def replica_application(config: SightlineConfig, host: str | None) -> Any:
     """The Serve application of all replicas. Imports Serve, which reads its flags from the environment then."""
     from ray import serve
 
-    # "cuda" is a GPU for each replica; "cuda:N" names one GPU that they share.
+    # "cuda" is a GPU for each replica; "cuda:0" names one GPU that they share.
     gpus = 1 if config.model.device == "cuda" and config.engine != "simulated" else 0
     place = config.cluster.placement.replica
     resources = {} if place is None else {place: 1.0}

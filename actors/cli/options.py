@@ -92,7 +92,7 @@ State = Annotated[
     ),
 ]
 
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda; CUDA_VISIBLE_DEVICES chooses the card.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float8.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: one per core.")]
 Model = Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder or hub id of a checkpoint.")]

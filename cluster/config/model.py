@@ -31,7 +31,7 @@ class VllmConfig(Section):
     """Seconds vLLM may take for one batch of windows before its engine core counts as dead."""
 
 
-_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+_DEVICE = re.compile(r"cpu|cuda(:0)?")
 
 
 class ModelConfig(Section):
@@ -41,7 +41,8 @@ class ModelConfig(Section):
     """The bundled model (demo), a preset with random weights (`sightline models list`), the path of a checkpoint
     folder, or a hub id."""
     device: str = "cpu"
-    """Where it runs: cpu, cuda, or cuda:N for the N-th GPU."""
+    """Where it runs: cpu; cuda, a GPU of each replica's own; or cuda:0, which a node's replicas share: the first of
+    those that CUDA_VISIBLE_DEVICES names."""
     dtype: Literal["float32", "bfloat16", "float16", "float8"] = "float32"
     """Number format of weights and KV; float8: linear layers alone, on Ada and Hopper GPUs."""
     seed: int = Field(default=0, ge=0)
@@ -70,5 +71,5 @@ class ModelConfig(Section):
     @classmethod
     def _known_device(cls, device: str) -> str:
         if not _DEVICE.fullmatch(device):
-            raise ValueError(f"must be cpu, cuda or cuda:N, not {device!r}")
+            raise ValueError(f"must be cpu, cuda or cuda:0 (CUDA_VISIBLE_DEVICES chooses the card), not {device!r}")
         return device

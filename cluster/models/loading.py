@@ -244,7 +244,10 @@ def _image_processor(path: str) -> dict[str, Any]:
 
 
 def find_device(name: str) -> torch.device:
-    """The device of this name; ``ModelError`` where this machine lacks it."""
+    """The device of this name; ``ModelError`` where this machine lacks it, and for a GPU that is not the first that
+    this process sees: kernels, graphs and events are of each thread's current one."""
+    if name.startswith("cuda:") and name != "cuda:0":
+        raise ModelError(f"device {name!r}: choose the card by CUDA_VISIBLE_DEVICES, and name cuda here (or cpu)")
     try:
         one = torch.ones(1, device=torch.device(name))
         one.item()
