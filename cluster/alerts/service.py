@@ -198,12 +198,8 @@ class AlertService:
         await self._revise(incident_id, lambda incident: replace(incident, clip=clip, footage_note=note), clip_settled)
 
     async def review(self, incident_id: str, verdict: Verdict, by: str) -> Incident:
-        """Record what a person says of an incident, open or ended, and notify followers; empty takes it back.
-
-        Raises:
-            UnknownIncidentError: there is none of that id.
-            UnavailableError: the record cannot be read.
-        """
+        """Record what a person says of an incident, open or ended, and notify followers; empty takes it back. Raises
+        ``UnknownIncidentError``: there is none of that id; ``UnavailableError``: the record cannot be read."""
         now_s = time.time()
         incident = await self._revise(
             incident_id, lambda each: replace(each, verdict=verdict, reviewed_by=by, reviewed_s=now_s), reviewed
@@ -275,17 +271,15 @@ class AlertService:
             most = self._config.max_events
             letters = await self._journal.read(lambda store: store.dead(sink=sink, key=key, limit=most, scope=scope))
             chosen = [self.routes.as_told(Delivery(letter.event, letter.sink)) for letter in letters]
-            await self._journal.write(Changes(deliveries={(each.event.key, each.sink): each for each in chosen}))
+            # Before they are written: a caller that leaves meanwhile must not leave them pending and unsent.
             self._dispatcher.enqueue(chosen)
+            await self._journal.write(Changes(deliveries={(each.event.key, each.sink): each for each in chosen}))
             return len(chosen)
 
     async def erase_camera(self, camera: str, before_s: float = 0.0) -> Erased:
         """Erase records of a camera's incidents and pending alerts older than ``before_s`` seconds; 0: all, and open
-        ones end. See :class:`~cluster.alerts.incident.ErasureScope`.
-
-        Raises:
-            UnavailableError: the disk does not accept it now; it is erased with the next successful write.
-        """
+        ones end (:class:`~cluster.alerts.incident.ErasureScope`). Raises ``UnavailableError``: the disk does not take
+        it now; it is erased with the next successful write."""
         now_s = time.time()
         scope = ErasureScope(camera, now_s - before_s if before_s else math.nextafter(now_s, math.inf))
         if not before_s:
@@ -388,6 +382,10 @@ class AlertService:
             await self._flush()
 
     async def _flush(self) -> None:
+        """Write and send what has changed, to the end also when the caller is cancelled: others' alerts are in it."""
+        await asyncio.shield(asyncio.create_task(self._write_and_send(), name="write alerts"))
+
+    async def _write_and_send(self) -> None:
         async with self._flushing:
             changes = self._open_incidents.pop_changes()
             settled, self._settled = self._settled, {}

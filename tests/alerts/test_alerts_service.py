@@ -2,6 +2,7 @@
 
 import asyncio
 import sqlite3
+import threading
 from dataclasses import replace
 
 import pytest
@@ -237,6 +238,29 @@ async def test_dead_letters_are_shown_and_sent_again(tmp_path, make, until):
         await until(lambda: told(receiver) == [("new", "gate")])
         await until(lambda: not service._settled)
         assert (await service.outbox(10)).dead == []
+
+
+async def test_a_caller_that_leaves_takes_no_alert_with_it(tmp_path, make, monkeypatch, until):
+    """Whoever changes something writes what cameras have changed meanwhile as well; gRPC cancels whoever leaves."""
+    disk, writing = threading.Event(), AlertStore.write
+    monkeypatch.setattr(AlertStore, "write", lambda store, changes: (disk.wait(5.0), writing(store, changes)))
+    async with Receiver() as receiver, running(configuration(receiver), tmp_path) as service:
+        muting = asyncio.create_task(service.mute("yard", "", 3600.0, "ann"))
+        for window in (0, 1):
+            service.accept_answer(make.answer(window))
+        await until(lambda: service._journal.pending_events == 1)
+        muting.cancel()
+        receiver.reply = lambda request: 401
+        disk.set()
+        await until(lambda: service._dispatcher.status()["ops"].dead == 1)
+        await until(lambda: not service._settled and not service._flushing.locked())
+        receiver.reply = lambda request: 204
+        disk.clear()
+        resending = asyncio.create_task(service.resend())
+        await until(lambda: service._journal._writing is not None)
+        resending.cancel()
+        disk.set()
+        await until(lambda: told(receiver) == [("new", "gate")])
 
 
 async def test_what_people_do(tmp_path, make, until):
