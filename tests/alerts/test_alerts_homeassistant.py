@@ -168,6 +168,9 @@ async def test_an_incident_goes_on_over_a_restart_of_alerting(tmp_path, make, un
 
 
 async def test_a_camera_that_is_removed_leaves_nothing(tmp_path, make, until):
+    async def read(_incident):
+        return b"\xff\xd8picture"
+
     with mosquitto(tmp_path) as broker:
         sink = HomeAssistantSink(f"mqtt://127.0.0.1:{broker.port}")
         sink.follow_cameras(CAMERAS)
@@ -177,6 +180,14 @@ async def test_a_camera_that_is_removed_leaves_nothing(tmp_path, make, until):
         sink.follow_cameras({"gate": {"car": "Is a car there?"}})
         await until(lambda: set(house.entities) == {"sightline_gate-car", "sightline_gate-health", "sightline_gate"})
         assert not [topic for topic in house.topics if "person" in topic or "fire" in topic]
+        # The ends of their incidents come after that, with a snapshot that is there still.
+        sink.use_pictures(read)
+        await sink.send(make.event(event_kind="end", ended_s=1_030.0))
+        await sink.send(make.event(1, camera="Hof/3", subject="fire", event_kind="end", ended_s=1_030.0))
+        late = House(broker.port)
+        await until(lambda: len(late.entities) == 3)
+        assert not [topic for topic in late.topics if "person" in topic or "fire" in topic or "Hof" in topic]
+        late.close()
         # Removed while this process was away: a new one finds what the broker kept.
         await sink.close()
         again = HomeAssistantSink(f"mqtt://127.0.0.1:{broker.port}")
