@@ -191,7 +191,7 @@ class OpenIncidents:
         # An announced incident is also ended for the sinks, muted or not; one never announced ends silently.
         before_s = incident.told_s
         silent = before_s is None if kind == "end" else muted
-        if kind == "update" and before_s is None:
+        if kind == "update" and before_s is None and not silent:
             kind = "new"
         incident = replace(incident, events=incident.events + 1, muted=muted)
         if not silent:

@@ -247,15 +247,16 @@ def test_events_make_sense_for_any_scores(scores):
 def test_what_is_muted_is_recorded_and_not_told(make):
     desk = Desk()
     desk.open_incidents.mute(Mute("gate", "*", NOW + 100), NOW)
-    desk.take(make.answer(0), make.answer(1))
-    assert [event.silent for event in desk.told] == [True]
+    # It goes on for minutes, and has begun once.
+    desk.take(*map(make.answer, range(6)))
+    assert [(event.kind, event.silent) for event in desk.told] == [("new", True), ("update", True), ("update", True)]
     # The mute is over while it goes on: now it is news.
-    desk.take(make.answer(2), make.answer(3), now_s=NOW + 101)
-    assert [(event.kind, event.silent) for event in desk.told[1:]] == [("new", False)]
+    desk.take(make.answer(6), make.answer(7), now_s=NOW + 101)
+    assert [(event.kind, event.silent) for event in desk.told[3:]] == [("new", False)]
     # Muted again: what was announced is still called off.
     desk.open_incidents.mute(Mute("*", "person", NOW + 300), NOW + 102)
-    desk.take(make.answer(4, 0.0), make.answer(5, 0.0), now_s=NOW + 103)
-    assert [(event.kind, event.silent) for event in desk.told[2:]] == [("end", False)]
+    desk.take(make.answer(8, 0.0), make.answer(9, 0.0), now_s=NOW + 103)
+    assert [(event.kind, event.silent) for event in desk.told[4:]] == [("end", False)]
 
 
 def test_an_incident_nobody_heard_of_ends_without_a_word(make):
