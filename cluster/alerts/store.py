@@ -76,7 +76,7 @@ def event_of(text: str) -> AlertEvent:
     return AlertEvent(**body | {"incident": Incident(**body["incident"])})
 
 
-VERSION = 2
+VERSION = 3
 PAGE_BYTES = 4096
 
 _SCHEMA = """

@@ -120,6 +120,17 @@ def test_cooldown_counts_on_the_cameras_clock(make):
     assert [(n + 1) * 8 for n in opened][:1] == [80]
 
 
+def test_a_minute_of_short_strides_that_comes_again_counts_once(make):
+    """Five windows a second, of which replicas send those of the last minute to a restarted process."""
+    windows = [make.answer(n, end=s(0.2 * (n + 1))) for n in range(400)]
+    desk = Desk(replace(RULE, update_s=1e9))
+    assert desk.take(*windows[:300]) == [("new", 0, s(0.4))]
+    other = desk.restarted()
+    assert other.take(*windows) == []
+    [incident] = other.open_incidents.oldest_first
+    assert (incident.windows, incident.end) == (400, s(80))
+
+
 def test_an_answer_that_comes_again_counts_once(make):
     desk = Desk()
     assert desk.take(make.answer(3), make.answer(3), make.answer(3)) == []
