@@ -94,7 +94,7 @@ class AlertService:
         self._settled: dict[tuple[str, str], Delivery] = {}
         self._revised: list[tuple[str, ToldAs]] = []
         self._clock = WallClock(self._shift)
-        self._expired = 0
+        self._expired, self._newest_s = 0, 0.0
         self._expire_s = self._probe_s = 0.0
         self._changed = asyncio.Event()
         self._flushing = asyncio.Lock()
@@ -280,7 +280,8 @@ class AlertService:
         """Erase records of a camera's incidents and pending alerts older than ``before_s`` seconds; 0: all, and open
         ones end (:class:`~cluster.alerts.incident.ErasureScope`). Raises ``UnavailableError``: the disk does not take
         it now; it is erased with the next successful write."""
-        now_s = time.time()
+        # All is also what was recorded while the clock was ahead.
+        now_s = time.time() if before_s else max(time.time(), self._newest_s)
         scope = ErasureScope(camera, now_s - before_s if before_s else math.nextafter(now_s, math.inf))
         if not before_s:
             self._open_incidents.end_camera_incidents(camera, now_s)
@@ -358,6 +359,7 @@ class AlertService:
     def _load(self, kept: StoredState) -> None:
         """Go on from stored state, at the start or when the disk can be read again."""
         now_s = time.time()
+        self._newest_s = max(self._newest_s, kept.newest_s)
         self._open_incidents.load(kept.incidents, kept.serials, kept.mutes, now_s)
         self._tracker.load(kept.tracks, now_s)
         self._health.load(kept.tracks)
@@ -402,6 +404,7 @@ class AlertService:
             now_s, kept = time.time(), changes.incidents
             self._feed.publish(told_as(kept[each], now_s) for each, told_as in revised if each in kept)
             for event in changes.events.values():
+                self._newest_s = max(self._newest_s, event.at_s)
                 metrics.incident_events.labels(event.incident.kind, event.kind).inc()
                 self._on_event(event)
 
