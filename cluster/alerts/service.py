@@ -230,7 +230,7 @@ class AlertService:
 
     async def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
         """Mute for ``for_s`` seconds; returns the active mutes. Raises ``ConfigError``: not in the future."""
-        now_s = time.time()
+        now_s = self._clock.now()
         self._open_incidents.mute(Mute(camera or "*", subject or "*", now_s + for_s, by), now_s)
         await self._flush()
         return self._open_incidents.mutes(now_s)
@@ -242,7 +242,7 @@ class AlertService:
         return self.mutes()
 
     def mutes(self) -> list[Mute]:
-        return self._open_incidents.mutes(time.time())
+        return self._open_incidents.mutes(self._clock.now())
 
     def follow(self) -> Subscription[AlertEvent]:
         return self._feed.subscribe()
@@ -320,8 +320,8 @@ class AlertService:
     # -- inside ---------------------------------------------------------------------------------
     def _shift(self, by_s: float) -> None:
         """Durations go on when the clock is set."""
-        self._tracker.shift(by_s)
-        self._health.shift(by_s)
+        for each in (self._tracker, self._health, self._open_incidents):
+            each.shift(by_s)
 
     def _add_window(self, answer: Answer, level: float, now_s: float) -> None:
         at_s = now_s - answer.timing.latency_s

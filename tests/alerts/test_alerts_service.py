@@ -125,6 +125,22 @@ async def test_a_clock_that_is_set_makes_no_time_pass(tmp_path, make, monkeypatc
         assert after(0, replace(gate, windows_done=6), back) == []
 
 
+@pytest.mark.parametrize("step_s", [86_400.0, -86_400.0])
+async def test_a_mute_lasts_as_long_whichever_way_the_clock_is_set(tmp_path, monkeypatch, step_s):
+    clocks = Clocks()
+    monkeypatch.setattr("cluster.alerts.wall_clock.time", clocks)
+    async with running(configuration(), tmp_path) as service:
+        await service.mute("gate", "", 3600.0, "ann")
+        clocks.wall_s += step_s
+        clocks.go_on(3500)
+        [mute] = service.mutes()
+        assert mute.until_s == clocks.wall_s + 100
+        await service._flush()
+        assert (await service._journal.read(AlertStore.load)).mutes == [mute]
+        clocks.go_on(200)
+        assert service.mutes() == []
+
+
 async def test_which_sink_gets_what(tmp_path, make, until):
     grave, here, ends = Receiver(), Receiver(), Receiver()
     sinks = [
