@@ -81,8 +81,7 @@ class AlertService:
         self._cameras: dict[str, CameraConfig] = {}
         self._lives: dict[str, str] = {}
         self._over: set[str] = set()
-        self.version = -1
-        self.answers_missed = 0
+        self.version, self.answers_missed = -1, 0
         self._journal = Journal(
             lambda: AlertStore(folder / FILE, max_events=alerts.max_events, max_bytes=alerts.max_bytes),
             on_late=self._load,
@@ -133,6 +132,7 @@ class AlertService:
     def accept_answer(self, answer: Answer, missed: int = 0) -> None:
         """Process one answer; ``missed``: answers lost before it."""
         self.answers_missed += missed
+        metrics.answers_missed.inc(missed)
         self._tracker.add_answer(answer, self._clock.now())
         self._changed.set()
 

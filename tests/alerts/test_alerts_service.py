@@ -9,6 +9,7 @@ import pytest
 from alert_parts import bodies, configuration, running, told
 from sink_parts import Receiver
 
+from cluster import metrics
 from cluster.alerts.health import CameraStates
 from cluster.alerts.incident import IncidentQuery
 from cluster.alerts.store import AlertStore
@@ -358,6 +359,14 @@ async def test_answers_of_a_camera_nobody_has_told_of_yet_are_not_lost(tmp_path,
         for window in (0, 1):
             service.accept_answer(make.answer(window, camera="added-while-it-ran"))
         assert [incident.camera for incident in service.open_incidents()] == ["added-while-it-ran"]
+
+
+async def test_answers_that_were_lost_on_the_way_are_counted(tmp_path, make):
+    before = metrics.answers_missed._value.get()
+    async with running(configuration(), tmp_path) as service:
+        service.accept_answer(make.answer(3), 3)
+        assert (await service.outbox()).answers_missed == 3
+    assert metrics.answers_missed._value.get() - before == 3
 
 
 async def test_lists_go_on_without_the_disk(tmp_path, make):
