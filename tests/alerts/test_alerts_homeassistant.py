@@ -236,6 +236,31 @@ async def test_a_broker_that_was_down_gets_all_of_it(tmp_path, make, until):
         house.close()
 
 
+async def test_a_restarted_process_tells_a_broker_that_lost_everything_what_goes_on(tmp_path, make, until):
+    """It delivers what an earlier one had not before it knows the cameras, of which the broker has configurations."""
+    with mosquitto(tmp_path) as broker:
+        earlier = HomeAssistantSink(f"mqtt://127.0.0.1:{broker.port}")
+        earlier.follow_cameras(CAMERAS)
+        house = House(broker.port)
+        await until(lambda: len(house.entities) == 6)
+        await earlier.close()
+        sink = HomeAssistantSink(f"mqtt://127.0.0.1:{broker.port}")
+        await sink.send(make.event())
+        await until(lambda: len(sink._stale) == 6)
+        sink.follow_cameras(CAMERAS)
+        await until(lambda: len(sink._published) == 6)
+        broker.kill()
+        (tmp_path / "mosquitto.db").unlink(missing_ok=True)
+        house.close()
+        await asyncio.to_thread(broker.start)
+        house = House(broker.port)
+        await until(lambda: len(house.entities) == 6)
+        await until(lambda: house.state("sightline_gate-person") == "ON")
+        assert house.state("sightline_gate-health") == "OFF"
+        await sink.close()
+        house.close()
+
+
 @pytest.mark.parametrize("options", [{"node": "a/b"}, {"discovery": ""}, {"node": "#"}])
 def test_what_is_no_topic(options):
     with pytest.raises(ConfigError, match="must be letters, digits"):

@@ -154,7 +154,7 @@ class HomeAssistantSink:
 
     def _first_states(self, topic: str) -> list[Message]:
         """What open incidents say, so that nothing is unknown."""
-        if f"{self.discovery}/binary_sensor/" not in topic or topic in self._stale:
+        if f"{self.discovery}/binary_sensor/" not in topic:
             return []
         base = f"{self.node}/{topic.split('/')[-2]}"
         is_open = any(ours and self._base(*key) == base for key, ours in self._open.items())
