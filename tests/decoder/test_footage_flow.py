@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import io
 import json
 import sqlite3
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -349,6 +351,24 @@ async def test_what_could_not_be_deleted_is_tried_again(tmp_path, h264, monkeypa
         file.rmdir()
         await until_async(lambda: not len(running.store))
         assert list((tmp_path / "clips").iterdir()) == []
+
+
+async def test_a_folder_that_cannot_be_listed_for_a_while_ends_nothing(tmp_path, h264, monkeypatch):
+    def unreadable(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("cluster.alerts.clips.footage_collector.SWEEP_S", 0.05)
+    async with site(tmp_path) as running:
+        await running.collector.retain_cameras({"gate": "1", "yard": "1"})
+        running.feed(h264, 200)
+        incident = await running.alert(5.0)
+        await running.settled(incident.id)
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "iterdir", unreadable)
+            await running.collector.retain_cameras({"yard": "1"})
+            await until_async(lambda: running.store.failed > 2)
+            assert running.collector._unerased.keys() == {"gate"}
+        await until_async(lambda: not running.collector._unerased)
 
 
 async def refuse(running, on):
