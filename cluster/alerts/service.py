@@ -330,8 +330,8 @@ class AlertService:
     def _rule(self, camera: str, question: str) -> Rule | None:
         if (rules := self._rules.get(camera)) is not None:
             return rules.get(question)
-        # Before the cameras are known, an answer of one added at run time must not be lost.
-        return None if self._informed else self._default
+        # Before the cameras are known, an answer of one added at run time must not be lost; nor what one has, left out.
+        return None if self._informed and camera not in self._lives else self._default
 
     async def _revise(
         self, incident_id: str, change: Callable[[Incident], Incident], told_as: ToldAs

@@ -64,6 +64,7 @@ async def test_a_camera_that_is_left_out_keeps_what_it_has(tmp_path, make, until
             service.accept_answer(make.answer(window))
         await until(lambda: len(receiver.got) == 1)
         service.update_cameras(CameraStates(2, settings[1:], both[1:], {}, {"gate": "1"}))
+        service._tracker.tick(service._clock.now())
         assert [each.camera for each in service.open_incidents()] == ["gate"]
         assert [each.camera for each in service.mutes()] == ["gate"]
         service.update_cameras(CameraStates(3, settings[1:], both[1:], {}))
