@@ -75,7 +75,7 @@ class Track:
 
     def is_repeated(self, answer: Answer) -> bool:
         """Whether it was here before: windows of one incarnation come in order."""
-        return answer.window <= self.newest.get(answer.incarnation, -1)
+        return answer.incarnation in self.newest and answer.window <= self.newest[answer.incarnation]
 
     def remember(self, answer: Answer) -> None:
         self.newest.pop(answer.incarnation, None)
