@@ -59,8 +59,8 @@ def asked_directly() -> dict[str, Any]:
 
 class MetricsPages:
     """Metrics addresses of all processes: the controller knows decoders and replicas; alerting, the reconciler and the
-    nodes' tiers are asked directly, while Ray knows their names. One that does not answer keeps its last address, so
-    that scraping it shows that it is down."""
+    nodes' tiers are asked directly, while Ray knows their names. One that does not answer keeps its last address, or an
+    empty one, so that scraping it shows that it is down."""
 
     def __init__(self, look: Callable[[], Mapping[str, Any]] = asked_directly) -> None:
         self._look = look
@@ -76,8 +76,7 @@ class MetricsPages:
             return members | self._known
         found = await asyncio.gather(*(_page(name, handle) for name, handle in handles.items()))
         shown = [short_tier(name) if name.startswith(TIER) else name for name in handles]
-        places = {name: place or self._known.get(name) for name, place in zip(shown, found, strict=True)}
-        self._known = {name: place for name, place in places.items() if place is not None}
+        self._known = {name: place or self._known.get(name, "") for name, place in zip(shown, found, strict=True)}
         return members | self._known
 
 

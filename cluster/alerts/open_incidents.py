@@ -152,6 +152,12 @@ class OpenIncidents:
             raise CapacityError(f"there are {MOST_MUTES} mutes already; lift one, or mute with * instead of one by one")
         self._mutes[where] = self._changes.mutes[where] = mute
 
+    def shift(self, by_s: float) -> None:
+        """The clock was set forward by so much, or back: mutes last as long."""
+        moved = {where: replace(mute, until_s=mute.until_s + by_s) for where, mute in self._mutes.items()}
+        self._mutes.update(moved)
+        self._changes.mutes.update(moved)
+
     def unmute(self, camera: str, subject: str) -> bool:
         """Remove a mute by its camera and subject; false when there was none."""
         where = (camera, subject)
@@ -191,7 +197,7 @@ class OpenIncidents:
         # An announced incident is also ended for the sinks, muted or not; one never announced ends silently.
         before_s = incident.told_s
         silent = before_s is None if kind == "end" else muted
-        if kind == "update" and before_s is None:
+        if kind == "update" and before_s is None and not silent:
             kind = "new"
         incident = replace(incident, events=incident.events + 1, muted=muted)
         if not silent:

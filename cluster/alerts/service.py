@@ -81,8 +81,7 @@ class AlertService:
         self._cameras: dict[str, CameraConfig] = {}
         self._lives: dict[str, str] = {}
         self._over: set[str] = set()
-        self.version = -1
-        self.answers_missed = 0
+        self.version, self.answers_missed = -1, 0
         self._journal = Journal(
             lambda: AlertStore(folder / FILE, max_events=alerts.max_events, max_bytes=alerts.max_bytes),
             on_late=self._load,
@@ -94,7 +93,7 @@ class AlertService:
         self._settled: dict[tuple[str, str], Delivery] = {}
         self._revised: list[tuple[str, ToldAs]] = []
         self._clock = WallClock(self._shift)
-        self._expired = 0
+        self._expired, self._newest_s = 0, 0.0
         self._expire_s = self._probe_s = 0.0
         self._changed = asyncio.Event()
         self._flushing = asyncio.Lock()
@@ -133,6 +132,7 @@ class AlertService:
     def accept_answer(self, answer: Answer, missed: int = 0) -> None:
         """Process one answer; ``missed``: answers lost before it."""
         self.answers_missed += missed
+        metrics.answers_missed.inc(missed)
         self._tracker.add_answer(answer, self._clock.now())
         self._changed.set()
 
@@ -198,12 +198,8 @@ class AlertService:
         await self._revise(incident_id, lambda incident: replace(incident, clip=clip, footage_note=note), clip_settled)
 
     async def review(self, incident_id: str, verdict: Verdict, by: str) -> Incident:
-        """Record what a person says of an incident, open or ended, and notify followers; empty takes it back.
-
-        Raises:
-            UnknownIncidentError: there is none of that id.
-            UnavailableError: the record cannot be read.
-        """
+        """Record what a person says of an incident, open or ended, and notify followers; empty takes it back. Raises
+        ``UnknownIncidentError``: there is none of that id; ``UnavailableError``: the record cannot be read."""
         now_s = time.time()
         incident = await self._revise(
             incident_id, lambda each: replace(each, verdict=verdict, reviewed_by=by, reviewed_s=now_s), reviewed
@@ -234,7 +230,7 @@ class AlertService:
 
     async def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
         """Mute for ``for_s`` seconds; returns the active mutes. Raises ``ConfigError``: not in the future."""
-        now_s = time.time()
+        now_s = self._clock.now()
         self._open_incidents.mute(Mute(camera or "*", subject or "*", now_s + for_s, by), now_s)
         await self._flush()
         return self._open_incidents.mutes(now_s)
@@ -246,7 +242,7 @@ class AlertService:
         return self.mutes()
 
     def mutes(self) -> list[Mute]:
-        return self._open_incidents.mutes(time.time())
+        return self._open_incidents.mutes(self._clock.now())
 
     def follow(self) -> Subscription[AlertEvent]:
         return self._feed.subscribe()
@@ -275,18 +271,17 @@ class AlertService:
             most = self._config.max_events
             letters = await self._journal.read(lambda store: store.dead(sink=sink, key=key, limit=most, scope=scope))
             chosen = [self.routes.as_told(Delivery(letter.event, letter.sink)) for letter in letters]
-            await self._journal.write(Changes(deliveries={(each.event.key, each.sink): each for each in chosen}))
+            # Before they are written: a caller that leaves meanwhile must not leave them pending and unsent.
             self._dispatcher.enqueue(chosen)
+            await self._journal.write(Changes(deliveries={(each.event.key, each.sink): each for each in chosen}))
             return len(chosen)
 
     async def erase_camera(self, camera: str, before_s: float = 0.0) -> Erased:
         """Erase records of a camera's incidents and pending alerts older than ``before_s`` seconds; 0: all, and open
-        ones end. See :class:`~cluster.alerts.incident.ErasureScope`.
-
-        Raises:
-            UnavailableError: the disk does not accept it now; it is erased with the next successful write.
-        """
-        now_s = time.time()
+        ones end (:class:`~cluster.alerts.incident.ErasureScope`). Raises ``UnavailableError``: the disk does not take
+        it now; it is erased with the next successful write."""
+        # All is also what was recorded while the clock was ahead.
+        now_s = time.time() if before_s else max(time.time(), self._newest_s)
         scope = ErasureScope(camera, now_s - before_s if before_s else math.nextafter(now_s, math.inf))
         if not before_s:
             self._open_incidents.end_camera_incidents(camera, now_s)
@@ -325,8 +320,8 @@ class AlertService:
     # -- inside ---------------------------------------------------------------------------------
     def _shift(self, by_s: float) -> None:
         """Durations go on when the clock is set."""
-        self._tracker.shift(by_s)
-        self._health.shift(by_s)
+        for each in (self._tracker, self._health, self._open_incidents):
+            each.shift(by_s)
 
     def _add_window(self, answer: Answer, level: float, now_s: float) -> None:
         at_s = now_s - answer.timing.latency_s
@@ -335,8 +330,8 @@ class AlertService:
     def _rule(self, camera: str, question: str) -> Rule | None:
         if (rules := self._rules.get(camera)) is not None:
             return rules.get(question)
-        # Before the cameras are known, an answer of one added at run time must not be lost.
-        return None if self._informed else self._default
+        # Before the cameras are known, an answer of one added at run time must not be lost; nor what one has, left out.
+        return None if self._informed and camera not in self._lives else self._default
 
     async def _revise(
         self, incident_id: str, change: Callable[[Incident], Incident], told_as: ToldAs
@@ -364,6 +359,7 @@ class AlertService:
     def _load(self, kept: StoredState) -> None:
         """Go on from stored state, at the start or when the disk can be read again."""
         now_s = time.time()
+        self._newest_s = max(self._newest_s, kept.newest_s)
         self._open_incidents.load(kept.incidents, kept.serials, kept.mutes, now_s)
         self._tracker.load(kept.tracks, now_s)
         self._health.load(kept.tracks)
@@ -388,6 +384,10 @@ class AlertService:
             await self._flush()
 
     async def _flush(self) -> None:
+        """Write and send what has changed, to the end also when the caller is cancelled: others' alerts are in it."""
+        await asyncio.shield(asyncio.create_task(self._write_and_send(), name="write alerts"))
+
+    async def _write_and_send(self) -> None:
         async with self._flushing:
             changes = self._open_incidents.pop_changes()
             settled, self._settled = self._settled, {}
@@ -404,6 +404,7 @@ class AlertService:
             now_s, kept = time.time(), changes.incidents
             self._feed.publish(told_as(kept[each], now_s) for each, told_as in revised if each in kept)
             for event in changes.events.values():
+                self._newest_s = max(self._newest_s, event.at_s)
                 metrics.incident_events.labels(event.incident.kind, event.kind).inc()
                 self._on_event(event)
 

@@ -76,7 +76,7 @@ def event_of(text: str) -> AlertEvent:
     return AlertEvent(**body | {"incident": Incident(**body["incident"])})
 
 
-VERSION = 2
+VERSION = 3
 PAGE_BYTES = 4096
 
 _SCHEMA = """
@@ -102,13 +102,14 @@ CREATE INDEX IF NOT EXISTS deliveries_undone ON deliveries (state) WHERE state !
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """State restored at start. ``pending``: undelivered alerts, oldest first."""
+    """State restored at start. ``pending``: undelivered alerts, oldest first; ``newest_s``: Unix time of the newest."""
 
     tracks: dict[Subject, dict[str, Any]]
     serials: dict[Subject, int]
     incidents: list[Incident]
     mutes: list[Mute]
     pending: list[Delivery]
+    newest_s: float = 0.0
 
 
 RESERVE = "alerts.reserve"
@@ -237,6 +238,7 @@ class AlertStore:
             incidents=[incident_of(body) for (body,) in rows("SELECT body FROM incidents WHERE is_open")],
             mutes=[Mute(*row) for row in rows("SELECT camera, subject, until_s, owner FROM mutes")],
             pending=[Delivery(event_of(body), sink, "pending", tries, error) for body, sink, tries, error in undone],
+            newest_s=rows("SELECT COALESCE(MAX(at_s), 0.0) FROM events").fetchone()[0],
         )
 
     # -- writing --------------------------------------------------------------------------------

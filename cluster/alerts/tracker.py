@@ -1,18 +1,17 @@
 """Opens and ends incidents from answers, by threshold, consecutive windows, hysteresis and cooldown
 (``IncidentTracker``)."""
 
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 from cluster.alerts.incident import Incident, Severity, Subject
 from cluster.alerts.open_incidents import OpenIncidents
 from cluster.types import MICROSECONDS, Answer, TokenCount
 from cluster.types.cameras import HEALTH_SUBJECTS
 
-REMEMBER = 128
-"""Answers remembered per camera and question to detect repeats; more than replicas resend."""
+INCARNATIONS = 8
+"""Openings of a stream whose newest window is remembered per camera and question, to detect repeats."""
 
 OVER_S = 10.0
 """Seconds after the last answer of a video that is over at which its incidents end: windows may still be queued."""
@@ -58,8 +57,8 @@ Rules = Callable[[str, str], Rule | None]
 @dataclass(slots=True)
 class Track:
     """State of one question at one camera. ``run``: positive windows in a row; ``off``: negative ones of an open
-    incident; ``life`` of the camera and ``text`` of the question as last known; ``keys``: incarnation and window of
-    recent answers; ``recent``: scores of the last ``consecutive`` windows that touch each other."""
+    incident; ``life`` of the camera and ``text`` of the question as last known; ``newest``: window by incarnation;
+    ``recent``: scores of the last ``consecutive`` windows that touch each other."""
 
     run: int = 0
     run_start: int = 0
@@ -72,26 +71,27 @@ class Track:
     life: str = UNKNOWN
     text: str = UNKNOWN
     recent: list[float] = field(default_factory=list)
-    keys: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=REMEMBER))
+    newest: dict[str, int] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"keys": [list(key) for key in self.keys]}
+    def is_repeated(self, answer: Answer) -> bool:
+        """Whether it was here before: windows of one incarnation come in order."""
+        return answer.incarnation in self.newest and answer.window <= self.newest[answer.incarnation]
 
-    @classmethod
-    def from_dict(cls, body: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`to_dict`; raises ``TypeError`` for another set of fields."""
-        keys = deque(((str(incarnation), int(window)) for incarnation, window in body["keys"]), maxlen=REMEMBER)
-        return cls(**{**body, "keys": keys})
+    def remember(self, answer: Answer) -> None:
+        self.newest.pop(answer.incarnation, None)
+        self.newest[answer.incarnation] = answer.window
+        if len(self.newest) > INCARNATIONS:
+            del self.newest[next(iter(self.newest))]
 
 
 class IncidentTracker:
     """Receives every answer through :meth:`add_answer`, in any order of cameras; results are changes of
     ``open_incidents``.
 
-    A repeated answer (same incarnation and window) is ignored: replicas resend their newest answers to whoever
-    connects. An answer that ends before the last one without being a repeat means that the camera's clock restarted. A
-    window that does not touch the last one breaks a run and ends an incident, since nobody saw what was in between. A
-    camera that was removed and added again, and a reworded question, start anew.
+    A repeated answer (of its incarnation's windows until the newest) is ignored: replicas resend those of the last
+    minute to whoever connects. An answer that ends before the last one without being a repeat means that the camera's
+    clock restarted. A window that does not touch the last one breaks a run and ends an incident, since nobody saw what
+    was in between. A camera that was removed and added again, and a reworded question, start anew.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class IncidentTracker:
         for where, body in tracks.items():
             if where not in self._tracks and where[1] not in HEALTH_SUBJECTS:
                 # Downtime of this process is not silence of the camera.
-                self._tracks[where] = replace(Track.from_dict(body), seen_s=now_s)
+                self._tracks[where] = Track(**{**body, "seen_s": now_s})
 
     def shift(self, by_s: float) -> None:
         """The clock was set forward by so much, or back: silences go on."""
@@ -131,14 +131,13 @@ class IncidentTracker:
         track = self._tracks.setdefault(where, Track())
         self._reword(where, track, rule, now_s)
         track.life = track.life or self._lives.get(answer.stream, UNKNOWN)
-        key = (answer.incarnation, answer.window)
-        if key in track.keys:
+        if track.is_repeated(answer):
             self.repeated += 1
             return
         self._open_incidents.memory_shifts[answer.stream] = answer.memory_shift
         idle = not track.run and self._open_incidents.get(*where) is None
         connected = self._connect(track, answer, now_s)
-        track.keys.append(key)
+        track.remember(answer)
         track.recent = [*(track.recent if connected else ()), answer.score][-rule.consecutive :]
         level = min(track.recent) if len(track.recent) == rule.consecutive else 0.0
         self._on_window(answer, level, now_s)
@@ -149,7 +148,7 @@ class IncidentTracker:
             self._follow(track, rule, replace(incident, level=max(incident.level, level)), answer, now_s)
         track.last_end, track.seen_s = answer.end, now_s
         if not idle or track.run or self._open_incidents.get(*where) is not None:
-            self._open_incidents.store_track(where, track.to_dict())
+            self._open_incidents.store_track(where, asdict(track))
 
     def retain_cameras(self, lives: Mapping[str, str], now_s: float) -> None:
         """Drop the state of cameras that are not in ``lives`` (name -> life), or are there with another life."""
@@ -177,7 +176,7 @@ class IncidentTracker:
             if where[0] == camera:
                 track.run = track.run_start = track.off = 0
                 track.run_score, track.ended_end = 0.0, None
-                self._open_incidents.store_track(where, track.to_dict())
+                self._open_incidents.store_track(where, asdict(track))
 
     # -- inside ---------------------------------------------------------------------------------
     def _drop(self, where: Subject, now_s: float, reason: str) -> None:
@@ -262,7 +261,7 @@ class IncidentTracker:
         track = self._tracks.get(where)
         if track is not None:
             track.run, track.off, track.ended_end = 0, 0, incident.end
-            self._open_incidents.store_track(where, track.to_dict())
+            self._open_incidents.store_track(where, asdict(track))
 
 
 _NO_TOKENS = TokenCount(0, 0, 0, 0, 0, 0, 0)

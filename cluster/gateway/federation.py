@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class FederatedCollector(Collector):
     """The metrics of other processes, each sample with a ``process`` label, gathered when scraped.
 
-    ``addresses()``: process name -> ``host:port`` of its ``/metrics``. ``own`` adds registries of this process
-    under their names. A process that does not answer within ``timeout_s`` is left out, and
+    ``addresses()``: process name -> ``host:port`` of its ``/metrics``, empty where nobody knows it. ``own`` adds
+    registries of this process under their names. A process that does not answer within ``timeout_s`` is left out, and
     ``sightline_process_up{process}`` is 0 for it. ``others``: processes with a public page of their own, and whether
     they are up, which is all that is shown of them. ``tls``: of this cluster's processes.
     """

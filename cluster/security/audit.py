@@ -104,10 +104,11 @@ class AuditLog:
     def _expire(self) -> None:
         """Rotate a file begun a day ago, and delete files past their retention."""
         now_s = self._clock()
-        if self._retention_s is None or now_s < self._next_look_s:
+        # Later than an hour from now: the clock was ahead.
+        if self._retention_s is None or 0.0 < self._next_look_s - now_s <= LOOK_EVERY_S:
             return
         self._next_look_s = now_s + LOOK_EVERY_S
-        if now_s - _begun_s(self.path, now_s) >= min(DAY_S, self._retention_s):
+        if abs(now_s - _begun_s(self.path, now_s)) >= min(DAY_S, self._retention_s):
             self._drop()
             self._rotate()
         for older in self._older().values():

@@ -62,13 +62,14 @@ def test_who_does_not_answer_stays_where_it_was_and_who_is_gone_is_not_shown(mem
         return (await known.addresses()).keys() - {"controller", "replica-0"}, known._known.get("tier-0123456789ab")
 
     async def play():
-        assert await others() == ({"alerting", "tier-0123456789ab"}, "t:1")
+        # The reconciler has never answered: it is there, and down.
+        assert await others() == ({"alerting", "reconciler", "tier-0123456789ab"}, "t:1")
         tier.place, alerting.place = None, OSError("its own affair")
-        assert await others() == ({"alerting", "tier-0123456789ab"}, "t:1")
+        assert await others() == ({"alerting", "reconciler", "tier-0123456789ab"}, "t:1")
         tier.place = "t:2"
         assert (await others())[1] == "t:2", "restarted, elsewhere"
         del handles[TIER]
-        assert await others() == ({"alerting"}, None)
+        assert await others() == ({"alerting", "reconciler"}, None)
 
     asyncio.run(play())
 

@@ -288,3 +288,18 @@ async def test_a_clip_that_settles_later_brings_nothing_back(tmp_path, make):
         with pytest.raises(NotReadyError):
             await service.acknowledge(ended.id, "ann")
         assert await service.incidents() == []
+
+
+async def test_what_was_recorded_while_the_clock_was_ahead_is_forgotten_too(tmp_path, make):
+    ahead_s = time.time() + 3600.0
+    store = AlertStore(tmp_path / "alerts.sqlite")
+    store.write(life(1, ahead_s, ahead_s + 10))
+    store.close()
+    async with running(configuration(), tmp_path) as service:
+        assert await service.erase_camera("gate") == Erased(1, 2)
+        for window in (0, 1):
+            service._tracker.add_answer(make.answer(window), ahead_s + 20)
+        await service._flush()
+        assert (await service.erase_camera("gate")).incidents == 1
+        assert await service.incidents() == []
+    assert SEEN.encode() not in on_disk(tmp_path)

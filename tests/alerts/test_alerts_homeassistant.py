@@ -168,6 +168,9 @@ async def test_an_incident_goes_on_over_a_restart_of_alerting(tmp_path, make, un
 
 
 async def test_a_camera_that_is_removed_leaves_nothing(tmp_path, make, until):
+    async def read(_incident):
+        return b"\xff\xd8picture"
+
     with mosquitto(tmp_path) as broker:
         sink = HomeAssistantSink(f"mqtt://127.0.0.1:{broker.port}")
         sink.follow_cameras(CAMERAS)
@@ -177,6 +180,14 @@ async def test_a_camera_that_is_removed_leaves_nothing(tmp_path, make, until):
         sink.follow_cameras({"gate": {"car": "Is a car there?"}})
         await until(lambda: set(house.entities) == {"sightline_gate-car", "sightline_gate-health", "sightline_gate"})
         assert not [topic for topic in house.topics if "person" in topic or "fire" in topic]
+        # The ends of their incidents come after that, with a snapshot that is there still.
+        sink.use_pictures(read)
+        await sink.send(make.event(event_kind="end", ended_s=1_030.0))
+        await sink.send(make.event(1, camera="Hof/3", subject="fire", event_kind="end", ended_s=1_030.0))
+        late = House(broker.port)
+        await until(lambda: len(late.entities) == 3)
+        assert not [topic for topic in late.topics if "person" in topic or "fire" in topic or "Hof" in topic]
+        late.close()
         # Removed while this process was away: a new one finds what the broker kept.
         await sink.close()
         again = HomeAssistantSink(f"mqtt://127.0.0.1:{broker.port}")
@@ -221,6 +232,31 @@ async def test_a_broker_that_was_down_gets_all_of_it(tmp_path, make, until):
         await asyncio.to_thread(broker.start)
         house = House(broker.port)
         await until(lambda: len(house.entities) == 6)
+        await sink.close()
+        house.close()
+
+
+async def test_a_restarted_process_tells_a_broker_that_lost_everything_what_goes_on(tmp_path, make, until):
+    """It delivers what an earlier one had not before it knows the cameras, of which the broker has configurations."""
+    with mosquitto(tmp_path) as broker:
+        earlier = HomeAssistantSink(f"mqtt://127.0.0.1:{broker.port}")
+        earlier.follow_cameras(CAMERAS)
+        house = House(broker.port)
+        await until(lambda: len(house.entities) == 6)
+        await earlier.close()
+        sink = HomeAssistantSink(f"mqtt://127.0.0.1:{broker.port}")
+        await sink.send(make.event())
+        await until(lambda: len(sink._stale) == 6)
+        sink.follow_cameras(CAMERAS)
+        await until(lambda: len(sink._published) == 6)
+        broker.kill()
+        (tmp_path / "mosquitto.db").unlink(missing_ok=True)
+        house.close()
+        await asyncio.to_thread(broker.start)
+        house = House(broker.port)
+        await until(lambda: len(house.entities) == 6)
+        await until(lambda: house.state("sightline_gate-person") == "ON")
+        assert house.state("sightline_gate-health") == "OFF"
         await sink.close()
         house.close()
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import sqlite3
+import threading
 from dataclasses import replace
 
 import pytest
 from alert_parts import bodies, configuration, running, told
 from sink_parts import Receiver
 
+from cluster import metrics
 from cluster.alerts.health import CameraStates
 from cluster.alerts.incident import IncidentQuery
 from cluster.alerts.store import AlertStore
@@ -62,6 +64,7 @@ async def test_a_camera_that_is_left_out_keeps_what_it_has(tmp_path, make, until
             service.accept_answer(make.answer(window))
         await until(lambda: len(receiver.got) == 1)
         service.update_cameras(CameraStates(2, settings[1:], both[1:], {}, {"gate": "1"}))
+        service._tracker.tick(service._clock.now())
         assert [each.camera for each in service.open_incidents()] == ["gate"]
         assert [each.camera for each in service.mutes()] == ["gate"]
         service.update_cameras(CameraStates(3, settings[1:], both[1:], {}))
@@ -122,6 +125,22 @@ async def test_a_clock_that_is_set_makes_no_time_pass(tmp_path, make, monkeypatc
         clocks.go_on(30)
         service._tracker.tick(service._clock.now())
         assert after(0, replace(gate, windows_done=6), back) == []
+
+
+@pytest.mark.parametrize("step_s", [86_400.0, -86_400.0])
+async def test_a_mute_lasts_as_long_whichever_way_the_clock_is_set(tmp_path, monkeypatch, step_s):
+    clocks = Clocks()
+    monkeypatch.setattr("cluster.alerts.wall_clock.time", clocks)
+    async with running(configuration(), tmp_path) as service:
+        await service.mute("gate", "", 3600.0, "ann")
+        clocks.wall_s += step_s
+        clocks.go_on(3500)
+        [mute] = service.mutes()
+        assert mute.until_s == clocks.wall_s + 100
+        await service._flush()
+        assert (await service._journal.read(AlertStore.load)).mutes == [mute]
+        clocks.go_on(200)
+        assert service.mutes() == []
 
 
 async def test_which_sink_gets_what(tmp_path, make, until):
@@ -239,6 +258,29 @@ async def test_dead_letters_are_shown_and_sent_again(tmp_path, make, until):
         assert (await service.outbox(10)).dead == []
 
 
+async def test_a_caller_that_leaves_takes_no_alert_with_it(tmp_path, make, monkeypatch, until):
+    """Whoever changes something writes what cameras have changed meanwhile as well; gRPC cancels whoever leaves."""
+    disk, writing = threading.Event(), AlertStore.write
+    monkeypatch.setattr(AlertStore, "write", lambda store, changes: (disk.wait(5.0), writing(store, changes)))
+    async with Receiver() as receiver, running(configuration(receiver), tmp_path) as service:
+        muting = asyncio.create_task(service.mute("yard", "", 3600.0, "ann"))
+        for window in (0, 1):
+            service.accept_answer(make.answer(window))
+        await until(lambda: service._journal.pending_events == 1)
+        muting.cancel()
+        receiver.reply = lambda request: 401
+        disk.set()
+        await until(lambda: service._dispatcher.status()["ops"].dead == 1)
+        await until(lambda: not service._settled and not service._flushing.locked())
+        receiver.reply = lambda request: 204
+        disk.clear()
+        resending = asyncio.create_task(service.resend())
+        await until(lambda: service._journal._writing is not None)
+        resending.cancel()
+        disk.set()
+        await until(lambda: told(receiver) == [("new", "gate")])
+
+
 async def test_what_people_do(tmp_path, make, until):
     async with Receiver() as receiver, running(configuration(receiver), tmp_path) as service:
         await service.mute("yard", "", 3600, "ann")
@@ -318,6 +360,14 @@ async def test_answers_of_a_camera_nobody_has_told_of_yet_are_not_lost(tmp_path,
         for window in (0, 1):
             service.accept_answer(make.answer(window, camera="added-while-it-ran"))
         assert [incident.camera for incident in service.open_incidents()] == ["added-while-it-ran"]
+
+
+async def test_answers_that_were_lost_on_the_way_are_counted(tmp_path, make):
+    before = metrics.answers_missed._value.get()
+    async with running(configuration(), tmp_path) as service:
+        service.accept_answer(make.answer(3), 3)
+        assert (await service.outbox()).answers_missed == 3
+    assert metrics.answers_missed._value.get() - before == 3
 
 
 async def test_lists_go_on_without_the_disk(tmp_path, make):

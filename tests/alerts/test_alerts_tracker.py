@@ -128,6 +128,17 @@ def test_cooldown_counts_on_the_cameras_clock(make):
     assert [(n + 1) * 8 for n in opened][:1] == [80]
 
 
+def test_a_minute_of_short_strides_that_comes_again_counts_once(make):
+    """Five windows a second, of which replicas send those of the last minute to a restarted process."""
+    windows = [make.answer(n, end=s(0.2 * (n + 1))) for n in range(400)]
+    desk = Desk(replace(RULE, update_s=1e9))
+    assert desk.take(*windows[:300]) == [("new", 0, s(0.4))]
+    other = desk.restarted()
+    assert other.take(*windows) == []
+    [incident] = other.open_incidents.oldest_first
+    assert (incident.windows, incident.end) == (400, s(80))
+
+
 def test_an_answer_that_comes_again_counts_once(make):
     desk = Desk()
     assert desk.take(make.answer(3), make.answer(3), make.answer(3)) == []
@@ -255,15 +266,16 @@ def test_events_make_sense_for_any_scores(scores):
 def test_what_is_muted_is_recorded_and_not_told(make):
     desk = Desk()
     desk.open_incidents.mute(Mute("gate", "*", NOW + 100), NOW)
-    desk.take(make.answer(0), make.answer(1))
-    assert [event.silent for event in desk.told] == [True]
+    # It goes on for minutes, and has begun once.
+    desk.take(*map(make.answer, range(6)))
+    assert [(event.kind, event.silent) for event in desk.told] == [("new", True), ("update", True), ("update", True)]
     # The mute is over while it goes on: now it is news.
-    desk.take(make.answer(2), make.answer(3), now_s=NOW + 101)
-    assert [(event.kind, event.silent) for event in desk.told[1:]] == [("new", False)]
+    desk.take(make.answer(6), make.answer(7), now_s=NOW + 101)
+    assert [(event.kind, event.silent) for event in desk.told[3:]] == [("new", False)]
     # Muted again: what was announced is still called off.
     desk.open_incidents.mute(Mute("*", "person", NOW + 300), NOW + 102)
-    desk.take(make.answer(4, 0.0), make.answer(5, 0.0), now_s=NOW + 103)
-    assert [(event.kind, event.silent) for event in desk.told[2:]] == [("end", False)]
+    desk.take(make.answer(8, 0.0), make.answer(9, 0.0), now_s=NOW + 103)
+    assert [(event.kind, event.silent) for event in desk.told[4:]] == [("end", False)]
 
 
 def test_an_incident_nobody_heard_of_ends_without_a_word(make):

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import io
 import json
+import sqlite3
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from waiting import until_async
 from actors.cli import main
 from cluster.alerts.health import CameraStates
 from cluster.alerts.incident import AlertEvent
+from cluster.alerts.store import AlertStore
 from cluster.client import GatewayClient
 from cluster.codec.source import StreamHeader
 from cluster.decoder.footage.camera import CameraFootage
@@ -368,6 +372,24 @@ async def test_what_could_not_be_deleted_is_tried_again(tmp_path, h264, monkeypa
         assert list((tmp_path / "clips").iterdir()) == []
 
 
+async def test_a_folder_that_cannot_be_listed_for_a_while_ends_nothing(tmp_path, h264, monkeypatch):
+    def unreadable(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("cluster.alerts.clips.footage_collector.SWEEP_S", 0.05)
+    async with site(tmp_path) as running:
+        await running.collector.retain_cameras({"gate": "1", "yard": "1"})
+        running.feed(h264, 200)
+        incident = await running.alert(5.0)
+        await running.settled(incident.id)
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "iterdir", unreadable)
+            await running.collector.retain_cameras({"yard": "1"})
+            await until_async(lambda: running.store.failed > 2)
+            assert running.collector._unerased.keys() == {"gate"}
+        await until_async(lambda: not running.collector._unerased)
+
+
 async def refuse(running, on):
     """SQLite itself writes nothing."""
     await running.service._journal.read(lambda store: store._db.execute(f"PRAGMA query_only = {on}").fetchall())
@@ -623,6 +645,32 @@ async def test_an_incident_that_ends_first_hears_of_its_clip_all_the_same(tmp_pa
         # Its events are as they were sent.
         events = (await running.service.incident(incident.id)).events
         assert [(each.kind, each.incident.clip) for each in events] == [("new", "waiting"), ("end", "waiting")]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_clip_is_known_of_when_the_disk_can_be_read_again(tmp_path, h264, monkeypatch, caplog, restarted):
+    def unreadable(*_):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    readable = AlertStore.incident
+    async with site(tmp_path) as running:
+        running.feed(h264, 110)
+        incident = await running.alert(5.0)
+        running.service.accept_answer(running.alarm(6.0, score=0.1))
+        await running.service._flush()
+        monkeypatch.setattr(AlertStore, "incident", unreadable)
+        running.feed(h264, 150)
+        await until_async(lambda: "cannot record the state of incident" in caplog.text)
+        kept = running.store.find(incident.id, "clip")
+        if restarted:
+            await running.stop_alerting()
+            await running.stop_decoder()
+        monkeypatch.setattr(AlertStore, "incident", readable)
+        if restarted:
+            await running.start_alerting()
+        settled = await running.settled(incident.id)
+        assert settled.clip == ("part" if restarted else "whole"), settled.footage_note
+        assert running.store.find(incident.id, "clip") == kept is not None
 
 
 async def test_only_what_may_show_the_time_before_is_forgotten(tmp_path, h264):

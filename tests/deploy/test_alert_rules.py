@@ -304,6 +304,25 @@ def test_alerts_see_what_is_absent(tmp_path):
 
 
 @needs_promtool
+def test_a_camera_whose_agent_is_gone_is_lost(tmp_path):
+    name = "SightlineCameraDown"
+    series = {STATE % ("gate", "waiting"): "0x30 1x30", STATE % ("gate", "backoff"): "0x60"}
+    code, said = promtool("test", "rules", written(tmp_path, name, [case(name, series, fires=True)]))
+    assert code == 0, said
+
+
+@needs_promtool
+def test_answers_that_alerting_did_not_get_are_lost_alerts_and_those_of_watchers_are_none(tmp_path):
+    name, lost = "SightlineAlertsLost", {S + "alerts_lost_total": "0x60"}
+    cases = [
+        case(name, lost | {S + f'answers_missed_total{{process="{process}"}}': "0x40 9x20"}, fires=fires)
+        for process, fires in (("alerting", True), ("gateway", False))
+    ]
+    code, said = promtool("test", "rules", written(tmp_path, name, cases))
+    assert code == 0, said
+
+
+@needs_promtool
 def test_a_camera_that_is_answered_is_not_called_unanswered(tmp_path):
     series = {
         S + 'camera_answered_timestamp_seconds{camera="gate",process="replica-0"}': "0+60x60",

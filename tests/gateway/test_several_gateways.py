@@ -45,7 +45,6 @@ async def test_a_controller_that_does_not_answer_signs_nobody_out(tmp_path, monk
         for method, path, body in (
             ("GET", "/v1/cameras", None),
             ("GET", "/v1/me", None),
-            ("DELETE", "/v1/session", None),
             ("POST", "/v1/session", token),
         ):
             status, reply = await browser(method, path, body)
@@ -57,6 +56,11 @@ async def test_a_controller_that_does_not_answer_signs_nobody_out(tmp_path, monk
             assert (await stranger("GET", "/healthz"))[0] == 200
         sessions.away = False
         assert (await browser("GET", "/v1/cameras"))[0] == 200, "the session went on"
+        # Who signs out meanwhile is told that the session goes on, and yet is not signed in any more.
+        sessions.away = True
+        assert (await browser("DELETE", "/v1/session"))[0] == 503
+        sessions.away = False
+        assert (await browser("GET", "/v1/cameras"))[0] == 401
 
 
 class Other:

@@ -121,7 +121,7 @@ def test_federation_merges_processes_and_says_who_is_down():
     second = MetricsServer(registry=registry_with("sightline_things", 5, kind="a"))
     gone = MetricsServer(registry=CollectorRegistry())
     gone.close()
-    addresses = {"decoder-0": first.address, "replica-0": second.address, "decoder-1": gone.address}
+    addresses = {"decoder-0": first.address, "replica-0": second.address, "decoder-1": gone.address, "alerting": ""}
     gateway = CollectorRegistry()
     own = {"gateway": registry_with("sightline_things", 1, kind="b")}
     gateway.register(FederatedCollector(lambda: addresses, own, others=lambda: {"gateway-1": True, "gateway-2": False}))
@@ -137,7 +137,7 @@ def test_federation_merges_processes_and_says_who_is_down():
     assert value(things, process="replica-0", kind="a") == 5
     assert value(things, process="gateway", kind="b") == 1
     up = {sample.labels["process"]: sample.value for sample in page["sightline_process_up"].samples}
-    assert up == {"decoder-0": 1, "replica-0": 1, "decoder-1": 0, "gateway-1": 1, "gateway-2": 0}
+    assert up == {"decoder-0": 1, "replica-0": 1, "decoder-1": 0, "alerting": 0, "gateway-1": 1, "gateway-2": 0}
 
 
 def test_histograms_survive_federation():

@@ -87,7 +87,11 @@ class FootageCollector:
         """Start collecting; ``waiting``: incidents whose clip a previous process had not finished."""
         self._tasks = [asyncio.create_task(self._report_outcomes()), asyncio.create_task(self._sweep())]
         for incident in waiting:
-            self._begin(incident, "clip")
+            if self.store.find(incident.id, "clip") is None:
+                self._begin(incident, "clip")
+            else:
+                note = "the clip may not be whole: alerting was restarted before that was recorded"
+                self._settle(incident, "clip", "part", note)
 
     async def stop(self) -> None:
         """Abort the clips in progress: the next process reports or records them."""
@@ -245,10 +249,14 @@ class FootageCollector:
             self._fresh.clear()
             while self._news:
                 incident = next(iter(self._news))
+                news = self._news.pop(incident)
                 try:
-                    await self._tell(incident, *self._news.pop(incident))
-                except SightlineError as error:
-                    log.warning("cannot record the state of incident %s's clip: %s", incident, error)
+                    await self._tell(incident, *news)
+                except UnavailableError as error:
+                    log.warning("cannot record the state of incident %s's clip yet: %s", incident, error)
+                    # Behind the others, and unless there is newer news of it.
+                    self._news.setdefault(incident, news)
+                    await asyncio.sleep(PAUSE_S)
                 except Exception:
                     log.exception("cannot record the state of incident %s's clip", incident)
 

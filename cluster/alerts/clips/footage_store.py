@@ -240,7 +240,7 @@ class FootageStore:
             gone = self._delete([each for each in self._files.values() if goes(each)])
             with self._explained():
                 self._sync_folder()
-            names = [path.name for path in self._folder.iterdir() if f"-{key}-" in path.name]
+                names = [path.name for path in self._folder.iterdir() if f"-{key}-" in path.name]
             left = [name for name in names if _begun_ms(name) < until_ms]
             if left:
                 raise StorageError(f"{len(left)} files of camera {camera!r} could not be deleted: {left[0]}")

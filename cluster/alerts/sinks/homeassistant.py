@@ -85,15 +85,16 @@ class HomeAssistantSink:
         else:
             ours.add(incident.id)
         attributes = json.dumps(event.body()["incident"], ensure_ascii=False)
-        base = self._base(*_entity_of(incident))
+        base, kept = self._base(*_entity_of(incident)), self._has_entity(incident)
         messages = [
-            Message(f"{base}/attributes", attributes, retain=True),
-            Message(f"{base}/state", "ON" if ours else "OFF", retain=True),
+            Message(f"{base}/attributes", attributes, retain=kept),
+            Message(f"{base}/state", "ON" if ours else "OFF", retain=kept),
         ]
         # Before the picture, whose disk may hang.
         await self._broker.publish(*messages)
         if (picture := await self._picture(incident)) is not None:
-            await self._broker.publish(Message(f"{self._base(incident.camera)}/picture", picture, retain=True))
+            kept = self._has_entity(incident)
+            await self._broker.publish(Message(f"{self._base(incident.camera)}/picture", picture, retain=kept))
 
     async def close(self) -> None:
         task, self._keeping = self._keeping, None
@@ -106,6 +107,11 @@ class HomeAssistantSink:
         await self._broker.close()
 
     # -- inside ---------------------------------------------------------------------------------
+    def _has_entity(self, incident: Incident) -> bool:
+        """Whether the broker may keep what is said of it: nobody would delete that of a removed camera or question."""
+        topic = self._topic("binary_sensor", self._object(*_entity_of(incident)))
+        return self._wanted is not None and topic in self._wanted
+
     async def _picture(self, incident: Incident) -> bytes | None:
         if self._read_picture is None:
             return None
@@ -148,7 +154,7 @@ class HomeAssistantSink:
 
     def _first_states(self, topic: str) -> list[Message]:
         """What open incidents say, so that nothing is unknown."""
-        if f"{self.discovery}/binary_sensor/" not in topic or topic in self._stale:
+        if f"{self.discovery}/binary_sensor/" not in topic:
             return []
         base = f"{self.node}/{topic.split('/')[-2]}"
         is_open = any(ours and self._base(*key) == base for key, ours in self._open.items())

@@ -79,7 +79,11 @@ class Door:
         ``UnauthenticatedError``."""
         if self.guard is None:
             return ANYBODY, ""
-        principal = self.guard.identify(f"Bearer {secret}")
+        try:
+            principal = self.guard.identify(f"Bearer {secret}")
+        except SightlineError as error:
+            self.guard.note_sign_in("POST /v1/session", None, error, peer_of(request))
+            raise
         return principal, await self._sessions.begin(principal.name, secret, _browser(request))
 
     async def keep_session(self, request: Request, principal: Principal, lifetime_s: float) -> str:

@@ -6,6 +6,7 @@ import pytest
 from browsing import change, running, say_yes
 from playwright.sync_api import expect
 
+from cluster.alerts.incident import Incident
 from cluster.alerts.timeline_store import StateChange
 
 CAMERAS = 12
@@ -60,3 +61,15 @@ def test_a_day_is_scrubbed_by_pointer_and_keyboard_and_read_as_a_table(open_page
     line.press("End")
     line.press("Enter")
     assert "#/incidents/" in page.url
+
+
+def test_what_has_gone_on_for_days_is_on_the_line(open_page, gateway):
+    name, opened_s = running(gateway, 4), time.time() - 3 * 86_400
+    long = Incident(
+        "", name, "question", "fire", "critical", 0, 1, 0.9, 2, opened_s, opened_s, question="Is there fire?"
+    )
+    gateway.alerts._open_incidents.open_incident(long)
+    page = open_page(f"{gateway.url}/#/camera/{name}", ready=".day-line")
+    expect(page.locator(".day-line .incident.critical")).to_have_count(1)
+    page.locator(".day-line").press("Home")
+    expect(page.locator(".day-reading")).to_contain_text("incident: Is there fire?")

@@ -178,6 +178,7 @@ async def test_the_audit_log_tells_what_was_asked_over_http(tmp_path):
                 pass
         async with Client(served.url, "sl_unknown") as client:
             await client("GET", "/v1/cameras")
+            assert (await client("POST", "/v1/session", {"token": "sl_guessed"}))[0] == 401
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     ask = "/sightline.v1.Memory/Ask"
     assert {line["peer"] for line in lines} == {"127.0.0.1"}
@@ -186,6 +187,7 @@ async def test_the_audit_log_tells_what_was_asked_over_http(tmp_path):
         ("ask-token", ask, ["cam-001"], "forbidden", None),
         ("ask-token", "GET /v1/events", ["cam-000"], "ok", None),
         ("?", "/sightline.v1.Cameras/List", [], "unauthenticated", None),
+        ("?", "POST /v1/session", [], "unauthenticated", None),
     ]
 
 

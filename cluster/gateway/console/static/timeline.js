@@ -21,7 +21,7 @@ export function Timeline({ name }) {
   const until = end - back * DAY_S;
   const since = until - DAY_S;
   const { data, error, reload } = useFetched(`${cameraPath(name)}/timeline?since_s=${since}&until_s=${until}`, { periodS: 60 });
-  const listed = useFetched(`/v1/incidents?camera=${encodeURIComponent(name)}&since_s=${since - DAY_S}&limit=1000`, { periodS: 60 });
+  const listed = useFetched(`/v1/incidents?camera=${encodeURIComponent(name)}&limit=1000`, { periodS: 60 });
   if (error && !data) return html`<${Failure} error=${error} onRetry=${reload} />`;
   if (!data) return html`<${Skeleton} rows=${3} />`;
   const questions = Object.keys(data.scores).sort();
