@@ -39,7 +39,10 @@ WRONG = {
         "1: model.dtype: must be 'float32', 'bfloat16', 'float16' or 'float8', not 'bfloat'; did you",
     ),
     "float8 on vLLM": ("engine: vllm\nmodel: {dtype: float8}", "2: model.dtype: float8 is of the native engine"),
-    "wrong device": ("model: {device: gpu}", "1: model.device: must be cpu, cuda or cuda:0 (CUDA_VISIBLE_DEVICES chooses the card), not 'gpu'"),
+    "wrong device": (
+        "model: {device: cuda:1}",
+        "1: model.device: must be cpu, cuda or cuda:0 (CUDA_VISIBLE_DEVICES chooses the card), not 'cuda:1'",
+    ),
     "unknown engine": ("engine: vlm", "not 'vlm'; did you mean 'vllm'?"),
     "missing name": ("cameras:\n  - source: x", "2: cameras[0].name: is missing; it means: Unique name of the camera"),
     "camera name with a space": ("cameras: [{name: a b}]", "1: cameras[0].name: "),
