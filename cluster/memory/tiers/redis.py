@@ -70,10 +70,8 @@ class RedisTier(CappedTier):
     ) -> None:
         check_fingerprint(fingerprint)
         if cap_bytes < 1 or ttl_s < 1 or batch_bytes < 1:
-            raise ConfigError(
-                f"Redis can hold nothing with a cap of {cap_bytes} bytes, {ttl_s:g} seconds to live and pieces of "
-                f"{batch_bytes} bytes"
-            )
+            given = f"a cap of {cap_bytes} bytes, {ttl_s:g} seconds to live and pieces of {batch_bytes} bytes"
+            raise ConfigError(f"Redis can hold nothing with {given}")
         super().__init__(cap_bytes)
         self.name = name
         self._fingerprint, self._secret = fingerprint, secret
@@ -163,13 +161,13 @@ class RedisTier(CappedTier):
         until = self._link.deadline()
         try:
             with self._writer(until):
-                if keys is None:
-                    # Another process may have written it since.
-                    self._doubt(stream)
-                index = self._known(stream, until)
                 if keys is not None:
+                    self._known(stream, until)
                     names = [_field(key) for key in dict.fromkeys(keys) if key.stream == stream]
                     return self._delete(stream, names, until)
+                # Another process may have written it since.
+                self._doubt(stream)
+                index = self._known(stream, until)
                 with self._lock:
                     index.gone.clear()
                     names = [name for name in index.entries if name != MANIFEST]
