@@ -32,7 +32,9 @@ def test_a_day_is_scrubbed_by_pointer_and_keyboard_and_read_as_a_table(open_page
     day = page.locator("section", has=page.locator("#camera-day"))
     day.get_by_label("Question").select_option(question)
     line = page.locator(".day-line")
-    expect(line.locator(".scores")).to_have_count(4)
+    # The incident's two windows may lie in two minutes.
+    expect(line.locator(".scores").nth(3)).to_be_attached()
+    assert line.locator(".scores").count() <= 5
     expect(line.locator(".state")).to_have_count(2)
     expect(line.locator(".lowered")).to_have_count(1)
     expect(line.locator(".incident")).to_have_count(1)
