@@ -10,6 +10,7 @@ from cluster.codec import FileSource
 from cluster.codec.processor import CodecProcessor
 from cluster.decoder.footage.pictures import to_jpeg
 from cluster.engine.native.engine import NativeEngine
+from cluster.engine.window.windows import window_time
 from cluster.lab.report.records import ComparedWindow, Cost, SampleFrame
 from cluster.types import MICROSECONDS, Answer, FrameSample, SampledPicture, StreamSpec, WindowRequest
 from cluster.vision.sampler import overlay
@@ -108,10 +109,13 @@ def answer_in_full(
     ``whole``: unpruned frames. Afterwards ``engine.stats`` is that window's.
     """
     stream = f"{spec.stream} in full"
-    engine.admit(replace(spec, stream=stream, refresh="all", refresh_budget=None, static_gate=False))
+    # A stride as long as the window: of shorter ones the last need not close, where the window is no whole number of
+    # them long or its first frame comes after its start, and the answer would be of a window that lacks a stride.
+    alone = replace(spec, stream=stream, stride_s=spec.window_s, refresh="all", refresh_budget=None, static_gate=False)
+    engine.admit(alone)
     closed: list[WindowRequest] = []
     for sample in whole:
-        if request.start <= sample.pts < request.end:
+        if request.start <= window_time(sample) < request.end:
             closed += engine.push(replace(sample, stream=stream))
     closed += engine.flush(stream) if not closed else []
     answers, cost = _step(engine, closed[-1])
