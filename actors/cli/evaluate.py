@@ -141,7 +141,7 @@ def accuracy(
     chosen_on: Results | None = None
     if validation is not None:
         held = _dataset(validation, layout, shape, consecutive)
-        check_validation(held, found.directory)
+        check_validation(held, found.videos)
         chosen_on = _evaluated("validation", held, spec, loaded, compared, workers, work, consecutive)
     results = _evaluated("evaluating", found, spec, loaded, compared, workers, work, consecutive)
     thresholds, origin = select_thresholds(loaded, results, chosen_on)
@@ -279,11 +279,11 @@ def _default_jobs(device: str) -> int:
 
 
 def _made(out: Path, count: int, seed: int, jobs: int) -> Path:
-    """Test scenes with each kind of event in turn, made once and kept."""
+    """Test scenes with each kind of event in turn, made once and kept: all that a folder has are judged."""
     from cluster.lab.scenes.dataset import SceneSet, make_scenes
     from cluster.lab.scenes.vocabulary import EVENT_KINDS
 
-    folder = out / f"scenes-{seed}"
+    folder = out / f"scenes-{seed}-{count}"
     wanted = SceneSet("test", count, seed, events=(*EVENT_KINDS, "none"))
     with Progress("making scenes", count) as bar:
         make_scenes(folder, wanted, jobs=jobs, on_clip=bar.add_file)

@@ -30,6 +30,7 @@ from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.bench.gpu_frontend import DecodeLoad, decode_rates, host_nvdec
 from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S
 from cluster.lab.bench.harness import BenchResult, Goals, print_progress
+from cluster.lab.report.compare import push_window
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import find_device, load_model, load_random_shape
@@ -230,13 +231,14 @@ class Rig:
             if anew and requests[0].end - samples[0].pts < WINDOW_S * MICROSECONDS:
                 # They need none of those before; the last that does not count warms up.
                 continue
+            end = requests[0].end
             if anew:
-                requests = _again(engine, specs, samples[: place + 1])
+                requests = _again(engine, specs, samples[: place + 1], requests)
             self.wait()
             began = time.perf_counter()
             answers = engine.step(requests)
             took = time.perf_counter() - began
-            if requests[0].end - samples[0].pts <= WINDOW_S * MICROSECONDS:
+            if end - samples[0].pts <= WINDOW_S * MICROSECONDS:
                 continue
             timing, stats = answers[0].timing, engine.stats
             work = (took, timing.vision_s, timing.llm_s, stats.tower_flops, stats.llm_flops)
@@ -396,15 +398,19 @@ def _push(engine: WindowedEngine, specs: Sequence[StreamSpec], sample: FrameSamp
     return [request for spec in specs for request in engine.push(replace(sample, stream=spec.stream))]
 
 
-def _again(engine: WindowedEngine, specs: Sequence[StreamSpec], samples: Sequence[FrameSample]) -> list[WindowRequest]:
-    """The newest window of each camera, of which nothing is known yet."""
-    start = samples[-1].end - WINDOW_S * MICROSECONDS
+def _again(
+    engine: WindowedEngine,
+    specs: Sequence[StreamSpec],
+    samples: Sequence[FrameSample],
+    windows: Sequence[WindowRequest],
+) -> list[WindowRequest]:
+    """These windows, one of each camera, of which nothing is known yet."""
     requests: list[WindowRequest] = []
-    for spec in specs:
+    for spec, window in zip(specs, windows, strict=True):
         engine.evict(spec.stream)
+        requests.append(push_window(engine, spec, samples, window))
+        # The next one is due a stride after it.
         engine.admit(spec)
-        closed = [request for sample in samples if sample.pts >= start for request in _push(engine, [spec], sample)]
-        requests += closed[-1:]
     return requests
 
 

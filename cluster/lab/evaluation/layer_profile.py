@@ -18,8 +18,17 @@ from cluster.lab.evaluation.datasets import LabelledVideo, SkippedVideo
 from cluster.lab.evaluation.metrics import Floats
 from cluster.lab.evaluation.replay import replay
 from cluster.lab.evaluation.results import VideoRun
+from cluster.lab.evaluation.run import CODE
 from cluster.lab.evaluation.settings import Setting, WindowShape
-from cluster.lab.evaluation.work import Progress, ResultCache, all_skipped_error, digest, model_digest, video_digest
+from cluster.lab.evaluation.work import (
+    Progress,
+    ResultCache,
+    all_skipped_error,
+    code_digest,
+    digest,
+    model_digest,
+    video_digest,
+)
 
 
 def measure_errors(
@@ -46,7 +55,7 @@ def measure_errors(
     skipped: dict[str, SkippedVideo] = {}
     total = len(videos) * (layers + 1)
     with ResultCache(work) as file:
-        code = digest(model_digest(engine, questions), "layer profile")
+        code = digest(model_digest(engine, questions), code_digest(CODE), "layer profile")
         try:
             for number, video in enumerate(videos):
                 scores: list[Floats] = []

@@ -155,8 +155,9 @@ class Results:
         return np.array(scores, dtype=np.float64), np.array(labels, dtype=np.bool_)
 
     def disagreement(self, setting: Setting) -> float:
-        """Mean absolute difference of window scores to full computation; ``nan`` for another stride."""
-        if setting.shape.stride_s != self.full.shape.stride_s:
+        """Mean absolute difference of window scores to full computation; ``nan`` for other windows."""
+        shapes = setting.shape, self.full.shape
+        if len({(each.window_s, each.stride_s) for each in shapes}) > 1:
             return float("nan")
         differences = [
             abs(a - b)

@@ -75,8 +75,7 @@ def evaluate(
     runs: dict[tuple[str, str], VideoRun] = {}
     failed: dict[str, SkippedVideo] = {}
     with ResultCache(work) as file, WorkerPool(model, jobs) as workers:
-        profile = str(workers.engine.model.settings.layer_profile)
-        code = digest(model_digest(workers.engine, questions), code_digest(CODE), profile)
+        code = digest(model_digest(workers.engine, questions), code_digest(CODE))
         passes = _passes(videos, settings, code, file, runs, failed)
         total = sum(len(each.settings) for each in passes) + len(runs)
         done = len(runs)

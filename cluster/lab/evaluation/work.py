@@ -224,19 +224,28 @@ def video_digest(path: Path) -> str:
 
 
 def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
-    """Digest of all that scores depend on but video, setting and the evaluation's own code: weights, prompts,
-    calibration, pixels, code, libraries."""
+    """Digest of all that scores depend on but video, setting and the evaluation's own code: weights, shape, settings,
+    prompts, pixels, code, libraries."""
     model = engine.model
     return digest(
-        engine.fingerprint,
-        f"{model.settings.score_temperature} {model.settings.score_bias}",
-        f"{model.settings.answer_temperature} {model.settings.answer_bias}",
+        _weights_digest(model),
+        model.model.config.to_json_string(),
+        str(model.settings),
         str(model.geometry),
         str(model.system_ids()),
         *(f"{kind}:{model.question_ids(text)}" for kind, text in sorted(questions.items())),
         code_digest(CODE),
         *map(metadata.version, _LIBRARIES),
     )
+
+
+def _weights_digest(model: VisionLanguageModel) -> str:
+    """Of every weight: the engine's fingerprint takes samples, which a change of some rows passes by."""
+    hasher = hashlib.blake2b(f"{model.family}:{model.dtype}".encode(), digest_size=16)
+    for name, weight in model.model.named_parameters():
+        hasher.update(f"{name}{tuple(weight.shape)}".encode())
+        hasher.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return hasher.hexdigest()
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +10,8 @@ from cluster.codec import FileSource
 from cluster.codec.processor import CodecProcessor
 from cluster.decoder.footage.pictures import to_jpeg
 from cluster.engine.native.engine import NativeEngine
+from cluster.engine.window.windowed_engine import WindowedEngine
+from cluster.engine.window.windows import window_time
 from cluster.lab.report.records import ComparedWindow, Cost, SampleFrame
 from cluster.types import MICROSECONDS, Answer, FrameSample, SampledPicture, StreamSpec, WindowRequest
 from cluster.vision.sampler import overlay
@@ -108,12 +110,21 @@ def answer_in_full(
     ``whole``: unpruned frames. Afterwards ``engine.stats`` is that window's.
     """
     stream = f"{spec.stream} in full"
-    engine.admit(replace(spec, stream=stream, refresh="all", refresh_budget=None, static_gate=False))
-    closed: list[WindowRequest] = []
-    for sample in whole:
-        if request.start <= sample.pts < request.end:
-            closed += engine.push(replace(sample, stream=stream))
-    closed += engine.flush(stream) if not closed else []
-    answers, cost = _step(engine, closed[-1])
+    alone = replace(spec, stream=stream, refresh="all", refresh_budget=None, static_gate=False)
+    answers, cost = _step(engine, push_window(engine, alone, whole, request))
     engine.evict(stream)
     return answers, cost
+
+
+def push_window(
+    engine: WindowedEngine, spec: StreamSpec, samples: Iterable[FrameSample], window: WindowRequest
+) -> WindowRequest:
+    """Admit a stream that is given the frames of ``window`` and no others; returns its window, of all of them."""
+    # A stride as long as the window: of shorter ones the last need not close, where the window is no whole number of
+    # them long or its first frame comes after its start, and the window that did would lack a stride.
+    engine.admit(replace(spec, stride_s=spec.window_s))
+    closed: list[WindowRequest] = []
+    for sample in samples:
+        if window.start <= window_time(sample) < window.end:
+            closed += engine.push(replace(sample, stream=spec.stream))
+    return (closed or engine.flush(spec.stream))[-1]

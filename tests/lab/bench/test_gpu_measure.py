@@ -36,6 +36,23 @@ def test_the_cameras_that_fit_a_stride_are_found(a_camera_s, fixed_s, most, expe
     assert found >= expected
 
 
+def test_full_windows_have_all_their_frames_at_any_rate_of_pictures(clip, monkeypatch) -> None:
+    """Of cameras with few pictures a second every other frame is late, so that windows begin between two."""
+    rig = Rig("tiny-qwen2_5_vl", torch.device("cpu"), clip, streams=1)
+    late = [replace(sample, pts=sample.pts + 200_000 * (number % 2 == 0)) for number, sample in enumerate(rig.full)]
+    step, full = NativeEngine.step, []
+
+    def counted(engine, requests, following=()):
+        answers = step(engine, requests, following)
+        full.extend(window.tokens.full for window in engine.stats.windows)
+        return answers
+
+    monkeypatch.setattr(NativeEngine, "step", counted)
+    rig.measure(late[1:], anew=True, cameras=1)
+    assert len(full) == 3
+    assert set(full) == {40 * rig.full[0].grid.tokens}
+
+
 def test_everything_is_measured_on_a_cpu_too(capsys, tmp_path, clip) -> None:
     file = tmp_path / "gpu.json"
     options = [

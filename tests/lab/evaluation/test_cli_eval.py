@@ -70,7 +70,7 @@ def test_scenes_end_to_end_and_again(cli, tmp_path, checkpoint, scenes, validati
 def test_nothing_is_fitted_on_what_is_judged(cli, checkpoint, scenes, validation):
     before = (checkpoint / FILE).read_text()
     for command, reason in (
-        (("accuracy", "--scenes", validation, "--validation", validation / "."), "is what is judged"),
+        (("accuracy", "--scenes", validation, "--validation", validation / "."), "is judged, too, as"),
         (("accuracy", "--scenes", validation, "--validation", scenes), "scenes of the test split (test-000000)"),
         (("calibrate", checkpoint, "--scenes", scenes), "scenes of the test split (test-000000)"),
         (("profile", checkpoint, "--scenes", scenes), "scenes of the test split (test-000000)"),

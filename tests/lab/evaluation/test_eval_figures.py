@@ -123,6 +123,15 @@ def test_another_stride_is_not_compared(make_results):
     assert choose_setting(results, HALF, 0.15) is None
 
 
+def test_a_shorter_window_at_the_same_stride_is_not_compared_window_by_window(make_results, make_run):
+    """As in a sweep over windows, where the stride is full computation's for one of them."""
+    other = ours(replace(SHAPE, window_s=10), 0.1)
+    results = make_results(TRUTH, {FULL: hits(4), other: hits(4)}, {FULL: 1000, other: 100})
+    runs = {key: make_run([0.5] * 5) if key[1] == other.key else run for key, run in results.runs.items()}
+    report = make_report("Accuracy", replace(results, runs=runs), HALF)
+    assert math.isnan(report.lines[1].row["disagreement"])
+
+
 def test_no_setting_reaches_the_published_rule(make_results):
     table = {FULL: hits(4), PUBLISHED: hits(4), CHEAP: hits(1)}
     found = compute_figures(make_results(TRUTH, table, {FULL: 1000, PUBLISHED: 200, CHEAP: 50}), HALF)

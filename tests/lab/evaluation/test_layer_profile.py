@@ -64,6 +64,13 @@ def test_a_finished_pass_is_not_repeated_and_the_model_is_as_before(tiny_engine,
     assert (told[-1].done, told[-1].total) == (len(errors), len(errors))
 
 
+def test_a_pass_of_other_code_is_repeated(tiny_engine, street, errors, work, monkeypatch):
+    monkeypatch.setattr("cluster.lab.evaluation.layer_profile.code_digest", lambda _: "other")
+    monkeypatch.setattr("cluster.lab.evaluation.layer_profile.replay", None)
+    with pytest.raises(TypeError):
+        measure_errors(tiny_engine, [street], QUESTIONS, SHAPE, work=work)
+
+
 def test_no_readable_video_is_an_error(tiny_engine, street, tmp_path):
     with pytest.raises(SightlineError, match="all 1 videos were skipped"):
         measure_errors(tiny_engine, [replace(street, path=tmp_path / "none.mp4")], QUESTIONS, SHAPE)

@@ -1,15 +1,17 @@
 """The report's measurement: with nothing pruned and everything refreshed, ours is full computation."""
 
+from dataclasses import replace
+
 import pytest
 
 from cluster.codec.processor import CodecOptions
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import SourceError
 from cluster.lab.bench.frames import prune_clip, read_clip
-from cluster.lab.report.compare import compare, count_windows, picture_frames
+from cluster.lab.report.compare import answer_in_full, compare, count_windows, picture_frames
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models import load_model
-from cluster.types import MICROSECONDS, Question, StreamSpec
+from cluster.types import MICROSECONDS, Question, StreamSpec, WindowRequest
 
 QUESTIONS = (Question("person", "Is anyone there?"), Question("car", "Is there a car?"))
 SPEC = StreamSpec("street", QUESTIONS, window_s=6, stride_s=2)
@@ -60,6 +62,22 @@ def test_ours_computes_less_and_full_does_not_depend_on_ours(engine, clip):
         assert first.full.tokens == second.full.tokens
         assert second.ours.tokens <= first.ours.tokens < first.full.tokens
     assert engine.memory_bytes() == 0
+
+
+@pytest.mark.parametrize(("stride_s", "start_s", "late_us"), [(4, 2, 0), (3, 3, 200_000)])
+def test_a_full_window_has_all_its_frames(engine, clip, stride_s, start_s, late_us):
+    """Also where it is no whole number of strides long, and where its first frame comes after its start: of cameras
+    with few pictures a second every other frame is late."""
+    whole = [
+        replace(sample, pts=sample.pts + late_us * (number % 2))
+        for number, sample in enumerate(prune_clip(clip, "street", "none").samples)
+    ]
+    request = WindowRequest("street", 2, start_s * MICROSECONDS, (start_s + 6) * MICROSECONDS, 0.0)
+    answers, cost = answer_in_full(engine, replace(SPEC, stride_s=stride_s), whole, request)
+    (window,) = engine.stats.windows
+    assert window.tokens.full == window.tokens.new == 6 * whole[0].grid.tokens
+    assert cost.tokens == window.tokens.full + window.tokens.query
+    assert [answer.question for answer in answers] == ["person", "car"]
 
 
 def test_pictures_show_an_anchor_and_then_what_was_pruned(clip):

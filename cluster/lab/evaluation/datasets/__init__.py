@@ -1,5 +1,6 @@
 """Labelled videos: one file per directory layout, each registered in ``dataset_layouts``."""
 
+import filecmp
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -158,14 +159,21 @@ def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: 
     return dataset
 
 
-def check_validation(validation: Dataset, judged: Path | None = None) -> None:
+def check_validation(validation: Dataset, judged: Sequence[LabelledVideo] = ()) -> None:
     """Refuse to fit on what is judged.
 
     Raises:
-        ConfigError: these are the videos of the ``judged`` folder, or scenes of the test split.
+        ConfigError: a video of them is among those that are ``judged``, under any name, or a scene of the test split.
     """
-    if judged is not None and validation.directory.resolve() == judged.resolve():
-        raise ConfigError(f"{judged} is what is judged; choose settings and thresholds on other videos")
+    sizes: dict[int, list[Path]] = {}
+    for video in judged:
+        sizes.setdefault(video.path.stat().st_size, []).append(video.path)
+    for video in validation.videos:
+        for other in sizes.get(video.path.stat().st_size, ()):
+            if filecmp.cmp(video.path, other, shallow=False):
+                raise ConfigError(
+                    f"{video.path} is judged, too, as {other}; choose settings and thresholds on other videos"
+                )
     tests = [video.name for video in validation.videos if video.split == "test"]
     if tests:
         raise ConfigError(

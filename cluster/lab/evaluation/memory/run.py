@@ -17,6 +17,7 @@ from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.memory import answer, recording, results
+from cluster.lab.evaluation.memory import settings as sharing
 from cluster.lab.evaluation.memory.answer import SPACES, SceneAnswers, answer_scene, read_answers
 from cluster.lab.evaluation.memory.questions import Footage
 from cluster.lab.evaluation.memory.recording import Recording, record
@@ -35,11 +36,12 @@ from cluster.lab.evaluation.work import (
     model_digest,
     video_digest,
 )
+from cluster.lab.report import compare
 from cluster.models.base import VisionLanguageModel
 
 # Code that determines answers, besides model and engine.
-_CODE = (cluster.memory, recording, answer, results)
-_RECORDING_CODE = (cluster.memory.head_memory, recording)
+_CODE = (cluster.memory, recording, answer, results, sharing)
+_RECORDING_CODE = (cluster.memory.head_memory, recording, compare)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from actors.cli.evaluate import _made
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets import load_dataset
+from cluster.lab.evaluation.datasets import Dataset, check_validation, load_dataset
 from cluster.lab.scenes import EVENT_KINDS, make_scene, standing_question
 from cluster.lab.scenes.dataset import INDEX
 from cluster.lab.scenes.encode import encode_scene
@@ -44,6 +45,23 @@ def test_every_scene_is_judged_on_every_kind(made):
         assert video.strata == frozenset((*truth.strata, truth.camera.codec))
         assert video.motion == truth.mean_motion
     assert [[kind for kind, _, _ in video.events] for video in dataset.videos] == [["fall"], ["fight"], []]
+
+
+def test_a_video_that_is_judged_is_not_fitted_on_under_another_name(made, tmp_path):
+    judged = load_dataset(made).videos
+    held = [replace(video, split="validation") for video in judged]
+    other = shutil.copy(held[0].path, tmp_path / "other.mp4")
+    found = Dataset("scenes", tmp_path, (replace(held[0], path=other, name="other"),), {})
+    check_validation(found, judged[1:])
+    with pytest.raises(ConfigError, match=r"other\.mp4 is judged, too, as .*test-000000\.mp4"):
+        check_validation(found, judged)
+
+
+def test_a_smaller_number_of_scenes_is_not_what_an_earlier_run_made(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("cluster.lab.scenes.dataset.make_scenes", lambda folder, wanted, **_: asked.append(folder))
+    assert [_made(tmp_path, count, 0, 1) for count in (70, 14)] == asked
+    assert len(set(asked)) == 2
 
 
 def test_bad_clips_are_skipped_with_their_reasons(copy):
