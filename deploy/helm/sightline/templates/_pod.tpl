@@ -1,6 +1,7 @@
 {{/*
 A pod of the Ray cluster: (dict "root" $ "component" "head|control|gateway|decoder|replica" "settings" .Values.X "gpus" 0).
-Ray starts the processes in it, so there is one container; its readiness is the node's, or its gateway's where it has one.
+Ray starts the processes in it, so there is one container; its readiness is the node's, or of
+its gateway or its replicas where it has them.
 */}}
 {{- define "sightline.pod" -}}
 {{- $root := .root -}}{{- $values := .root.Values -}}
@@ -57,6 +58,8 @@ spec:
       securityContext:
         {{- include "sightline.containerSecurity" $root | nindent 8 }}
       env:
+        # First, since the last of a name counts: `env` may name another.
+        - {name: HF_HOME, value: {{ if and $replica (include "sightline.modelCache" $root) }}/var/cache/sightline{{ else }}/tmp{{ end }}/huggingface}
         {{- include "sightline.environment" $root | nindent 8 }}
         {{- if $redisTls }}
         # Ray's own, and those of the job with which KubeRay tidies up, which takes them over from the head.
@@ -65,7 +68,6 @@ spec:
         - {name: RAY_REDIS_CLIENT_KEY, value: /etc/sightline/internal-tls/tls.key}
         - {name: RAY_REDIS_SERVER_NAME, value: {{ $values.internalTls.name }}}
         {{- end }}
-        - {name: HF_HOME, value: {{ if and $replica (include "sightline.modelCache" $root) }}/var/cache/sightline{{ else }}/tmp{{ end }}/huggingface}
       ports:
         {{- if eq .component "head" }}
         - {name: gcs-server, containerPort: 6379}
@@ -87,6 +89,9 @@ spec:
         tcpSocket: {port: http}
         {{- else if $gateway }}
         httpGet: {path: /healthz, port: http, scheme: {{ ternary "HTTPS" "HTTP" (hasKey $secrets "tls") }}}
+        {{- else if $replica }}
+        # Its replicas have loaded their models (actors/startup.py): a drain of nodes waits for that.
+        exec: {command: [sh, -c, 'test "$(grep -c @sightline-replica- /proc/net/unix)" -ge {{ include "sightline.replicasPerPod" $root }}']}
         {{- else }}
         httpGet: {{- toYaml $node | nindent 10 }}
         {{- end }}
@@ -173,17 +178,21 @@ spec:
     - {name: models, persistentVolumeClaim: {claimName: {{ $values.models.existingClaim }}, readOnly: true}}
     {{- end }}
     {{- if and $replica (include "sightline.modelCache" $root) }}
+    {{- if $values.models.cache.enabled }}
     - {name: model-cache, persistentVolumeClaim: {claimName: {{ include "sightline.fullname" $root }}-model-cache}}
+    {{- else }}
+    - {name: model-cache, emptyDir: {sizeLimit: {{ $values.models.cache.size }}}}
+    {{- end }}
     {{- end }}
     {{- with $values.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end -}}
 
-{{/* Not empty: the model is fetched by its hub id, and kept on a claim so that a restart does not fetch it again. */}}
+{{/* Not empty: replicas fetch the model by its hub id. */}}
 {{- define "sightline.modelCache" -}}
 {{- $model := dig "model" "name" "" .Values.config -}}
-{{- if and .Values.models.cache.enabled (contains "/" $model) (not (hasPrefix "/" $model)) -}}yes{{- end -}}
+{{- if and (contains "/" $model) (not (hasPrefix "/" $model)) -}}yes{{- end -}}
 {{- end -}}
 
 {{/* Environment of every Sightline process. The RAY_ flags are those of actors/session.py. */}}
