@@ -130,6 +130,13 @@ def test_environment_is_that_of_the_command_line() -> None:
         assert (FLAGS | ONE_THREAD).items() <= found.items(), component
 
 
+def test_environment_of_ones_own_counts() -> None:
+    for component, pod in pods(rendered("minimal", "env.HF_HOME=/models/hub", "env.HOME=/home/me")).items():
+        # Of several of one name the last counts.
+        found = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        assert (found["HF_HOME"], found["HOME"]) == ("/models/hub", "/home/me"), component
+
+
 def _of_release(expression: str) -> str:
     """The expression with this release's labels in each selector of ours, by splitting at the metrics' names."""
     labels = 'namespace="cctv",release="sightline"'

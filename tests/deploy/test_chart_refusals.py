@@ -37,6 +37,11 @@ def refused(*settings: str, preset: str | None = None) -> str:
         (("decoders.pods=3", "decoders.maxPods=2"), "decoders.maxPods is 2, below decoders.pods"),
         (("config.cluster.max_decoders=4",), "max_decoders"),
         (("config.model.name=org/model", "replicas.pods=2"), "models.cache.accessMode must be ReadWriteMany"),
+        (
+            ("config.model.name=org/model", "replicas.pods=2", "models.cache.accessMode=ReadWriteOncePod"),
+            "models.cache.accessMode must be ReadWriteMany",
+        ),
+        (("networkPolicy.operator=null",), "would let everybody reach Ray's dashboard"),
     ],
 )
 def test_open_doors_and_contradictions(settings: tuple[str, ...], reason: str) -> None:
@@ -73,6 +78,8 @@ def test_said_in_words_it_runs_without_tokens() -> None:
         ("config.security.tokens_file=x", "tokens_file"),
         ("config.security.allow_unauthenticated=true", "allow_unauthenticated"),
         ("config.cluster.replicas=7", "replicas"),
+        ("config.model.device=cuda", "device"),
+        ("config.kubernetes.namespace=elsewhere", "namespace"),
     ],
 )
 def test_misspelt_and_wrong_values(setting: str, named: str) -> None:

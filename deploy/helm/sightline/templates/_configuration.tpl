@@ -40,6 +40,7 @@
 {{- $_ := set $cluster "metrics_port" 9500 -}}
 {{- end -}}
 {{- $own := dict
+      "model" (dict "device" (ternary "cuda" "cpu" (gt (int .Values.replicas.gpusPerPod) 0)))
       "gateway" (dict "host" "0.0.0.0" "port" .Values.gateway.grpcPort "metrics_port" .Values.gateway.httpPort)
       "security" $security
       "cluster" $cluster
@@ -52,8 +53,7 @@
 {{- $tls := printf "?ssl_ca_certs=%s/ca.crt&ssl_certfile=%s/tls.crt&ssl_keyfile=%s/tls.key&ssl_check_hostname=false" $files $files $files -}}
 {{- $_ := set $own "tiers" (dict "redis_url" (ternary (printf "rediss%s%s" $url $tls) (printf "redis%s" $url) (hasKey $secrets "internalTls"))) -}}
 {{- end -}}
-{{- $default := dict "model" (dict "device" (ternary "cuda" "cpu" (gt (int .Values.replicas.gpusPerPod) 0))) -}}
-{{- toYaml (mergeOverwrite $default (deepCopy .Values.config | default (include "sightline.demo" . | fromYaml)) $own) -}}
+{{- toYaml (mergeOverwrite (deepCopy .Values.config | default (include "sightline.demo" . | fromYaml)) $own) -}}
 {{- end -}}
 
 {{/* Without a configuration: the bundled model on a clip of it, so that one sees something. */}}

@@ -17,6 +17,9 @@ the schema. */}}
 {{- if and .Values.gcsRedis.address (not .Values.gcsRedis.secretName) -}}
 {{- fail "gcsRedis.address needs gcsRedis.secretName: a Secret with its password" -}}
 {{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.operator) -}}
+{{- fail "networkPolicy.operator is empty: without peers its rule would let everybody reach Ray's dashboard, which runs what it is given" -}}
+{{- end -}}
 {{- if and $gateway.ingress.enabled (not $gateway.ingress.host) -}}
 {{- fail "gateway.ingress.enabled needs gateway.ingress.host" -}}
 {{- end -}}
@@ -31,7 +34,7 @@ the schema. */}}
 {{- if and .Values.decoders.maxPods (lt (int .Values.decoders.maxPods) (int .Values.decoders.pods)) -}}
 {{- fail (printf "decoders.maxPods is %d, below decoders.pods: give it %d or more, or 0 for a fixed number" (int .Values.decoders.maxPods) (int .Values.decoders.pods)) -}}
 {{- end -}}
-{{- if and (include "sightline.modelCache" .) (gt (int .Values.replicas.pods) 1) (eq .Values.models.cache.accessMode "ReadWriteOnce") -}}
+{{- if and .Values.models.cache.enabled (include "sightline.modelCache" .) (gt (int .Values.replicas.pods) 1) (ne .Values.models.cache.accessMode "ReadWriteMany") -}}
 {{- fail "several replica pods share models.cache, so models.cache.accessMode must be ReadWriteMany; or put the checkpoint on models.existingClaim, or set models.cache.enabled=false" -}}
 {{- end -}}
 {{- if and .Values.monitoring.podMonitor.enabled $gateway.tokens.secretName (not .Values.monitoring.podMonitor.tokenSecretName) -}}
