@@ -72,6 +72,22 @@ def test_a_configuration_without_a_model_has_the_bundled_one() -> None:
         assert load_tree(application["args"]["configuration"]).model.name == "demo"
 
 
+@pytest.mark.parametrize(
+    ("setting", "threads"),
+    [
+        ("replicas.pods=2", 4),
+        ("replicas.resources.limits.cpu=2500m", 2),
+        ("replicas.resources.limits.cpu=0.5", 1),
+        ("config.model.threads=7", 7),
+    ],
+)
+def test_a_model_on_cpus_has_as_many_threads_as_its_container_has_cpus(setting: str, threads: int) -> None:
+    objects = rendered("default", "config.model.dtype=float32", setting)
+    for application in serve_config(objects)["applications"]:
+        assert load_tree(application["args"]["configuration"]).model.threads == threads
+    assert "threads" not in serve_config(rendered("minimal"))["applications"][1]["args"]["configuration"]["model"]
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ray_resources_hold_exactly_the_processes(variant: str) -> None:
     objects = rendered(variant)

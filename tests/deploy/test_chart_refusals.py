@@ -7,6 +7,13 @@ import yaml
 from chart_parts import CHART, OPEN, PLAIN_INSIDE, serve_config, template
 
 TOKENS = "gateway.tokens.secretName=t"
+OIDC = (
+    "config.security.oidc.issuer=https://sso.city",
+    "config.security.oidc.client_id=sightline",
+    "config.security.oidc.url=https://sightline.city",
+    "config.security.oidc.groups[0].group=operators",
+    "config.security.oidc.groups[0].roles[0]=view",
+)
 
 
 def refused(*settings: str, preset: str | None = None) -> str:
@@ -23,6 +30,7 @@ def refused(*settings: str, preset: str | None = None) -> str:
         (("gateway.allowPlaintext=yes",), "gateway.allowPlaintext must be one of the following"),
         (("internalTls.allowPlain=yes",), "internalTls.allowPlain must be one of the following"),
         ((OPEN, TOKENS), "contradict each other"),
+        ((OPEN, *OIDC), "gateway.allowUnauthenticated nobody: leave one out"),
         (("gateway.tls.clientCertificates=true",), "needs gateway.tls.secret"),
         (("gateway.httpPort=50051",), "are both 50051"),
         (("kvRedis.enabled=true", "config.tiers.redis_url=redis://elsewhere:6379"), "names another: leave one out"),

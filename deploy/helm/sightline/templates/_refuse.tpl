@@ -5,6 +5,9 @@ the schema. */}}
 {{- if and $gateway.tokens.secretName $gateway.allowUnauthenticated -}}
 {{- fail "gateway.tokens.secretName and gateway.allowUnauthenticated contradict each other: leave one out" -}}
 {{- end -}}
+{{- if and $gateway.allowUnauthenticated (dig "security" "oidc" "" .Values.config) -}}
+{{- fail "config.security.oidc asks who people are, and gateway.allowUnauthenticated nobody: leave one out" -}}
+{{- end -}}
 {{- if and $gateway.tls.clientCertificates (not $gateway.tls.secretName) -}}
 {{- fail "gateway.tls.clientCertificates needs gateway.tls.secretName, whose ca.crt signs them" -}}
 {{- end -}}
