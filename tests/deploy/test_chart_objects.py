@@ -120,6 +120,13 @@ def test_ray_resources_hold_exactly_the_processes(variant: str) -> None:
         assert group["rayStartParams"]["object-store-memory"] == str(OBJECT_STORE_BYTES)
 
 
+def test_every_pod_has_the_credentials_of_the_registry() -> None:
+    objects = rendered("everything")
+    jobs = {each["metadata"]["name"]: each["spec"]["template"] for each in of_kind(objects, "Job")}
+    for name, pod in (pods(objects) | jobs).items():
+        assert pod["spec"].get("imagePullSecrets") == [{"name": "registry"}], name
+
+
 def test_only_the_autoscaler_gets_a_token_to_scale() -> None:
     objects = rendered("everything")
     found = pods(objects)

@@ -31,12 +31,7 @@ spec:
   terminationGracePeriodSeconds: 60
   securityContext:
     {{- include "sightline.podSecurity" 10001 | nindent 4 }}
-  {{- with $values.image.pullSecrets }}
-  imagePullSecrets:
-    {{- range . }}
-    - name: {{ . }}
-    {{- end }}
-  {{- end }}
+  {{- include "sightline.pullSecrets" $root | nindent 2 }}
   {{- with .settings.nodeSelector }}
   nodeSelector:
     {{- toYaml . | nindent 4 }}
