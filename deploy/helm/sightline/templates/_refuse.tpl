@@ -20,6 +20,19 @@ the schema. */}}
 {{- if and .Values.gcsRedis.address (not .Values.gcsRedis.secretName) -}}
 {{- fail "gcsRedis.address needs gcsRedis.secretName: a Secret with its password" -}}
 {{- end -}}
+{{- $writable := list "/tmp" "/var/lib/sightline" -}}
+{{- range .Values.extraVolumeMounts -}}
+{{- $writable = append $writable .mountPath -}}
+{{- end -}}
+{{- range $key, $path := dict "security.audit_log" (dig "security" "audit_log" "" .Values.config | default "") "clips.folder" (dig "clips" "folder" "" .Values.config | default "") -}}
+{{- $found := not $path -}}
+{{- range $writable -}}
+{{- $found = or $found (hasPrefix (printf "%s/" (trimSuffix "/" .)) (printf "%s/" $path)) -}}
+{{- end -}}
+{{- if not $found -}}
+{{- fail (printf "config.%s is %s, where nothing can be written: name a path below /var/lib/sightline or one of extraVolumeMounts" $key $path) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.operator) -}}
 {{- fail "networkPolicy.operator is empty: without peers its rule would let everybody reach Ray's dashboard, which runs what it is given" -}}
 {{- end -}}
