@@ -146,6 +146,15 @@ def test_the_service_leads_to_every_gateway_and_nowhere_else() -> None:
         assert ("app.kubernetes.io/component" in dict(chosen)) == (wanted == {"control"})
 
 
+def test_an_audit_log_with_a_retention_has_the_same_room_at_every_gateway() -> None:
+    """It has no limit of bytes, and a pod that exceeds its volume's is evicted."""
+    settings = ("gateways.pods=2", "control.persistence.enabled=false", "control.persistence.size=80Gi")
+    for component in GATEWAYS:
+        volumes = pods(rendered("city", *settings))[component]["spec"]["volumes"]
+        [data] = [each for each in volumes if each["name"] == "data"]
+        assert data["emptyDir"] == {"sizeLimit": "80Gi"}
+
+
 def selected(policy: dict[str, Any], labels: dict[str, str]) -> bool:
     selector = policy["spec"]["podSelector"]
     return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(

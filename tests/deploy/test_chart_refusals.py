@@ -49,7 +49,7 @@ def refused(*settings: str, preset: str | None = None) -> str:
             ("config.model.name=org/model", "replicas.pods=2", "models.cache.accessMode=ReadWriteOncePod"),
             "models.cache.accessMode must be ReadWriteMany",
         ),
-        (("config.security.audit_log=/var/log/audit.jsonl",), "config.security.audit_log is /var/log/audit.jsonl, where"),
+        (("config.security.audit_log=/var/log/audit.jsonl",), "audit_log is /var/log/audit.jsonl, where nothing"),
         (("config.clips.folder=/clips",), "config.clips.folder is /clips, where nothing can be written"),
         (("networkPolicy.operator=null",), "would let everybody reach Ray's dashboard"),
     ],

@@ -146,13 +146,11 @@ spec:
     - {name: tmp, emptyDir: {sizeLimit: 20Gi}}
     - {name: shared-mem, emptyDir: {medium: Memory, sizeLimit: {{ ternary .settings.sharedMemory "512Mi" $replica }}}}
     {{- if $gateway }}
-    {{- if not $control }}
-    # An audit log of its own, for whoever collects it.
-    - {name: data, emptyDir: {sizeLimit: 1Gi}}
-    {{- else if $values.control.persistence.enabled }}
+    {{- if and $control $values.control.persistence.enabled }}
     {{- $claim := $values.control.persistence.existingClaim | default (printf "%s-data" (include "sightline.fullname" $root)) }}
     - {name: data, persistentVolumeClaim: {claimName: {{ $claim }}}}
     {{- else }}
+    # Of gateways an audit log of its own, for whoever collects it.
     - {name: data, emptyDir: {sizeLimit: {{ $values.control.persistence.size }}}}
     {{- end }}
     {{- with $secrets.tokens }}
