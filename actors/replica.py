@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from actors.remote import ask_controller, await_reply, await_reply_blocking, own_host
-from actors.startup import configure_logging, describe_process, run_task
+from actors.startup import configure_logging, describe_process, run_task, show_replica
 from actors.tier import tier_of_this_node
 from cluster import metrics
 from cluster.config import SightlineConfig
@@ -160,6 +160,7 @@ class Replica:
             index_bytes=engine.index_bytes,
         )
         await self._register()
+        self._shown = show_replica(self._instance)
         self._beating = asyncio.Lock()
         self._tasks = [run_task(work) for work in (self._heartbeat(), self._confirm(), self._run_maintenance())]
 

@@ -5,6 +5,8 @@ import asyncio
 import hashlib
 import logging
 import os
+import socket
+import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
@@ -50,6 +52,17 @@ def run_task(work: Coroutine[Any, Any, T], *, told: type[Exception] | tuple[()] 
 
     task.add_done_callback(ended)
     return task
+
+
+def show_replica(instance: str) -> socket.socket | None:
+    """List a replica that has loaded its model in ``/proc/net/unix``, until this process ends: the readiness probe of
+    its pod counts them. The caller holds the socket."""
+    if sys.platform != "linux":
+        return None
+    shown = socket.socket(socket.AF_UNIX)
+    # An abstract name: no file is left behind, whatever ends the process.
+    shown.bind(f"\0sightline-replica-{instance}")
+    return shown
 
 
 class ActorProcess:

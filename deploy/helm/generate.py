@@ -22,6 +22,7 @@ CONFIGURATION = Path(__file__).parents[2] / "configs" / "schema.json"
 BEGIN, END = "<!-- values: begin -->", "<!-- values: end -->"
 
 OWNED = {
+    "model": ["device"],
     "gateway": ["host", "port", "metrics_port"],
     "security": [
         *("tokens_file", "tls", "internal_tls", "memory_key_file", "allow_unauthenticated", "allow_plain_inside"),
@@ -40,7 +41,7 @@ OWNED = {
         ),
     ],
     "alerts": ["folder"],
-    "kubernetes": ["enabled", "kubeconfig", "context"],
+    "kubernetes": ["enabled", "namespace", "kubeconfig", "context"],
 }
 """Keys of the configuration that the chart sets, and nobody else may."""
 

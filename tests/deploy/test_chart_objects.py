@@ -72,6 +72,22 @@ def test_a_configuration_without_a_model_has_the_bundled_one() -> None:
         assert load_tree(application["args"]["configuration"]).model.name == "demo"
 
 
+@pytest.mark.parametrize(
+    ("setting", "threads"),
+    [
+        ("replicas.pods=2", 4),
+        ("replicas.resources.limits.cpu=2500m", 2),
+        ("replicas.resources.limits.cpu=0.5", 1),
+        ("config.model.threads=7", 7),
+    ],
+)
+def test_a_model_on_cpus_has_as_many_threads_as_its_container_has_cpus(setting: str, threads: int) -> None:
+    objects = rendered("default", "config.model.dtype=float32", setting)
+    for application in serve_config(objects)["applications"]:
+        assert load_tree(application["args"]["configuration"]).model.threads == threads
+    assert "threads" not in serve_config(rendered("minimal"))["applications"][1]["args"]["configuration"]["model"]
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_ray_resources_hold_exactly_the_processes(variant: str) -> None:
     objects = rendered(variant)
@@ -104,6 +120,13 @@ def test_ray_resources_hold_exactly_the_processes(variant: str) -> None:
         assert group["rayStartParams"]["object-store-memory"] == str(OBJECT_STORE_BYTES)
 
 
+def test_every_pod_has_the_credentials_of_the_registry() -> None:
+    objects = rendered("everything")
+    jobs = {each["metadata"]["name"]: each["spec"]["template"] for each in of_kind(objects, "Job")}
+    for name, pod in (pods(objects) | jobs).items():
+        assert pod["spec"].get("imagePullSecrets") == [{"name": "registry"}], name
+
+
 def test_only_the_autoscaler_gets_a_token_to_scale() -> None:
     objects = rendered("everything")
     found = pods(objects)
@@ -128,6 +151,13 @@ def test_environment_is_that_of_the_command_line() -> None:
     for component, pod in pods(rendered("default")).items():
         found = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
         assert (FLAGS | ONE_THREAD).items() <= found.items(), component
+
+
+def test_environment_of_ones_own_counts() -> None:
+    for component, pod in pods(rendered("minimal", "env.HF_HOME=/models/hub", "env.HOME=/home/me")).items():
+        # Of several of one name the last counts.
+        found = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        assert (found["HF_HOME"], found["HOME"]) == ("/models/hub", "/home/me"), component
 
 
 def _of_release(expression: str) -> str:

@@ -2,11 +2,15 @@
 
 import importlib.util
 import json
+import subprocess
+import sys
+import uuid
 from typing import Any
 
 import pytest
 from chart_parts import PLAIN_INSIDE, VARIANTS, of_kind, pods, rendered, serve_config
 
+from actors.startup import show_replica
 from cluster.kubernetes.hooks import HOOKS
 
 GATEWAYS = ("control", "gateway")
@@ -109,6 +113,27 @@ def test_probe_of_the_gateway_speaks_as_the_gateway_does(variant: str) -> None:
             assert probe["httpGet"]["scheme"] == ("HTTPS" if "tls" in security else "HTTP")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's")
+def test_a_pod_of_replicas_is_ready_once_all_of_them_have_loaded_their_models() -> None:
+    """A drain of nodes, held up by a disruption budget, goes on when pods are ready."""
+    for variant, count in (("default", 1), ("minimal", 1), ("city", 4)):
+        probe = pods(rendered(variant))["replica"]["spec"]["containers"][0]["readinessProbe"]
+        *shell, text = probe["exec"]["command"]
+        # Those of this test alone.
+        mark = uuid.uuid4().hex
+        command = [*shell, text.replace("@sightline-replica-", f"@sightline-replica-{mark}")]
+        assert command[-1] != text
+        held = []
+        for number in range(count):
+            assert subprocess.run(command).returncode == 1, f"{variant}: ready with {number} of {count}"
+            held.append(show_replica(f"{mark}{number}"))
+        assert subprocess.run(command).returncode == 0
+        held.pop().close()
+        assert subprocess.run(command).returncode == 1, "one of them has ended"
+        for each in held:
+            each.close()
+
+
 def test_the_service_leads_to_every_gateway_and_nowhere_else() -> None:
     for settings, wanted in ((("gateways.pods=2",), set(GATEWAYS)), ((), {"control"})):
         objects = rendered("city", *settings)
@@ -119,6 +144,15 @@ def test_the_service_leads_to_every_gateway_and_nowhere_else() -> None:
         assert led - {"gateway"} == wanted - {"gateway"}
         assert ("gateway" in led) == ("gateway" in wanted)
         assert ("app.kubernetes.io/component" in dict(chosen)) == (wanted == {"control"})
+
+
+def test_an_audit_log_with_a_retention_has_the_same_room_at_every_gateway() -> None:
+    """It has no limit of bytes, and a pod that exceeds its volume's is evicted."""
+    settings = ("gateways.pods=2", "control.persistence.enabled=false", "control.persistence.size=80Gi")
+    for component in GATEWAYS:
+        volumes = pods(rendered("city", *settings))[component]["spec"]["volumes"]
+        [data] = [each for each in volumes if each["name"] == "data"]
+        assert data["emptyDir"] == {"sizeLimit": "80Gi"}
 
 
 def selected(policy: dict[str, Any], labels: dict[str, str]) -> bool:

@@ -7,6 +7,13 @@ import yaml
 from chart_parts import CHART, OPEN, PLAIN_INSIDE, serve_config, template
 
 TOKENS = "gateway.tokens.secretName=t"
+OIDC = (
+    "config.security.oidc.issuer=https://sso.city",
+    "config.security.oidc.client_id=sightline",
+    "config.security.oidc.url=https://sightline.city",
+    "config.security.oidc.groups[0].group=operators",
+    "config.security.oidc.groups[0].roles[0]=view",
+)
 
 
 def refused(*settings: str, preset: str | None = None) -> str:
@@ -23,6 +30,7 @@ def refused(*settings: str, preset: str | None = None) -> str:
         (("gateway.allowPlaintext=yes",), "gateway.allowPlaintext must be one of the following"),
         (("internalTls.allowPlain=yes",), "internalTls.allowPlain must be one of the following"),
         ((OPEN, TOKENS), "contradict each other"),
+        ((OPEN, *OIDC), "gateway.allowUnauthenticated nobody: leave one out"),
         (("gateway.tls.clientCertificates=true",), "needs gateway.tls.secret"),
         (("gateway.httpPort=50051",), "are both 50051"),
         (("kvRedis.enabled=true", "config.tiers.redis_url=redis://elsewhere:6379"), "names another: leave one out"),
@@ -37,6 +45,13 @@ def refused(*settings: str, preset: str | None = None) -> str:
         (("decoders.pods=3", "decoders.maxPods=2"), "decoders.maxPods is 2, below decoders.pods"),
         (("config.cluster.max_decoders=4",), "max_decoders"),
         (("config.model.name=org/model", "replicas.pods=2"), "models.cache.accessMode must be ReadWriteMany"),
+        (
+            ("config.model.name=org/model", "replicas.pods=2", "models.cache.accessMode=ReadWriteOncePod"),
+            "models.cache.accessMode must be ReadWriteMany",
+        ),
+        (("config.security.audit_log=/var/log/audit.jsonl",), "audit_log is /var/log/audit.jsonl, where nothing"),
+        (("config.clips.folder=/clips",), "config.clips.folder is /clips, where nothing can be written"),
+        (("networkPolicy.operator=null",), "would let everybody reach Ray's dashboard"),
     ],
 )
 def test_open_doors_and_contradictions(settings: tuple[str, ...], reason: str) -> None:
@@ -73,6 +88,8 @@ def test_said_in_words_it_runs_without_tokens() -> None:
         ("config.security.tokens_file=x", "tokens_file"),
         ("config.security.allow_unauthenticated=true", "allow_unauthenticated"),
         ("config.cluster.replicas=7", "replicas"),
+        ("config.model.device=cuda", "device"),
+        ("config.kubernetes.namespace=elsewhere", "namespace"),
     ],
 )
 def test_misspelt_and_wrong_values(setting: str, named: str) -> None:

@@ -3,7 +3,7 @@
 import base64
 
 import pytest
-from chart_parts import of_kind, rendered, serve_config
+from chart_parts import of_kind, pods, rendered, serve_config
 from cryptography import x509
 
 from cluster.config.load import load_tree
@@ -76,3 +76,16 @@ def test_a_checkpoint_by_hub_id_is_kept_on_a_claim() -> None:
     for variant in ("default", "city"):
         claims = {each["metadata"]["name"] for each in of_kind(rendered(variant), "PersistentVolumeClaim")}
         assert "sightline-model-cache" not in claims
+
+
+def test_a_checkpoint_by_hub_id_has_its_room_without_a_claim_too() -> None:
+    """Below /tmp a larger one than its limit would get the pod evicted, again and again."""
+    settings = ("models.cache.enabled=false", "models.cache.size=200Gi", "replicas.pods=2")
+    objects = rendered("minimal", *settings)
+    claims = {each["metadata"]["name"] for each in of_kind(objects, "PersistentVolumeClaim")}
+    assert "sightline-model-cache" not in claims
+    pod = pods(objects)["replica"]["spec"]
+    [home] = [each["value"] for each in pod["containers"][0]["env"] if each["name"] == "HF_HOME"]
+    [mounted] = [each for each in pod["containers"][0]["volumeMounts"] if home.startswith(each["mountPath"] + "/")]
+    [volume] = [each for each in pod["volumes"] if each["name"] == mounted["name"]]
+    assert volume == {"name": "model-cache", "emptyDir": {"sizeLimit": "200Gi"}}

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+from pathlib import Path
 
 import psutil
 import pytest
@@ -55,6 +56,8 @@ def test_deployed_changed_and_taken_away(tmp_path) -> None:
             until("answers of the file's camera", lambda: client.camera_get("gate").last_answers)
             client.camera_add("late", str(clip), settings=FAST)
             replica = client.replicas_list()[0]
+            # What the readiness probe of its pod looks for.
+            assert "@sightline-replica-" in Path("/proc/net/unix").read_text()
             until("answers of a camera added later", lambda: client.camera_get("late").last_answers)
         first = process_ids()
         assert {CONTROLLER, GATEWAY, "alerting", "decoder-0"} < first.keys()

@@ -40,6 +40,7 @@
 {{- $_ := set $cluster "metrics_port" 9500 -}}
 {{- end -}}
 {{- $own := dict
+      "model" (dict "device" (ternary "cuda" "cpu" (gt (int .Values.replicas.gpusPerPod) 0)))
       "gateway" (dict "host" "0.0.0.0" "port" .Values.gateway.grpcPort "metrics_port" .Values.gateway.httpPort)
       "security" $security
       "cluster" $cluster
@@ -52,7 +53,13 @@
 {{- $tls := printf "?ssl_ca_certs=%s/ca.crt&ssl_certfile=%s/tls.crt&ssl_keyfile=%s/tls.key&ssl_check_hostname=false" $files $files $files -}}
 {{- $_ := set $own "tiers" (dict "redis_url" (ternary (printf "rediss%s%s" $url $tls) (printf "redis%s" $url) (hasKey $secrets "internalTls"))) -}}
 {{- end -}}
-{{- $default := dict "model" (dict "device" (ternary "cuda" "cpu" (gt (int .Values.replicas.gpusPerPod) 0))) -}}
+{{- /* On CPUs a model has the threads that its container has CPUs: it sees all of the node's, and would be throttled. */ -}}
+{{- $default := dict -}}
+{{- if not (gt (int .Values.replicas.gpusPerPod) 0) -}}
+{{- $cpu := .Values.replicas.resources.limits.cpu -}}
+{{- $cores := ternary (div (trimSuffix "m" $cpu | int) 1000) (floor (float64 $cpu) | int) (hasSuffix "m" $cpu) -}}
+{{- $_ := set $default "model" (dict "threads" (max 1 $cores)) -}}
+{{- end -}}
 {{- toYaml (mergeOverwrite $default (deepCopy .Values.config | default (include "sightline.demo" . | fromYaml)) $own) -}}
 {{- end -}}
 

@@ -42,12 +42,7 @@ spec:
       enableServiceLinks: false
       securityContext:
         {{- include "sightline.podSecurity" 10001 | nindent 8 }}
-      {{- with $root.Values.image.pullSecrets }}
-      imagePullSecrets:
-        {{- range . }}
-        - name: {{ . }}
-        {{- end }}
-      {{- end }}
+      {{- include "sightline.pullSecrets" $root | nindent 6 }}
       containers:
         - name: {{ $job.name }}
           image: {{ include "sightline.image" (dict "image" $root.Values.image "default" $root.Chart.AppVersion) }}

@@ -26,6 +26,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .image.digest }}{{ .image.repository }}@{{ .image.digest }}{{ else }}{{ .image.repository }}:{{ $tag }}{{ end -}}
 {{- end -}}
 
+{{/* Every pod of the chart. */}}
+{{- define "sightline.pullSecrets" -}}
+{{- with .Values.image.pullSecrets -}}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end -}}
+{{- end -}}
+
 {{/* Part -> name of its Secret and whether the chart makes it (secrets.yaml), of the parts in use. */}}
 {{- define "sightline.secrets" -}}
 {{- $values := .Values -}}{{- $gateway := .Values.gateway -}}

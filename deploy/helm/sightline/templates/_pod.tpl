@@ -1,6 +1,7 @@
 {{/*
 A pod of the Ray cluster: (dict "root" $ "component" "head|control|gateway|decoder|replica" "settings" .Values.X "gpus" 0).
-Ray starts the processes in it, so there is one container; its readiness is the node's, or its gateway's where it has one.
+Ray starts the processes in it, so there is one container; its readiness is the node's, or of
+its gateway or its replicas where it has them.
 */}}
 {{- define "sightline.pod" -}}
 {{- $root := .root -}}{{- $values := .root.Values -}}
@@ -30,12 +31,7 @@ spec:
   terminationGracePeriodSeconds: 60
   securityContext:
     {{- include "sightline.podSecurity" 10001 | nindent 4 }}
-  {{- with $values.image.pullSecrets }}
-  imagePullSecrets:
-    {{- range . }}
-    - name: {{ . }}
-    {{- end }}
-  {{- end }}
+  {{- include "sightline.pullSecrets" $root | nindent 2 }}
   {{- with .settings.nodeSelector }}
   nodeSelector:
     {{- toYaml . | nindent 4 }}
@@ -57,6 +53,8 @@ spec:
       securityContext:
         {{- include "sightline.containerSecurity" $root | nindent 8 }}
       env:
+        # First, since the last of a name counts: `env` may name another.
+        - {name: HF_HOME, value: {{ if and $replica (include "sightline.modelCache" $root) }}/var/cache/sightline{{ else }}/tmp{{ end }}/huggingface}
         {{- include "sightline.environment" $root | nindent 8 }}
         {{- if $redisTls }}
         # Ray's own, and those of the job with which KubeRay tidies up, which takes them over from the head.
@@ -65,7 +63,6 @@ spec:
         - {name: RAY_REDIS_CLIENT_KEY, value: /etc/sightline/internal-tls/tls.key}
         - {name: RAY_REDIS_SERVER_NAME, value: {{ $values.internalTls.name }}}
         {{- end }}
-        - {name: HF_HOME, value: {{ if and $replica (include "sightline.modelCache" $root) }}/var/cache/sightline{{ else }}/tmp{{ end }}/huggingface}
       ports:
         {{- if eq .component "head" }}
         - {name: gcs-server, containerPort: 6379}
@@ -87,6 +84,9 @@ spec:
         tcpSocket: {port: http}
         {{- else if $gateway }}
         httpGet: {path: /healthz, port: http, scheme: {{ ternary "HTTPS" "HTTP" (hasKey $secrets "tls") }}}
+        {{- else if $replica }}
+        # Its replicas have loaded their models (actors/startup.py): a drain of nodes waits for that.
+        exec: {command: [sh, -c, 'test "$(grep -c @sightline-replica- /proc/net/unix)" -ge {{ include "sightline.replicasPerPod" $root }}']}
         {{- else }}
         httpGet: {{- toYaml $node | nindent 10 }}
         {{- end }}
@@ -146,13 +146,11 @@ spec:
     - {name: tmp, emptyDir: {sizeLimit: 20Gi}}
     - {name: shared-mem, emptyDir: {medium: Memory, sizeLimit: {{ ternary .settings.sharedMemory "512Mi" $replica }}}}
     {{- if $gateway }}
-    {{- if not $control }}
-    # An audit log of its own, for whoever collects it.
-    - {name: data, emptyDir: {sizeLimit: 1Gi}}
-    {{- else if $values.control.persistence.enabled }}
+    {{- if and $control $values.control.persistence.enabled }}
     {{- $claim := $values.control.persistence.existingClaim | default (printf "%s-data" (include "sightline.fullname" $root)) }}
     - {name: data, persistentVolumeClaim: {claimName: {{ $claim }}}}
     {{- else }}
+    # Of gateways an audit log of its own, for whoever collects it.
     - {name: data, emptyDir: {sizeLimit: {{ $values.control.persistence.size }}}}
     {{- end }}
     {{- with $secrets.tokens }}
@@ -173,17 +171,21 @@ spec:
     - {name: models, persistentVolumeClaim: {claimName: {{ $values.models.existingClaim }}, readOnly: true}}
     {{- end }}
     {{- if and $replica (include "sightline.modelCache" $root) }}
+    {{- if $values.models.cache.enabled }}
     - {name: model-cache, persistentVolumeClaim: {claimName: {{ include "sightline.fullname" $root }}-model-cache}}
+    {{- else }}
+    - {name: model-cache, emptyDir: {sizeLimit: {{ $values.models.cache.size }}}}
+    {{- end }}
     {{- end }}
     {{- with $values.extraVolumes }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 {{- end -}}
 
-{{/* Not empty: the model is fetched by its hub id, and kept on a claim so that a restart does not fetch it again. */}}
+{{/* Not empty: replicas fetch the model by its hub id. */}}
 {{- define "sightline.modelCache" -}}
 {{- $model := dig "model" "name" "" .Values.config -}}
-{{- if and .Values.models.cache.enabled (contains "/" $model) (not (hasPrefix "/" $model)) -}}yes{{- end -}}
+{{- if and (contains "/" $model) (not (hasPrefix "/" $model)) -}}yes{{- end -}}
 {{- end -}}
 
 {{/* Environment of every Sightline process. The RAY_ flags are those of actors/session.py. */}}

@@ -5,6 +5,9 @@ the schema. */}}
 {{- if and $gateway.tokens.secretName $gateway.allowUnauthenticated -}}
 {{- fail "gateway.tokens.secretName and gateway.allowUnauthenticated contradict each other: leave one out" -}}
 {{- end -}}
+{{- if and $gateway.allowUnauthenticated (dig "security" "oidc" "" .Values.config) -}}
+{{- fail "config.security.oidc asks who people are, and gateway.allowUnauthenticated nobody: leave one out" -}}
+{{- end -}}
 {{- if and $gateway.tls.clientCertificates (not $gateway.tls.secretName) -}}
 {{- fail "gateway.tls.clientCertificates needs gateway.tls.secretName, whose ca.crt signs them" -}}
 {{- end -}}
@@ -16,6 +19,22 @@ the schema. */}}
 {{- end -}}
 {{- if and .Values.gcsRedis.address (not .Values.gcsRedis.secretName) -}}
 {{- fail "gcsRedis.address needs gcsRedis.secretName: a Secret with its password" -}}
+{{- end -}}
+{{- $writable := list "/tmp" "/var/lib/sightline" -}}
+{{- range .Values.extraVolumeMounts -}}
+{{- $writable = append $writable .mountPath -}}
+{{- end -}}
+{{- range $key, $path := dict "security.audit_log" (dig "security" "audit_log" "" .Values.config | default "") "clips.folder" (dig "clips" "folder" "" .Values.config | default "") -}}
+{{- $found := not $path -}}
+{{- range $writable -}}
+{{- $found = or $found (hasPrefix (printf "%s/" (trimSuffix "/" .)) (printf "%s/" $path)) -}}
+{{- end -}}
+{{- if not $found -}}
+{{- fail (printf "config.%s is %s, where nothing can be written: name a path below /var/lib/sightline or one of extraVolumeMounts" $key $path) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.enabled (not .Values.networkPolicy.operator) -}}
+{{- fail "networkPolicy.operator is empty: without peers its rule would let everybody reach Ray's dashboard, which runs what it is given" -}}
 {{- end -}}
 {{- if and $gateway.ingress.enabled (not $gateway.ingress.host) -}}
 {{- fail "gateway.ingress.enabled needs gateway.ingress.host" -}}
@@ -31,7 +50,7 @@ the schema. */}}
 {{- if and .Values.decoders.maxPods (lt (int .Values.decoders.maxPods) (int .Values.decoders.pods)) -}}
 {{- fail (printf "decoders.maxPods is %d, below decoders.pods: give it %d or more, or 0 for a fixed number" (int .Values.decoders.maxPods) (int .Values.decoders.pods)) -}}
 {{- end -}}
-{{- if and (include "sightline.modelCache" .) (gt (int .Values.replicas.pods) 1) (eq .Values.models.cache.accessMode "ReadWriteOnce") -}}
+{{- if and .Values.models.cache.enabled (include "sightline.modelCache" .) (gt (int .Values.replicas.pods) 1) (ne .Values.models.cache.accessMode "ReadWriteMany") -}}
 {{- fail "several replica pods share models.cache, so models.cache.accessMode must be ReadWriteMany; or put the checkpoint on models.existingClaim, or set models.cache.enabled=false" -}}
 {{- end -}}
 {{- if and .Values.monitoring.podMonitor.enabled $gateway.tokens.secretName (not .Values.monitoring.podMonitor.tokenSecretName) -}}
