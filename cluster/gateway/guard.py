@@ -10,8 +10,9 @@ from urllib.parse import unquote
 import grpc
 import grpc.aio
 
+from cluster import metrics
 from cluster.config.security import SecurityConfig
-from cluster.errors import CapacityError, ForbiddenError, SightlineError, UnauthenticatedError
+from cluster.errors import CapacityError, ConfigError, ForbiddenError, SightlineError, UnauthenticatedError
 from cluster.gateway.oidc import OidcProvider
 from cluster.security.audit import AuditLog, QueuedAuditLog
 from cluster.security.limits import RateLimit
@@ -216,16 +217,25 @@ def make_guard(security: SecurityConfig, audit_suffix: str = "") -> Guard | None
     gateways might write to one folder.
 
     Raises:
-        ConfigError: the tokens, or files of the provider, cannot be read.
+        ConfigError: the tokens, or files of the provider, cannot be read; an audit log of calls that nobody is asked
+            a token for.
     """
     if not security.guarded:
+        if security.audit_log is not None:
+            raise ConfigError(
+                "security.audit_log tells who called, and nobody is asked: set security.tokens_file or security.oidc"
+            )
         return None
     tokens = None if security.tokens_file is None else TokenFile(Path(security.tokens_file))
     provider = None if security.oidc is None else OidcProvider(security.oidc)
     audit = None
     if security.audit_log is not None:
         path = Path(security.audit_log)
-        audit = QueuedAuditLog(path.with_stem(path.stem + audit_suffix), retention_s=security.audit_retention)
+        audit = QueuedAuditLog(
+            path.with_stem(path.stem + audit_suffix),
+            retention_s=security.audit_retention,
+            on_lost=metrics.audit_lines_lost.inc,
+        )
 
     def verify(secret: str) -> Principal:
         # API tokens have no dots, JWTs have two.

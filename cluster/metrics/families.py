@@ -106,6 +106,7 @@ alerts_lost = counter(
     "sightline_alerts_lost",
     "Alerts lost before delivery: memory was full while the disk failed, or they were older than alerts.retention.",
 )
+audit_lines_lost = counter("sightline_audit_lines_lost", "Lines of the audit log that its disk did not take.")
 alerts_trimmed = counter("sightline_alerts_trimmed", "Delivered alerts deleted early to make room for newer ones.")
 clips = counter(
     "sightline_clips", "Clips of incidents by result: whole, part (something is missing), none.", ["result"]

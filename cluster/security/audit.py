@@ -29,7 +29,8 @@ class AuditLog:
     ``retention_s``: files are also rotated once a day, and deleted when their last line is older than that, however
     many there are; ``None`` keeps the newest ``files``. Checked with the first call of every hour.
 
-    A full or failing disk loses lines, never calls: they are counted in ``lost`` and logged once until it recovers.
+    A full or failing disk loses lines, never calls: ``on_lost`` is called for each, from any thread, and the log told
+    once until it recovers.
     """
 
     def __init__(
@@ -40,9 +41,9 @@ class AuditLog:
         files: int = 8,
         retention_s: float | None = None,
         clock: Callable[[], float] = time.time,
+        on_lost: Callable[[], object] = lambda: None,
     ) -> None:
-        self.path = path
-        self.lost = 0
+        self.path, self._on_lost = path, on_lost
         self._max_bytes, self._files = max_bytes, files
         self._retention_s, self._clock = retention_s, clock
         self._next_look_s = float("-inf")
@@ -75,7 +76,7 @@ class AuditLog:
                 self._lose(error.strerror)
 
     def _lose(self, reason: str | None) -> None:
-        self.lost += 1
+        self._on_lost()
         if not self._unwell:
             log.error("the audit log %s cannot be written: %s", self.path, reason)
         self._unwell = True

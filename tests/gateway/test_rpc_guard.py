@@ -23,14 +23,17 @@ from sightline.v1 import (
     results_pb2_grpc,
 )
 
+from cluster import metrics
 from cluster.client import GatewayClient
 from cluster.config import load_config
+from cluster.config.security import SecurityConfig
 from cluster.errors import ConfigError, ForbiddenError, UnauthenticatedError
-from cluster.gateway.guard import REFUSALS_NOTED, Guard
+from cluster.gateway.guard import REFUSALS_NOTED, Guard, make_guard
 from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
 from cluster.security.oidc import Attempt
 from cluster.security.roles import RULES, Role
+from cluster.security.tokens import write_tokens
 from cluster.wire.tls import ClientCredentials
 
 Code = grpc.StatusCode
@@ -230,6 +233,21 @@ async def test_the_audit_log_tells_who_asked_what_and_who_was_refused(monkeypatc
         ("ask-token", ["depot"], "forbidden", None),
         ("?", [], "unauthenticated", None),
     ]
+
+
+def test_an_audit_log_needs_callers_who_are_asked_and_its_lost_lines_are_counted(tmp_path):
+    with pytest.raises(ConfigError, match=r"nobody is asked: set security\.tokens_file or security\.oidc"):
+        make_guard(SecurityConfig(audit_log=str(tmp_path / "audit.jsonl")))
+    write_tokens(tmp_path / "tokens.json", [])
+    (tmp_path / "audit.jsonl").symlink_to("/dev/full")
+    keys = {"tokens_file": str(tmp_path / "tokens.json"), "audit_log": str(tmp_path / "audit.jsonl")}
+    guard = make_guard(SecurityConfig(**keys))
+    assert guard is not None
+    before = metrics.REGISTRY.get_sample_value("sightline_audit_lines_lost_total")
+    with pytest.raises(UnauthenticatedError):
+        guard.admit("Bearer sl_wrong", "/sightline.v1.Cameras/List", "10.0.0.1")
+    guard.close()
+    assert metrics.REGISTRY.get_sample_value("sightline_audit_lines_lost_total") == before + 1
 
 
 def test_strangers_push_nobody_out_of_the_audit_log(tmp_path):
