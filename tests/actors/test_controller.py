@@ -24,6 +24,12 @@ from cluster.types.reports import DecoderInfo, ReplicaInfo
 from cluster.wire.server import is_serving
 
 
+@pytest.fixture(autouse=True)
+def own_logging(monkeypatch) -> None:
+    """A controller is a process of its own, whose logging no other test is to have."""
+    monkeypatch.setattr("actors.controller.configure_logging", lambda *_: None)
+
+
 async def test_a_removal_is_waited_for_as_long_as_the_controller_waits(monkeypatch) -> None:
     """With heartbeats of 5 s, too, at which the controller answers after 20 s."""
     given = {}
@@ -313,8 +319,7 @@ async def _placed_late(tmp_path) -> None:
         task.cancel()
 
 
-def test_a_camera_that_an_upgrade_makes_invalid_is_not_removed(tmp_path, caplog, monkeypatch) -> None:
-    monkeypatch.setattr("actors.controller.configure_logging", lambda *_: None)
+def test_a_camera_that_an_upgrade_makes_invalid_is_not_removed(tmp_path, caplog) -> None:
     asyncio.run(asyncio.wait_for(_left_out(tmp_path, caplog), 60))
 
 

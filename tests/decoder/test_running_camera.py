@@ -260,9 +260,9 @@ def test_a_camera_that_another_decoder_had_for_a_while_is_answered_again_and_say
 
 
 def test_how_far_behind_a_camera_is(bench, clip) -> None:
+    until(lambda: bench.camera.decode_backlog.decodes, "its video")
     backlog = bench.camera.decode_backlog
-    assert backlog is not None
-    assert (backlog.camera, backlog.behind_s, backlog.stride_s, backlog.decodes) == ("gate", 0.0, 2, True)
+    assert (backlog.camera, backlog.behind_s, backlog.stride_s) == ("gate", 0.0, 2)
     bench.camera.set_rung(SHED)
     assert not bench.camera.decode_backlog.decodes
     with camera_bench(clip, source="rtsp://127.0.0.1:9/") as away:

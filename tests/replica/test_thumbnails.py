@@ -196,8 +196,7 @@ def test_forgetting():
 
 
 def spec(retention_s):
-    memory = None if retention_s is None else MemorySpec(retention_s=retention_s)
-    return StreamSpec("gate", (Question("fence", "Is anyone there?"),), memory=memory)
+    return StreamSpec("gate", (Question("fence", "Is anyone there?"),), memory=MemorySpec(retention_s=retention_s))
 
 
 def feed(memory, seconds, start=0):

@@ -73,7 +73,13 @@ def test_a_policy_is_the_engine_on_what_its_pruner_leaves(tiny_engine, clip, run
     """The same stream alone on an engine: nothing of it depends on the settings it ran beside."""
     samples = prune_clip(clip, "alone", setting.pruner, setting.options).samples
     spec = StreamSpec(
-        "alone", ASKED, SHAPE.window_s, SHAPE.stride_s, setting.refresh, setting.budget, static_gate=False
+        "alone",
+        ASKED,
+        SHAPE.window_s,
+        SHAPE.stride_s,
+        refresh=setting.refresh,
+        refresh_budget=setting.budget,
+        static_gate=False,
     )
     tiny_engine.admit(spec)
     found = []
