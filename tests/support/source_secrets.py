@@ -38,6 +38,8 @@ from cluster.kubernetes.resource import CameraResource, Outcome, status_of
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.processes import free_port
 from cluster.logs import JsonFormatter, TextFormatter
+from cluster.security.roles import Role
+from cluster.security.tokens import make_token, write_tokens
 from cluster.types import CameraStatus
 
 SOURCES = 200
@@ -247,6 +249,9 @@ def watch_cluster(canaries: list[Canary], outputs: Outputs, folder: Path) -> Non
     """`sightline serve` with cameras from its file, from `cameras apply`, `cameras add` and HTTP; none can open."""
     configured, applied, added, posted = canaries[:20], canaries[20:160], canaries[160:163], canaries[163:]
     (folder / "in").mkdir()
+    # Who is asked for a token is written into the audit log.
+    os.environ["SIGHTLINE_TOKEN"], token = make_token("bench", [Role.ADMIN])
+    write_tokens(folder / "in/tokens.json", [token])
     config, cameras, addresses = folder / "in/c.yaml", folder / "in/cameras.yaml", folder / "in/a.json"
     with _hook() as (hook, told):
         # JSON is YAML.
@@ -312,7 +317,7 @@ def _configuration(folder: Path, cameras: Iterable[Canary], hook: str) -> dict[s
         "source": {"connect_timeout_s": 1.0},
         "questions": [QUESTION],
         "cameras": [{"name": each.name, "source": each.source} for each in cameras],
-        "security": {"audit_log": str(folder / "audit.log")},
+        "security": {"tokens_file": str(folder / "in/tokens.json"), "audit_log": str(folder / "audit.log")},
         "alerts": {
             "folder": str(folder / "alerts"),
             "health": {"offline": {"after_s": 1.0}},
@@ -355,7 +360,8 @@ def _run(*arguments: str) -> str:
 def _http(address: str, path: str, body: object = None) -> str:
     """A reply, or what of an endless one came within a few seconds."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://{address}{path}", data, {"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ['SIGHTLINE_TOKEN']}"}
+    request = urllib.request.Request(f"http://{address}{path}", data, headers)
     read = b""
     endless = path == "/v1/events"
     deadline = time.monotonic() + 5.0
