@@ -128,15 +128,13 @@ async def begin_session(request: Request, body: Login, gateway: Gateway) -> Repl
 @router.on("DELETE /v1/session", reply=Nothing)
 async def end_session(request: Request, gateway: Gateway) -> Reply:
     """Sign out: the session ends, and the browser forgets its cookie."""
+    reply = Reply({})
+    reply.delete_cookie(COOKIE, httponly=True, samesite="strict")
     try:
         await gateway.door.end_session(request)
     except UnavailableError as error:
         # Else the next person at this browser is signed in once the controller answers.
-        raise HttpError(
-            503, str(error), Set_Cookie=f"{COOKIE}=; Max-Age=0; Path=/; HttpOnly; SameSite=strict"
-        ) from None
-    reply = Reply({})
-    reply.delete_cookie(COOKIE, httponly=True, samesite="strict")
+        raise HttpError(503, str(error), Set_Cookie=reply.headers["set-cookie"]) from None
     return reply
 
 
