@@ -278,7 +278,7 @@ class MemoryDeletions:
                 if shared:
                     await self._memory.remove_camera(camera)
                 elif gone:
-                    await asyncio.to_thread(self._bank.tiers.drop, camera, shared=False)
+                    await asyncio.to_thread(self._bank.tiers.drop, camera, cluster_wide=False)
                 if gone:
                     self._conversations.end_camera(camera)
                     self._answers.forget(camera)

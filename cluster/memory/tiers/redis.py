@@ -54,7 +54,7 @@ class RedisTier(CappedTier):
         ConfigError: an invalid address, cap or time. A server that is down is no error.
     """
 
-    shared = True
+    cluster_wide = True
 
     def __init__(
         self,

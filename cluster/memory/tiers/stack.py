@@ -137,13 +137,13 @@ class TierStack:
         return answers
 
     # -- whole streams --------------------------------------------------------------------------
-    def drop(self, stream: str, *, shared: bool = True) -> int | None:
-        """Delete a stream and its manifest in every tier; if not ``shared``, in none that all replicas of the cluster
-        read. Returns the largest count of a tier, None if some tier is uncertain: :meth:`finish_deletions` repeats the
+    def drop(self, stream: str, *, cluster_wide: bool = True) -> int | None:
+        """Delete a stream and its manifest in every tier; if not ``cluster_wide``, in none that all replicas read.
+        Returns the largest count of a tier, None if some tier is uncertain: :meth:`finish_deletions` repeats the
         deletion then, while this process lives."""
         self._note_deletion((stream, None))
         with self._lock:
-            levels = {level for level, tier in enumerate(self.tiers) if shared or not tier.shared}
+            levels = {level for level, tier in enumerate(self.tiers) if cluster_wide or not tier.cluster_wide}
             if levels := levels | self._deleting.get(stream, set()):
                 self._deleting[stream] = levels
         gone = [self._finish_deletion(stream, tier) for tier in self.tiers]
