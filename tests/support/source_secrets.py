@@ -326,7 +326,13 @@ def _configuration(folder: Path, cameras: Iterable[Canary], hook: str) -> dict[s
                 {"name": "hook", "kind": "webhook", "options": {"url": hook}},
             ],
         },
-        "cluster": {"decoders": 1, "start_timeout_s": START_S, "log_dir": str(folder / "logs")},
+        "cluster": {
+            "decoders": 1,
+            "start_timeout_s": START_S,
+            "log_dir": str(folder / "logs"),
+            # Cameras as they were given, addresses with their secrets among them; never the user's own.
+            "state_dir": str(folder / "in/state"),
+        },
     }
 
 
