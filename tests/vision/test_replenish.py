@@ -104,6 +104,36 @@ def test_who_stands_is_shown_while_video_is_left_undecoded(make_frame, texture):
     assert not any(decision.activity for decision in decisions)
 
 
+def with_ripple(picture, row, col, levels):
+    """One cell ``levels`` above and below its picture in turns: so different, and as bright."""
+    rippled = picture.astype(np.int16)
+    rippled[cell(row, col)] += np.where(np.indices((PATCH, PATCH)).sum(0) % 2, levels, -levels)
+    return rippled.astype(np.uint8)
+
+
+def test_the_faint_edge_of_who_passes_is_no_background(make_frame, texture):
+    """Learned, it would differ from the place itself once they have gone, and be shown for a minute."""
+    passing, gone = with_ripple(with_object(texture), 2, 4, 4), with_ripple(texture, 2, 4, -2)
+    kept, _ = restated(Replenish(), make_frame, [texture] * 41 + [passing] * 2 + [gone] * 20)
+    assert kept == [41, 42, 43]
+
+
+def test_what_came_unnoticed_is_no_background_at_once(make_frame, texture):
+    """By two steps below the threshold, the first stored with its group: it stands since it differs, not since the
+    cell last changed."""
+    half, whole = (with_half_object(texture, levels) for levels in (4, 8))
+    pictures = [texture] * 41 + [half] + [whole] * 2 + [texture] * 20
+    kept, _ = restated(Replenish(settle=12), make_frame, pictures)
+    assert kept == [41, 42, 44]
+
+
+def with_half_object(texture, levels):
+    """In one group, three cells of an object, and one that it hardly reaches."""
+    picture = with_object(texture)
+    picture[cell(3, 3)] = with_ripple(texture, 3, 3, levels)[cell(3, 3)]
+    return picture
+
+
 def test_a_picture_that_differs_everywhere_is_another_background(make_frame, texture):
     other = np.roll(texture, (3 * PATCH, 5 * PATCH), (0, 1))
     kept, _ = restated(Replenish(), make_frame, [texture] * 11 + [other] * 30)

@@ -77,7 +77,7 @@ def replenish(
     changed = (difference > thresholds) & seen
     suspicious = difference > thresholds - settings.credit
     changed_groups = _any_in_group(changed, grid)
-    beside = functional.max_pool2d(changed.float()[:, None], 3, stride=1, padding=1)[:, 0] > 0
+    beside = _dilate(changed)
     standing = torch.where(changed | new, 0.0, standing + 1.0)
     spread = changed | (beside & suspicious & (settings.dilation > 0))
     begun = [place for place, begins in enumerate(unknown) if begins]
@@ -94,8 +94,9 @@ def replenish(
         owners, sample = [memories[each] for each in due], (luma[at], plain[at], seen[at])
         theirs = settings.take(at)
         limits = thresholds[at], theirs.thresholds(stored_noise[at], theirs.learning_margin, theirs.learning)
-        shown = _foreground(owners, theirs, sample, standing[at], limits, grid)
+        shown, stood = _foreground(owners, theirs, sample, standing[at], limits, grid)
         spread = spread.index_put((at,), spread[at] | shown)
+        standing = standing.index_put((at,), stood)
     groups = _any_in_group(spread, grid)
     mask = groups.repeat_interleave(grid.merge, 1).repeat_interleave(grid.merge, 2)
 
@@ -267,9 +268,10 @@ def _foreground(
     standing: torch.Tensor,
     thresholds: tuple[torch.Tensor, torch.Tensor],
     grid: PatchGrid,
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Cells ``[n, rows, cols]`` of what stands before the background, which learns from the sample: its luma, the means
-    of its cells, and which of them are seen. ``thresholds``: what is shown, and what is learned."""
+    of its cells, and which of them are seen; and for how long they have stood. ``thresholds``: what is shown, and what
+    is learned."""
     luma, means, seen = sample
     stored, stored_means, known, doubted = (
         torch.stack(each)
@@ -287,7 +289,7 @@ def _foreground(
     aside = odd[:, None, None] & ~another
     known = torch.where(differs | aside, known, known + waited.to(luma.device, non_blocking=True)[:, None, None])
     settled = differs & (standing >= torch.minimum(known, settings.settle)) & ~odd[:, None, None]
-    learns = (~differs | settled | another) & ~aside
+    learns = (~_dilate(differs) | settled | another) & ~aside
     _write(
         memories,
         background=torch.where(aside, before, torch.where(_pixels(learns, grid), luma, stored)),
@@ -295,7 +297,14 @@ def _foreground(
         known=torch.where(settled, standing, known).masked_fill(another, HEAD_START),
         doubted=(odd & (doubted == 0)).float(),
     )
-    return differs & ~settled & ~odd[:, None, None] & (difference > thresholds[0])
+    stands = differs & ~settled
+    shown = stands & ~odd[:, None, None] & (difference > thresholds[0])
+    return shown, torch.where(stands | odd[:, None, None], standing, 0.0)
+
+
+def _dilate(cells: torch.Tensor) -> torch.Tensor:
+    """Set cells ``[n, rows, cols]`` and their eight neighbours."""
+    return functional.max_pool2d(cells.float()[:, None], 3, stride=1, padding=1)[:, 0] > 0
 
 
 def _pixels(cells: torch.Tensor, grid: PatchGrid) -> torch.Tensor:

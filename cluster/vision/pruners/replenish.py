@@ -263,8 +263,11 @@ class Replenish(Pruner):
         memory.known = np.where(differs, memory.known, memory.known + elapsed)
         settled = differs & (memory.standing >= np.minimum(memory.known, self.settle))
         memory.known = np.where(settled, memory.standing, memory.known)
-        background.update(~differs | settled, luma, means)
-        return differs & ~settled & (difference > self.cell_thresholds())
+        # Beside what differs is its edge, too faint to differ: learned, it would stand once it has gone.
+        background.update(~dilate(differs) | settled, luma, means)
+        stands = differs & ~settled
+        memory.standing = np.where(stands, memory.standing, 0)
+        return stands & (difference > self.cell_thresholds())
 
     @property
     def threshold(self) -> float:
@@ -348,7 +351,8 @@ class _Memory(_Cells):
     sample it was compared with.
 
     * ``noise`` ``[rows, cols]``, ``levels``: quiet levels of cells and camera
-    * ``standing``, ``known`` ``[rows, cols]``: samples since a cell changed, and of which it showed the background
+    * ``standing``, ``known`` ``[rows, cols]``: samples since a cell changed or showed the background, and of which it
+      showed that background
     * ``unstated``: samples since the background was compared with; ``doubted``: most of the picture differed then
     """
 
