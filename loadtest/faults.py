@@ -22,11 +22,6 @@ LOOK_S = 0.1
 FREEZE_S = 3.0
 LOSS_S, LOSS_SHARE = 8.0, 0.05
 
-NOT_BUILT = {
-    "slow-disk": "no window waits for what a running cluster writes to a disk: cameras, incidents, clips and logs"
-}
-"""Faults that somebody may look for, and why there is none of that name."""
-
 
 @dataclass(frozen=True, slots=True)
 class Strike:
@@ -56,7 +51,7 @@ async def inflict(stage: Stage, name: str) -> FaultResult:
         ConfigError: there is no such fault, or it needs a cluster of the load test's own.
         SightlineError: there was nobody to do it to.
     """
-    fault = named(name)
+    fault = faults.get(name)
     if fault.only_own and not stage.target.own:
         raise ConfigError(
             f"the fault {name} needs a cluster that the load test starts itself; leave --gateway out and give --config"
@@ -77,13 +72,6 @@ async def inflict(stage: Stage, name: str) -> FaultResult:
         recovery_s=await _recovery(stage, strike, at_s) - at_s,
         stride_s=stage.setup.stride_s,
     )
-
-
-def named(name: str) -> Fault:
-    """The fault of that name. Raises ``ConfigError``: there is none; the sentence names those there are."""
-    if name in NOT_BUILT:
-        raise ConfigError(f"there is no fault {name!r}: {NOT_BUILT[name]}")
-    return faults.get(name)
 
 
 async def _recovery(stage: Stage, strike: Strike, at_s: float) -> float:

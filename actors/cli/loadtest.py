@@ -91,13 +91,13 @@ def run(
     import asyncio
 
     from cluster.lab.report.page import write_files
-    from loadtest.faults import named
+    from loadtest.faults import faults
     from loadtest.report import others_text, page, run_json, run_tables, verdict_text
     from loadtest.run import run_test
 
     chosen = _profile(profile, streams=streams, measure_s=seconds)
     for name in fault or ():
-        named(name)
+        faults.get(name)
     loaded = _config(config, gateway, settings)
     _writable(json, out)
     screen = console(stderr=json == "-")
@@ -210,12 +210,9 @@ def list_faults() -> None:
 
     $ sightline loadtest faults
     """
-    from loadtest.faults import NOT_BUILT, faults
+    from loadtest.faults import faults
 
-    screen = console()
-    _list(screen, [(name, faults.get(name).about) for name in faults.names()])
-    for name, why in NOT_BUILT.items():
-        screen.print(f"There is no {name}: {why}.", markup=False)
+    _list(console(), [(name, faults.get(name).about) for name in faults.names()])
 
 
 # -- used by both commands ------------------------------------------------------------------------

@@ -4,7 +4,7 @@ In values.yaml a comment above a key is its description, and a line ``# @schema 
 says: any JSON schema, or one of the shorthands ``resources``, ``tolerations``, ``peers``, ``quantity``,
 ``configuration``. Every mapping is closed, so that a misspelt key is refused.
 
-Run it with ``make chart``; ``--check`` writes nothing and says whether the files are up to date.
+Run it with ``make schema``; ``--check`` writes nothing and says whether the files are up to date.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def main(arguments: list[str]) -> int:
     stale = [path for path, text in generated().items() if not path.exists() or path.read_text("utf-8") != text]
     if "--check" in arguments:
         for path in stale:
-            print(f"{path.name} is not up to date: make chart", file=sys.stderr)
+            print(f"{path.name} is not up to date: make schema", file=sys.stderr)
         return 1 if stale else 0
     for path in stale:
         path.write_text(generated()[path], encoding="utf-8")

@@ -23,7 +23,6 @@ def test_profiles_and_faults_are_listed_with_what_they_do(capsys) -> None:
     assert main(["loadtest", "faults"]) == 0
     text = said(capsys)
     assert "kill-replica kills the replica that has most cameras" in text
-    assert "There is no slow-disk: no window waits for what a running cluster writes to a disk" in text
 
 
 @pytest.mark.parametrize(
@@ -32,7 +31,6 @@ def test_profiles_and_faults_are_listed_with_what_they_do(capsys) -> None:
         (["run"], "name what to test"),
         (["run", "-g", "somewhere"], "'somewhere' is not an address"),
         (["run", "-g", "127.0.0.1:1", "-p", "nothing"], "there is no load profile 'nothing'"),
-        (["run", "-g", "127.0.0.1:1", "-f", "slow-disk"], "there is no fault 'slow-disk'"),
         (["run", "-g", "127.0.0.1:1", "-f", "kill-replicas"], "did you mean 'kill-replica'"),
         (["run", "-c", "missing.yaml"], "missing.yaml: there is no such configuration file"),
         (["run", "-g", "127.0.0.1:1", "--set", "window.stride_s=99"], "window.stride_s"),
