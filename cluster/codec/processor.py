@@ -362,9 +362,7 @@ class CodecProcessor(LazyFeed):
             return False
         skipped, self._trust = self._trust is Trust.SKIPPED, Trust.TRUSTED
         self.stats.refusal = ""
-        if skipped:
-            self._timeline.resume()
-        else:
+        if not skipped:
             self._restart()
         return True
 
