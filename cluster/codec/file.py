@@ -11,6 +11,7 @@ import av
 from av.container import InputContainer
 
 from cluster.codec.demux import CONTAINERS, PROBING, Demuxer
+from cluster.codec.nal import spliced
 from cluster.codec.source import StreamHeader
 from cluster.codec.timeline import LONGEST_STEP, REPEAT
 from cluster.errors import SourceError
@@ -96,9 +97,12 @@ class FileSource:
             started = False
             for packet in self._read(demuxer):
                 # Later rounds open at a keyframe, or the cut would be decoded with the last round's pictures.
-                started = started or packet.keyframe or self.rounds == 0
-                if not started:
-                    continue
+                if self.rounds and not started:
+                    if not packet.keyframe:
+                        continue
+                    if packet.codec == "hevc":
+                        packet = replace(packet, data=spliced(packet.data))
+                started = True
                 times.add(packet.pts if packet.pts is not None else packet.dts)
                 yield _shifted(packet, offset) if offset else packet
                 if self._closed.is_set():
