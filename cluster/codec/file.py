@@ -67,6 +67,8 @@ class FileSource:
         self.speed = speed
         self.roots = roots
         self.rounds = 0
+        self.behind_s = 0.0
+        """How late the newest packet of a paced file is taken: what takes them does not keep up."""
         self._closed = threading.Event()
         self.ended = False
         self._container: InputContainer | None = None
@@ -151,6 +153,7 @@ class FileSource:
                     start = (time.monotonic(), due)
                 last = due
                 wait = start[0] + (due - start[1]) / MICROSECONDS / self.speed - time.monotonic()
+                self.behind_s = max(0.0, -wait)
                 if wait > 0 and self._closed.wait(wait):
                     return
             yield packet

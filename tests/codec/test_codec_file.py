@@ -105,6 +105,37 @@ def test_a_paced_file_whose_clock_jumps_neither_stops_nor_hurries(tmp_path: Path
     assert time.monotonic() - began_s >= 0.42
 
 
+def test_a_paced_file_tells_how_late_its_packets_are_taken(clips: dict[str, Path]) -> None:
+    source = FileSource(clips["plain"], realtime=True, speed=100.0)
+    source.open()
+    for index, _ in enumerate(source.packets()):
+        if index == 0:
+            time.sleep(0.1)
+        if index == 1:
+            # It was due half a millisecond after the first.
+            assert source.behind_s > 0.09
+    assert source.behind_s < 0.1
+
+
+def test_a_round_of_a_file_that_begins_in_an_open_gop_loses_no_more_than_the_first(tmp_path: Path) -> None:
+    options = {"x265-params": "open-gop=1:keyint=20:min-keyint=20:scenecut=0:log-level=error", "preset": "medium"}
+    whole = encode(tmp_path / "whole.mp4", walk(60), "libx265", b_frames=3, options=options)
+    path = tmp_path / "cut.mp4"
+    with av.open(str(whole)) as given, av.open(str(path), "w") as made:
+        stream = made.add_stream_from_template(given.streams.video[0])
+        packets = [packet for packet in given.demux(video=0) if packet.size]
+        second = [index for index, packet in enumerate(packets) if packet.is_keyframe][1]
+        for packet in packets[second:]:
+            packet.stream = stream
+            made.mux(packet)
+    once, _ = process(*read(path), fps=5)
+    assert once.stats.frames_decoded < len(packets) - second, "pictures before its keyframe refer to what was cut off"
+    source = FileSource(path, loop=True)
+    looped, _ = process(source.open(), itertools.islice(source.packets(), 3 * (len(packets) - second)), fps=5)
+    assert looped.stats.frames_decoded == 3 * once.stats.frames_decoded
+    assert not looped.stats.resyncs
+
+
 def test_pacing_loses_nothing(clips: dict[str, Path]) -> None:
     source = FileSource(clips["b_frames"], realtime=True, speed=1000.0)
     source.open()

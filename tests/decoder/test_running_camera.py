@@ -274,7 +274,12 @@ def test_how_far_behind_a_camera_is(bench, clip) -> None:
         patient.camera.route(patient.replica(keeper))
         until(lambda: len(keeper.frames) == 24, "all of it all the same")
     with camera_bench(clip, source=str(clip), source_options={"realtime": True}) as played:
-        assert played.camera.decode_backlog is None, "it queues nothing, and would hide how late the others are"
+        until(lambda: played.camera.decode_backlog.decodes, "its video")
+        # Nothing of it is queued: it is late where its packets are taken late.
+        played.camera._source.behind_s = 3.0
+        played.camera.route(played.replica(Keeper()))
+        assert played.camera.decode_backlog.behind_s == 3.0
+        assert played.camera.report().reason == "decoding is 3 s behind"
 
 
 def test_a_camera_that_gives_no_picture_since_it_began_says_for_how_long(bench, monkeypatch) -> None:
