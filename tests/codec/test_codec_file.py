@@ -227,6 +227,24 @@ def test_sound_that_is_longer_than_the_pictures_does_not_make_them_truncated(
     assert source.ended
 
 
+def test_times_go_on_where_those_of_a_transport_stream_wrap(tmp_path: Path) -> None:
+    """After 26.5 hours: a picture every nine seconds, then video with B-pictures over the wrap."""
+    path, ticks = tmp_path / "day.ts", 90_000
+    video = read(encode(tmp_path / "clip.mp4", walk(60), b_frames=3, options={"preset": "medium"}))[1]
+    seam = 2**33 - ticks
+    times = [(index * 9 * ticks, index * 9 * ticks, video[0]) for index in range(seam // (9 * ticks))]
+    times += [(seam + each.pts * 9 // 100, seam + each.dts * 9 // 100, each) for each in video]
+    with av.open(str(path), "w", format="mpegts") as out:
+        stream = out.add_mux_stream("h264", width=192, height=128)
+        for pts, dts, each in times:
+            packet = av.Packet(each.data)
+            packet.stream, packet.time_base, packet.is_keyframe = stream, Fraction(1, ticks), each.keyframe
+            packet.pts, packet.dts = pts, dts
+            out.mux(packet)
+    _, packets = read(path)
+    assert [packet.pts for packet in packets] == [pts * 100 // 9 for pts, _, _ in times]
+
+
 def test_a_picture_every_two_seconds_is_not_truncated(tmp_path: Path) -> None:
     path = encode(tmp_path / "slow.mkv", walk(4), times=[0, 2000, 4000, 6000])
     assert len(read(path)[1]) == 4
