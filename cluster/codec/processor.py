@@ -380,7 +380,8 @@ class CodecProcessor(LazyFeed):
         if timeline.jumped:
             stats.resyncs["timestamps"] += 1
             self._fresh = True
-            if keyframe:
+            if keyframe or self._gap:
+                # Or the first of known time since one.
                 self._restart()
             else:
                 self._lose()
