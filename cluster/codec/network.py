@@ -315,8 +315,10 @@ class RtpNumbers:
             if channel % 2 == 0:
                 number = data[at + 6] << 8 | data[at + 7]
                 ahead = (number - self._last.get(channel, number - 1) - 1) % 2**16
-                self.missing += ahead if ahead < 2**15 else 0
-                self._last[channel] = number
+                # Else it is a repeated one.
+                if ahead < 2**15:
+                    self.missing += ahead
+                    self._last[channel] = number
             at += 4 + size
         self._rest, self._skip = data[at:], max(0, at - len(data))
         self._readable = len(self._rest) <= _LONGEST_HANDSHAKE
