@@ -10,6 +10,7 @@ from av.video.stream import VideoStream
 
 from cluster.codec.nal import FRAMED_CODECS, configuration, parameter_sets, to_annexb
 from cluster.codec.source import StreamHeader
+from cluster.codec.timeline import LONGEST_STEP
 from cluster.errors import SourceError
 from cluster.types import MICROSECONDS, EncodedPacket
 
@@ -19,6 +20,9 @@ they come. Of larger ones the size is all that is learnt."""
 
 CONTAINERS = "mov,mp4,matroska,webm,mpegts,mpeg,avi,flv,asf,ogg,nut,ivf,obu,h264,hevc,mpegvideo,m4v,mjpeg"
 """Containers that hold their video themselves; a playlist or an SDP would make FFmpeg open other addresses."""
+
+_WRAPS = (2**33, -(2**33), 2**32, -(2**32))
+"""Ticks after which clocks begin anew: of MPEG-TS, after 26.5 hours, and of FLV, after 50 days."""
 
 
 class Demuxer:
@@ -33,6 +37,10 @@ class Demuxer:
         self._container = container
         self._stream = _video_stream(container, name)
         self.sequence = first_sequence
+        base = self._stream.time_base
+        self._scale, self._divisor = (base.numerator * MICROSECONDS, base.denominator) if base else (1, 1)
+        self._newest: int | None = None
+        self._wrapped = 0
         context = self._stream.codec_context
         self._codec = context.name if context.codec.canonical_name == "" else context.codec.canonical_name
         extradata = context.extradata or b""
@@ -62,8 +70,6 @@ class Demuxer:
 
     def packets(self) -> Iterator[EncodedPacket]:
         """Packets in decoding order; av.FFmpegError where reading fails."""
-        base = self._stream.time_base
-        scale, divisor = (base.numerator * MICROSECONDS, base.denominator) if base else (1, 1)
         for packet in self._container.demux(self._stream):
             if packet.size == 0:
                 continue
@@ -76,15 +82,24 @@ class Demuxer:
                 data = self._annexb(packet)
             except ValueError:
                 continue
-            pts, dts = packet.pts, packet.dts
-            yield EncodedPacket(
-                self._codec,
-                data,
-                None if pts is None else pts * scale // divisor,
-                None if dts is None else dts * scale // divisor,
-                packet.is_keyframe,
-                self.sequence - 1,
-            )
+            dts, pts = self._time(packet.dts), self._time(packet.pts)
+            yield EncodedPacket(self._codec, data, pts, dts, packet.is_keyframe, self.sequence - 1)
+
+    def _time(self, ticks: int | None) -> int | None:
+        """Microseconds on a clock that goes on where the container's wraps."""
+        if ticks is None:
+            return None
+        ticks += self._wrapped
+        if self._newest is not None and not self._is_near(ticks):
+            wrap = next((wrap for wrap in _WRAPS if self._is_near(ticks + wrap)), 0)
+            self._wrapped += wrap
+            ticks += wrap
+        self._newest = ticks
+        return ticks * self._scale // self._divisor
+
+    def _is_near(self, ticks: int) -> bool:
+        assert self._newest is not None
+        return abs(ticks - self._newest) * self._scale <= LONGEST_STEP * self._divisor
 
     def _annexb(self, packet: Packet[VideoStream]) -> bytes:
         data = bytes(packet)

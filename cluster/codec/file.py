@@ -11,6 +11,7 @@ import av
 from av.container import InputContainer
 
 from cluster.codec.demux import CONTAINERS, PROBING, Demuxer
+from cluster.codec.nal import spliced
 from cluster.codec.source import StreamHeader
 from cluster.codec.timeline import LONGEST_STEP, REPEAT
 from cluster.errors import SourceError
@@ -66,6 +67,8 @@ class FileSource:
         self.speed = speed
         self.roots = roots
         self.rounds = 0
+        self.behind_s = 0.0
+        """How late the newest packet of a paced file is taken: what takes them does not keep up."""
         self._closed = threading.Event()
         self.ended = False
         self._container: InputContainer | None = None
@@ -96,9 +99,12 @@ class FileSource:
             started = False
             for packet in self._read(demuxer):
                 # Later rounds open at a keyframe, or the cut would be decoded with the last round's pictures.
-                started = started or packet.keyframe or self.rounds == 0
-                if not started:
-                    continue
+                if self.rounds and not started:
+                    if not packet.keyframe:
+                        continue
+                    if packet.codec == "hevc":
+                        packet = replace(packet, data=spliced(packet.data))
+                started = True
                 times.add(packet.pts if packet.pts is not None else packet.dts)
                 yield _shifted(packet, offset) if offset else packet
                 if self._closed.is_set():
@@ -147,6 +153,7 @@ class FileSource:
                     start = (time.monotonic(), due)
                 last = due
                 wait = start[0] + (due - start[1]) / MICROSECONDS / self.speed - time.monotonic()
+                self.behind_s = max(0.0, -wait)
                 if wait > 0 and self._closed.wait(wait):
                     return
             yield packet

@@ -33,7 +33,16 @@ class Protocol:
 
 
 # FFmpeg would watch about 25 pictures go by to guess a frame rate that nobody asks for: five seconds of a 5 FPS camera.
-_RTSP = Protocol("RTSP", {"rtsp_transport": "tcp", "fpsprobesize": "0", "analyzeduration": "500000"})
+# With sound it would time pictures by the camera's time of day, which is set now and then.
+_RTSP = Protocol(
+    "RTSP",
+    {
+        "rtsp_transport": "tcp",
+        "allowed_media_types": "video",
+        "fpsprobesize": "0",
+        "analyzeduration": "500000",
+    },
+)
 # A playlist or a reply may name further addresses, but none that are files of this machine.
 _HTTP = Protocol(
     "HTTP", {"protocol_whitelist": "http,https,tls,tcp,crypto", "format_whitelist": f"hls,mpjpeg,{CONTAINERS}"}
@@ -192,6 +201,7 @@ class _Session(threading.Thread):
                 return
             # multipart/x-mixed-replace has no times; FFmpeg would count 25 pictures a second whatever comes.
             untimed = container.format.name == "mpjpeg"
+            missing = doubted = 0
             try:
                 demuxer = Demuxer(container, source.name)
                 self._header = demuxer.header
@@ -202,6 +212,12 @@ class _Session(threading.Thread):
                     if untimed:
                         arrived = round((time.monotonic() - started) * MICROSECONDS)
                         packet = replace(packet, pts=arrived, dts=arrived)
+                    if self._relay is not None and self._relay.numbers.missing != missing:
+                        missing, doubted = self._relay.numbers.missing, _DOUBTED
+                    if doubted:
+                        doubted -= 1
+                        demuxer.sequence += 1
+                        packet = replace(packet, sequence=packet.sequence + 1)
                     self.queue.put(packet)
             except SourceError as error:
                 # The next session may have what this one lacks, as of a camera that is just starting.
@@ -254,8 +270,58 @@ class _Session(threading.Thread):
 
 PORTS = {"rtsp": 554, "rtsps": 322}
 _CHUNK = 2**16
+_INTERLEAVED = ord("$")
+_BODY = re.compile(rb"(?i)\ncontent-length: *(\d{1,6})")
 _LONGEST_HANDSHAKE = 2**18
 _REDIRECT = re.compile(rb"\+?0*3\d\d(?!\d)")
+_DOUBTED = 3
+"""Packets that FFmpeg may give between one that the relay has passed on and those that are made of it: a hole is left
+before each, as one may be a keyframe."""
+
+
+class RtpNumbers:
+    """Finds holes in the RTP sequence numbers (RFC 3550 §5.1) of packets interleaved in an RTSP session (RFC 2326
+    §10.12). Cameras leave out what their line does not take, FFmpeg tells nothing of it, and HEVC of which a piece is
+    missing is decoded to whatever comes out.
+
+    ``missing``: number of packets so far. What cannot be read is not judged.
+    """
+
+    def __init__(self) -> None:
+        self.missing = 0
+        self._rest = b""
+        self._skip = 0
+        self._last: dict[int, int] = {}
+        self._readable = True
+
+    def read(self, data: bytes) -> None:
+        """The next bytes that the server sent."""
+        if not self._readable:
+            return
+        data, at = self._rest + data, self._skip
+        while at + 8 <= len(data):
+            if data[at] != _INTERLEAVED:
+                # A reply, as to what keeps the session alive.
+                end = data.find(b"\r\n\r\n", at)
+                if end < 0:
+                    break
+                body = _BODY.search(data, at, end)
+                at = end + 4 + (int(body[1]) if body else 0)
+                continue
+            channel, size = data[at + 1], data[at + 2] << 8 | data[at + 3]
+            self._readable = data[at + 4] >> 6 == 2
+            if not self._readable:
+                return
+            if channel % 2 == 0:
+                number = data[at + 6] << 8 | data[at + 7]
+                ahead = (number - self._last.get(channel, number - 1) - 1) % 2**16
+                # Else it is a repeated one.
+                if ahead < 2**15:
+                    self.missing += ahead
+                    self._last[channel] = number
+            at += 4 + size
+        self._rest, self._skip = data[at:], max(0, at - len(data))
+        self._readable = len(self._rest) <= _LONGEST_HANDSHAKE
 
 
 class RtspRelay(threading.Thread):
@@ -263,7 +329,7 @@ class RtspRelay(threading.Thread):
     a redirect to any host, sends the password there, and has no option that forbids it.
 
     Relays one TCP session. With ``rtsps`` it speaks TLS to the server, without verification, as FFmpeg does.
-    ``redirected``: the server answered with a redirect, and the session was ended.
+    ``redirected``: the server answered with a redirect, and the session was ended. ``numbers``: of its packets.
     """
 
     def __init__(self, address: SplitResult, timeout_s: float) -> None:
@@ -274,6 +340,7 @@ class RtspRelay(threading.Thread):
         """
         super().__init__(name=f"rtsp relay {address.hostname}", daemon=True)
         self.redirected = False
+        self.numbers = RtpNumbers()
         port = address.port or PORTS[address.scheme]
         server = socket.create_connection((address.hostname or "", port), timeout=timeout_s)
         if address.scheme == "rtsps":
@@ -321,6 +388,7 @@ class RtspRelay(threading.Thread):
                             self.redirected = _redirects(replies)
                             if self.redirected or len(replies) > _LONGEST_HANDSHAKE:
                                 return
+                        self.numbers.read(data)
                         client.sendall(data)
                     if not data:
                         return

@@ -362,9 +362,7 @@ class CodecProcessor(LazyFeed):
             return False
         skipped, self._trust = self._trust is Trust.SKIPPED, Trust.TRUSTED
         self.stats.refusal = ""
-        if skipped:
-            self._timeline.resume()
-        else:
+        if not skipped:
             self._restart()
         return True
 
@@ -382,7 +380,8 @@ class CodecProcessor(LazyFeed):
         if timeline.jumped:
             stats.resyncs["timestamps"] += 1
             self._fresh = True
-            if keyframe:
+            if keyframe or self._gap:
+                # Or the first of known time since one.
                 self._restart()
             else:
                 self._lose()

@@ -19,7 +19,7 @@ class Timeline:
     """Strictly increasing times for the pictures of one stream, in display order.
 
     * missing pts: the last time plus the usual interval; before any is known, up to 25 pictures are skipped, then time
-      counts from 0
+      counts from 0; where video is missing before it, up to 25 are skipped as well
     * repeated or up to 1 s back: not placed; after 25 in a row the clock is considered stuck and its pts missing
     * further back: jumped
     * more than 10 s ahead: jumped, unless video is missing before it (:meth:`resume`)
@@ -82,12 +82,12 @@ class Timeline:
 
     def _extrapolate(self) -> int | None:
         interval = self._interval or _DEFAULT_INTERVAL
-        if self._last is None:
+        if self._last is None or (self._resuming and self._interval is not None):
             if self._unplaced < PATIENCE:
                 self._unplaced += 1
                 return None
-            self._last = -interval
-        self._last += interval
+            self._resuming = False
+        self._last = 0 if self._last is None else self._last + interval
         return self._last
 
 

@@ -83,14 +83,19 @@ class DecodeGate:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBacklog:
-    """Decode backlog of one camera: age of its oldest packet in seconds, and its stride. ``decodes``: whether it sends
-    video that is to be decoded whole."""
+    """Decode backlog of one camera: age of its oldest packet in seconds, or how late a file is, and its stride.
+    ``decodes``: whether it sends video that is to be decoded whole."""
 
     camera: str
     priority: Priority
     behind_s: float
     stride_s: float
     decodes: bool = True
+
+    @property
+    def reason(self) -> str:
+        """Why its answers are late; empty while they are not."""
+        return f"decoding is {self.behind_s:.0f} s behind" if self.behind_s > self.stride_s else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import replace
 
 from cluster import metrics
-from cluster.codec import CameraState, NetworkSource, PushSource
+from cluster.codec import CameraState, FileSource, NetworkSource, PushSource
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import FULL, Rung
 from cluster.decoder.decode_load import DecodeBacklog, DecodeGate
@@ -200,13 +200,13 @@ class RunningCamera:
 
     @property
     def decode_backlog(self) -> DecodeBacklog | None:
-        """Decode backlog; ``None`` for a file, of which nothing is queued."""
-        source = self._source
-        if not isinstance(source, PushSource | NetworkSource):
+        """Decode backlog; ``None`` for a file that waits."""
+        if self.spec.patient:
             return None
-        priority, stride_s = Priority.of(self.settings.priority), self.spec.stride_s
+        assert isinstance(self._source, PushSource | NetworkSource | FileSource)
+        priority, behind_s = Priority.of(self.settings.priority), self._source.behind_s
         decodes = self.pipeline_status.state is CameraState.RUNNING and not (self.idle or self.rung.shed)
-        return DecodeBacklog(self.settings.name, priority, source.behind_s, stride_s, decodes)
+        return DecodeBacklog(self.settings.name, priority, behind_s, self.spec.stride_s, decodes)
 
     def apply_settings(self, settings: CameraConfig) -> bool:
         """Apply settings between two frames, keeping source and window; ``False`` where they need a new source or
@@ -379,7 +379,8 @@ class RunningCamera:
         if self.refusal:
             state, reason = "error", self.refusal
         elif status.state is CameraState.RUNNING:
-            reason = self._reason_unsent(lane) or reason or self.footage.shortage(self.settings.name)
+            late = backlog.reason if (backlog := self.decode_backlog) else ""
+            reason = self._reason_unsent(lane) or reason or late or self.footage.shortage(self.settings.name)
         self._measure(status, state)
         return replace(
             report,

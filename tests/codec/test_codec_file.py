@@ -105,6 +105,37 @@ def test_a_paced_file_whose_clock_jumps_neither_stops_nor_hurries(tmp_path: Path
     assert time.monotonic() - began_s >= 0.42
 
 
+def test_a_paced_file_tells_how_late_its_packets_are_taken(clips: dict[str, Path]) -> None:
+    source = FileSource(clips["plain"], realtime=True, speed=100.0)
+    source.open()
+    for index, _ in enumerate(source.packets()):
+        if index == 0:
+            time.sleep(0.1)
+        if index == 1:
+            # It was due half a millisecond after the first.
+            assert source.behind_s > 0.09
+    assert source.behind_s < 0.1
+
+
+def test_a_round_of_a_file_that_begins_in_an_open_gop_loses_no_more_than_the_first(tmp_path: Path) -> None:
+    options = {"x265-params": "open-gop=1:keyint=20:min-keyint=20:scenecut=0:log-level=error", "preset": "medium"}
+    whole = encode(tmp_path / "whole.mp4", walk(60), "libx265", b_frames=3, options=options)
+    path = tmp_path / "cut.mp4"
+    with av.open(str(whole)) as given, av.open(str(path), "w") as made:
+        stream = made.add_stream_from_template(given.streams.video[0])
+        packets = [packet for packet in given.demux(video=0) if packet.size]
+        second = [index for index, packet in enumerate(packets) if packet.is_keyframe][1]
+        for packet in packets[second:]:
+            packet.stream = stream
+            made.mux(packet)
+    once, _ = process(*read(path), fps=5)
+    assert once.stats.frames_decoded < len(packets) - second, "pictures before its keyframe refer to what was cut off"
+    source = FileSource(path, loop=True)
+    looped, _ = process(source.open(), itertools.islice(source.packets(), 3 * (len(packets) - second)), fps=5)
+    assert looped.stats.frames_decoded == 3 * once.stats.frames_decoded
+    assert not looped.stats.resyncs
+
+
 def test_pacing_loses_nothing(clips: dict[str, Path]) -> None:
     source = FileSource(clips["b_frames"], realtime=True, speed=1000.0)
     source.open()
@@ -194,6 +225,24 @@ def test_sound_that_is_longer_than_the_pictures_does_not_make_them_truncated(
     source.open()
     assert len(list(source.packets())) == 80
     assert source.ended
+
+
+def test_times_go_on_where_those_of_a_transport_stream_wrap(tmp_path: Path) -> None:
+    """After 26.5 hours: a picture every nine seconds, then video with B-pictures over the wrap."""
+    path, ticks = tmp_path / "day.ts", 90_000
+    video = read(encode(tmp_path / "clip.mp4", walk(60), b_frames=3, options={"preset": "medium"}))[1]
+    seam = 2**33 - ticks
+    times = [(index * 9 * ticks, index * 9 * ticks, video[0]) for index in range(seam // (9 * ticks))]
+    times += [(seam + each.pts * 9 // 100, seam + each.dts * 9 // 100, each) for each in video]
+    with av.open(str(path), "w", format="mpegts") as out:
+        stream = out.add_mux_stream("h264", width=192, height=128)
+        for pts, dts, each in times:
+            packet = av.Packet(each.data)
+            packet.stream, packet.time_base, packet.is_keyframe = stream, Fraction(1, ticks), each.keyframe
+            packet.pts, packet.dts = pts, dts
+            out.mux(packet)
+    _, packets = read(path)
+    assert [packet.pts for packet in packets] == [pts * 100 // 9 for pts, _, _ in times]
 
 
 def test_a_picture_every_two_seconds_is_not_truncated(tmp_path: Path) -> None:

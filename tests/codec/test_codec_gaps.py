@@ -350,6 +350,18 @@ def test_a_jump_at_a_keyframe_loses_nothing() -> None:
     assert processor.stats.pts_jumps == 1
 
 
+def test_a_session_whose_first_packet_has_no_time_is_not_placed_on_the_last_ones_clock() -> None:
+    """As where an agent pushes an RTSP camera, which is away for a while and counts from zero then."""
+    header, packets, _ = clip("plain")
+    again = [replace(packet, sequence=packet.sequence + 61) for packet in packets]
+    again[0] = replace(again[0], pts=None, dts=None)
+    processor, samples = process(header, packets + again)
+    assert [sample.pts for sample in samples[60:]] == [packet.pts for packet in packets[1:]]
+    assert [index for index, sample in enumerate(samples) if sample.random_access] == [0, 60]
+    assert samples[60].fresh
+    assert processor.stats.packets_skipped == 0
+
+
 def test_missing_times_are_filled_in() -> None:
     header, packets, clean = clip("plain")
     holes = [replace(packet, pts=None, dts=None) if packet.sequence % 5 in (3, 4) else packet for packet in packets]

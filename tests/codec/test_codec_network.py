@@ -16,6 +16,7 @@ import pytest
 from codec_clips import GEOMETRY, encode, walk
 
 from cluster.codec import FileSource, NetworkSource
+from cluster.codec.network import RtpNumbers
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import SourceError
 
@@ -186,6 +187,31 @@ def test_an_rtsp_redirect_is_not_followed(status: bytes, user: str) -> None:
     assert failure.value.retryable
     assert len(asked) == 2
     assert not stolen
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_holes_in_rtp_numbers_are_found_whatever_lies_between(size: int) -> None:
+    def packet(channel: int, number: int) -> bytes:
+        return b"$" + struct.pack(">BHBBH", channel, 40, 0x80, 96, number % 2**16) + bytes(36)
+
+    reply = b"RTSP/1.0 200 OK\r\nCSeq: 7\r\nContent-Length: 8\r\n\r\n$\r\n\r\n$$$"
+    parts = [reply] + [packet(0, number) for number in range(65530, 65540)]
+    # Another stream, its reports, a repeated packet, and what is missing: one and two.
+    parts += [
+        packet(2, 9),
+        packet(3, 500),
+        reply,
+        packet(0, 65540),
+        packet(0, 65540),
+        packet(0, 65542),
+        packet(0, 65545),
+    ]
+    numbers, data = RtpNumbers(), b"".join(parts)
+    for at in range(0, len(data), size):
+        numbers.read(data[at : at + size])
+    assert numbers.missing == 3
+    numbers.read(b"$" + bytes(3) + b"no RTP at all" + packet(0, 65600))
+    assert numbers.missing == 3
 
 
 def test_an_rtsp_redirect_without_credentials_can_be_allowed() -> None:

@@ -1,5 +1,6 @@
 """Against a real server: GStreamer's, in a process of its own that can be killed and frozen."""
 
+import contextlib
 import itertools
 import socket
 import threading
@@ -7,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from codec_clips import FPS, GEOMETRY, encode, seconds, walk
+from codec_clips import FPS, GEOMETRY, encode, process, read, seconds, walk
 from rtsp_server import RtspServer
 
 from cluster.codec import Backoff, CameraState, NetworkSource, SourceStatus, SourceSupervisor
@@ -27,6 +28,12 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "/short": encode(folder / "short.mp4", walk(30)),
         "/b_frames": encode(folder / "b.mp4", walk(30), b_frames=2),
         "/hevc": encode(folder / "hevc.mp4", walk(30), "libx265"),
+        "/pieces": encode(
+            folder / "hevc_pieces.mp4",
+            walk(60, 384, 256),
+            "libx265",
+            options={"x265-params": "crf=12:wpp=0:log-level=error"},
+        ),
         # Longer than any test lasts.
         "/long": encode(folder / "long.mp4", walk(1200)),
     }
@@ -104,6 +111,51 @@ def test_a_camera_plays(server: RtspServer, mount: str) -> None:
     assert not processor.stats.resyncs
     assert processor.stats.frames_decoded == 30
     assert not source.ended
+
+
+class LeavingOut(threading.Thread):
+    """Relays an RTSP session of HEVC without one piece of a picture, as a camera whose line is full."""
+
+    def __init__(self, port: int, piece: int) -> None:
+        super().__init__(daemon=True)
+        self._port, self._piece = port, piece
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"rtsp://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def run(self) -> None:
+        server, ended = socket.create_connection(("127.0.0.1", self._port)), contextlib.suppress(OSError)
+        with ended, self._listener, self._listener.accept()[0] as client, server, server.makefile("rb") as file:
+            threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
+            while first := file.read(1):
+                if first == b"$":
+                    head = file.read(3)
+                    data = file.read(int.from_bytes(head[1:], "big"))
+                    # A fragmentation unit, neither the first nor the last of its picture (RFC 7798 §4.4.3).
+                    self._piece -= head[0] == 0 and data[12] >> 1 & 0x3F == 49 and not data[14] & 0xC0
+                    first = b"" if self._piece == 0 else first + head + data
+                    self._piece -= self._piece == 0
+                client.sendall(first)
+
+    @staticmethod
+    def _forward(client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(4096):
+                server.sendall(data)
+
+
+def test_a_piece_of_a_picture_that_a_camera_left_out_is_a_gap(server: RtspServer, videos: dict[str, Path]) -> None:
+    """HEVC without it is decoded to whatever comes out, up to the next keyframe, and nothing says so."""
+    _, whole = process(*read(videos["/pieces"]), fps=FPS)
+    relay = LeavingOut(server.port, piece=100)
+    relay.start()
+    source = NetworkSource(relay.url + "/pieces")
+    _, samples = process(source.open(), source.packets(), fps=FPS)
+    assert 20 < len(samples) < 60
+    assert [sample.gap for sample in samples].count(True) == 1
+    start = round(seconds(samples[-1]) * FPS) - 59
+    for sample in samples:
+        right = whole[round(seconds(sample) * FPS) - start]
+        assert abs(sample.luma.astype(int) - right.luma).max() < 40
 
 
 def test_a_wrong_path_says_so(server: RtspServer) -> None:

@@ -207,6 +207,18 @@ def test_a_clock_that_is_set_back_is_followed(footage: Callable[[str], Path], at
     assert ours == theirs
 
 
+def test_a_clock_that_jumps_ahead_at_a_keyframe_begins_a_scene(footage: Callable[[str], Path]) -> None:
+    hour = 3600 * MICROSECONDS
+    header, packets = read(footage("h264"))
+    at = 6 * GOP
+    later = [replace(each, pts=each.pts + hour, dts=each.dts + hour) for each in packets[at:]]
+    full, lazily = (Camera(header, on=on).run(packets[:at] + later) for on in (False, True))
+    assert lazily.processor.stats.frames_spared > 0
+    for camera in (full, lazily):
+        assert [frame.pts for frame in camera.frames if frame.fresh] == [0, later[0].pts]
+        assert camera.processor.stats.resyncs["timestamps"] == 1
+
+
 def test_while_a_clock_stands_still_all_is_decoded(footage: Callable[[str], Path]) -> None:
     header, packets = read(footage("h264"))
     stuck = packets[6 * GOP + 5]

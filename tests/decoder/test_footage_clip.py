@@ -134,6 +134,18 @@ def test_masks_are_in_every_picture(h264):
         assert picture[:, WIDTH // 2 + 8 :].mean() == pytest.approx(level(index), abs=6)
 
 
+def test_a_clip_that_is_encoded_anew_tells_its_colours():
+    header, packets = video(20, x264=":colormatrix=bt709:colorprim=bt709:transfer=bt709:fullrange=on")
+    parts, _ = parts_of(*placed(header, packets, until=S), painter=lambda frame: frame)
+    with av.open(io.BytesIO(b"".join(parts))) as container:
+        context = container.streams.video[0].codec_context
+        found = context.colorspace, context.color_primaries, context.color_trc, context.color_range
+        first = next(container.decode(video=0))
+    # The matrix is the camera's; black and white are those of other videos.
+    assert found == (1, 1, 1, 1)
+    assert first.to_ndarray(format="gray")[8, 8] == pytest.approx(level(0), abs=6)
+
+
 def test_a_mask_that_cannot_be_applied_makes_no_clip(h264):
     def refuse(frame):
         raise ValueError("upside down")

@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from footage_parts import HEIGHT, STEP, WIDTH, grey, sample
+from footage_parts import HEIGHT, STEP, WIDTH, grey, sample, video
 from PIL import Image
 
 from cluster.codec.privacy import PrivacyMasks
@@ -69,6 +69,16 @@ def test_a_still_shows_its_moment_in_full_size(h264, h264_b):
             jpeg = still(group(header, packets, index * STEP), index * STEP, None)
             assert grey_of(jpeg).shape == (HEIGHT, WIDTH)
             assert grey_of(jpeg).mean() == pytest.approx(grey(index), abs=4)
+
+
+def test_a_still_of_a_long_gop_shows_its_moment_or_is_refused():
+    header, packets = video(530, gop=530)
+    for index in (63, 64, 190, 511):
+        assert grey_of(still(group(header, packets, index * STEP), index * STEP, None)).mean() == pytest.approx(
+            grey(index), abs=4
+        )
+    with pytest.raises(SourceError, match="too long before"):
+        still(group(header, packets, 520 * STEP), 520 * STEP, None)
 
 
 def test_a_still_is_masked(h264):

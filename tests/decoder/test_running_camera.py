@@ -11,6 +11,7 @@ from sightline.v1 import ingest_pb2
 from waiting import until
 
 from cluster import metrics
+from cluster.codec import FileSource
 from cluster.config.camera import ScheduleConfig
 from cluster.control.ladder import FULL, Rung
 from cluster.decoder.packet_sink import PushedCameraSink
@@ -259,7 +260,7 @@ def test_a_camera_that_another_decoder_had_for_a_while_is_answered_again_and_say
     bench.loop.run(other.stop(0.1), 5.0)
 
 
-def test_how_far_behind_a_camera_is(bench, clip) -> None:
+def test_how_far_behind_a_camera_is(bench, clip, monkeypatch) -> None:
     until(lambda: bench.camera.decode_backlog.decodes, "its video")
     backlog = bench.camera.decode_backlog
     assert (backlog.camera, backlog.behind_s, backlog.stride_s) == ("gate", 0.0, 2)
@@ -273,8 +274,13 @@ def test_how_far_behind_a_camera_is(bench, clip) -> None:
         keeper = Keeper()
         patient.camera.route(patient.replica(keeper))
         until(lambda: len(keeper.frames) == 24, "all of it all the same")
-    with camera_bench(clip, source=str(clip), source_options={"realtime": True}) as played:
-        assert played.camera.decode_backlog is None, "it queues nothing, and would hide how late the others are"
+    monkeypatch.setattr(FileSource, "behind_s", property(lambda _: 3.0, lambda *_: None), raising=False)
+    with camera_bench(clip, source=str(clip), source_options={"realtime": True, "speed": 0.01}) as played:
+        until(lambda: played.camera.decode_backlog.decodes, "its video")
+        # Nothing of it is queued: it is late where its packets are taken late.
+        played.camera.route(played.replica(Keeper()))
+        assert played.camera.decode_backlog.behind_s == 3.0
+        assert played.camera.report().reason == "decoding is 3 s behind"
 
 
 def test_a_camera_that_gives_no_picture_since_it_began_says_for_how_long(bench, monkeypatch) -> None:

@@ -56,10 +56,11 @@ def video(
     gop: int = 20,
     b_frames: int = 0,
     size: tuple[int, int] = (WIDTH, HEIGHT),
+    x264: str = "",
 ) -> tuple[StreamHeader, list[EncodedPacket]]:
     """A bright half whose level counts pictures, over a texture; Annex-B, parameter sets in band."""
     options = {
-        "libx264": {"preset": "ultrafast" if not b_frames else "medium", "x264-params": "scenecut=0:repeat-headers=1"},
+        "libx264": {"preset": "ultrafast" if not b_frames else "medium", "x264-params": "scenecut=0:repeat-headers=1" + x264},
         "libx265": {"preset": "ultrafast", "x265-params": "log-level=none:scenecut=0:repeat-headers=1:bframes=0"},
         "mjpeg": {},
     }[codec]

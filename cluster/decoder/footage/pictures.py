@@ -25,7 +25,7 @@ TALLEST_STILL = 1080
 NARROWEST = 16
 _CACHED = 4
 """Renderings kept of one picture: plain and with kept patches, at two sizes."""
-_MOST_DECODED = 64
+_MOST_DECODED = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,20 +121,22 @@ def still(
 ) -> bytes:
     """The picture at ``moment`` in the camera's own size (at most 1080 lines) as JPEG.
 
-    ``packets``: one GOP, from its keyframe on. The last picture before ``moment`` (the camera's microseconds) is used,
-    at most 64 after the keyframe. ``painter``: privacy masks. ``decoded_bytes``: memory limit for decoded pictures.
+    ``packets``: one GOP, from its keyframe on, of which the last picture before ``moment`` (the camera's microseconds)
+    is used. ``painter``: privacy masks. ``decoded_bytes``: memory limit for decoded pictures.
 
     Raises:
-        SourceError: nothing can be decoded, or not within ``decoded_bytes``.
+        SourceError: nothing can be decoded, not within ``decoded_bytes``, or not without more than 512 pictures.
     """
     if not packets:
         raise SourceError("the camera sent no picture that can be decoded", retryable=False)
+    if len(packets) > _MOST_DECODED and packets[_MOST_DECODED].order <= moment:
+        raise SourceError("its last keyframe is too long before it", retryable=False)
     segment = packets[0].segment
     decoder = Decoder(segment.codec, segment.extradata, decoded_bytes)
     found: VideoFrame | None = None
     # Pictures decoded before a damaged packet are good.
     with contextlib.suppress(DecodeError):
-        for placed in packets[:_MOST_DECODED]:
+        for placed in packets:
             if found is not None and placed.order > moment:
                 break
             found = _later(found, decoder.decode(placed.packet.data, placed.time, placed.order), moment)
