@@ -131,9 +131,10 @@ class AlertService:
     # -- inputs ---------------------------------------------------------------------------------
     def accept_answer(self, answer: Answer, missed: int = 0) -> None:
         """Process one answer; ``missed``: answers lost before it."""
+        if not self._tracker.add_answer(answer, self._clock.now()):
+            missed += 1
         self.answers_missed += missed
         metrics.answers_missed.inc(missed)
-        self._tracker.add_answer(answer, self._clock.now())
         self._changed.set()
 
     def update_cameras(self, watched: CameraStates) -> None:
@@ -324,7 +325,7 @@ class AlertService:
             each.shift(by_s)
 
     def _add_window(self, answer: Answer, level: float, now_s: float) -> None:
-        at_s = now_s - answer.timing.latency_s
+        at_s = now_s - answer.lag_s
         self.timelines.add_window(answer.stream, answer.question, at_s, answer.score, level, answer.positive)
 
     def _rule(self, camera: str, question: str) -> Rule | None:
