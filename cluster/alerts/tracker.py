@@ -57,9 +57,9 @@ Rules = Callable[[str, str], Rule | None]
 @dataclass(slots=True)
 class Track:
     """State of one question at one camera. ``run``: positive windows in a row; ``off``: negative ones of an open
-    incident; ``last_end``: of the newest window, on the camera's clock, which came at ``last_s``; ``life`` of the camera
-    and ``text`` of the question as last known; ``newest``: window by incarnation; ``recent``: scores of the last
-    ``consecutive`` windows that touch each other."""
+    incident; ``last_end``: of the newest window, on the camera's clock; its last frame came at ``last_s``; ``life`` of
+    the camera and ``text`` of the question as last known; ``newest``: window by incarnation; ``recent``: scores of the
+    last ``consecutive`` windows that touch each other."""
 
     run: int = 0
     run_start: int = 0
@@ -92,8 +92,9 @@ class IncidentTracker:
 
     A repeated answer (of its incarnation's windows until the newest) is ignored: replicas resend those of the last
     minute to whoever connects. So is one that comes too late: a replica could not be reached until another one had the
-    camera. Any other answer that ends before the last one means that the camera's clock restarted. A window that does not touch the last one breaks a run and ends an incident, since nobody saw what
-    was in between. A camera that was removed and added again, and a reworded question, start anew.
+    camera. Any other answer that ends before the last one means that the camera's clock restarted. A window that does
+    not touch the last one breaks a run and ends an incident, since nobody saw what was in between. A camera that was
+    removed and added again, and a reworded question, start anew.
     """
 
     def __init__(

@@ -26,9 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class ResultsMerger:
-    """Watches a changing set of replicas, reconnecting with backoff. After a break, or where a replica began after this,
-    its answers come from where they ended; those that it no longer has are missed. ``recent``: of replicas that were
-    there before, begin with the answers of the last minute.
+    """Watches a changing set of replicas, reconnecting with backoff.
+
+    After a break answers go on where they ended, and of a replica that began after this with its first; those that it
+    no longer has are missed. ``recent``: of replicas that were there before, begin with the answers of the last minute.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.config.secrets import memory_secret
-from cluster.errors import CapacityError, NotReadyError, SightlineError
+from cluster.errors import NotReadyError, SightlineError
 from cluster.memory.memory_counts import LOST
 from cluster.registry import tiers
 from cluster.replica.ask_queue import Conversations
@@ -108,11 +108,7 @@ class WorkerMemory:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        try:
-            done = self._worker.ask(ask, tell, timeout_s=self._timeout_s)
-        except CapacityError:
-            metrics.asks.labels("refused").inc()
-            raise
+        done = self._worker.ask(ask, tell, timeout_s=self._timeout_s)
         done.add_done_callback(lambda _: tell(None))
         try:
             while (piece := await pieces.get()) is not None:
@@ -120,9 +116,12 @@ class WorkerMemory:
             try:
                 result: AskResult = await asyncio.wrap_future(done)
             except SightlineError:
-                metrics.asks.labels("failed").inc()
+                # A replay asks of hundreds of windows, of some of which nothing is left.
+                if not ask.standing:
+                    metrics.asks.labels("failed").inc()
                 raise
-            metrics.record_ask(result)
+            if not ask.standing:
+                metrics.record_ask(result)
             yield result
         finally:
             done.cancel()

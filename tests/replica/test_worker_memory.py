@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import torch
 from PIL import Image
 from worker_parts import HeldEngine, sample, spec
 
+from cluster import metrics
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import NotReadyError, UnavailableError, UnknownCameraError
 from cluster.memory.bank import MemoryBank
@@ -584,3 +586,28 @@ def test_moments_show_their_own_frames_after_a_move_or_a_restart(replica, how: s
     assert memory.restored
     assert memory.frames > len(there.left)
     there.check(14)
+
+
+@pytest.mark.parametrize("standing", [False, True])
+def test_windows_of_a_replay_count_as_no_questions(standing) -> None:
+    """Neither those that are answered nor those of which nothing is left."""
+    results = [NotReadyError("nothing is left"), AskResult("a", "", (), 0, 0, 0, 0, 0, 0.1, 0.2)]
+
+    def begin(*_: object, **__: object) -> Future[AskResult]:
+        done: Future[AskResult] = Future()
+        result = results.pop(0)
+        done.set_exception(result) if isinstance(result, Exception) else done.set_result(result)
+        return done
+
+    async def ask() -> None:
+        async for _ in WorkerMemory(SimpleNamespace(ask=begin), ThumbnailStore(), timeout_s=1.0).ask(
+            AskSpec("a", "Why?", standing=standing)
+        ):
+            pass
+
+    before = [metrics.asks.labels(name)._value.get() for name in ("failed", "answered")]
+    with pytest.raises(NotReadyError):
+        asyncio.run(ask())
+    asyncio.run(ask())
+    after = [metrics.asks.labels(name)._value.get() for name in ("failed", "answered")]
+    assert [new - old for new, old in zip(after, before, strict=True)] == ([0, 0] if standing else [1, 1])
