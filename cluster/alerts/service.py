@@ -104,9 +104,7 @@ class AlertService:
         """Restore stored state and start sending pending deliveries."""
         kept = await self._journal.start() or StoredState({}, {}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
-        self._tracker = IncidentTracker(
-            self._open_incidents, self._rule, stale_s=self._config.stale_s, on_window=self._add_window
-        )
+        self._tracker = IncidentTracker(self._open_incidents, self._rule, on_window=self._add_window)
         self._health = HealthMonitor(self._open_incidents, self._config.health, self._config.update_s)
         self._load(kept)
         self._dispatcher.start()

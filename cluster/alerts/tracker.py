@@ -29,6 +29,7 @@ class Rule:
     * ``release``: windows in a row below that which end it
     * ``cooldown_s``: seconds after its end, on the camera's clock, in which none opens
     * ``update_s``: interval of updates while it is open, on the camera's clock
+    * ``stale_s``: without answers after which it ends
     * ``text``: of the question
     """
 
@@ -38,6 +39,7 @@ class Rule:
     hysteresis: float = 0.1
     cooldown_s: float = 60.0
     update_s: float = 60.0
+    stale_s: float = 300.0
     severity: Severity = "warning"
     text: str = UNKNOWN
 
@@ -102,13 +104,11 @@ class IncidentTracker:
         open_incidents: OpenIncidents,
         rules: Rules,
         *,
-        stale_s: float = 300.0,
         on_window: OnWindow = lambda *_: None,
     ) -> None:
         self._on_window = on_window
         self._open_incidents = open_incidents
         self._rules = rules
-        self._stale_s = stale_s
         self._tracks: dict[Subject, Track] = {}
         self._lives: Mapping[str, str] = {}
         self.repeated = 0
@@ -168,13 +168,13 @@ class IncidentTracker:
                 self._drop((camera, question), now_s, "the camera was removed")
 
     def tick(self, now_s: float, over: Collection[str] = ()) -> None:
-        """End incidents of cameras without answers for ``stale_s``, or for ``OVER_S`` where the video is ``over``, and
-        drop questions that are no longer asked."""
+        """End incidents of cameras without answers for the rule's ``stale_s``, or for ``OVER_S`` where the video is
+        ``over``, and drop questions that are no longer asked."""
         for where, track in list(self._tracks.items()):
-            if self._rules(*where) is None:
+            if (rule := self._rules(*where)) is None:
                 self._drop(where, now_s, "the question was removed")
-            elif now_s - track.seen_s > self._stale_s:
-                self._end(where, now_s, f"no answer for {self._stale_s:.0f} s")
+            elif now_s - track.seen_s > rule.stale_s:
+                self._end(where, now_s, f"no answer for {rule.stale_s:.0f} s")
             elif where[0] in over and now_s - track.seen_s > OVER_S:
                 self._end(where, now_s, "the video is over")
 

@@ -25,7 +25,7 @@ class Desk:
     def __init__(self, rule: Rule | None = RULE, salt: str = "here") -> None:
         self.open_incidents = OpenIncidents(salt)
         self.rule = rule
-        self.tracker = IncidentTracker(self.open_incidents, lambda _camera, _question: self.rule, stale_s=300)
+        self.tracker = IncidentTracker(self.open_incidents, lambda _camera, _question: self.rule)
         self.tracks: dict = {}
         self.serials: dict = {}
         self.told = []
