@@ -52,7 +52,8 @@ class ResultsMerger:
 
     def follow(self, addresses: Collection[str]) -> None:
         """Follow exactly these replicas (``host:port``) from now on; call on the event loop."""
-        for gone in set(self._tasks) - set(addresses):
+        # One that failed, which no broken connection makes it do, begins anew.
+        for gone in [each for each, task in self._tasks.items() if each not in addresses or task.done()]:
             self._tasks.pop(gone).cancel()
         for address in addresses:
             if address not in self._tasks:

@@ -154,10 +154,11 @@ class FanOut(Generic[T]):
                 for subscription in self._subscriptions:
                     self.missed += subscription.put(camera, published)
 
-    def forget(self, camera: str) -> None:
-        """The camera was removed: nobody gets what is recent of it any more."""
+    def forget(self, camera: str, ago_s: float = 0.0) -> None:
+        """Nobody gets any more what is recent of a camera and older than so many seconds."""
         with self.lock:
-            kept = (each for each in self._recent if self._camera_of(each.item) != camera)
+            before_s = time.monotonic() - ago_s
+            kept = (each for each in self._recent if self._camera_of(each.item) != camera or each.at_s > before_s)
             self._recent = deque(kept, maxlen=self._recent.maxlen)
 
     def subscribe(

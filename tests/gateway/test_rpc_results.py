@@ -222,6 +222,25 @@ async def test_a_replica_that_begins_later_is_followed_from_its_first_answer(mak
             assert [(answer.window, missed) for answer, missed in await take(merged, 2)] == [(1, 1), (2, 0)]
 
 
+async def test_a_replica_is_followed_again_after_a_failure_of_another_kind(make, monkeypatch, until):
+    """A certificate that vanishes while it is read, say."""
+    failures = [OSError("no such file")]
+
+    def open_channel_later(*arguments, **options):
+        if failures:
+            raise failures.pop()
+        return open_channel(*arguments, **options)
+
+    monkeypatch.setattr("cluster.gateway.merger.open_channel", open_channel_later)
+    hub = AnswerHub()
+    async with serving(hub) as address, merging() as (merger, merged):
+        merger.follow([address])
+        await until(lambda: not failures)
+        await asyncio.sleep(0)
+        merger.follow([address])
+        await until(lambda: hub.subscribers == 1)
+
+
 async def test_how_long_an_answer_was_on_its_way_is_told(make, monkeypatch, until):
     clock_s = [100.0]
     hub, merged = AnswerHub(recent=10), AnswerHub(limit=10)

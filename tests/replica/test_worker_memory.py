@@ -30,7 +30,7 @@ from cluster.replica.events import WorkerFrames
 from cluster.replica.memory import MemoryDeletions, WorkerMemory
 from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
-from cluster.types import AskResult, AskSpec, MemorySpec, Moment, StreamSpec
+from cluster.types import Answer, AskResult, AskSpec, MemorySpec, Moment, StreamSpec, TokenCount
 from cluster.wire.answers import AnswerHub
 
 WAIT_S = 20
@@ -260,10 +260,20 @@ def test_what_was_forgotten_in_part_is_deleted_before_the_call_ends_though_a_vie
 
 
 @pytest.mark.parametrize("ago_s", [12.0, None])
-def test_pictures_of_what_is_forgotten_go_though_a_tier_is_down(tiny_model, ago_s: float | None) -> None:
+def test_pictures_and_answers_of_what_is_forgotten_go_though_a_tier_is_down(
+    tiny_model, ago_s: float | None, monkeypatch
+) -> None:
     low = HeldStores()
     place, album = Place(tiny_model, low), ThumbnailStore(every_s=1.0)
-    memory = WorkerMemory(place.worker, album, timeout_s=WAIT_S)
+    memory = WorkerMemory(place.worker, album, timeout_s=WAIT_S, answers=AnswerHub(recent=10))
+    tokens = TokenCount(0, 0, 0, 0, 0, 0, 0)
+    began_s = time.monotonic()
+    for number, given_s in enumerate((-20.0, -5.0)):
+        monkeypatch.setattr(
+            "cluster.wire.answers.time", SimpleNamespace(monotonic=lambda given_s=given_s: began_s + given_s)
+        )
+        memory.answers.publish([Answer("a", number, 0, 1, "q", 0.5, True, "", False, tokens)])
+    monkeypatch.undo()
     place.open()
     place.feed(24)
     for index in range(24):
@@ -274,6 +284,7 @@ def test_pictures_of_what_is_forgotten_go_though_a_tier_is_down(tiny_model, ago_
         asyncio.run(memory.delete_memory("a", ago_s))
     assert album.nearest("a", 9_000_000) is None
     assert (album.nearest("a", 12_000_000) is None) == (ago_s is None)
+    assert [each.item.window for each in memory.answers._recent] == ([] if ago_s is None else [1])
     assert place.worker.stop(WAIT_S)
 
 
@@ -361,7 +372,7 @@ def test_a_removed_camera_is_forgotten_however_far_its_decoder_is(place: Place, 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_memory_without_a_lower_tier_stays_only_where_its_camera_may_come_back(place: Place, elsewhere: bool) -> None:
     memory = WorkerMemory(place.worker, ThumbnailStore(), timeout_s=WAIT_S)
-    deletions = MemoryDeletions(memory, Conversations(), place.bank, AnswerHub())
+    deletions = MemoryDeletions(memory, Conversations(), place.bank)
     place.open()
     place.feed(24)
     place.open("b")
