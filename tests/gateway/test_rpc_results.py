@@ -233,7 +233,7 @@ async def test_a_replica_is_followed_again_after_a_failure_of_another_kind(make,
 
     monkeypatch.setattr("cluster.gateway.merger.open_channel", open_channel_later)
     hub = AnswerHub()
-    async with serving(hub) as address, merging() as (merger, merged):
+    async with serving(hub) as address, merging() as (merger, _):
         merger.follow([address])
         await until(lambda: not failures)
         await asyncio.sleep(0)
