@@ -184,7 +184,6 @@ class Alerting(ActorProcess):
                 self._extend_lookback(watched.settings or ())
                 self._cameras_known.set()
                 self._lives = watched.lives
-                self._merger.retain(self._lives)
                 self._lives_changed.set()
             except UnavailableError as error:
                 log.warning("cannot read the cameras' status: %s", error)

@@ -203,8 +203,6 @@ class Gateway(ActorProcess):
                 log.warning("%s", error)
             metrics.answers_missed.inc(self._hub.missed - self._missed)
             self._missed = self._hub.missed
-            if self._live is not None and self._live.cameras:
-                self._merger.retain(self._live.cameras)
             await asyncio.sleep(POLL_S)
 
 

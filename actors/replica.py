@@ -129,9 +129,9 @@ class Replica:
         self._worker.start()
         self._bank = bank
         asking = self._config.asking
-        self._memory = WorkerMemory(self._worker, ThumbnailStore(), bank, timeout_s=asking.timeout_s)
+        self._memory = WorkerMemory(self._worker, ThumbnailStore(), bank, timeout_s=asking.timeout_s, answers=self._hub)
         conversations = Conversations(limit=max(64, 2 * asking.queue))
-        self._deletions = MemoryDeletions(self._memory, conversations, bank, self._hub)
+        self._deletions = MemoryDeletions(self._memory, conversations, bank)
         self._handler = WorkerFrames(self._worker, self._memory, self._answered, traces, self._deletions)
         self._server = RpcServer(tls=self._tls)
         self._frames = frames.FramesServicer(self._handler, credit=cluster.frame_queue)

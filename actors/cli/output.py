@@ -146,7 +146,9 @@ def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
 def warn_of_missed(missed: int, what: str) -> None:
     """Say that so many answers or events did not reach this client."""
     if missed:
-        console(stderr=True).print(f"[yellow]{missed} {what} were missed: this client reads too slowly[/]")
+        console(stderr=True).print(
+            f"[yellow]{missed} {what} were missed: read too slowly, or a connection was broken[/]"
+        )
 
 
 def trouble_lines(cameras: Sequence[CameraStatus]) -> list[str]:

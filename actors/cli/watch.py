@@ -105,7 +105,7 @@ def line(answer: Answer) -> str:
     if answer.gated:
         cost = "[dim]nothing moved[/]"
     else:
-        cost = f"{answer.tokens.full} → {answer.tokens.computed} tokens  {answer.timing.latency_s:.2f} s"
+        cost = f"{answer.tokens.full} → {answer.tokens.computed} tokens  {answer.lag_s:.2f} s"
     text = f"  {escape(answer.text)}" if answer.text else ""
     return (
         f"{escape(answer.stream):16} {escape(answer.question):12} {answer.score:.2f} {verdict}  {window}  {cost}{text}"

@@ -36,13 +36,16 @@ def default_rule(alerts: AlertsConfig) -> Rule:
 
 
 def question_rules(camera: CameraConfig, alerts: AlertsConfig) -> dict[str, Rule]:
-    """Incident rule of each question: its own settings over those of the section."""
+    """Incident rule of each question: its own settings over those of the section. Answers may be a stride apart, of
+    overloaded cameras a whole window."""
+    window = camera.window
     return {
         question.id: replace(
             default_rule(alerts),
             threshold=question.threshold,
             consecutive=question.consecutive or alerts.consecutive,
             cooldown_s=alerts.cooldown_s if question.cooldown_s is None else question.cooldown_s,
+            stale_s=max(alerts.stale_s, window.length_s + window.stride_s),
             severity=question.severity or alerts.severity,
             text=question.text,
         )
@@ -50,7 +53,7 @@ def question_rules(camera: CameraConfig, alerts: AlertsConfig) -> dict[str, Rule
     }
 
 
-RULE_KEYS = ("consecutive", "release", "hysteresis", "cooldown_s", "update_s", "severity")
+RULE_KEYS = ("consecutive", "release", "hysteresis", "cooldown_s", "update_s", "stale_s", "severity")
 """Keys of the section of alerts that are those of a rule."""
 
 OFFLINE, FROZEN, COVERED, SCENE, UNANSWERED = HEALTH_SUBJECTS

@@ -104,9 +104,7 @@ class AlertService:
         """Restore stored state and start sending pending deliveries."""
         kept = await self._journal.start() or StoredState({}, {}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
-        self._tracker = IncidentTracker(
-            self._open_incidents, self._rule, stale_s=self._config.stale_s, on_window=self._add_window
-        )
+        self._tracker = IncidentTracker(self._open_incidents, self._rule, on_window=self._add_window)
         self._health = HealthMonitor(self._open_incidents, self._config.health, self._config.update_s)
         self._load(kept)
         self._dispatcher.start()
@@ -131,9 +129,10 @@ class AlertService:
     # -- inputs ---------------------------------------------------------------------------------
     def accept_answer(self, answer: Answer, missed: int = 0) -> None:
         """Process one answer; ``missed``: answers lost before it."""
+        if not self._tracker.add_answer(answer, self._clock.now()):
+            missed += 1
         self.answers_missed += missed
         metrics.answers_missed.inc(missed)
-        self._tracker.add_answer(answer, self._clock.now())
         self._changed.set()
 
     def update_cameras(self, watched: CameraStates) -> None:
@@ -324,7 +323,7 @@ class AlertService:
             each.shift(by_s)
 
     def _add_window(self, answer: Answer, level: float, now_s: float) -> None:
-        at_s = now_s - answer.timing.latency_s
+        at_s = now_s - answer.lag_s
         self.timelines.add_window(answer.stream, answer.question, at_s, answer.score, level, answer.positive)
 
     def _rule(self, camera: str, question: str) -> Rule | None:

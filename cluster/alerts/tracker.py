@@ -29,6 +29,7 @@ class Rule:
     * ``release``: windows in a row below that which end it
     * ``cooldown_s``: seconds after its end, on the camera's clock, in which none opens
     * ``update_s``: interval of updates while it is open, on the camera's clock
+    * ``stale_s``: without answers after which it ends
     * ``text``: of the question
     """
 
@@ -38,6 +39,7 @@ class Rule:
     hysteresis: float = 0.1
     cooldown_s: float = 60.0
     update_s: float = 60.0
+    stale_s: float = 300.0
     severity: Severity = "warning"
     text: str = UNKNOWN
 
@@ -57,14 +59,16 @@ Rules = Callable[[str, str], Rule | None]
 @dataclass(slots=True)
 class Track:
     """State of one question at one camera. ``run``: positive windows in a row; ``off``: negative ones of an open
-    incident; ``life`` of the camera and ``text`` of the question as last known; ``newest``: window by incarnation;
-    ``recent``: scores of the last ``consecutive`` windows that touch each other."""
+    incident; ``last_end``: of the newest window, on the camera's clock; its last frame came at ``last_s``; ``life`` of
+    the camera and ``text`` of the question as last known; ``newest``: window by incarnation; ``recent``: scores of the
+    last ``consecutive`` windows that touch each other."""
 
     run: int = 0
     run_start: int = 0
     run_score: float = 0.0
     off: int = 0
     last_end: int | None = None
+    last_s: float = 0.0
     told_end: int = 0
     ended_end: int | None = None
     seen_s: float = 0.0
@@ -89,9 +93,10 @@ class IncidentTracker:
     ``open_incidents``.
 
     A repeated answer (of its incarnation's windows until the newest) is ignored: replicas resend those of the last
-    minute to whoever connects. An answer that ends before the last one without being a repeat means that the camera's
-    clock restarted. A window that does not touch the last one breaks a run and ends an incident, since nobody saw what
-    was in between. A camera that was removed and added again, and a reworded question, start anew.
+    minute to whoever connects. So is one that comes too late: a replica could not be reached until another one had the
+    camera. Any other answer that ends before the last one means that the camera's clock restarted. A window that does
+    not touch the last one breaks a run and ends an incident, since nobody saw what was in between. A camera that was
+    removed and added again, and a reworded question, start anew.
     """
 
     def __init__(
@@ -99,13 +104,11 @@ class IncidentTracker:
         open_incidents: OpenIncidents,
         rules: Rules,
         *,
-        stale_s: float = 300.0,
         on_window: OnWindow = lambda *_: None,
     ) -> None:
         self._on_window = on_window
         self._open_incidents = open_incidents
         self._rules = rules
-        self._stale_s = stale_s
         self._tracks: dict[Subject, Track] = {}
         self._lives: Mapping[str, str] = {}
         self.repeated = 0
@@ -115,25 +118,29 @@ class IncidentTracker:
         for where, body in tracks.items():
             if where not in self._tracks and where[1] not in HEALTH_SUBJECTS:
                 # Downtime of this process is not silence of the camera.
-                self._tracks[where] = Track(**{**body, "seen_s": now_s})
+                self._tracks[where] = Track(**{**body, "seen_s": now_s, "last_s": min(body["last_s"], now_s)})
 
     def shift(self, by_s: float) -> None:
         """The clock was set forward by so much, or back: silences go on."""
         for track in self._tracks.values():
             track.seen_s += by_s
+            track.last_s += by_s
 
-    def add_answer(self, answer: Answer, now_s: float) -> None:
-        """Process one answer; ``now_s``: seconds since 1970."""
+    def add_answer(self, answer: Answer, now_s: float) -> bool:
+        """Process one answer; ``now_s``: seconds since 1970. False: it came too late."""
         where = (answer.stream, answer.question)
         rule = self._rules(*where)
         if rule is None:
-            return
+            return True
         track = self._tracks.setdefault(where, Track())
         self._reword(where, track, rule, now_s)
         track.life = track.life or self._lives.get(answer.stream, UNKNOWN)
         if track.is_repeated(answer):
             self.repeated += 1
-            return
+            return True
+        ended_s = now_s - answer.lag_s
+        if track.last_end is not None and answer.end <= track.last_end and ended_s < track.last_s:
+            return False
         self._open_incidents.memory_shifts[answer.stream] = answer.memory_shift
         idle = not track.run and self._open_incidents.get(*where) is None
         connected = self._connect(track, answer, now_s)
@@ -146,9 +153,10 @@ class IncidentTracker:
             self._wait(track, rule, answer, level, now_s)
         else:
             self._follow(track, rule, replace(incident, level=max(incident.level, level)), answer, now_s)
-        track.last_end, track.seen_s = answer.end, now_s
+        track.last_end, track.last_s, track.seen_s = answer.end, ended_s, now_s
         if not idle or track.run or self._open_incidents.get(*where) is not None:
             self._open_incidents.store_track(where, asdict(track))
+        return True
 
     def retain_cameras(self, lives: Mapping[str, str], now_s: float) -> None:
         """Drop the state of cameras that are not in ``lives`` (name -> life), or are there with another life."""
@@ -160,13 +168,13 @@ class IncidentTracker:
                 self._drop((camera, question), now_s, "the camera was removed")
 
     def tick(self, now_s: float, over: Collection[str] = ()) -> None:
-        """End incidents of cameras without answers for ``stale_s``, or for ``OVER_S`` where the video is ``over``, and
-        drop questions that are no longer asked."""
+        """End incidents of cameras without answers for the rule's ``stale_s``, or for ``OVER_S`` where the video is
+        ``over``, and drop questions that are no longer asked."""
         for where, track in list(self._tracks.items()):
-            if self._rules(*where) is None:
+            if (rule := self._rules(*where)) is None:
                 self._drop(where, now_s, "the question was removed")
-            elif now_s - track.seen_s > self._stale_s:
-                self._end(where, now_s, f"no answer for {self._stale_s:.0f} s")
+            elif now_s - track.seen_s > rule.stale_s:
+                self._end(where, now_s, f"no answer for {rule.stale_s:.0f} s")
             elif where[0] in over and now_s - track.seen_s > OVER_S:
                 self._end(where, now_s, "the video is over")
 

@@ -263,7 +263,7 @@ class AlertsConfig(Section):
     update_s: Duration = Field(default=60.0, gt=0)
     """Interval of updates of an open incident."""
     stale_s: Duration = Field(default=300.0, gt=0)
-    """Close the incident after this long without answers."""
+    """Close the incident after this long without answers, but not before another window and stride."""
     severity: Severity = "warning"
     """Severity of incidents of questions."""
     health: HealthConfig = Field(default_factory=HealthConfig)

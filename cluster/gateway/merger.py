@@ -1,38 +1,35 @@
-"""``ResultsMerger``: the gateway follows every replica's answers into one hub of its own."""
+"""``ResultsMerger``: the gateway and alerting follow every replica's answers into one hub of their own."""
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection
 
 import grpc.aio
 from sightline.v1 import results_pb2, results_pb2_grpc
 
 from cluster.errors import UnavailableError
-from cluster.types import Answer
-from cluster.wire.answers import AnswerHub
+from cluster.wire.answers import NUMBER, AnswerHub
 from cluster.wire.channel import open_channel
 from cluster.wire.convert import answer_from_proto
 from cluster.wire.tls import PeerTls
 
-REMEMBER, MOST_QUESTIONS = 256, 256
-"""Windows of a question in which an answer that came before is known, and questions of a camera, each incarnation's."""
+MOST_GONE = 1000
+"""Replicas that are not followed now of which the last answer's number is known."""
 CHANGE_S, RETRY_S = 10.0, 1.0
 """Longest wait for a change of the replicas, and between two tries to hear of one."""
 AwaitReplicas = Callable[[dict[str, str], float], Awaitable[dict[str, str]]]
 """Known replicas, name -> ``host:port``, and seconds -> all of them, once they differ or after that time; raises
 ``UnavailableError``."""
-_Key = tuple[str, str]
-"""Incarnation, question."""
 
 log = logging.getLogger(__name__)
 
 
 class ResultsMerger:
-    """Watches a changing set of replicas, reconnecting with backoff; an answer seen already is not published again.
+    """Watches a changing set of replicas, reconnecting with backoff.
 
-    Two answers of a camera are the same when incarnation, window and question are: windows are numbered from 0 in each
-    incarnation, and the camera's own clock may begin anew in another. One that is :data:`REMEMBER` windows late counts
-    as a repeat. ``recent``: begin, also after a break, with the answers of the last minute.
+    After a break answers go on where they ended, and of a replica that began after this with its first; those that it
+    no longer has are missed. ``recent``: of replicas that were there before, begin with the answers of the last minute.
     """
 
     def __init__(
@@ -50,17 +47,19 @@ class ResultsMerger:
         self._retry_s = retry_s
         self._max_retry_s = max_retry_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        # By camera: the newest window, and which of those up to it were answered, one bit each.
-        self._seen: dict[str, dict[_Key, tuple[int, int]]] = {}
-        self.duplicates = 0
+        # By address: number of the newest answer that came. Those of replicas that begin after this are above its time.
+        self._began, self._numbers = time.time_ns(), dict[str, int]()
 
     def follow(self, addresses: Collection[str]) -> None:
         """Follow exactly these replicas (``host:port``) from now on; call on the event loop."""
-        for gone in set(self._tasks) - set(addresses):
+        # One that failed, which no broken connection makes it do, begins anew.
+        for gone in [each for each, task in self._tasks.items() if each not in addresses or task.done()]:
             self._tasks.pop(gone).cancel()
         for address in addresses:
             if address not in self._tasks:
                 self._tasks[address] = asyncio.create_task(self._follow(address), name=f"results of {address}")
+        for gone in [each for each in self._numbers if each not in self._tasks][:-MOST_GONE]:
+            del self._numbers[gone]
 
     async def follow_replicas(self, replicas: AwaitReplicas) -> None:
         """Follow the replicas there are, for as long as this runs."""
@@ -71,11 +70,6 @@ class ResultsMerger:
                 self.follow(sorted(known.values()))
             except UnavailableError:
                 await asyncio.sleep(RETRY_S)
-
-    def retain(self, cameras: Collection[str]) -> None:
-        """These are all the cameras there are: forget the others."""
-        for gone in self._seen.keys() - set(cameras):
-            del self._seen[gone]
 
     async def stop(self) -> None:
         tasks = list(self._tasks.values())
@@ -89,16 +83,19 @@ class ResultsMerger:
             # A channel for each attempt: the certificate may have been renewed since.
             async with open_channel(address, tls=self._tls) as channel:
                 stub = results_pb2_grpc.ResultsStub(channel)
-                call = stub.Watch(results_pb2.WatchRequest(recent=self._recent))
+                after = self._numbers.get(address, self._began)
+                call = stub.Watch(results_pb2.WatchRequest(recent=self._recent, after=after))
                 connected, reason = False, "the replica ended the stream"
                 try:
-                    await call.initial_metadata()
+                    metadata = await call.initial_metadata()
                     # Metadata also arrives with a failure: only a call that goes on is a connection.
                     connected = not call.done()
+                    self._numbers[address] = int(metadata.get(NUMBER, after))
                     async for message in call:
                         connected = True
                         wait_s = self._retry_s
-                        self._take(answer_from_proto(message), message.missed)
+                        self._numbers[address] = message.number
+                        self._hub.publish((answer_from_proto(message),), message.missed)
                 except grpc.aio.AioRpcError as error:
                     reason = error.details() or error.code().name
                 finally:
@@ -107,22 +104,3 @@ class ResultsMerger:
                     log.warning("no answers of the replica at %s: %s", address, reason)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, self._max_retry_s)
-
-    def _take(self, answer: Answer, missed: int) -> None:
-        known = self._is_known(answer)
-        self.duplicates += known
-        self._hub.publish(() if known else (answer,), missed)
-
-    def _is_known(self, answer: Answer) -> bool:
-        questions = self._seen.setdefault(answer.stream, {})
-        newest, seen = questions.pop((answer.incarnation, answer.question), (answer.window, 0))
-        if (ahead := answer.window - newest) > 0:
-            newest, seen = answer.window, seen << ahead if ahead < REMEMBER else 0
-        behind = newest - answer.window
-        known = behind >= REMEMBER or bool(seen >> behind & 1)
-        if not known:
-            seen |= 1 << behind
-        questions[answer.incarnation, answer.question] = newest, seen % (1 << REMEMBER)
-        if len(questions) > MOST_QUESTIONS:
-            del questions[next(iter(questions))]
-        return known

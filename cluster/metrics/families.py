@@ -36,7 +36,9 @@ stage_seconds = histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
 )
 batch_windows = histogram(
-    "sightline_batch_windows", "Windows answered together in one forward pass.", buckets=(1, 2, 4, 8, 16, 32, 64)
+    "sightline_batch_windows",
+    "Windows computed together in one step, gated ones not counted.",
+    buckets=(1, 2, 4, 8, 16, 32, 64),
 )
 queue_depth = gauge("sightline_queue_depth", "Items waiting in a bounded queue.", ["queue"])
 ladder_cameras = gauge("sightline_ladder_cameras", "Cameras on each rung of the quality ladder.", ["rung"])
@@ -71,7 +73,10 @@ decode_keyframes_only = gauge(
     "sightline_decode_keyframes_only_cameras",
     "Cameras that an overloaded decoder reduces to keyframes; their windows are dropped as decoder_slow.",
 )
-answers_missed = counter("sightline_answers_missed", "Answers lost to watching clients that read too slowly.")
+answers_missed = counter(
+    "sightline_answers_missed",
+    "Answers lost on their way to watching clients or alerting: read too slowly, or a connection broken for too long.",
+)
 incident_events = counter(
     "sightline_incident_events",
     "Events of incidents: kind is question or health; event is new, update or end.",

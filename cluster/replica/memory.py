@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from cluster import metrics
 from cluster.config import SightlineConfig
 from cluster.config.secrets import memory_secret
-from cluster.errors import CapacityError, NotReadyError, SightlineError
+from cluster.errors import NotReadyError, SightlineError
 from cluster.memory.memory_counts import LOST
 from cluster.registry import tiers
 from cluster.replica.ask_queue import Conversations
@@ -67,6 +67,7 @@ class WorkerMemory:
     """Passes requests of the ``Memory`` service to the engine thread; called on the event loop.
 
     ``bank``: the engine's, whose clock thumbnails have; ``None`` if it keeps no memory, and no answer has any.
+    ``answers``: of its windows.
 
     Raises:
         UnknownCameraError: of every request: there is no such camera.
@@ -76,8 +77,15 @@ class WorkerMemory:
     """
 
     def __init__(
-        self, worker: EngineWorker, album: ThumbnailStore, bank: MemoryBank | None = None, *, timeout_s: float
+        self,
+        worker: EngineWorker,
+        album: ThumbnailStore,
+        bank: MemoryBank | None = None,
+        *,
+        timeout_s: float,
+        answers: AnswerHub | None = None,
     ) -> None:
+        self.answers = AnswerHub() if answers is None else answers
         self._worker, self._album, self._bank, self._timeout_s = worker, album, bank, timeout_s
         self._keep: dict[str, int] = {}
         # Cameras without a memory, of which no pictures are kept.
@@ -108,11 +116,7 @@ class WorkerMemory:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        try:
-            done = self._worker.ask(ask, tell, timeout_s=self._timeout_s)
-        except CapacityError:
-            metrics.asks.labels("refused").inc()
-            raise
+        done = self._worker.ask(ask, tell, timeout_s=self._timeout_s)
         done.add_done_callback(lambda _: tell(None))
         try:
             while (piece := await pieces.get()) is not None:
@@ -120,9 +124,12 @@ class WorkerMemory:
             try:
                 result: AskResult = await asyncio.wrap_future(done)
             except SightlineError:
-                metrics.asks.labels("failed").inc()
+                # A replay asks of hundreds of windows, of some of which nothing is left.
+                if not ask.standing:
+                    metrics.asks.labels("failed").inc()
                 raise
-            metrics.record_ask(result)
+            if not ask.standing:
+                metrics.record_ask(result)
             yield result
         finally:
             done.cancel()
@@ -131,6 +138,7 @@ class WorkerMemory:
         """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything."""
         newest = self._album.newest_pts(camera)
         deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s))
+        self.answers.forget(camera, ago_s or 0.0)
         # Before the tiers are waited for, which may be down.
         self._album.delete(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
         forgotten: DeletedMemory = await asyncio.wrap_future(deletion)
@@ -221,10 +229,8 @@ class MemoryDeletions:
     A deletion is :attr:`done` when no tier holds anything of the camera: a tier that is down deletes once it is back.
     """
 
-    def __init__(
-        self, memory: WorkerMemory, conversations: Conversations, bank: MemoryBank, answers: AnswerHub
-    ) -> None:
-        self._memory, self._conversations, self._bank, self._answers = memory, conversations, bank, answers
+    def __init__(self, memory: WorkerMemory, conversations: Conversations, bank: MemoryBank) -> None:
+        self._memory, self._conversations, self._bank = memory, conversations, bank
         self._orders: dict[str, bool] = {}
         # Deleted here, but not yet in every tier. Not repeated: a camera of that name may have been added again.
         self._unconfirmed: set[str] = set()
@@ -281,7 +287,7 @@ class MemoryDeletions:
                     await asyncio.to_thread(self._bank.tiers.drop, camera, cluster_wide=False)
                 if gone:
                     self._conversations.end_camera(camera)
-                    self._answers.forget(camera)
+                    self._memory.answers.forget(camera)
                 self._unconfirmed.add(camera)
             except Exception:
                 log.exception("the memory of removed camera %s is not deleted yet", camera)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import grpc.aio
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
+from cluster import metrics
 from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineError
 from cluster.replica.ask_queue import Conversations
 from cluster.types import MICROSECONDS, AskResult, AskSpec
@@ -189,6 +190,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
         if self._asks >= self._max_asks:
+            metrics.asks.labels("refused").inc()
             raise CapacityError(f"{self._max_asks} questions are being answered or wait already; ask again later")
         self._asks += 1
         try:

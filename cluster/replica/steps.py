@@ -242,7 +242,7 @@ class WorkerEvents(Protocol):
         """One window was answered; ``late``: after the next one was due."""
 
     def batch(self, windows: int) -> None:
-        """So many windows went through the engine together."""
+        """So many windows were computed together, gated ones not counted."""
 
     def dropped(self, stream: str, reason: str, windows: int) -> None:
         """Windows were dropped; ``reason`` is a :class:`DropReason` or ``failed``."""
@@ -379,7 +379,8 @@ class StepRunner:
         computed = len({answer.stream for answer in answers if not answer.gated})
         self.steps += computed > 0
         self.windows += computed
-        self.events.batch(len(requests))
+        if computed:
+            self.events.batch(computed)
         for request in requests:
             mine = [answer for answer in answers if answer.stream == request.stream]
             self._settle(self.streams[request.stream], mine)

@@ -56,7 +56,8 @@ class Timing:
 class Answer:
     """One question's answer on one window. ``score``: P(yes) in 0..1; ``gated``: the last answer, still valid;
     ``incarnation``: changes each time a replica opens the stream; windows are numbered within it; ``trace``: W3C
-    ``traceparent``, empty unless traced; ``memory_shift``: microseconds from the camera's clock to the memory's."""
+    ``traceparent``, empty unless traced; ``memory_shift``: microseconds from the camera's clock to the memory's;
+    ``age_s``: seconds from its being given until it came here."""
 
     stream: str
     window: int
@@ -72,6 +73,12 @@ class Answer:
     trace: str = ""
     incarnation: str = ""
     memory_shift: int = 0
+    age_s: float = field(default=0.0, compare=False)
+
+    @property
+    def lag_s(self) -> float:
+        """Seconds from the arrival of its last frame until it came here."""
+        return self.timing.latency_s + self.age_s
 
 
 @dataclass(frozen=True, slots=True)

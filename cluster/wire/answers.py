@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import grpc.aio
 from sightline.v1 import results_pb2, results_pb2_grpc
@@ -25,15 +25,25 @@ RECENT_S = 60.0
 """What is no older than this is sent first to watchers who ask for it."""
 
 
+class Published(NamedTuple, Generic[T]):
+    """``number``-th of the server; ``at_s``: monotonic."""
+
+    number: int
+    at_s: float
+    item: T
+
+
 class Subscription(Generic[T]):
-    """One watcher's queue: an async iterator of ``(item, missed)``, ``missed`` counting items lost before it."""
+    """One watcher's queue: an async iterator of ``(item, missed)``, ``missed`` counting items lost before it.
+    ``number``, ``at_s``: of the item that came last; before the first, the number from which on they come."""
 
     def __init__(self, hub: FanOut[T], cameras: frozenset[str], limit: int, seen: Callable[[str], bool]) -> None:
         self._hub = hub
         self._cameras = cameras
         self._seen = seen
         self._limit = limit
-        self._queue: deque[tuple[T, int]] = deque()
+        self._queue: deque[tuple[Published[T], int]] = deque()
+        self.number, self.at_s = 0, time.monotonic()
         self._missed = 0
         self._closed = False
         self._ready = asyncio.Event()
@@ -52,7 +62,8 @@ class Subscription(Generic[T]):
         while True:
             with self._hub.lock:
                 if self._queue:
-                    return self._queue.popleft()
+                    (self.number, self.at_s, item), missed = self._queue.popleft()
+                    return item, missed
                 if self._closed:
                     raise StopAsyncIteration
                 self._ready.clear()
@@ -62,7 +73,7 @@ class Subscription(Generic[T]):
         """Called by the hub under its lock: so many items, of any camera, were lost on the way to it."""
         self._missed += count
 
-    def put(self, camera: str, item: T) -> int:
+    def put(self, camera: str, item: Published[T]) -> int:
         """Called by the hub under its lock; returns how many items this one pushed out."""
         if (self._cameras and camera not in self._cameras) or not self._seen(camera):
             return 0
@@ -112,7 +123,9 @@ class FanOut(Generic[T]):
     ) -> None:
         self._camera_of, self._verb = camera_of, verb
         self.lock = threading.Lock()
-        self._recent: deque[tuple[float, T]] = deque(maxlen=recent)
+        self._recent: deque[Published[T]] = deque(maxlen=recent)
+        # Numbers of a process's items are above those of all that began before it.
+        self._began = time.time_ns()
         self._limit = limit
         self._max_subscribers = max_subscribers
         self._subscriptions: set[Subscription[T]] = set()
@@ -131,19 +144,21 @@ class FanOut(Generic[T]):
             for subscription in self._subscriptions if missed else ():
                 subscription.miss(missed)
             now_s = time.monotonic()
-            while self._recent and self._recent[0][0] < now_s - RECENT_S:
+            while self._recent and self._recent[0].at_s < now_s - RECENT_S:
                 self._recent.popleft()
             for item in items:
                 camera = self._camera_of(item)
                 self.published += 1
-                self._recent.append((now_s, item))
+                published = Published(self._began + self.published, now_s, item)
+                self._recent.append(published)
                 for subscription in self._subscriptions:
-                    self.missed += subscription.put(camera, item)
+                    self.missed += subscription.put(camera, published)
 
-    def forget(self, camera: str) -> None:
-        """The camera was removed: nobody gets what is recent of it any more."""
+    def forget(self, camera: str, ago_s: float = 0.0) -> None:
+        """Nobody gets any more what is recent of a camera and older than so many seconds."""
         with self.lock:
-            kept = [(at_s, item) for at_s, item in self._recent if self._camera_of(item) != camera]
+            before_s = time.monotonic() - ago_s
+            kept = (each for each in self._recent if self._camera_of(each.item) != camera or each.at_s > before_s)
             self._recent = deque(kept, maxlen=self._recent.maxlen)
 
     def subscribe(
@@ -153,10 +168,12 @@ class FanOut(Generic[T]):
         limit: int | None = None,
         seen: Callable[[str], bool] = lambda _: True,
         recent: bool = False,
+        after: int = 0,
     ) -> Subscription[T]:
         """Items from now on, of ``cameras`` or (empty) of all, as far as they are ``seen``; a context manager.
 
-        ``recent``: those of the last ``RECENT_S`` first.
+        ``recent``: those of the last ``RECENT_S`` first. ``after``: first those since the one of this number, as far as
+        they are still here; the others count as missed.
 
         Raises:
             CapacityError: too many subscribers.
@@ -164,11 +181,19 @@ class FanOut(Generic[T]):
         with self.lock:
             if len(self._subscriptions) >= self._max_subscribers:
                 raise CapacityError(f"{self._max_subscribers} clients {self._verb} already; close one of them")
-            since_s = time.monotonic() - RECENT_S
-            before = [item for at_s, item in self._recent if at_s >= since_s] if recent else []
+            newest, since_s = self._began + self.published, time.monotonic() - RECENT_S
+            if 0 < after <= newest:
+                number = max(after, self._began)
+                before = [each for each in self._recent if each.number > number]
+                lost = newest - number - len(before)
+            else:
+                before = [each for each in self._recent if each.at_s >= since_s] if recent else []
+                number, lost = before[0].number - 1 if before else newest, 0
             subscription = Subscription(self, frozenset(cameras), (limit or self._limit) + len(before), seen)
-            for item in before:
-                subscription.put(self._camera_of(item), item)
+            subscription.number = number
+            subscription.miss(lost)
+            for each in before:
+                subscription.put(self._camera_of(each.item), each)
             self._subscriptions.add(subscription)
             if self._closed:
                 subscription.close()
@@ -188,6 +213,8 @@ class FanOut(Generic[T]):
 
 
 SERVICE = "sightline.v1.Results"
+NUMBER = "number"
+"""Initial metadata of ``Watch``: number of the answer before the first."""
 
 
 class AnswerHub(FanOut[Answer]):
@@ -207,10 +234,11 @@ class ResultsServicer(results_pb2_grpc.ResultsServicer):
         """See protos/sightline/v1/results.proto; initial metadata tells the client that it is subscribed."""
         try:
             with self._hub.subscribe(
-                request.cameras, seen=current_principal().sees, recent=request.recent
+                request.cameras, seen=current_principal().sees, recent=request.recent, after=request.after
             ) as subscription:
-                await context.send_initial_metadata(())
+                await context.send_initial_metadata(((NUMBER, str(subscription.number)),))
                 async for answer, missed in subscription:
-                    await context.write(answer_to_proto(answer, missed))
+                    waited_s = time.monotonic() - subscription.at_s
+                    await context.write(answer_to_proto(answer, missed, subscription.number, waited_s))
         except SightlineError as error:
             await abort(context, error)

@@ -136,13 +136,13 @@ def _mask(message: frames_pb2.Frame, grid: PatchGrid) -> BoolGrid:
     return mask
 
 
-def answer_to_proto(answer: Answer, missed: int = 0) -> results_pb2.Answer:
-    """``missed``: answers the receiver lost before this one."""
-    return to_message(results_pb2.Answer, answer, missed=missed)
+def answer_to_proto(answer: Answer, missed: int = 0, number: int = 0, waited_s: float = 0.0) -> results_pb2.Answer:
+    """``missed``: answers the receiver lost before this one, the server's ``number``-th; it ``waited_s`` there."""
+    return to_message(results_pb2.Answer, answer, missed=missed, number=number, age_s=answer.age_s + waited_s)
 
 
 def answer_from_proto(message: results_pb2.Answer) -> Answer:
-    """The inverse of :func:`answer_to_proto`, without ``missed``, which belongs to the connection."""
+    """The inverse of :func:`answer_to_proto`, without what belongs to the connection."""
     return from_message(Answer, message)
 
 

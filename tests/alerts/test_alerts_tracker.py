@@ -25,7 +25,7 @@ class Desk:
     def __init__(self, rule: Rule | None = RULE, salt: str = "here") -> None:
         self.open_incidents = OpenIncidents(salt)
         self.rule = rule
-        self.tracker = IncidentTracker(self.open_incidents, lambda _camera, _question: self.rule, stale_s=300)
+        self.tracker = IncidentTracker(self.open_incidents, lambda _camera, _question: self.rule)
         self.tracks: dict = {}
         self.serials: dict = {}
         self.told = []
@@ -46,12 +46,12 @@ class Desk:
         self.told += changes.events.values()
         return [(event.kind, event.incident.start, event.incident.end) for event in changes.events.values()]
 
-    def restarted(self) -> Desk:
+    def restarted(self, now_s=NOW) -> Desk:
         """Another process that knows what this one wrote, as JSON."""
         other = Desk(self.rule)
         other.open_incidents.load(self.open_incidents.oldest_first, self.serials, self.open_incidents.mutes(NOW), NOW)
         kept = {where: json.loads(json.dumps(track)) for where, track in self.tracks.items() if track is not None}
-        other.tracker.load(kept, NOW)
+        other.tracker.load(kept, now_s)
         other.tracks, other.serials = dict(self.tracks), dict(self.serials)
         return other
 
@@ -163,6 +163,21 @@ def test_a_camera_whose_clock_begins_anew(make):
     assert [kind for kind, *_ in told] == ["end", "new"]
     assert desk.told[1].incident.reason == "the camera's clock restarted"
     assert desk.told[1].incident.id != desk.told[2].incident.id
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_answer_of_a_replica_that_had_the_camera_before_comes_too_late(make, restarted):
+    """It could not be reached, and another one has the camera: the clock did not restart, and nothing ends."""
+    desk = Desk()
+    late = [replace(make.answer(n), incarnation="a", age_s=40.0) for n in (2, 3)]
+    desk.take(replace(make.answer(0), incarnation="a"), replace(make.answer(1), incarnation="a"))
+    desk.take(*(replace(make.answer(n), incarnation="b") for n in (4, 5)), now_s=NOW + 32)
+    if restarted:
+        desk = desk.restarted(NOW + 40)
+    assert [desk.tracker.add_answer(each, NOW + 50) for each in late] == [False, False]
+    assert desk.take(replace(make.answer(6), incarnation="b"), now_s=NOW + 52) == [("update", 0, s(56))]
+    restart = replace(make.answer(0), incarnation="c")
+    assert [kind for kind, *_ in desk.take(restart, now_s=NOW + 60)] == ["end"]
 
 
 def test_a_silent_camera_ends_its_incident(make):

@@ -35,6 +35,18 @@ def test_counters_windows_and_memory_travel(engine, model, state, make_spec) -> 
     assert again == state
 
 
+def test_a_window_that_ended_before_the_first_frame_here_is_not_answered_again(
+    engine, model, state, make_camera, make_spec, run
+) -> None:
+    """The engine that was lost may have gone on after it had saved its windows."""
+    camera = make_camera(kept=0.3, empty=0.3)
+    assert [answer.end // 1_000_000 for answer in run(engine, [camera.sample(i) for i in range(13, 17)])] == [14, 16]
+    other = NativeEngine(model)
+    other.import_stream(make_spec(), state)
+    frames = [replace(make_camera().sample(18), gap=True), *(camera.sample(i) for i in range(19, 22))]
+    assert [(answer.window, answer.end // 1_000_000) for answer in run(other, frames)] == [(9, 20), (10, 22)]
+
+
 def test_a_gated_answer_still_stands_after_a_move(engine, model, make_camera, make_spec, run) -> None:
     night, spec = make_camera(still=True), make_spec(static_gate=True)
     engine.admit(spec)

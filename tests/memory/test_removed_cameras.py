@@ -19,7 +19,6 @@ from cluster.replica.memory import MemoryDeletions, WorkerMemory
 from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
 from cluster.types import Answer
-from cluster.wire.answers import AnswerHub
 
 WAIT_S = 20.0
 
@@ -44,7 +43,7 @@ class Replica:
         self.worker.start()
         self.album, self.conversations = ThumbnailStore(), Conversations()
         self.memory = WorkerMemory(self.worker, self.album, timeout_s=WAIT_S)
-        self.forgetting = MemoryDeletions(self.memory, self.conversations, self.site.bank, AnswerHub())
+        self.forgetting = MemoryDeletions(self.memory, self.conversations, self.site.bank)
 
     def watch(self, frames: int = 24) -> None:
         self.worker.open(self.site.spec).result(WAIT_S)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from memory_parts import MOMENTS, STATUS, replica, result
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
+from cluster import metrics
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError
 from cluster.replica.ask_queue import Conversations
 from cluster.replica.memory_service import MemoryServicer
@@ -190,9 +191,11 @@ async def test_too_many_questions_at_once(until):
         handler.stuck_at = 1
         calls = [asyncio.create_task(ask(stub_of(channel))) for _ in range(2)]
         await until(lambda: handler.under_way == 2)
+        refused = metrics.asks.labels("refused")._value.get()
         code, sentence = await refusal(ask(stub_of(channel)))
         assert code is Code.RESOURCE_EXHAUSTED
         assert "2 questions are being answered" in sentence
+        assert metrics.asks.labels("refused")._value.get() == refused + 1
         handler.go.set()
         await asyncio.gather(*calls)
         await ask(stub_of(channel))

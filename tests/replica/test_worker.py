@@ -266,6 +266,16 @@ def test_patient_camera_is_held_back_instead(start, held_engine, recorder) -> No
     assert not recorder.drops
 
 
+def test_gated_windows_are_no_part_of_a_batch(start, recorder) -> None:
+    worker = start()
+    worker.open(spec("a", static_gate=True)).result(WAIT_S)
+    for index in range(8):
+        worker.offer(replace(sample("a", index), activity=0.0)).result(WAIT_S)
+        recorder.wait(lambda r, index=index: len(r.answers) >= (index + 1) // 2)
+    assert [answer.gated for answer in recorder.answers] == [False, False, True, True]
+    assert recorder.batches == [1, 1]
+
+
 def test_windows_of_many_cameras_are_answered_together(start, held_engine, recorder) -> None:
     # A step that the gate holds up takes long; the next one is to hold as many windows all the same.
     worker = start(max_batch=3, step_budget_s=60.0)

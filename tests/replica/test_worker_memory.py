@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import torch
 from PIL import Image
 from worker_parts import HeldEngine, sample, spec
 
+from cluster import metrics
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import NotReadyError, UnavailableError, UnknownCameraError
 from cluster.memory.bank import MemoryBank
@@ -28,7 +30,7 @@ from cluster.replica.events import WorkerFrames
 from cluster.replica.memory import MemoryDeletions, WorkerMemory
 from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
-from cluster.types import AskResult, AskSpec, MemorySpec, Moment, StreamSpec
+from cluster.types import Answer, AskResult, AskSpec, MemorySpec, Moment, StreamSpec, TokenCount
 from cluster.wire.answers import AnswerHub
 
 WAIT_S = 20
@@ -258,10 +260,20 @@ def test_what_was_forgotten_in_part_is_deleted_before_the_call_ends_though_a_vie
 
 
 @pytest.mark.parametrize("ago_s", [12.0, None])
-def test_pictures_of_what_is_forgotten_go_though_a_tier_is_down(tiny_model, ago_s: float | None) -> None:
+def test_pictures_and_answers_of_what_is_forgotten_go_though_a_tier_is_down(
+    tiny_model, ago_s: float | None, monkeypatch
+) -> None:
     low = HeldStores()
     place, album = Place(tiny_model, low), ThumbnailStore(every_s=1.0)
-    memory = WorkerMemory(place.worker, album, timeout_s=WAIT_S)
+    memory = WorkerMemory(place.worker, album, timeout_s=WAIT_S, answers=AnswerHub(recent=10))
+    tokens = TokenCount(0, 0, 0, 0, 0, 0, 0)
+    began_s = time.monotonic()
+    for number, given_s in enumerate((-20.0, -5.0)):
+        monkeypatch.setattr(
+            "cluster.wire.answers.time", SimpleNamespace(monotonic=lambda given_s=given_s: began_s + given_s)
+        )
+        memory.answers.publish([Answer("a", number, 0, 1, "q", 0.5, True, "", False, tokens)])
+    monkeypatch.undo()
     place.open()
     place.feed(24)
     for index in range(24):
@@ -272,6 +284,7 @@ def test_pictures_of_what_is_forgotten_go_though_a_tier_is_down(tiny_model, ago_
         asyncio.run(memory.delete_memory("a", ago_s))
     assert album.nearest("a", 9_000_000) is None
     assert (album.nearest("a", 12_000_000) is None) == (ago_s is None)
+    assert [each.item.window for each in memory.answers._recent] == ([] if ago_s is None else [1])
     assert place.worker.stop(WAIT_S)
 
 
@@ -359,7 +372,7 @@ def test_a_removed_camera_is_forgotten_however_far_its_decoder_is(place: Place, 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_memory_without_a_lower_tier_stays_only_where_its_camera_may_come_back(place: Place, elsewhere: bool) -> None:
     memory = WorkerMemory(place.worker, ThumbnailStore(), timeout_s=WAIT_S)
-    deletions = MemoryDeletions(memory, Conversations(), place.bank, AnswerHub())
+    deletions = MemoryDeletions(memory, Conversations(), place.bank)
     place.open()
     place.feed(24)
     place.open("b")
@@ -584,3 +597,28 @@ def test_moments_show_their_own_frames_after_a_move_or_a_restart(replica, how: s
     assert memory.restored
     assert memory.frames > len(there.left)
     there.check(14)
+
+
+@pytest.mark.parametrize("standing", [False, True])
+def test_windows_of_a_replay_count_as_no_questions(standing) -> None:
+    """Neither those that are answered nor those of which nothing is left."""
+    results = [NotReadyError("nothing is left"), AskResult("a", "", (), 0, 0, 0, 0, 0, 0.1, 0.2)]
+
+    def begin(*_: object, **__: object) -> Future[AskResult]:
+        done: Future[AskResult] = Future()
+        result = results.pop(0)
+        done.set_exception(result) if isinstance(result, Exception) else done.set_result(result)
+        return done
+
+    async def ask() -> None:
+        async for _ in WorkerMemory(SimpleNamespace(ask=begin), ThumbnailStore(), timeout_s=1.0).ask(
+            AskSpec("a", "Why?", standing=standing)
+        ):
+            pass
+
+    before = [metrics.asks.labels(name)._value.get() for name in ("failed", "answered")]
+    with pytest.raises(NotReadyError):
+        asyncio.run(ask())
+    asyncio.run(ask())
+    after = [metrics.asks.labels(name)._value.get() for name in ("failed", "answered")]
+    assert [new - old for new, old in zip(after, before, strict=True)] == ([0, 0] if standing else [1, 1])

@@ -173,6 +173,7 @@ class Stream:
     kv_failed: bool = False
     # Bytes of host memory to which its frames' embeddings were moved.
     moved_nbytes: int = 0
+    restored: bool = False  # and no frame has come since
 
     # -- frames in ------------------------------------------------------------------------------------
     def push(self, sample: FrameSample, arrived_s: float) -> list[WindowRequest]:
@@ -188,7 +189,10 @@ class Stream:
             )
         frame = StreamFrame.of(sample, time_s=(sample.pts - self.epoch) / MICROSECONDS, slot=self.seen)
         self.seen += 1
-        closed = self.clock.close(frame.window_time, covered_until(self.frames[-1]) if self.frames else None)
+        # Windows of saved frames that ended in the gap may have been answered before their engine was lost.
+        known = self.frames and not (self.restored and sample.gap)
+        self.restored = False
+        closed = self.clock.close(frame.window_time, covered_until(self.frames[-1]) if known else None)
         self.frames.append(frame)
         self.newest = frame.pts
         until = frame.window_time + frame.duration

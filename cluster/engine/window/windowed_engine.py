@@ -243,7 +243,7 @@ class WindowedEngine(ABC):
         """See ``Engine.import_stream``; replaces a stream of that name."""
         self._check(spec)
         taken = export.load(state, spec, self._stream_kv(), self.fingerprint)
-        taken.kv_sink, taken.kv_lost = self._kv_sink, self._kv_lost
+        taken.kv_sink, taken.kv_lost, taken.restored = self._kv_sink, self._kv_lost, True
         if len(taken.kv) != sum(len(encoded_tokens(frame)) for frame in taken.frames if frame.has_kv):
             # The state of an engine that keeps its KV elsewhere.
             taken.invalidate_kv()

@@ -81,7 +81,7 @@ class History:
 
         That is when its last frame came: the camera's own clock may have begun anywhere.
         """
-        at_s = round((time.time() if now_s is None else now_s) - answer.timing.latency_s, 3)
+        at_s = round((time.time() if now_s is None else now_s) - answer.lag_s, 3)
         camera = self._camera(answer.stream)
         if camera is None:
             return at_s
@@ -300,9 +300,12 @@ class Live:
                 end_unix_s = self.history.answer(answer)
                 if not self.feed:
                     continue
+                if missed:
+                    # Whoever looks at other cameras, too: what was lost may have been of these.
+                    self.feed.put(Event.of("missed", "", {"events": missed}))
                 body = jsonable(answer)
                 body["camera"] = body.pop("stream")
-                self.feed.put(Event.of("answer", answer.stream, {**body, "end_unix_s": end_unix_s, "missed": missed}))
+                self.feed.put(Event.of("answer", answer.stream, {**body, "end_unix_s": end_unix_s}))
 
     async def _incidents(self) -> None:
         # What opened while alerting was away comes first; what ended has to be fetched.
@@ -348,8 +351,8 @@ class Live:
         for name in gone:
             self._told.pop(name, None)
             self.feed.put(Event.of("removed", name, {"name": name}))
-        if gone or before.keys() != now.keys():
-            self.history.keep(now.keys() - set(gone))
+        # Also of answers that were on their way when their camera was removed.
+        self.history.keep(now.keys() - set(gone))
         for name, status in now.items():
             self.history.status(status)
             told_s, told = self._told.get(name, (float("-inf"), None))

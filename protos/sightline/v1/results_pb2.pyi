@@ -7,15 +7,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class WatchRequest(_message.Message):
-    __slots__ = ("cameras", "recent")
+    __slots__ = ("cameras", "recent", "after")
     CAMERAS_FIELD_NUMBER: _ClassVar[int]
     RECENT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     cameras: _containers.RepeatedScalarFieldContainer[str]
     recent: bool
-    def __init__(self, cameras: _Optional[_Iterable[str]] = ..., recent: _Optional[bool] = ...) -> None: ...
+    after: int
+    def __init__(self, cameras: _Optional[_Iterable[str]] = ..., recent: _Optional[bool] = ..., after: _Optional[int] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("camera", "window", "start", "end", "question", "score", "positive", "text", "gated", "tokens", "timing", "missed", "trace", "incarnation", "memory_shift")
+    __slots__ = ("camera", "window", "start", "end", "question", "score", "positive", "text", "gated", "tokens", "timing", "missed", "trace", "incarnation", "memory_shift", "number", "age_s")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +33,8 @@ class Answer(_message.Message):
     TRACE_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MEMORY_SHIFT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
     camera: str
     window: int
     start: int
@@ -46,7 +50,9 @@ class Answer(_message.Message):
     trace: str
     incarnation: str
     memory_shift: int
-    def __init__(self, camera: _Optional[str] = ..., window: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., question: _Optional[str] = ..., score: _Optional[float] = ..., positive: _Optional[bool] = ..., text: _Optional[str] = ..., gated: _Optional[bool] = ..., tokens: _Optional[_Union[TokenCount, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., missed: _Optional[int] = ..., trace: _Optional[str] = ..., incarnation: _Optional[str] = ..., memory_shift: _Optional[int] = ...) -> None: ...
+    number: int
+    age_s: float
+    def __init__(self, camera: _Optional[str] = ..., window: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., question: _Optional[str] = ..., score: _Optional[float] = ..., positive: _Optional[bool] = ..., text: _Optional[str] = ..., gated: _Optional[bool] = ..., tokens: _Optional[_Union[TokenCount, _Mapping]] = ..., timing: _Optional[_Union[Timing, _Mapping]] = ..., missed: _Optional[int] = ..., trace: _Optional[str] = ..., incarnation: _Optional[str] = ..., memory_shift: _Optional[int] = ..., number: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class TokenCount(_message.Message):
     __slots__ = ("full", "kept", "reused", "refreshed", "new", "query", "encoded")

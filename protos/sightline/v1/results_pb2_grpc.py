@@ -46,7 +46,7 @@ class ResultsServicer:
 
     def Watch(self, request, context):
         """Answers from now on, of one camera, some, or (empty list) all. A client that reads too slowly loses the oldest
-        answers, counted in `Answer.missed`.
+        answers, counted in `Answer.missed`. The initial metadata `number` is that of the answer before the first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -80,7 +80,6 @@ const HANDLERS = {
   answer(answer) {
     const end = answer.end_unix_s ?? now() - answer.timing.latency_s;
     store.answer(answer.camera, answer.question, [end, answer.score, answer.positive, answer.gated, (answer.end - answer.start) / 1e6]);
-    if (answer.missed) HANDLERS.missed();
   },
   incident({ incident, cause }) {
     if (!cause && !store.incidents.has(incident.id) && incident.ended_s == null) {
