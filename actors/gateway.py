@@ -41,8 +41,6 @@ log = logging.getLogger(__name__)
 POLL_S = 2.0
 FILES = 1024
 """File descriptors besides those of clients' connections."""
-IDLE_REPLY_S = 2.0
-"""Seconds between replies to a pushing agent that does not need them."""
 
 
 class Gateway(ActorProcess):
@@ -117,7 +115,9 @@ class Gateway(ActorProcess):
         )
         registry.register(scraped)
         servicer = ingest.IngestServicer(
-            self._sink, max_packet_bytes=self._config.gateway.max_packet_bytes, idle_reply_s=IDLE_REPLY_S
+            self._sink,
+            max_packet_bytes=self._config.gateway.max_packet_bytes,
+            idle_reply_s=ingest.GATEWAY_IDLE_REPLY_S,
         )
         listed = incidents.IncidentsProxy(self._alerting, self._channels)
         memories = MemoryProxy(

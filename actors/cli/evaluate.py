@@ -355,7 +355,8 @@ def _window_text(shape: WindowShape) -> str:
 
 
 def _latency_text(jobs: int) -> str:
-    return f"measured with {jobs} process{'es' if jobs > 1 else ''} side by side on this machine"
+    processes = f"{jobs} process{'es' if jobs > 1 else ''}"
+    return f"measured with {processes} side by side on this machine; of results that an earlier run left, as it ran"
 
 
 def _write(page: Page, json: str, out: Path, stem: str, json_file: Path | None) -> Path:

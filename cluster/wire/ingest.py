@@ -109,6 +109,8 @@ CODECS = frozenset({"h264", "hevc", "av1", "vp9", "vp8", "mjpeg", "mpeg4"})
 MAX_EXTRADATA_BYTES = 2**16
 MAX_SIDE = 16384
 MAX_NAME = 128
+GATEWAY_IDLE_REPLY_S = 2.0
+"""Seconds between a gateway's replies to a pushing agent that does not need them."""
 
 Context: TypeAlias = grpc.aio.ServicerContext
 

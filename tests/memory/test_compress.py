@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from cluster.lab.evaluation.memory.results import (
+from cluster.lab.bench.memory.compressors import (
     coverage_area,
     largest_gap,
     nearest_cosine_distances,

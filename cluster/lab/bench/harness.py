@@ -83,8 +83,8 @@ def load_module(name: str) -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """Of a bench, or of a part of one. ``figures``: name -> ratio, rate or count of this run; ``rows``, all of the same
-    keys, the table behind them; ``goals``: every figure against its goal, of a bench that has some, which is then the
+    """Of a bench, or of a part of one. ``figures``: name -> ratio, rate or count of this run; ``rows``: the table
+    behind them; ``goals``: every figure against its goal, of a bench that has some, which is then the
     table that is printed."""
 
     figures: dict[str, float]
@@ -134,10 +134,10 @@ def print_progress(text: str) -> None:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows of equal keys as aligned plain text; an empty list gives an empty string."""
+    """Rows as aligned plain text, with a column for every key of any; an empty list gives an empty string."""
     if not rows:
         return ""
-    keys = list(rows[0])
+    keys = list(dict.fromkeys(key for row in rows for key in row))
     cells = [[_show(row.get(key)) for key in keys] for row in rows]
     widths = [max(len(key), *(len(line[i]) for line in cells)) for i, key in enumerate(keys)]
     lines = ["  ".join(key.ljust(widths[i]) for i, key in enumerate(keys))]

@@ -33,7 +33,7 @@ from cluster.types.reports import HandedOver, WindowCounters
 from cluster.vision.pruners.replenish import Replenish
 from cluster.vision.sampler import PatchSampler
 from cluster.wire.channel import ChannelPool
-from cluster.wire.ingest import IngestServicer, PacketSink
+from cluster.wire.ingest import GATEWAY_IDLE_REPLY_S, IngestServicer, PacketSink
 from cluster.wire.server import RpcServer, push_message_bytes
 
 RING_S, RING_BYTES = 60.0, 8 * 2**20
@@ -179,8 +179,8 @@ class Windows:
 async def _serve(args: argparse.Namespace) -> None:
     server = RpcServer(max_message_bytes=push_message_bytes(MAX_PACKET_BYTES))
 
-    def take_pushes(find: Callable[[str], Awaitable[PacketSink]]) -> None:
-        server.add(IngestServicer(find, max_packet_bytes=MAX_PACKET_BYTES, idle_reply_s=args.idle_reply))
+    def take_pushes(find: Callable[[str], Awaitable[PacketSink]], idle_reply_s: float = 0.0) -> None:
+        server.add(IngestServicer(find, max_packet_bytes=MAX_PACKET_BYTES, idle_reply_s=idle_reply_s))
 
     match args.role:
         case "replica":
@@ -188,7 +188,7 @@ async def _serve(args: argparse.Namespace) -> None:
             server.add(FramesServicer(windows))
             await serve(server, {"geometry": asdict(windows.geometry)}, windows.counts)
         case "gateway":
-            take_pushes(Forward(args.next).find)
+            take_pushes(Forward(args.next).find, GATEWAY_IDLE_REPLY_S)
             await serve(server, {})
         case "discard":
             discard = Discard()
@@ -206,7 +206,6 @@ if __name__ == "__main__":
     parser.add_argument("role", choices=["gateway", "decoder", "discard", "replica"])
     parser.add_argument("--next", help="gateway: address of the decoder; decoder: of the replica")
     parser.add_argument("--geometry", help="decoder: the replica's, as JSON")
-    parser.add_argument("--idle-reply", type=float, default=0.0, help="seconds between replies to one with credit")
     parser.add_argument("--cores", help="cores to keep to, as in 0 or 0,1")
     options = parser.parse_args()
     if options.cores:

@@ -185,7 +185,7 @@ def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over
 
 def _misses(run: Run, priority: Priority) -> int:
     found = run.classes[priority]
-    return found.late + sum(found.dropped.values())
+    return found.late + found.left_out + sum(found.dropped.values())
 
 
 def _row(name: str, run: Run, priority: Priority) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> BenchResult:
             Process(
                 MODULE, "decoder", "--next", replica.address, "--geometry", json.dumps(replica.hello["geometry"])
             ) as decoder,
-            Process(MODULE, "gateway", "--next", decoder.address, "--idle-reply", "2") as gateway,
+            Process(MODULE, "gateway", "--next", decoder.address) as gateway,
         ):
             running = {"replica": replica, "decoder": decoder, "gateway": gateway}
             before, after = asyncio.run(_push(args, clips, gateway.address, running))

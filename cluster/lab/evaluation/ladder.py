@@ -12,7 +12,7 @@ from cluster.errors import ConfigError
 from cluster.lab.evaluation.settings import LADDER
 
 # Rung -> row of another grid with the same setting.
-_ALSO = {"full": "ours budget 0.4"}
+_ALSO = {"full": "replenish + anchors"}
 
 
 def read_accuracy_results(path: Path) -> dict[str, Any]:

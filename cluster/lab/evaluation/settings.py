@@ -229,19 +229,17 @@ LADDER = (
     Rung("stride", prune=1.5, refresh_budget=0.0, stride=2.0),
     Rung("fps", prune=1.5, refresh_budget=0.0, stride=2.0, fps=0.5),
 )
-# Of rungs that leave the camera its own.
-_OWN_BUDGET = 0.4
 
 
 def ladder_grid(shape: WindowShape) -> list[Setting]:
-    """Full computation and every rung that answers: input of ``sightline eval ladder``."""
+    """Full computation and every rung that answers, with production's default refresh policy: input of ``sightline eval
+    ladder``."""
     margin = float(make_pruner("replenish", {}).margin)  # type: ignore[attr-defined]
     found = [full_computation(shape)]
     for rung in LADDER:
         cut = replace(shape, stride_s=rung.stride * shape.stride_s, fps=rung.fps * shape.fps)
-        options = {} if rung.prune == 1 else {"margin": rung.prune * margin}
-        budget = _OWN_BUDGET if rung.refresh_budget is None else rung.refresh_budget
-        found.append(replace(ours(cut, budget, options), name=f"ladder {rung.name}", role="other"))
+        options = () if rung.prune == 1 else (("margin", rung.prune * margin),)
+        found.append(Setting(f"ladder {rung.name}", "replenish", "anchors", rung.refresh_budget, options, cut))
     return found
 
 

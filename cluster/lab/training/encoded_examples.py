@@ -4,6 +4,7 @@ Decoding a clip costs more than a training step, so a few prunings of each clip 
 questions vary each time.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from cluster.vision.sampler import PatchSampler
 
 # Cached prunings per clip.
 VARIANTS = 4
-_TEST = "test"
+_TRAIN = "train"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class EncodedExamples:
 
     def __call__(self, number: int) -> Example:
         rng = np.random.default_rng([self.seed, 3, number])
-        clips = list_training_clips(Path(self.folder))
+        clips = _clips(self.folder)
         clip = clips[number % len(clips)]
         truth = SceneTruth.load(truth_path(clip))
         scene = regenerate_scene(truth)
@@ -84,26 +85,27 @@ def list_training_clips(folder: Path) -> list[Path]:
     """Clips with ground truth, sorted by name.
 
     Raises:
-        ConfigError: none, or one of the test split.
+        ConfigError: none, or one of another split, on which a model is judged: under any file name.
     """
     clips = sorted(path for path in folder.glob("*.mp4") if truth_path(path).is_file())
     if not clips:
-        raise ConfigError(f"{folder} has no encoded scenes; make some with `sightline scenes make --split train`")
-    tests = [clip.name for clip in clips if clip.name.startswith(_TEST)]
-    if tests:
-        raise ConfigError(f"{folder} holds scenes of the test split ({tests[0]}); they are never trained on")
+        raise ConfigError(f"{folder} has no encoded scenes; make some with `sightline scenes make --split {_TRAIN}`")
+    for clip in clips:
+        split = SceneTruth.load(truth_path(clip)).split
+        if split != _TRAIN:
+            raise ConfigError(f"{clip} is of the {split} split; only scenes of the {_TRAIN} split are trained on")
     return clips
+
+
+_clips = functools.cache(lambda folder: list_training_clips(Path(folder)))
 
 
 def regenerate_scene(truth: SceneTruth) -> Scene:
     """The scene that a truth describes.
 
     Raises:
-        ConfigError: it is of the test split, or this version of the generator makes another scene.
+        ConfigError: this version of the generator makes another scene.
     """
-    if truth.split == _TEST:
-        # Under any file name, as the demo's clips have their own.
-        raise ConfigError(f"{truth.name} is a scene of the test split; they are never trained on")
     split: Any = truth.split
     scene = make_scene(split, truth.index, seconds=truth.seconds, event=truth.event)
     if scene.seed != truth.seed or scene.events != truth.scene_events:

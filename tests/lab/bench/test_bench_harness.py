@@ -19,6 +19,11 @@ def test_table_aligns_and_shows_missing_values():
     assert table([]) == ""
 
 
+def test_a_row_of_another_kind_has_columns_of_its_own():
+    text = table([{"clip": "a", "ratio": 1}, {"clip": "b", "retriever": "top_k"}])
+    assert text.splitlines() == ["clip  ratio  retriever", "a         1          -", "b         -      top_k"]
+
+
 def test_json_has_figures_rows_and_machine():
     figures = {"front_end_ratio": 0.9, "change_missed": math.nan, "sent_late_s": math.inf}
     text = BenchResult(figures, [{"clip": "a"}]).to_json("codec")

@@ -1,6 +1,8 @@
 """The parts of the memory bench on short clips: what they count, not how fast it is."""
 
+import argparse
 import json
+import time
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import product
@@ -12,15 +14,17 @@ import numpy as np
 import pytest
 import torch
 
+from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError
-from cluster.lab.bench.harness import against_goals, main
-from cluster.lab.bench.memory import GOALS, PARTS, evidence
+from cluster.lab.bench.harness import against_goals, main, timed_calls
+from cluster.lab.bench.memory import GOALS, PARTS, add_arguments, evidence
 from cluster.lab.bench.memory.compressors import COMPARED, object_cells
-from cluster.lab.bench.memory.footage import Listener, ListeningBank, made_chunks
+from cluster.lab.bench.memory.footage import Footage, Listener, ListeningBank, made_chunks
 from cluster.lab.bench.memory.frames import WatchedEngine, best_clusters
 from cluster.lab.bench.memory.published import published_frames
 from cluster.lab.bench.memory.retrieval import _ask_in_turns
 from cluster.lab.bench.soak import SyntheticCamera
+from cluster.lab.evaluation.metrics import estimate
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.lab.scenes.truth import TrueObject, TrueSample
 from cluster.memory.organise.table import ClusterTable, NewTokens
@@ -134,6 +138,8 @@ def test_planted_evidence_is_looked_for_with_every_compressor(
     assert read.keys() == set(product(organisers.names(), retrievers.names()))
     assert all(0 < row["read"] <= 1 and 0 <= row["recall"] <= 1 for row in read.values())
     assert read[MemorySpec().organiser, MemorySpec().retriever]["ours_more"] == 0
+    # Passages of one camera are not independent: it tells nothing of others.
+    assert all(row["recall_low"] is row["recall_high"] is row["ours_more_low"] is None for row in found["rows"])
     assert 0.5 < max(bytes_held) <= 1
     assert all(0 <= row["recall_4"] <= row["recall"] <= 1 and 0 < row["held"] < 1 for row in rows.values())
     own = rows.pop(MemorySpec().compressor)["recall"]
@@ -141,6 +147,29 @@ def test_planted_evidence_is_looked_for_with_every_compressor(
         "evidence_recall_eighth": own,
         "evidence_gain_eighth": own - max(row["recall"] for row in rows.values()),
     }
+
+
+def test_intervals_of_evidence_are_over_cameras() -> None:
+    """Three cameras, of which one has most of the passages and finds none."""
+    cameras = [evidence.Watched((), [torch.tensor([0])] * passages) for passages in (2, 1, 30)]
+    weights = evidence._weights(cameras)
+    assert weights.shape[1] == 33
+    assert all(len(set(row[a:b])) == 1 for row in weights[:50].tolist() for a, b in ((0, 2), (3, 33)))
+    found = estimate(evidence._mean(np.repeat([1.0, 1.0, 0.0], [2, 1, 30]), weights))
+    assert (found.value, found.low, found.high) == (3 / 33, 0, 1)
+
+
+def test_what_the_last_window_holds_is_not_part_of_the_time_that_compressing_is_held_against(
+    clip: Path, tmp_path: Path
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    footage = Footage(parser.parse_args(["--clips", str(clip), "--seconds", "20", *OPTIONS]), tmp_path)
+    [(name, samples)] = footage.samples("demo-qwen2_5_vl")
+    with timed_calls([("step", NativeEngine, "step")], time.perf_counter) as seconds:
+        watched = footage.watch("demo-qwen2_5_vl", name, samples)
+    left = watched.tokens / sum(sample.tokens for sample in samples)
+    assert 0 < watched.encode_s <= left * seconds["step"] < seconds["step"]
 
 
 def test_cells_that_show_an_object_by_hand() -> None:

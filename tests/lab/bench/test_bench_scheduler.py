@@ -1,6 +1,7 @@
 """The scheduler's and the cost bench on small fleets: figures in bounds, every window accounted for."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -9,7 +10,9 @@ from cluster.control.costs import load
 from cluster.control.demand import Demand
 from cluster.control.ladder import default
 from cluster.lab.bench.harness import main
-from cluster.lab.bench.simulated_replica import Camera, Replica
+from cluster.lab.bench.scheduler import _misses
+from cluster.lab.bench.simulated_replica import Camera, Class, Replica, Run
+from cluster.types.cameras import Priority
 
 
 def test_scheduler_figures(tmp_path, capsys) -> None:
@@ -25,6 +28,11 @@ def test_scheduler_figures(tmp_path, capsys) -> None:
     assert figures["ladder_vs_drop"] > 1.1
     assert figures["schedule_us_per_window"] > 0
     assert "critical" in capsys.readouterr().out
+
+
+def test_a_window_that_the_ladder_leaves_out_is_missed_like_a_late_or_a_dropped_one() -> None:
+    found = Class(due=9, answered=5, late=1, left_out=2, dropped=Counter(replaced=2))
+    assert _misses(Run({Priority.CRITICAL: found}), Priority.CRITICAL) == 5
 
 
 def test_the_same_seed_simulates_the_same() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from actors.cli import main
+from cluster.config.camera import WindowConfig
 from cluster.control.ladder import Ladder, default
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.ladder import build_ladder, read_accuracy_results
@@ -54,7 +55,7 @@ def test_two_videos_give_a_ladder_without_intervals(tmp_path) -> None:
 
 
 def test_rungs_without_a_row_fall_as_in_the_default_ladder_and_say_so(tmp_path) -> None:
-    found = build_ladder(results(tmp_path, row("ours budget 0.4", 0.8, 400), row("ladder prune", 0.4, 400)))
+    found = build_ladder(results(tmp_path, row("replenish + anchors", 0.8, 400), row("ladder prune", 0.4, 400)))
     assert found.rungs[1].f1 == pytest.approx(0.5)
     guesses = default().rungs
     assert found.rungs[2].f1 == pytest.approx(0.5 * guesses[2].f1 / guesses[1].f1, abs=1e-4)
@@ -83,7 +84,10 @@ def test_the_grid_measures_every_rung_with_what_it_changes() -> None:
     assert (stride.shape.stride_s, stride.shape.fps, stride.budget) == (8.0, 2.0, 0.0)
     assert dict(stride.options) == {"margin": 6.75}
     assert settings["ladder fps"].shape.fps == 1.0
-    assert settings["ladder full"].options == ()
+    full, production = settings["ladder full"], WindowConfig()
+    assert (full.options, full.refresh, full.budget) == ((), production.refresh, production.refresh_budget)
+    # A camera steps down under its own policy: a rung sets no more than the budget.
+    assert {each.refresh for name, each in settings.items() if name != "full"} == {production.refresh}
 
 
 def test_the_bundled_models_ladder_was_measured_throughout() -> None:

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
-import torch
 
 from cluster.errors import SightlineError
 from cluster.lab.evaluation.datasets import SkippedVideo
@@ -17,7 +16,6 @@ from cluster.lab.evaluation.memory.results import (
     GradedAnswer,
     SettingResult,
     evidence_recall,
-    make_coverage,
 )
 from cluster.lab.evaluation.memory.run import MemoryResults
 from cluster.lab.evaluation.memory.settings import FULL, ShareSetting
@@ -35,7 +33,7 @@ ASKED = (
 RIGHT = ("yes", "no", "person", "two")
 
 
-def result(setting, said, *, coverage=None, held=400.0):
+def result(setting, said, *, held=400.0):
     at = (12.0, 31.0, 90.0, 90.0)
     rows = tuple(
         AnswerRecord(
@@ -51,7 +49,7 @@ def result(setting, said, *, coverage=None, held=400.0):
         )
         for number, (question, word) in enumerate(zip(ASKED, said, strict=True))
     )
-    return SettingResult(setting, rows, coverage or {})
+    return SettingResult(setting, rows)
 
 
 def reported(*results, **options):
@@ -82,21 +80,12 @@ def test_a_row_holds_means_by_hand():
     assert row["evidence_spans"] == row["evidence_found"] == pytest.approx(2 / 3)
 
 
-def test_coverage_keeps_area_and_percentiles():
-    found = make_coverage(torch.arange(101.0).reshape(1, 101).flip(1), 100.0)
-    assert found.area == pytest.approx(0.5)
-    assert found.percentiles == pytest.approx([float(i) for i in range(101)])
-    with pytest.raises(ValueError, match="at least one"):
-        make_coverage(torch.zeros(0), 1.0)
-
-
 @pytest.fixture
 def report():
-    near, far = (make_coverage(torch.linspace(0, top, 500), 1.0) for top in (0.2, 0.9))
     return reported(
-        result(FULL, RIGHT, coverage={"joint": make_coverage(torch.zeros(4), 1.0)}),
-        result(SMALL, ("yes", "yes", "person", "three"), coverage={"joint": far}, held=100.0),
-        result(LARGE, ("yes", "no", "person", "three"), coverage={"joint": near, "key": near}, held=200.0),
+        result(FULL, RIGHT),
+        result(SMALL, ("yes", "yes", "person", "three"), held=100.0),
+        result(LARGE, ("yes", "no", "person", "three"), held=200.0),
         facts={"footage": "one hour"},
         skipped=[SkippedVideo(Path("gone.mp4"), "not on disk")],
     )
@@ -108,7 +97,6 @@ def test_json_is_finite_and_holds_rows_drops_and_answers(report):
     assert "drop_all" not in body["rows"][0]
     assert [row["drop_all"] for row in body["rows"][1:]] == [0.5, 0.25]
     # One question of a kind: no interval, which JSON writes as null.
-    assert body["rows"][1]["coverage_joint"] > 0.5
     assert body["figures"][f"drop {LARGE.name}"] == 0.25
     assert body["baseline"] == "full"
     assert body["questions"][SMALL.name][3]["said"] == ["three"]
@@ -119,21 +107,20 @@ def test_json_is_finite_and_holds_rows_drops_and_answers(report):
 def test_markdown_tables_have_a_line_for_each_setting(report):
     text = make_page(report).markdown()
     lines = [line for line in text.splitlines() if line.startswith(f"| {SMALL.name} ")]
-    assert len(lines) == 4
-    accuracy, retrieval, coverage, cost = ([cell.strip() for cell in line.split("|")[2:-1]] for line in lines)
+    assert len(lines) == 3
+    accuracy, retrieval, cost = ([cell.strip() for cell in line.split("|")[2:-1]] for line in lines)
     assert accuracy[0] == "4"
     # Of one video nobody knows what another would have shown.
     assert accuracy[1] == accuracy[-1] == "0.500"
     assert any("of 1 none is given" in note for note in report.notes)
     assert retrieval == ["25.0 %", "25.0 %", "66.7 %", "66.7 %"]
-    assert coverage == ["0.550", "–", "–"]
     assert cost == ["250 ms", "0.0 MiB", "1.0 MiB"]
     assert "* `gone.mp4`: not on disk" in text
 
 
 def test_curves_are_drawn_of_what_was_measured(report):
     charts = memory_charts(report)
-    assert set(charts) == {"accuracy-budget", "coverage-joint", "coverage-key", "ttft-history"}
+    assert set(charts) == {"accuracy-budget", "ttft-history"}
     for figure in charts.values():
         ElementTree.fromstring(svg(figure))
     # Two combinations of policies; each setting stands at the tokens it held.
@@ -142,9 +129,6 @@ def test_curves_are_drawn_of_what_was_measured(report):
     lines = {line.get_label(): line.get_xydata() for line in axes.lines}
     assert sorted(len(points) for points in lines.values()) == [1, 2]
     assert sorted(x for points in lines.values() for x, _ in points) == [100, 200, 400]
-    # Not marked and joined: a line for each of three settings, in one space of one.
-    assert len(charts["coverage-joint"].axes[0].lines) == 3
-    assert len(charts["coverage-key"].axes[0].lines) == 1
 
 
 def test_files_are_written_and_a_folder_that_cannot_be_is_named(report, tmp_path):

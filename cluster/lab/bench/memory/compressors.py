@@ -22,22 +22,18 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.bench.harness import BenchResult, print_progress, timed_calls
 from cluster.lab.bench.memory.footage import CAMERA, Footage, Watched, covered_cells
-from cluster.lab.evaluation.memory.answer import SPACES, load_head_tokens, open_memory
+from cluster.lab.evaluation.memory.answer import load_head_tokens, open_memory
 from cluster.lab.evaluation.memory.recording import STREAM
-from cluster.lab.evaluation.memory.results import (
-    coverage_area,
-    largest_gap,
-    nearest_cosine_distances,
-    nearest_distances,
-)
 from cluster.lab.evaluation.memory.settings import ShareSetting
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.lab.scenes.truth import SceneTruth
@@ -58,7 +54,6 @@ FIGURES = (PRODUCTION, "novelty", "infinipot_v", "cords")
 _COMPRESSIONS = 4
 _ROUNDS = 64
 SHARES = (8, 16)
-_METRICS = {"coverage": nearest_distances, "cosine": nearest_cosine_distances}
 _BASELINE = "infinipot_v"
 _COMPARED = (("cords", "infinipot_v"), ("infinipot_v", "uniform"))
 
@@ -132,6 +127,57 @@ def _add(memory: StreamMemory, chunks: Sequence[KVChunk], later: int) -> None:
     """All frames, ``later`` by so many microseconds."""
     for chunk in chunks:
         memory.add_chunk(replace(chunk, pts=chunk.pts + later))
+
+
+# -- coverage --------------------------------------------------------------------------------------
+Space = Literal["key", "value", "joint"]
+SPACES: tuple[Space, ...] = get_args(Space)
+_PARTS: dict[Space, tuple[str, ...]] = {"key": ("key",), "value": ("value",), "joint": ("key", "value")}
+
+
+def nearest_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
+    """Distance ``[H, n]`` of every token of ``full`` to the nearest ``kept`` one of its head.
+
+    ``joint``: root of the mean of both squared distances, each normalised by its space's mean squared norm.
+    """
+    parts = _PARTS[space]
+    squared = full.key.new_zeros((), dtype=torch.float32)
+    for part in parts:
+        wide, there = getattr(full, part).float(), getattr(kept, part).float()
+        apart = torch.cdist(wide, there).square() / wide.square().sum(-1).mean().clamp(min=1e-12)
+        squared = squared + apart
+    return (squared / len(parts)).amin(-1).sqrt()
+
+
+def nearest_cosine_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
+    """Cosine distance ``[H, n]`` of every token of ``full`` to the nearest ``kept`` one of its head (CoRDS, 4.6).
+
+    ``joint``: of keys beside values, each of unit length.
+    """
+    parts = _PARTS[space]
+    ours, held = (
+        torch.cat([F.normalize(getattr(kv, part).float(), dim=-1) for part in parts], dim=-1) for kv in (full, kept)
+    )
+    # Rounding may bring a token's distance to itself below 0.
+    return (1 - (ours @ held.transpose(1, 2)).amax(-1) / len(parts)).clamp(min=0)
+
+
+def largest_gap(ours: Tensor, theirs: Tensor, furthest: float) -> float:
+    """Largest lead of the distribution function of the distances ``ours`` over that of ``theirs`` at any of 256
+    distances from 0 to ``furthest``; 0 where ``ours`` covers less everywhere."""
+    at = torch.linspace(0, furthest, 257)[1:]
+    below = [torch.searchsorted(each.flatten().sort().values, at, right=True) / each.numel() for each in (ours, theirs)]
+    return float((below[0] - below[1]).max())
+
+
+def coverage_area(distances: Tensor, furthest: float) -> float:
+    """Area under the distribution function of ``distances`` from 0 to ``furthest``, as a share: 1 if all are 0."""
+    if furthest <= 0:
+        return 1.0
+    return float((1 - distances.clamp(max=furthest) / furthest).mean())
+
+
+_METRICS = {"coverage": nearest_distances, "cosine": nearest_cosine_distances}
 
 
 def measure_coverage(footage: Footage) -> BenchResult:

@@ -90,12 +90,11 @@ def measure(footage: Footage) -> BenchResult:
         print_progress(f"evidence: scene {scene.seed}, {len(watched[-1].passages)} objects")
     rows: list[dict[str, Any]] = []
     figures: dict[str, float] = {}
+    weights = _weights(watched)
     for share in SHARES:
         found = {setting: _recall(watched, setting) for setting in _settings(share)}
         own, _, _ = found[ours(1 / share)]
         for setting, (recall, stricter, held) in found.items():
-            # Where every camera counts by its objects, and the same objects are drawn for both.
-            weights = bootstrap_weights(len(recall))
             row = {"compressor": setting.compressor, "organiser": setting.organiser, "cap": f"1/{share}", "held": held}
             row |= {**estimate(_mean(recall, weights)).row("recall"), "recall_4": float(stricter.mean())}
             rows.append(row | estimate(_mean(own - recall, weights)).row("ours_more"))
@@ -109,8 +108,8 @@ def measure(footage: Footage) -> BenchResult:
     note = (
         f"model {args.model}, {len(scenes)} drawn cameras of {args.scene_seconds:g} s, {objects} objects, {tokens} "
         "tokens of a layer and head; caps are shares of their bytes, index included; held, read: shares of the tokens; "
-        "rows with a retriever: found by a query that is the mean key of a passage; intervals are of objects of these "
-        "cameras, and say nothing of others"
+        "rows with a retriever: found by a query that is the mean key of a passage; intervals are of cameras, and of "
+        "fewer than three there are none"
     )
     return BenchResult(figures, rows, [note])
 
@@ -210,7 +209,7 @@ def _read_rows(watched: Sequence[Watched], share: int) -> list[dict[str, Any]]:
                 found.setdefault((organiser, name), []).append(read_passages(memory, each, retrievers.get(name)()))
             memory.tiers.close()
     ours_found = np.concatenate([recall for recall, _ in found[own.organiser, own.retriever]])
-    weights = bootstrap_weights(len(ours_found))
+    weights = _weights(watched)
     rows = []
     for (organiser, name), parts in found.items():
         recall = np.concatenate([each for each, _ in parts])
@@ -238,6 +237,12 @@ def read_passages(memory: StreamMemory, watched: Watched, retriever: Retriever) 
                 found[index] += bool(torch.isin(own[taken], passage).any())
                 read, held = read + int(taken.sum()), held + len(own)
     return found / max(1, sum(map(len, memory.heads))), read / max(1, held)
+
+
+def _weights(watched: Sequence[Watched]) -> Floats:
+    """Weights ``[b, passages]`` of the cameras and of their resamplings: passages of one camera are not independent."""
+    counts = [len(each.passages) for each in watched]
+    return bootstrap_weights(len(watched))[:, np.arange(len(watched)).repeat(counts)]
 
 
 def _mean(values: Floats, weights: Floats) -> Floats:

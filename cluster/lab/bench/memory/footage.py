@@ -125,8 +125,8 @@ class Asked:
 
 @dataclass(slots=True, eq=False)
 class Watched:
-    """``chunks``: what left one clip's windows; ``encode_s``: how long its windows took to compute; ``asked``: the raw
-    queries of questions asked meanwhile, over all that was remembered by then."""
+    """``chunks``: what left one clip's windows; ``encode_s``: what their tokens took of the time that its windows were
+    computed in; ``asked``: the raw queries of questions asked meanwhile, over all that was remembered by then."""
 
     clip: str
     samples: Sequence[FrameSample]
@@ -257,4 +257,6 @@ class Footage:
                 assert heard.predicted is not None
                 watched.asked.append(Asked(len(bank.chunks), heard.queries(), heard.predicted.queries()))
         watched.chunks = bank.chunks
+        # What is in the last window was computed too, and has not left.
+        watched.encode_s *= watched.tokens / max(1, sum(sample.tokens for sample in samples))
         return watched

@@ -5,8 +5,8 @@ KV is added too and everything is settled, so that answers rest on the memory al
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, get_args
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter
@@ -17,12 +17,8 @@ from cluster.lab.evaluation.memory.questions import MultipleChoice, Question
 from cluster.lab.evaluation.memory.recording import STREAM, Recording
 from cluster.lab.evaluation.memory.results import (
     AnswerRecord,
-    Coverage,
     GradedAnswer,
-    Space,
     evidence_recall,
-    make_coverage,
-    nearest_distances,
     words,
 )
 from cluster.lab.evaluation.memory.settings import ShareSetting
@@ -33,11 +29,8 @@ from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.types import MICROSECONDS, AskResult, AskSpec
 
-SPACES: tuple[Space, ...] = get_args(Space)
 SHORT_ANSWER, LONG_ANSWER = 8, 48
 
-# Tokens sampled per layer and head to measure coverage.
-_SAMPLED = 1024
 # The tier must never be short: slabs hold cells of one of some forty sizes, and blocks are rounded up. Memory is
 # reserved as it fills.
 _ROUNDING = 8
@@ -46,14 +39,10 @@ _SLABS = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class SceneAnswers:
-    """All questions of one scene under one setting.
-
-    * ``coverage``: at the last instant; empty for an unbounded memory
-    * ``incomplete``: answers for which some of the memory was late or lost
-    """
+    """All questions of one scene under one setting; ``incomplete``: answers for which some of the memory was late or
+    lost."""
 
     answered: tuple[AnswerRecord, ...]
-    coverage: dict[Space, Coverage] = field(default_factory=dict)
     incomplete: int = 0
 
     def to_json(self) -> dict[str, Any]:
@@ -92,9 +81,7 @@ def answer_scene(
     if lacking:
         raise ValueError(f"the recording of {video} was not made for questions at {min(lacking):g} s")
     found: dict[int, AnswerRecord] = {}
-    coverage: dict[Space, Coverage] = {}
     incomplete = 0
-    last = max(question.at_s for question in questions)
     for at_s in sorted({question.at_s for question in questions}):
         chunks = recording.seen(instants[at_s])
         memory = _filled(engine, chunks, setting)
@@ -102,10 +89,8 @@ def answer_scene(
         for number, question in asked:
             found[number], whole = _ask(engine, memory, recording, video, number, question)
             incomplete += not whole
-        if at_s == last and chunks and setting.bounded:
-            coverage = _coverage(memory, chunks)
         memory.tiers.close()
-    return SceneAnswers(tuple(found[number] for number in range(len(questions))), coverage, incomplete)
+    return SceneAnswers(tuple(found[number] for number in range(len(questions))), incomplete)
 
 
 def full_bytes(chunks: Sequence[KVChunk]) -> int:
@@ -191,24 +176,6 @@ def _since(memory: StreamMemory, recording: Recording, question: Question) -> fl
     if question.since_s is None or memory.newest is None:
         return None
     return max(0.0, (memory.newest - recording.begin) / MICROSECONDS - question.since_s)
-
-
-def _coverage(memory: StreamMemory, chunks: Sequence[KVChunk]) -> dict[Space, Coverage]:
-    """Distance of tokens sampled evenly over all frames to the nearest held one; empty if a head holds none."""
-    key, value = (torch.cat([getattr(chunk, name) for chunk in chunks], dim=2) for name in ("key", "value"))
-    picked = torch.linspace(0, key.shape[2] - 1, min(_SAMPLED, key.shape[2]), dtype=torch.float64).round().long()
-    place = picked[None]
-    distances: dict[Space, list[torch.Tensor]] = {space: [] for space in SPACES}
-    for layer, heads in enumerate(memory.heads):
-        for h in range(len(heads)):
-            held = load_head_tokens(memory, layer, h)
-            if held is None:
-                return {}
-            whole = LayerKV(key[layer, h, picked][None], value[layer, h, picked][None], place, place)
-            for space in SPACES:
-                distances[space].append(nearest_distances(whole, held, space))
-    joined = {space: torch.cat([part.flatten() for part in parts]) for space, parts in distances.items() if parts}
-    return {space: make_coverage(found, float(found.max())) for space, found in joined.items()}
 
 
 def load_head_tokens(memory: StreamMemory, layer: int, h: int) -> LayerKV | None:

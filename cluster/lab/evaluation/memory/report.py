@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.memory.questions import Question
-from cluster.lab.evaluation.memory.results import ENOUGH_VIDEOS, SettingResult, Space, credit
+from cluster.lab.evaluation.memory.results import ENOUGH_VIDEOS, SettingResult, credit
 from cluster.lab.evaluation.memory.run import MemoryResults
 from cluster.lab.evaluation.memory.settings import FULL, ShareSetting, ours
 from cluster.lab.evaluation.metrics import Estimate
 from cluster.lab.evaluation.page import report_page
-from cluster.lab.evaluation.report import format_estimate, format_number, report_json
+from cluster.lab.evaluation.report import format_estimate, report_json
 from cluster.lab.report.charts import Axis, Point, Series, chart
 from cluster.lab.report.page import Page, Section, Table
 from cluster.models.base import VisionLanguageModel
@@ -40,21 +40,17 @@ def accuracy_table(report: MemoryReport) -> Table:
 
 
 def tables(report: MemoryReport) -> list[Table]:
-    """Accuracy; retrieval and evidence; coverage, where measured; cost."""
-    retrieval, coverage, cost = [], [], []
+    """Accuracy; retrieval and evidence; cost."""
+    retrieval, cost = [], []
     for result in report.results:
         name = result.setting.name
         found = (result.retrieval_ratio, *(result.recall(what) for what in ("inside", "spans", "found")))
         retrieval.append((name, *(_or_dash(100 * share, "{:.1f} %") for share in found)))
-        if result.coverage:
-            areas = (result.coverage.get(space) for space in _SPACES)
-            coverage.append((name, *("–" if area is None else format_number(area.area) for area in areas)))
         moved, held = (_or_dash(result.mean(what) / 2**20, "{:.1f} MiB") for what in ("bytes_moved", "bytes_held"))
         cost.append((name, _or_dash(1000 * result.mean("ttft_s"), "{:.0f} ms"), moved, held))
     return [
         accuracy_table(report),
         Table("Retrieval", ("setting", "retrieved", "evidence in it", "spans found", "any found"), retrieval),
-        Table("Coverage, area under the curve", ("setting", "joint", "keys", "values"), coverage),
         Table("Cost", ("setting", "first word", "moved for a question", "held"), cost),
     ]
 
@@ -69,17 +65,11 @@ def _or_dash(value: float, form: str) -> str:
     return "–" if math.isnan(value) else form.format(value)
 
 
-_SPACES: dict[Space, str] = {"joint": "keys and values", "key": "keys", "value": "values"}
-_SHARE = Axis("share of all tokens", percent=True, low=0.0, high=1.0)
 _TTFT = Axis("time to the first word, s", low=0.0)
 
 
 def memory_charts(report: MemoryReport) -> dict[str, Figure]:
-    """File name (without suffix) -> figure; curves that were not measured are left out.
-
-    ``accuracy-budget``; ``coverage-joint``, ``coverage-key`` and ``coverage-value`` (CoRDS, figure 4: distribution of
-    the distance from every token to the nearest kept one); ``ttft-history``.
-    """
+    """File name (without suffix) -> figure: ``accuracy-budget`` and, of what was asked, ``ttft-history``."""
     found = {
         "accuracy-budget": chart(
             "Accuracy against budget",
@@ -88,10 +78,6 @@ def memory_charts(report: MemoryReport) -> dict[str, Figure]:
             Axis("accuracy, all questions", percent=True, high=1.0),
         )
     }
-    for space, name in _SPACES.items():
-        series = _coverage(report.results, space)
-        if series:
-            found[f"coverage-{space}"] = chart(f"Coverage of {name}", series, Axis("distance to the nearest"), _SHARE)
     if any(result.answered for result in report.results):
         found["ttft-history"] = chart(
             "Time to the first word against length of history",
@@ -113,17 +99,6 @@ def _by_budget(results: Sequence[SettingResult]) -> list[Series]:
             name = f"{setting.compressor}/{setting.organiser}/{setting.retriever}"
             points[name].append(Point(held, *measured, text))
     return [Series(name, found) for name, found in points.items()]
-
-
-def _coverage(results: Sequence[SettingResult], space: Space) -> list[Series]:
-    found = []
-    for result in results:
-        coverage = result.coverage.get(space)
-        if coverage is not None:
-            last = len(coverage.percentiles) - 1
-            points = [Point(value, rank / last) for rank, value in enumerate(coverage.percentiles)]
-            found.append(Series(f"{result.setting.name} ({coverage.area:.3f})", points, marked=False))
-    return found
 
 
 def _by_history(results: Sequence[SettingResult]) -> list[Series]:
@@ -172,13 +147,9 @@ class MemoryReport:
         return self.headline | {name: value for name, value in found.items() if math.isfinite(value)}
 
     def to_json(self) -> str:
-        """The object every bench writes, with coverage, answers and skipped videos added."""
+        """The object every bench writes, with answers and skipped videos added."""
         more = {
             "baseline": None if self.baseline is None else self.baseline.setting.name,
-            "coverage": {
-                each.setting.name: {space: asdict(coverage) for space, coverage in each.coverage.items()}
-                for each in self.results
-            },
             "questions": {each.setting.name: [asdict(question) for question in each.answered] for each in self.results},
         }
         rows = []

@@ -1,97 +1,18 @@
 """Results of an evaluation of memory: grades of answers by kind, with confidence intervals and as drop between two
-settings; coverage of the tokens; a row per setting."""
+settings; a row per setting."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from cluster.lab.evaluation.memory.questions import LETTERS, MultipleChoice, Question, Span
 from cluster.lab.evaluation.memory.settings import ShareSetting
 from cluster.lab.evaluation.metrics import RESAMPLES, Estimate, bootstrap_weights, estimate
 from cluster.lab.scenes.questions import NUMBERS
-from cluster.memory.head_memory import LayerKV
-
-Space = Literal["key", "value", "joint"]
-_PARTS: dict[Space, tuple[str, ...]] = {"key": ("key",), "value": ("value",), "joint": ("key", "value")}
-
-
-def nearest_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
-    """Distance ``[H, n]`` of every token of ``full`` to the nearest ``kept`` one of its head.
-
-    ``joint``: root of the mean of both squared distances, each normalised by its space's mean squared norm.
-    """
-    parts = _PARTS[space]
-    squared = full.key.new_zeros((), dtype=torch.float32)
-    for part in parts:
-        wide, there = getattr(full, part).float(), getattr(kept, part).float()
-        apart = torch.cdist(wide, there).square() / wide.square().sum(-1).mean().clamp(min=1e-12)
-        squared = squared + apart
-    return (squared / len(parts)).amin(-1).sqrt()
-
-
-def nearest_cosine_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
-    """Cosine distance ``[H, n]`` of every token of ``full`` to the nearest ``kept`` one of its head (CoRDS, 4.6).
-
-    ``joint``: of keys beside values, each of unit length.
-    """
-    parts = _PARTS[space]
-    ours, held = (
-        torch.cat([F.normalize(getattr(kv, part).float(), dim=-1) for part in parts], dim=-1) for kv in (full, kept)
-    )
-    # Rounding may bring a token's distance to itself below 0.
-    return (1 - (ours @ held.transpose(1, 2)).amax(-1) / len(parts)).clamp(min=0)
-
-
-def largest_gap(ours: Tensor, theirs: Tensor, furthest: float) -> float:
-    """Largest lead of the distribution function of the distances ``ours`` over that of ``theirs`` at any of 256
-    distances from 0 to ``furthest``; 0 where ``ours`` covers less everywhere."""
-    at = torch.linspace(0, furthest, 257)[1:]
-    below = [torch.searchsorted(each.flatten().sort().values, at, right=True) / each.numel() for each in (ours, theirs)]
-    return float((below[0] - below[1]).max())
-
-
-def coverage_area(distances: Tensor, furthest: float) -> float:
-    """Area under the distribution function of ``distances`` from 0 to ``furthest``, as a share: 1 if all are 0."""
-    if furthest <= 0:
-        return 1.0
-    return float((1 - distances.clamp(max=furthest) / furthest).mean())
-
-
-# Percentiles 0 to 100.
-_PERCENTS = 101
-
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """Distances of all tokens to the nearest held one: ``area`` under their distribution function up to ``furthest``,
-    and ``percentiles`` 0 to 100."""
-
-    area: float
-    furthest: float
-    percentiles: tuple[float, ...]
-
-
-def make_coverage(distances: Tensor, furthest: float) -> Coverage:
-    """Distribution of ``nearest_distances`` (any shape). ``furthest`` is shared by all compared settings.
-
-    Raises:
-        ValueError: no distances.
-    """
-    if not distances.numel():
-        raise ValueError("coverage needs at least one distance")
-    ordered = distances.flatten().float().sort().values
-    # Nearest ranks, as torch.quantile is limited to 16 million values.
-    ranks = torch.linspace(0, len(ordered) - 1, _PERCENTS, dtype=torch.float64).round().long()
-    percentiles = ordered[ranks.to(ordered.device)].tolist()
-    return Coverage(coverage_area(distances.float(), furthest), furthest, tuple(float(each) for each in percentiles))
-
 
 _WORD = re.compile(r"\w+(?:'\w+)?")
 _ARTICLES = frozenset({"a", "an", "the"})
@@ -252,11 +173,10 @@ class AnswerRecord:
 
 @dataclass(frozen=True)
 class SettingResult:
-    """All questions under one setting, in the order shared by all settings; ``coverage`` where measured."""
+    """All questions under one setting, in the order shared by all settings."""
 
     setting: ShareSetting
     answered: tuple[AnswerRecord, ...]
-    coverage: Mapping[Space, Coverage] = field(default_factory=dict)
 
     @cached_property
     def judged(self) -> tuple[GradedAnswer, ...]:
@@ -291,8 +211,6 @@ class SettingResult:
         found: dict[str, Any] = {**asdict(self.setting), "questions": len(self.answered)}
         for kind, measured in self.accuracy.items():
             found |= measured.row(f"accuracy_{kind}")
-        for space, coverage in self.coverage.items():
-            found[f"coverage_{space}"] = coverage.area
         return found | {
             "retrieval_ratio": self.retrieval_ratio,
             "evidence_inside": self.recall("inside"),

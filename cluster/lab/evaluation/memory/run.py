@@ -4,12 +4,10 @@ Each clip runs through the model once (``recording.py``); every setting then get
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 import cluster.memory
 import cluster.memory.head_memory
@@ -18,10 +16,10 @@ from cluster.errors import ConfigError, SightlineError
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.memory import answer, recording, results
 from cluster.lab.evaluation.memory import settings as sharing
-from cluster.lab.evaluation.memory.answer import SPACES, SceneAnswers, answer_scene, read_answers
+from cluster.lab.evaluation.memory.answer import SceneAnswers, answer_scene, read_answers
 from cluster.lab.evaluation.memory.questions import Footage
 from cluster.lab.evaluation.memory.recording import Recording, record
-from cluster.lab.evaluation.memory.results import Coverage, SettingResult, Space, make_coverage
+from cluster.lab.evaluation.memory.results import SettingResult
 from cluster.lab.evaluation.memory.settings import ShareSetting
 from cluster.lab.evaluation.settings import WindowShape
 from cluster.lab.evaluation.work import (
@@ -129,35 +127,13 @@ def evaluate_memory(
     if not kept:
         raise all_skipped_error("clips", len(footage), skipped)
     return MemoryResults(
-        _results(kept, settings, runs),
+        tuple(
+            SettingResult(setting, tuple(each for clip in kept for each in runs[clip.name, setting].answered))
+            for setting in settings
+        ),
         kept,
         tuple(skipped.values()),
         sum(runs[clip.name, setting].incomplete for clip in kept for setting in settings),
-    )
-
-
-def _results(
-    footage: Sequence[Footage], settings: Sequence[ShareSetting], runs: Mapping[tuple[str, ShareSetting], SceneAnswers]
-) -> tuple[SettingResult, ...]:
-    """One per setting; coverage, where every clip has it, of clips equally weighted and on a common scale."""
-    parts: dict[ShareSetting, dict[Space, list[Coverage]]] = {}
-    for setting in settings:
-        measured = [runs[clip.name, setting].coverage for clip in footage]
-        parts[setting] = {space: [each[space] for each in measured] for space in SPACES if all(measured)}
-    furthest = {
-        space: max((part.furthest for each in parts.values() for part in each.get(space, ())), default=0.0)
-        for space in SPACES
-    }
-    return tuple(
-        SettingResult(
-            setting,
-            tuple(each for clip in footage for each in runs[clip.name, setting].answered),
-            {
-                space: make_coverage(torch.tensor([each.percentiles for each in some]), furthest[space])
-                for space, some in parts[setting].items()
-            },
-        )
-        for setting in settings
     )
 
 
