@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from cluster.config.camera import WindowConfig
 from cluster.control.ladder import Rung
 from cluster.errors import ConfigError
 from cluster.vision import make_pruner
@@ -108,6 +109,11 @@ def ours(shape: WindowShape, budget: float, options: Mapping[str, float] | None 
     return Setting(f"ours{varied} budget {budget:g}", "replenish", "budget", budget, chosen, shape, role="ours")
 
 
+def as_deployed(shape: WindowShape) -> Setting:
+    """Replenishment with the refresh that cameras have unless they are configured otherwise."""
+    return Setting("ours as deployed", "replenish", WindowConfig().refresh, shape=shape)
+
+
 def basic_grid(shape: WindowShape) -> list[Setting]:
     """Full computation and ours, to compare models or precisions."""
     return [full_computation(shape), ours(shape, 0.1)]
@@ -126,6 +132,7 @@ def quick_grid(shape: WindowShape) -> list[Setting]:
         Setting("codecsight pruning alone", "codecsight", "all", shape=shape),
         Setting("codecsight refresh alone", "none", "anchors", shape=shape),
         *(_with_anchor_interval(ours(rare, budget), rare.anchor_interval_s) for budget in (0.0, 0.1)),
+        _with_anchor_interval(as_deployed(rare), rare.anchor_interval_s),
         *(ours(shape, budget) for budget in (0.0, 0.1)),
         *(_with_anchor_interval(ours(cut, 0.1), cut.anchor_interval_s) for cut in (often, oftener)),
     ]
@@ -239,7 +246,8 @@ def ladder_grid(shape: WindowShape) -> list[Setting]:
     for rung in LADDER:
         cut = replace(shape, stride_s=rung.stride * shape.stride_s, fps=rung.fps * shape.fps)
         options = () if rung.prune == 1 else (("margin", rung.prune * margin),)
-        found.append(Setting(f"ladder {rung.name}", "replenish", "anchors", rung.refresh_budget, options, cut))
+        deployed = as_deployed(cut)
+        found.append(replace(deployed, name=f"ladder {rung.name}", budget=rung.refresh_budget, options=options))
     return found
 
 
