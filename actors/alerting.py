@@ -62,7 +62,6 @@ class Alerting(ActorProcess):
         self._tls = peer_tls(config.security)
         self._merger = ResultsMerger(self._hub, recent=True, tls=self._tls)
         self._config, self._run_id = config, run_id
-        self._footage: FootageCollector | None = None
         self._locks: list[FolderLock] = []
         self._server = RpcServer(tls=self._tls)
         self._started = run_task(self._start(), told=SightlineError)
@@ -81,9 +80,8 @@ class Alerting(ActorProcess):
             task.cancel()
         await self._merger.stop()
         await self._server.stop(grace_s=0.5)
-        if self._footage is not None:
-            await self._footage.stop()
         if self._started.done() and self._started.exception() is None:
+            await self._footage.stop()
             await self._service.stop()
         if self._spans is not None:
             await asyncio.to_thread(self._spans.close)
@@ -94,16 +92,12 @@ class Alerting(ActorProcess):
         # Before anything is opened: another cluster's clips in the making are not to be touched.
         await asyncio.to_thread(self._lock_folders)
         self._footage = self._footage_collector()
-        if self._footage is None:
-            self._service.disable_clips()
-        else:
-            self._service.routes.use_pictures(self._footage.snapshot)
-        await self._service.start()
+        self._service.routes.use_pictures(self._footage.snapshot)
+        await self._service.start(self._footage.cameras)
         # Where nothing is recorded, pending clips become missing ones.
-        records = self._footage is not None and self._config.clips.enabled
+        records = self._config.clips.enabled
         pending = await self._service.pending_clips(time.time() - AGAIN_S if records else math.inf)
-        if self._footage is not None:
-            self._footage.start(pending)
+        self._footage.start(pending)
         self._server.add(IncidentsServicer(self._service))
         self._server.add(pictures.FootageServicer(self._footage, self._about, self._service.erase_camera))
         port = self._server.bind(self._host, 0)
@@ -113,28 +107,21 @@ class Alerting(ActorProcess):
             self._watch_cameras(),
             self._merger.follow_replicas(_replicas),
             self._service.run(),
+            self._retain_footage(),
         ]
-        if self._footage is not None:
-            loops.append(self._retain_footage(self._footage))
         self._tasks = [run_task(loop) for loop in loops]
         page = serve_metrics(self._host, self._config.cluster.metrics_ports, lambda: ALERTING, tls=self._tls)
         return Addresses(f"{self._host}:{port}", page.address)
 
-    def _footage_collector(self) -> FootageCollector | None:
-        """``None`` where the folder cannot be used: alerts go on without clips, and the log says why."""
+    def _footage_collector(self) -> FootageCollector:
         clips = self._config.clips
-        try:
-            store = FootageStore(
-                Path(clips.folder) if clips.folder is not None else self._folder / FOLDER,
-                max_bytes=clips.max_bytes,
-                retention_s=clips.retention,
-                keep_free=clips.keep_free,
-                clip_lookback_s=clips.longest_s + REACH_S,
-            )
-        except OSError as error:
-            log.error("snapshots and clips are disabled: %s", error)
-            return None
-
+        store = FootageStore(
+            Path(clips.folder) if clips.folder is not None else self._folder / FOLDER,
+            max_bytes=clips.max_bytes,
+            retention_s=clips.retention,
+            keep_free=clips.keep_free,
+            clip_lookback_s=clips.longest_s + REACH_S,
+        )
         return FootageCollector(
             clips,
             store,
@@ -160,7 +147,7 @@ class Alerting(ActorProcess):
         if self._traces is not None:
             trace = self._traces.event_queued(incident.camera, incident.subject, event.kind)
         log.info("camera %s: incident %s, %s", incident.camera, incident.subject, event.kind, extra={"trace": trace})
-        if self._footage is not None and self._config.clips.enabled:
+        if self._config.clips.enabled:
             self._footage.handle_event(event)
 
     async def _about(self, incident_id: str) -> tuple[str, str]:
@@ -191,20 +178,18 @@ class Alerting(ActorProcess):
 
     def _extend_lookback(self, cameras: Sequence[CameraConfig]) -> None:
         """The longer its windows and strides, up to those of overload, the later a camera's clips are begun."""
-        if self._footage is None:
-            return
         store = self._footage.store
         for each in cameras:
             slowest_s = max(each.window.stride_s, each.window.length_s)
             reach_s = clip_lookback_s(each, self._config, slowest_s) + REACH_S
             store.clip_lookback_s = max(store.clip_lookback_s, reach_s)
 
-    async def _retain_footage(self, footage: FootageCollector) -> None:
+    async def _retain_footage(self) -> None:
         """Apart from watching: a slow disk must not hold up rules and health checks."""
         while True:
             await self._lives_changed.wait()
             self._lives_changed.clear()
-            await footage.retain_cameras(self._lives)
+            await self._footage.retain_cameras(self._lives)
 
 
 async def _replicas(known: dict[str, str], timeout_s: float) -> dict[str, str]:

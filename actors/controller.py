@@ -154,17 +154,19 @@ class Controller(ActorProcess):
         """Remove a camera and order every replica to delete its memory, now or when it is back. Raises
         ``UnknownCameraError`` and ``ManagedElsewhereError``."""
         await self._until_settled()
-        await asyncio.shield(self._spawn(self._removed(name, manager, takeover)))
-        # The name is free once no replica holds the old camera's memory; those that are down are not waited for.
+        life = await asyncio.shield(self._spawn(self._removed(name, manager, takeover)))
+        # Those that are down are not waited for.
         timeout_s = FORGET_HEARTBEATS * self._config.cluster.heartbeat_s
-        await self._wait_for(lambda: name not in self._deletions.pending_cameras, timeout_s)
+        await self._wait_for(lambda: life not in self._deletions.pending, timeout_s)
 
-    async def _removed(self, name: str, manager: str | None, takeover: bool) -> None:
-        await self._stored.remove(name, manager=manager, takeover=takeover)
-        if lost := self._deletions.add(name):
-            log.warning("too many deletions wait for a replica: the memory of %s is left to expire", ", ".join(lost))
+    async def _removed(self, name: str, manager: str | None, takeover: bool) -> str:
+        life = await self._stored.remove(name, manager=manager, takeover=takeover)
+        if lost := self._deletions.add(life, name):
+            names = ", ".join(lost.values())
+            log.warning("too many deletions wait for a replica: the memory of %s is left to expire", names)
             self._spawn(self._write(self._kv.put_deleted, lost))
         await self._notify()
+        return life
 
     async def list_cameras(self) -> list[CameraStatus]:
         """Status of all cameras, sorted by name."""
@@ -235,9 +237,9 @@ class Controller(ActorProcess):
         await self._notify()
         return name
 
-    async def pending_deletions(self, instance: str) -> dict[str, bool]:
+    async def pending_deletions(self, instance: str) -> dict[str, str]:
         """Cameras whose memory a replica must delete before it takes any; see :meth:`DeletionTracker.orders_for`."""
-        return self._orders(instance)
+        return self._deletions.orders_for(instance)
 
     async def was_expired(self, instance: str) -> bool:
         """Whether a replica that comes back must close its cameras: it was expired, and others have them."""
@@ -258,18 +260,17 @@ class Controller(ActorProcess):
         reports: Sequence[StreamReport],
         forgotten: Sequence[str] = (),
         load: ReplicaReport | None = None,
-    ) -> dict[str, bool] | None:
+    ) -> dict[str, str] | None:
         """Record a heartbeat and confirmed deletions (``forgotten``). Returns pending deletions; None: join again."""
         lost = self._directory.windows_lost
         if not self._directory.heartbeat_replica(instance, reports, time.monotonic(), load):
             return None
         metrics.lose_window(self._directory.windows_lost - lost)
         alive = {info.instance for info in self._directory.replicas.values()}
-        confirmed = self._deletions.confirm(instance, forgotten, alive)
-        if any(confirmed):
-            self._spawn(self._write(self._kv.put_deleted, *confirmed))
+        if done := self._deletions.confirm(instance, forgotten, alive):
+            self._spawn(self._write(self._kv.put_deleted, done))
             await self._notify()
-        return self._orders(instance, [report.camera for report in reports])
+        return self._deletions.orders_for(instance, [report.life for report in reports])
 
     async def report_broken(self, replica: str, address: str) -> None:
         """A decoder lost its connection to a replica: probe it now, before the heartbeat timeout."""
@@ -313,11 +314,6 @@ class Controller(ActorProcess):
         await self._sessions.end(session)
 
     # -- inside ---------------------------------------------------------------------------------
-    def _orders(self, instance: str, reported: Sequence[str] = ()) -> dict[str, bool]:
-        # Until the table is settled, it does not contain all cameras.
-        cameras = self._directory.cameras if self._settled.is_set() else None
-        return self._deletions.orders_for(instance, reported, cameras)
-
     async def _write(self, call: Callable[..., None], *given: object) -> None:
         # A deletion that stays stored is ordered again after a restart.
         try:
@@ -347,8 +343,8 @@ class Controller(ActorProcess):
     async def _settle(self) -> None:
         """Place the cameras once the decoders are there; after a restart, once everyone is back, so that none moves."""
         found = await self._until_kept(lambda: self._kv.follow(self._config.cameras))
-        for name in found.removed:
-            self._deletions.add(name)
+        for camera in found.removed:
+            self._deletions.add(camera.life, camera.entry.name)
         for name in found.left:
             log.warning("camera %s is in the configuration, but another manager has it: it stays as it is", name)
         # Replicas of a new cluster hold no cameras, so that none can move.
@@ -359,8 +355,7 @@ class Controller(ActorProcess):
         ):
             log.warning("not every decoder and replica came back within %g s", cluster.heartbeat_timeout_s)
         self._directory.restore_counts(await self._until_kept(self._kv.counted))
-        new = self._table.load(found.cameras, time.monotonic())
-        await self._until_kept(lambda: self._kv.put(*new))
+        self._table.load(found.cameras, time.monotonic())
         self._settled.set()
         await self._notify()
 

@@ -206,7 +206,7 @@ class Replica:
         self._update_metrics(load)
         try:
             forgotten = sorted(self._deletions.done)
-            orders: dict[str, bool] | None = await ask_controller(
+            orders: dict[str, str] | None = await ask_controller(
                 "heartbeat_replica", self._instance, self._reports(), forgotten, load
             )
             if orders is None:

@@ -6,7 +6,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,8 +100,10 @@ class AlertService:
         self._tasks: list[asyncio.Task[None]] = []
         self._counted = {"lost": 0, "trimmed": 0}
 
-    async def start(self) -> None:
-        """Restore stored state and start sending pending deliveries."""
+    async def start(self, lives: Mapping[str, str] | None = None) -> None:
+        """Restore stored state and start sending pending deliveries. ``lives``: of the cameras, by name, that the
+        process before knew."""
+        self._lives = dict(lives or {})
         kept = await self._journal.start() or StoredState({}, {}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
         self._tracker = IncidentTracker(self._open_incidents, self._rule, on_window=self._add_window)
@@ -222,10 +224,6 @@ class AlertService:
             log.warning("%s", error)
             return []
         return [incident for incident in waiting if incident.opened_s >= since_s]
-
-    def disable_clips(self) -> None:
-        """Disable clips whatever the configuration says. Call before :meth:`start`."""
-        self._footage_url = None
 
     async def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
         """Mute for ``for_s`` seconds; returns the active mutes. Raises ``ConfigError``: not in the future."""

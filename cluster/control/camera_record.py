@@ -4,7 +4,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cluster.config import CameraConfig
 from cluster.control.accounted_video import AccountedVideo
@@ -263,76 +263,50 @@ ORDERS = 256
 """Most deletions that one heartbeat orders of a replica; the next one continues."""
 
 
-class Confirmed(NamedTuple):
-    """Removed cameras: ``done``: deleted by all replicas; ``spread``: now deleted by all that are alive."""
-
-    done: list[str]
-    spread: list[str]
-
-
 class DeletionTracker:
-    """Tracks which replicas must still delete the memory of removed cameras.
-
-    A camera may be added again under the name of one that a replica that is down has not deleted. Once all live ones
-    have, what the replicas share may hold the new camera's memory, and others delete only what they hold by themselves.
+    """Tracks which replicas must still delete the memory of removed cameras, which are told apart by their lives: there
+    may be another camera of the name by then.
 
     Args:
         replicas: configured number; while fewer are alive, one that is down may hold something.
-        pending: deletions begun before this process started, and whether all replicas alive then had carried them out.
+        pending: names by lives, of deletions begun before this process started.
         limit: most pending deletions, and most remembered after completion.
     """
 
-    def __init__(self, replicas: int, pending: Mapping[str, bool] | None = None, *, limit: int = 4096) -> None:
+    def __init__(self, replicas: int, pending: Mapping[str, str] | None = None, *, limit: int = 4096) -> None:
         self._replicas, self._limit = replicas, limit
-        self._pending: OrderedDict[str, set[str]] = OrderedDict((camera, set()) for camera in pending or {})
-        self._spread = {camera for camera, spread in (pending or {}).items() if spread}
+        self.pending: OrderedDict[str, str] = OrderedDict(pending or {})
+        self._confirmed: dict[str, set[str]] = {}
         # For replicas that received frames of a removed camera from a decoder that learnt of it late.
-        self._done: OrderedDict[str, None] = OrderedDict()
+        self._done: OrderedDict[str, str] = OrderedDict()
 
-    @property
-    def pending_cameras(self) -> list[str]:
-        """Cameras that not every replica has deleted, oldest first."""
-        return list(self._pending)
-
-    def add(self, camera: str) -> list[str]:
-        """Add a removed camera, perhaps again. Returns those whose deletion is given up, because too many wait."""
-        self._done.pop(camera, None)
-        self._spread.discard(camera)
-        self._pending[camera] = set()
-        self._pending.move_to_end(camera)
-        lost = [self._pending.popitem(last=False)[0] for _ in range(len(self._pending) - self._limit)]
-        self._spread.difference_update(lost)
+    def add(self, life: str, camera: str) -> dict[str, str]:
+        """Add a removed camera. Returns those whose deletion is given up, because too many wait."""
+        self.pending[life] = camera
+        lost = dict(self.pending.popitem(last=False) for _ in range(len(self.pending) - self._limit))
+        for each in lost:
+            self._confirmed.pop(each, None)
         return lost
 
-    def orders_for(
-        self, instance: str, reported: Iterable[str] = (), cameras: Collection[str] | None = ()
-    ) -> dict[str, bool]:
-        """Deletions to order from a replica: those it has not confirmed, and those it ``reported`` although they are
-        not among ``cameras`` (``None``: not known yet). The value: also of what all replicas share."""
-        reused = self._spread if cameras is None else self._spread.intersection(cameras)
-        orders = {camera: camera not in reused for camera, forgot in self._pending.items() if instance not in forgot}
-        if cameras is None:
-            # Whether there is a camera of that name is not known yet.
-            orders = {camera: shared for camera, shared in orders.items() if shared}
-        else:
-            removed = [camera for camera in reported if camera in self._pending or camera in self._done]
-            orders |= {camera: True for camera in removed if camera not in cameras}
+    def orders_for(self, instance: str, reported: Iterable[str] = ()) -> dict[str, str]:
+        """Names by lives whose deletion is to be ordered from a replica: those it has not confirmed, and those it
+        ``reported`` although they were removed."""
+        orders = {life: name for life, name in self.pending.items() if instance not in self._confirmed.get(life, ())}
+        removed = {**self.pending, **self._done}
+        orders |= {life: removed[life] for life in reported if life in removed}
         return dict(itertools.islice(orders.items(), ORDERS))
 
-    def confirm(self, instance: str, cameras: Iterable[str], alive: Collection[str]) -> Confirmed:
-        """Record a replica's confirmed deletions; ``alive``: all replicas that are."""
-        for camera in cameras:
-            if camera in self._pending:
-                self._pending[camera].add(instance)
-        found = [camera for camera, forgot in self._pending.items() if forgot.issuperset(alive)]
+    def confirm(self, instance: str, lives: Iterable[str], alive: Collection[str]) -> list[str]:
+        """Record a replica's confirmed deletions; ``alive``: all replicas that are. Returns the lives that all replicas
+        have deleted now."""
+        for life in self.pending.keys() & set(lives):
+            self._confirmed.setdefault(life, set()).add(instance)
         if len(alive) < self._replicas:
-            spread = [camera for camera in found if camera not in self._spread]
-            self._spread.update(spread)
-            return Confirmed([], spread)
-        for camera in found:
-            del self._pending[camera]
-            self._done[camera] = None
-        self._spread.difference_update(found)
+            return []
+        found = [life for life in self.pending if self._confirmed.get(life, set()).issuperset(alive)]
+        for life in found:
+            self._done[life] = self.pending.pop(life)
+            self._confirmed.pop(life, None)
         while len(self._done) > self._limit:
             self._done.popitem(last=False)
-        return Confirmed(found, [])
+        return found

@@ -119,10 +119,10 @@ class Engine(Protocol):
             NotReadyError: the stream has no memory, or has seen nothing yet.
         """
 
-    def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
+    def delete_memory(self, stream: str, ago_s: float | None = None, life: str = "") -> Future[DeletedMemory]:
         """Delete what a stream saw more than ``ago_s`` seconds before its newest frame, or everything: from its window
         and, in every tier, its memory. Nothing reads it from now on; the future is done when the tiers have deleted
-        it."""
+        it. ``life``: of a removed camera; another one of its name keeps its own."""
 
     def memory_status(self, stream: str) -> MemoryStatus:
         """Contents and health of a stream's memory, but for the bytes that its tiers hold.

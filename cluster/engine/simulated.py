@@ -176,7 +176,7 @@ class SimulatedEngine(WindowedEngine):
         # Row-slot pairs are not simulated.
         return ComputedWindow(tokens, scores, texts, rows=tokens.computed, attended=0.0)
 
-    def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
+    def delete_memory(self, stream: str, ago_s: float | None = None, life: str = "") -> Future[DeletedMemory]:
         """Delete from the window, then raise ``NotReadyError`` like every engine without memory."""
-        super().delete_memory(stream, ago_s)
+        super().delete_memory(stream, ago_s, life)
         raise NotReadyError(self.no_memory.format(stream))

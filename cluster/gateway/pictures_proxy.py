@@ -49,12 +49,12 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
     """``Footage`` and ``Forget``, where the files are. See protos/sightline/v1/pictures.proto.
 
     Args:
-        collector: keeps the files; None where no clips are kept.
+        collector: keeps the files.
         about: what is known of an incident.
         erase: erases what is recorded of a camera's incidents.
     """
 
-    def __init__(self, collector: FootageCollector | None, about: AboutIncident, erase: EraseRecords) -> None:
+    def __init__(self, collector: FootageCollector, about: AboutIncident, erase: EraseRecords) -> None:
         self._collector = collector
         self._about = about
         self._erase = erase
@@ -64,8 +64,6 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
             kind = _kind(request.kind)
             camera, note = await self._about(_incident(request.incident))
             await context.send_initial_metadata(((CAMERA, camera.encode()),))
-            if self._collector is None:
-                raise NotReadyError("no snapshots and clips are kept; see clips.enabled")
             stored = self._collector.store.find(request.incident, kind)
             if stored is None:
                 raise NotReadyError(_why_not(kind, note))
@@ -89,14 +87,12 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
             try:
                 erased = await self._erase(camera, before_s)
             finally:
-                if self._collector is not None:
-                    deleted = await self._collector.delete_footage(camera, before_s)
+                deleted = await self._collector.delete_footage(camera, before_s)
             return pb.ForgetFootageReply(
                 files=deleted.files, bytes=deleted.bytes, incidents=erased.incidents, alerts=erased.alerts
             )
 
     async def _read(self, stored: StoredFile, offset: int, length: int) -> AsyncIterator[bytes]:
-        assert self._collector is not None
         file = await asyncio.to_thread(self._collector.store.open, stored)
         try:
             await asyncio.to_thread(file.seek, offset)

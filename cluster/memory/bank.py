@@ -374,13 +374,11 @@ class MemoryBank:
             return self._reports.pop(stream, None)
 
     def delete_memory(
-        self, stream: str, ago_s: float | None = None, *, newest: int | None = None
+        self, stream: str, ago_s: float | None = None, *, newest: int | None = None, life: str = ""
     ) -> Future[DeletedMemory]:
         """Delete frames older than ``ago_s`` seconds before the newest one, or everything: nothing reads them from now
-        on, and when the future is done they are deleted in every tier.
-
-        ``newest``: time of that frame on the camera's clock (microseconds), where it has not left the window yet.
-        """
+        on, and when the future is done they are deleted in every tier. ``newest``: time of that frame on the camera's
+        clock (microseconds), where it has not left the window yet; ``life``: see :meth:`TierStack.drop`."""
         self._finish_last_write(stream)
         with self._lock:
             self._deletions += 1
@@ -395,17 +393,19 @@ class MemoryBank:
                 return delete_before(memory, before, partial(self._schedule_save, memory))
             if not memory.restored:
                 raise unreadable(stream)
-        deleted, done = Future[DeletedMemory](), self._delete_all(stream, memory)
+        deleted, done = Future[DeletedMemory](), self._delete_all(stream, memory, life)
         if stream in self.tiers.deleting:
             deleted.set_exception(not_deleted(stream))
         else:
             deleted.set_result(done)
         return deleted
 
-    def _delete_all(self, stream: str, memory: StreamMemory | None) -> DeletedMemory:
-        if memory is None:
-            self.tiers.drop(stream)
-            known = self._forget_released(stream)
+    def _delete_all(self, stream: str, memory: StreamMemory | None, life: str) -> DeletedMemory:
+        if memory is None or life not in ("", memory.life):
+            # Once another of its name is written, that deletes what earlier ones left.
+            if memory is None or not memory.owned:
+                self.tiers.drop(stream, life)
+            known = self._forget_released(stream) if memory is None else None
             return DeletedMemory(0, 0) if known is None else DeletedMemory(known.frames, known.nbytes)
         with memory.exclusive:
             deleted = DeletedMemory(memory.frames, memory.held_bytes)
@@ -415,8 +415,7 @@ class MemoryBank:
         if stream in self._visited:
             self._drop_memory(stream)
             self._released.pop(stream)
-        else:
-            self._update_report(memory)
+        self._update_report(memory)
         return deleted
 
     def memory_status(self, stream: str) -> MemoryStatus:

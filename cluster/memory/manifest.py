@@ -15,7 +15,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -24,8 +24,10 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from cluster.memory.tiers.base import Block, Outcome
-from cluster.memory.tiers.stack import TierStack
 from cluster.types import MICROSECONDS, MemorySpec
+
+if TYPE_CHECKING:
+    from cluster.memory.tiers.stack import TierStack
 
 
 def _integers(numbers: Iterable[int] = ()) -> array[int]:
@@ -224,7 +226,7 @@ class ReleasedMemories:
             return [(stream, released) for stream, released in self._known.items() if released.is_due(now_s)]
 
 
-VERSION = 6
+VERSION = 7
 
 LAYOUT = ("organiser", "kv_dtype", "organiser_options")
 """Settings of a memory that what it has stored is unusable under others of; questions only need the first two."""
@@ -294,6 +296,14 @@ def read_header(data: bytes) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise TypeError("its header is no object")
     return header
+
+
+def read_life(data: bytes) -> str:
+    """Life of the camera that a manifest says it is of; empty for anything else."""
+    try:
+        return str(read_header(data)["life"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def to_byte_blocks(data: bytes) -> list[Block]:

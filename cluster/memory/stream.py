@@ -383,7 +383,7 @@ class StreamMemory(TieredHeads):
         that is unavailable deletes them later."""
         with self.exclusive:
             if before_frame is None:
-                confirmed = self.tiers.drop(self.stream) is not None
+                confirmed = self.tiers.drop(self.stream, self.life) is not None
                 with self._lock:
                     self.deleted = self.hidden if confirmed else self.deleted
                     self.heads, self.recent, self.log = [], [], self.log.without_frames()

@@ -66,7 +66,7 @@ class TieredHeads(CappedMemory):
         yield_to_engine: Callable[[], None],
     ) -> None:
         super().__init__(stream, spec, tiers)
-        self.shape = shape
+        self.shape, self.life = shape, spec.life
         self.yield_to_engine = yield_to_engine
         self.heads = []
         self.rows = self.columns = 1
@@ -309,6 +309,7 @@ class TieredHeads(CappedMemory):
         stored.delete_after(max((head.settled for _, _, head in self.iter_heads()), default=0) - 1)
         header = {
             "writer": self._writer,
+            "life": self.life,
             "layers": len(self.heads),
             "heads": len(self.heads[0]) if self.heads else 0,
             "width": 0 if self.shape is None else self.shape.width,
@@ -374,13 +375,16 @@ class TieredHeads(CappedMemory):
         return True
 
     def _load_manifest(self, data: bytes, layout: Sequence[str]) -> bool:
-        """Restore from a manifest; False if it is of another version or ``layout``.
+        """Restore from a manifest; False if it is of another version, ``layout`` or camera.
         ``BlocksUnavailableError``: index blocks cannot be loaded now; any other exception: it is inconsistent or does
         not fit this memory."""
         loaded = load_manifest(data)
         if loaded is None or any(loaded[0][name] != getattr(self.spec, name) for name in layout):
             return False
         header, tensors = loaded
+        if self.life not in ("", header["life"]):
+            return False
+        self.life = header["life"]
         layers, per_layer = int(header["layers"]), int(header["heads"])
         shape = MemoryShape(layers, per_layer, int(header["width"]), DTYPES[header["dtype"]]) if layers else self.shape
         if self.shape is not None and shape != self.shape:

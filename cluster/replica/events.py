@@ -39,6 +39,8 @@ class WorkerFrames:
 
     async def on_open(self, spec: StreamSpec) -> None:
         self._orphans.pop(spec.stream, None)
+        if self._deletions is not None:
+            self._deletions.open_camera(spec)
         await asyncio.to_thread(self._worker.prepare, spec)
         await asyncio.wrap_future(self._worker.open(spec))
         self._memory.register_camera(spec)

@@ -193,16 +193,9 @@ class WorkerMemory:
         if keep is not None and newest is not None:
             self._album.delete(camera, newest - keep + age if age <= keep else None)
 
-    async def remove_camera(self, camera: str) -> None:
-        """Close a removed camera and delete its memory and thumbnails."""
-        await asyncio.wrap_future(self._worker.remove_camera(camera))
-        self.delete_pictures(camera)
-
-    def forget_closed(self, camera: str) -> bool:
-        """See :meth:`EngineWorker.forget_closed`; with the thumbnails."""
-        if closed := self._worker.forget_closed(camera):
-            self.delete_pictures(camera)
-        return closed
+    async def remove_camera(self, camera: str, life: str) -> None:
+        """See :meth:`EngineWorker.remove_camera`."""
+        await asyncio.wrap_future(self._worker.remove_camera(camera, life))
 
     def delete_pictures(self, camera: str) -> None:
         """Delete the thumbnails of a camera that is not here any more."""
@@ -231,17 +224,29 @@ class MemoryDeletions:
 
     def __init__(self, memory: WorkerMemory, conversations: Conversations, bank: MemoryBank) -> None:
         self._memory, self._conversations, self._bank = memory, conversations, bank
-        self._orders: dict[str, bool] = {}
-        # Deleted here, but not yet in every tier. Not repeated: a camera of that name may have been added again.
-        self._unconfirmed: set[str] = set()
+        # By name: life of the camera that was opened here last.
+        self._lives: dict[str, str] = {}
+        self._orders: dict[str, str] = {}
+        # Deleted here, but not yet in every tier.
+        self._unconfirmed: dict[str, str] = {}
         self._running: asyncio.Task[None] | None = None
         self.done: set[str] = set()
 
-    def schedule(self, orders: Mapping[str, bool]) -> None:
-        """Schedule deletions without waiting: cameras, and whether what all replicas share is deleted as well. If not,
-        it may be that of another camera of the same name."""
-        under_way = self._unconfirmed | self.done
-        self._orders |= {camera: shared for camera, shared in orders.items() if camera not in under_way}
+    def open_camera(self, spec: StreamSpec) -> None:
+        """A camera is about to be opened: it gets nothing of an earlier one of its name."""
+        if self._lives.setdefault(spec.stream, spec.life) != spec.life:
+            self._end_camera(spec.stream)
+            self._lives[spec.stream] = spec.life
+
+    def _end_camera(self, camera: str) -> None:
+        self._memory.delete_pictures(camera)
+        self._conversations.end_camera(camera)
+        self._memory.answers.forget(camera)
+
+    def schedule(self, orders: Mapping[str, str]) -> None:
+        """Schedule deletions, names of removed cameras by their lives, without waiting."""
+        under_way = self._unconfirmed.keys() | self.done
+        self._orders |= {life: camera for life, camera in orders.items() if life not in under_way}
         if self._orders and (self._running is None or self._running.done()):
             self._running = asyncio.create_task(self._run())
         self._settle()
@@ -271,33 +276,28 @@ class MemoryDeletions:
         if self._running is not None:
             await self._running
 
-    def acknowledge(self, cameras: Iterable[str]) -> None:
+    def acknowledge(self, lives: Iterable[str]) -> None:
         """Drop confirmed deletions; if ordered again, they are carried out again."""
-        self.done.difference_update(cameras)
+        self.done.difference_update(lives)
 
     async def _run(self) -> None:
         while self._orders:
-            camera, shared = next(iter(self._orders.items()))
+            life, camera = next(iter(self._orders.items()))
             try:
-                # The other camera of its name may be here by now.
-                gone = shared or self._memory.forget_closed(camera)
-                if shared:
-                    await self._memory.remove_camera(camera)
-                elif gone:
-                    await asyncio.to_thread(self._bank.tiers.drop, camera, cluster_wide=False)
-                if gone:
-                    self._conversations.end_camera(camera)
-                    self._memory.answers.forget(camera)
-                self._unconfirmed.add(camera)
+                await self._memory.remove_camera(camera, life)
+                if self._lives.get(camera, life) == life:
+                    self._lives.pop(camera, None)
+                    self._end_camera(camera)
+                self._unconfirmed[life] = camera
             except Exception:
                 log.exception("the memory of removed camera %s is not deleted yet", camera)
-            del self._orders[camera]
+            del self._orders[life]
         self._settle()
 
     def _settle(self) -> None:
-        finished = self._unconfirmed - self._bank.tiers.deleting
-        self.done |= finished
-        self._unconfirmed -= finished
+        deleting = self._bank.tiers.deleting
+        self.done.update(life for life, camera in self._unconfirmed.items() if camera not in deleting)
+        self._unconfirmed = {life: each for life, each in self._unconfirmed.items() if life not in self.done}
 
 
 _BYTES = {"bytes_in": "in", "bytes_out": "out"}

@@ -219,15 +219,10 @@ class EngineWorker:
         self._command(lambda: self._leave(stream, done))
         return done
 
-    def remove_camera(self, stream: str) -> Future[None]:
-        """Close a removed camera, open here or not, and delete its memory in every tier."""
-        return self.call_on_engine_thread(lambda _: self._remove(stream))
-
-    def forget_closed(self, stream: str) -> bool:
-        """Forget a camera that was closed, so that another one may have its name; false where one is open."""
-        with self._wake:
-            self._closed.pop(stream, None)
-            return stream not in self._streams
+    def remove_camera(self, stream: str, life: str) -> Future[None]:
+        """Close a removed camera, open here or not, and delete its memory in every tier; another one of its name, with
+        another ``life``, keeps its own."""
+        return self.call_on_engine_thread(lambda _: self._remove(stream, life))
 
     def counts(self, stream: str) -> WindowCounters:
         """Window counts of a camera so far."""
@@ -343,7 +338,7 @@ class EngineWorker:
         try:
             if before != spec.life:
                 # The removed camera may not be closed or deleted yet; the new one must not continue its window.
-                self._remove(spec.stream)
+                self._remove(spec.stream, before)
             Priority.of(spec.priority)
             self._engine.admit(spec)
         except DeviceError as error:
@@ -406,17 +401,19 @@ class EngineWorker:
         counts = stream.windows()
         saved.add_done_callback(lambda saved: done.set_result(HandedOver(saved.result(), counts)))
 
-    def _remove(self, name: str) -> None:
-        self._asks.cancel_camera(name, UnknownCameraError(f"camera {name!r} was removed"))
+    def _remove(self, name: str, life: str) -> None:
+        stream = self._streams.get(name)
+        if stream is None or stream.spec.life == life:
+            self._asks.cancel_camera(name, UnknownCameraError(f"camera {name!r} was removed"))
+            if stream is not None:
+                self._let_go(name, save=False)
         try:
-            # Before the engine closes it, so that nothing more is written to the tiers.
-            self._engine.delete_memory(name)
+            self._engine.delete_memory(name, life=life)
         except NotReadyError:
             log.debug("camera %s was removed from an engine without memory", name)
-        if name in self._streams:
-            self._let_go(name)
         with self._wake:
-            self._closed.pop(name, None)
+            if name in self._closed and self._closed[name].life == life:
+                del self._closed[name]
 
     def _surrender(self) -> None:
         for name in list(self._streams):

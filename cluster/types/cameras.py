@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Literal, Self
 
@@ -65,6 +65,7 @@ class MemorySpec:
     * ``kv_dtype`` of what is clustered: ``int8``, or the ``model``'s own
     * ``compressor``, ``organiser``, ``retriever`` by name, each with its options
     * ``frame_retrieval``: policy by which new frames read the memory, with its options; ``None``: they do not
+    * ``life``: of the camera (:class:`StreamSpec`); empty: whichever has its name
     """
 
     compressor: str = "novelty"
@@ -81,6 +82,7 @@ class MemorySpec:
     retriever_options: Mapping[str, Any] = field(default_factory=dict)
     frame_retrieval: str | None = None
     frame_retrieval_options: Mapping[str, Any] = field(default_factory=dict)
+    life: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,11 @@ class StreamSpec:
     memory: MemorySpec | None = None
     priority: str = "normal"
     life: str = ""
+
+    @property
+    def own_memory(self) -> MemorySpec | None:
+        """Settings of this camera's memory, not that of another of its name."""
+        return None if self.memory is None else replace(self.memory, life=self.life)
 
 
 CameraStateName = Literal["waiting", "connecting", "running", "backoff", "error", "ended", "paused"]

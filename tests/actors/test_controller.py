@@ -20,7 +20,7 @@ from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.cameras.table import CameraStore, FileTable
 from cluster.errors import ManagedElsewhereError, UnavailableError, UnknownCameraError
 from cluster.types import PatchGeometry
-from cluster.types.reports import DecoderInfo, ReplicaInfo
+from cluster.types.reports import DecoderInfo, ReplicaInfo, StreamReport
 from cluster.wire.server import is_serving
 
 
@@ -191,7 +191,7 @@ async def _changes_beside(tmp_path) -> None:
     declared = await controller.managed_cameras()
     assert [each.entry.source.reveal() for each in declared] == ["rtsp://10.0.0.3/stream"]
     assert controller._kv.load() == declared
-    assert controller._kv.removed() == {"yard": False}
+    assert [*controller._kv.removed().values()] == ["yard"]
     for task in controller._background:
         task.cancel()
 
@@ -239,15 +239,18 @@ async def test_a_late_replica_deletes_nothing_of_a_new_camera_of_a_removed_ones_
     controller._deletions = DeletionTracker(2)
     gate = ManagedCamera(entry=CameraEntry(name="gate", source="rtsp://10.0.0.1/stream"))
     await controller.register_replica(ReplicaInfo("a", "127.0.0.1:1", "", 1, PatchGeometry(14, 2, 2)), None, [])
-    await controller.add_camera(gate, force=True)
+    first = (await controller.add_camera(gate, force=True)).life
     await controller.remove_camera("gate")
-    assert await controller.pending_deletions("a") == {"gate": True}
-    assert await controller.heartbeat_replica("a", [], ["gate"]) == {}
-    await controller.add_camera(gate, force=True)
-    assert await controller.pending_deletions("late") == {"gate": False}
-    await until_async(lambda: controller._kv.removed() == {"gate": True}, "what is stored")
+    assert await controller.pending_deletions("a") == {first: "gate"}
+    second = (await controller.add_camera(gate, force=True)).life
+    # One has not deleted it yet: the new one is removed nowhere.
+    assert await controller.heartbeat_replica("a", [StreamReport("gate", life=second)], [first]) == {}
     controller._settled.clear()
-    assert await controller.pending_deletions("late") == {}
+    assert await controller.pending_deletions("late") == {first: "gate"} == controller._kv.removed()
+    # A decoder that has lost the controller still sends the first one somewhere.
+    assert controller._deletions.confirm("late", [first], {"a", "late"}) == [first]
+    reports = [StreamReport("gate", life=life) for life in (first, second)]
+    assert await controller.heartbeat_replica("a", reports) == {first: "gate"}
     for task in controller._background:
         task.cancel()
 
@@ -292,7 +295,7 @@ async def test_a_change_whose_caller_goes_away_is_made_as_it_is_stored(tmp_path)
     declared = await controller.managed_cameras()
     assert [each.entry.name for each in declared] == ["door", "yard"]
     assert controller._kv.load() == declared
-    assert controller._deletions.pending_cameras == [*controller._kv.removed()] == ["gate"]
+    assert [*controller._deletions.pending.values()] == [*controller._kv.removed().values()] == ["gate"]
     for task in controller._background:
         task.cancel()
 
@@ -353,7 +356,7 @@ async def _left_out(tmp_path, caplog) -> None:
     await controller.add_camera(ManagedCamera(entry=CameraEntry(name="yard")), force=True)
     assert (await controller.camera_states(-1)).lives == {"yard": "life-1", "door": "life-2"}
     assert [each.entry.name for each in CameraStore(table).load()] == ["door", "yard"]
-    assert CameraStore(table).removed() == {"gate": False}
+    assert CameraStore(table).removed() == {"life-0": "gate"}
     with pytest.raises(UnknownCameraError):
         await controller.remove_camera("gate")
     for task in controller._background:
@@ -384,7 +387,7 @@ async def _cameras_stay(tmp_path) -> None:
             assert await controller.managed_cameras() == declared
             assert await controller.list_cameras() == kept
             assert controller._kv.load() == declared
-            assert controller._deletions.pending_cameras == [*controller._kv.removed()] == []
+            assert not controller._deletions.pending | controller._kv.removed()
 
     disk.execute("PRAGMA query_only = ON")
     await refused(
@@ -401,6 +404,6 @@ async def _cameras_stay(tmp_path) -> None:
     assert [camera.entry.source.reveal()[-8:] for camera in controller._kv.load()] == ["3/stream", "2/stream"]
     await controller.remove_camera("gate")
     assert [camera.entry.name for camera in controller._kv.load()] == ["yard"]
-    assert controller._deletions.pending_cameras == [*controller._kv.removed()] == ["gate"]
+    assert [*controller._deletions.pending.values()] == [*controller._kv.removed().values()] == ["gate"]
     for task in controller._background:
         task.cancel()

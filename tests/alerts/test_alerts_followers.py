@@ -20,10 +20,8 @@ async def running(folder, receiver=None, *, clips=True, **alerts):
     sinks = [{"name": "ops", "kind": "webhook", "options": {"url": receiver.url}}] if receiver else []
     body = {"sinks": sinks, "consecutive": 1, "release": 1, "cooldown_s": 0, **alerts}
     questions = [{"id": "person", "text": "?"}]
-    config = load_config(None, {"alerts": body, "cameras": [{"name": "gate"}], "questions": questions})
-    service = AlertService(config, folder)
-    if not clips:
-        service.disable_clips()
+    body = {"alerts": body, "clips": {"enabled": clips}, "cameras": [{"name": "gate"}], "questions": questions}
+    service = AlertService(load_config(None, body), folder)
     await service.start()
     try:
         yield service

@@ -12,6 +12,7 @@ from sink_parts import Receiver
 from cluster import metrics
 from cluster.alerts.health import CameraStates
 from cluster.alerts.incident import IncidentQuery
+from cluster.alerts.service import AlertService
 from cluster.alerts.store import AlertStore
 from cluster.config import camera_settings
 from cluster.errors import NotReadyError, UnknownIncidentError
@@ -371,6 +372,22 @@ async def test_a_camera_that_is_added_again_begins_anew_and_its_windows_count(tm
             service.accept_answer(replace(make.answer(window), incarnation="second"))
         [new] = service.open_incidents()
         assert (new.start, new.windows) == (0, 2)
+
+
+@pytest.mark.parametrize(("life", "mutes"), [("a", ["*", "gate"]), ("b", ["*"])])
+async def test_a_camera_that_was_added_again_while_alerting_was_away_is_another_one(tmp_path, make, life, mutes):
+    config = configuration()
+    async with running(config, tmp_path) as service:
+        service.update_cameras(CameraStates(1, (camera_settings(config, "gate"),), (make.status(life="a"),), {}))
+        await service.mute("gate", "", 3600.0, "me")
+        await service.mute("*", "covered-lens", 3600.0, "me")
+    service = AlertService(config, tmp_path)
+    await service.start({"gate": "a"})
+    try:
+        service.update_cameras(CameraStates(1, (camera_settings(config, "gate"),), (make.status(life=life),), {}))
+        assert sorted(mute.camera for mute in service.mutes()) == mutes
+    finally:
+        await service.stop()
 
 
 async def test_answers_of_a_camera_nobody_has_told_of_yet_are_not_lost(tmp_path, make):

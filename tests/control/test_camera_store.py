@@ -18,7 +18,7 @@ def test_cameras_of_an_ended_cluster_are_there_for_the_next(tmp_path) -> None:
     assert [camera.entry.name for camera in store.follow([GATE.entry]).changed] == ["gate"]
     store.put(ManagedCamera(entry=CameraEntry(name="yard")))
     store.put(ManagedCamera(entry=CameraEntry(name="dock")))
-    store.remove("dock")
+    store.remove("its-life", "dock")
     store.put_counted({"gate": {"decoder": {"frames": 7}}})
     assert store.decoders() == 0
     store.put_decoders(3)
@@ -31,14 +31,17 @@ def test_cameras_of_an_ended_cluster_are_there_for_the_next(tmp_path) -> None:
     assert store.load()[0].entry.source.reveal() == "rtsp://user:secret@10.0.0.11/stream1"
     same = store.follow([GATE.entry])
     assert (same.changed, same.removed, [camera.entry.name for camera in same.cameras]) == ([], [], ["gate", "yard"])
-    assert store.removed() == {"dock": False}
+    assert store.removed() == {"its-life": "dock"}
     assert store.counted() == {"gate": {"decoder": {"frames": 7}}}
     assert store.decoders() == 3
-    store.remove("yard")
-    store.put_deleted(["dock"], ["yard"])
-    assert ([camera.entry.name for camera in store.load()], store.removed()) == (["gate"], {"yard": True})
-    assert store.follow([]).removed == ["gate"]
-    assert (store.load(), store.removed()) == ([], {"gate": False, "yard": True})
+    store.remove("yard-1", "yard")
+    # There was another one of its name by the time that this is written.
+    store.remove("yard-2", "yard")
+    store.put_deleted(["its-life", "yard-1"])
+    assert ([camera.entry.name for camera in store.load()], store.removed()) == (["gate"], {"yard-2": "yard"})
+    [gate] = store.follow([]).removed
+    assert gate.entry.name == "gate"
+    assert (store.load(), store.removed()) == ([], {gate.life: "gate", "yard-2": "yard"})
     # It holds passwords.
     assert path.stat().st_mode & 0o077 == 0
 

@@ -18,6 +18,7 @@ from sightline.v1 import memory_pb2, memory_pb2_grpc, pictures_pb2
 from waiting import until_async
 
 from actors.cli import main
+from cluster.alerts.clips.footage_store import StorageError
 from cluster.alerts.health import CameraStates
 from cluster.alerts.incident import AlertEvent
 from cluster.alerts.store import AlertStore
@@ -372,6 +373,30 @@ async def test_what_could_not_be_deleted_is_tried_again(tmp_path, h264, monkeypa
         assert list((tmp_path / "clips").iterdir()) == []
 
 
+async def test_a_folder_that_cannot_be_opened_at_the_start_is_opened_once_it_can(tmp_path, h264, monkeypatch):
+    """A camera that is removed meanwhile takes its records along, and its files once they can be deleted."""
+    monkeypatch.setattr("cluster.alerts.clips.footage_collector.SWEEP_S", 0.05)
+    clips = tmp_path / "clips"
+    async with site(tmp_path) as running:
+        await running.collector.retain_cameras({"gate": "1", "yard": "1"})
+        running.feed(h264, 200)
+        await running.settled((await running.alert(5.0)).id)
+        await running.stop_alerting()
+        clips.rename(tmp_path / "away")
+        clips.touch()
+        await running.start_alerting()
+        assert "the disk does not take it" in running.store.trouble
+        await running.collector.retain_cameras({"yard": "1"})
+        assert await running.service.incidents() == []
+        assert running.collector._unerased.keys() == {"gate"}
+        with pytest.raises(StorageError, match="the disk does not take it"):
+            await running.collector.delete_footage("yard")
+        clips.unlink()
+        (tmp_path / "away").rename(clips)
+        await until_async(lambda: not running.collector._unerased)
+        assert list(clips.iterdir()) == []
+
+
 async def test_a_folder_that_cannot_be_listed_for_a_while_ends_nothing(tmp_path, h264, monkeypatch):
     def unreadable(_):
         raise OSError(errno.EIO, "Input/output error")
@@ -448,7 +473,7 @@ async def test_cameras_of_another_run_are_not_taken_for_removed(tmp_path, h264):
         running.feed(h264, 200)
         await running.settled((await running.alert(5.0)).id)
     async with site(tmp_path) as running:
-        running.collector._run, running.collector._cameras = "another", {}
+        running.collector._run, running.collector.cameras = "another", {}
         await running.collector.retain_cameras({"yard": "1"})
         assert len(running.store) == 2
 

@@ -209,7 +209,8 @@ def test_another_configuration_moves_its_own_cameras_only():
         "taken": ("file", "normal"),
         "added-by-hand": (CLUSTER, "normal"),
     }
-    assert ([each.entry.name for each in found.changed], found.removed, found.left) == (
+    names = [[each.entry.name for each in those] for those in (found.changed, found.removed)]
+    assert (*names, found.left) == (
         ["changes", "comes"],
         ["goes"],
         ["added-by-hand"],

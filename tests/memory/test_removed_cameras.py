@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from cluster.replica.events import WorkerFrames
 from cluster.replica.memory import MemoryDeletions, WorkerMemory
 from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
-from cluster.types import Answer
+from cluster.types import Answer, AskSpec
 
 WAIT_S = 20.0
 
@@ -45,8 +46,8 @@ class Replica:
         self.memory = WorkerMemory(self.worker, self.album, timeout_s=WAIT_S)
         self.forgetting = MemoryDeletions(self.memory, self.conversations, self.site.bank)
 
-    def watch(self, frames: int = 24) -> None:
-        self.worker.open(self.site.spec).result(WAIT_S)
+    def watch(self, frames: int = 24, life: str = "") -> None:
+        self.worker.open(replace(self.site.spec, life=life)).result(WAIT_S)
         for number in range(frames):
             sample = self.site.camera.sample(number)
             self.worker.offer(sample).result(WAIT_S)
@@ -54,13 +55,13 @@ class Replica:
         until(lambda: not self.worker.depths()["windows"])
         self.worker.call_on_engine_thread(lambda _: self.site.tend()).result(WAIT_S)
 
-    async def beat(self, removals: DeletionTracker, *cameras: str) -> list[str]:
-        """As the heartbeat does, with the cameras there are; returns what is forgotten everywhere."""
+    async def beat(self, removals: DeletionTracker) -> list[str]:
+        """As the heartbeat does; returns what is forgotten everywhere."""
         told = sorted(self.forgetting.done)
-        finished = removals.confirm("me", told, {"me"}).done
+        finished = removals.confirm("me", told, {"me"})
         self.forgetting.acknowledge(told)
-        reported = [report.camera for report in self.worker.reports()]
-        self.forgetting.schedule(removals.orders_for("me", reported, cameras))
+        reported = [report.life for report in self.worker.reports()]
+        self.forgetting.schedule(removals.orders_for("me", reported))
         await self.forgetting.wait_until_done()
         return finished
 
@@ -87,21 +88,21 @@ def test_memory_pictures_and_conversations_of_a_removed_camera_go(replica: Repli
         removals = DeletionTracker(1)
         assert await replica.beat(removals) == []
         assert own_redis.names()
-        removals.add("cam")
+        removals.add("1", "cam")
         assert await replica.beat(removals) == []
         assert own_redis.names() == set()
         assert "cam" not in replica.album._streams
         assert len(replica.conversations) == 0
         assert replica.worker.open_streams() == []
-        assert await replica.beat(removals) == ["cam"]
-        assert removals.pending_cameras == []
+        assert await replica.beat(removals) == ["1"]
+        assert not removals.pending
         # Its decoder learns of it late, and sends frames once more.
-        await asyncio.to_thread(replica.watch)
+        await asyncio.to_thread(replica.watch, life="1")
         assert own_redis.names()
         await replica.beat(removals)
         assert own_redis.names() == set()
 
-    replica.watch()
+    replica.watch(life="1")
     assert replica.album._streams["cam"].nbytes > 0
     asyncio.run(run())
 
@@ -144,25 +145,25 @@ def test_a_replica_that_let_a_camera_go_has_nothing_of_it_alone(
 def test_an_order_is_carried_out_when_the_tier_that_was_down_is_back(replica: Replica, own_redis: RedisServer) -> None:
     async def run() -> None:
         removals = DeletionTracker(1)
-        removals.add("cam")
+        removals.add("1", "cam")
         own_redis.freeze()
         for _ in range(3):
             assert await replica.beat(removals) == []
-        assert removals.pending_cameras == ["cam"]
+        assert [*removals.pending] == ["1"]
         # A camera of this name that was added meanwhile is not forgotten again and again.
-        await asyncio.to_thread(replica.watch)
+        await asyncio.to_thread(replica.watch, life="2")
         frames = replica.site.bank.memory_reports()["cam"].frames
-        await replica.beat(removals, "cam")
+        await replica.beat(removals)
         assert replica.site.bank.memory_reports()["cam"].frames == frames > 0
         own_redis.thaw()
         until(lambda: replica.site.tiers.lowest.state().up)
         replica.worker.call_on_engine_thread(lambda _: replica.site.tend()).result(WAIT_S)
-        await replica.beat(removals, "cam")
-        assert await replica.beat(removals, "cam") == ["cam"]
-        assert removals.pending_cameras == []
+        await replica.beat(removals)
+        assert await replica.beat(removals) == ["1"]
+        assert not removals.pending
         assert (await replica.memory.describe("cam")).frames == frames
 
-    replica.watch()
+    replica.watch(life="1")
     before = own_redis.names()
     asyncio.run(run())
     replica.worker.call_on_engine_thread(lambda _: replica.site.recovered()).result(WAIT_S)
@@ -170,27 +171,53 @@ def test_an_order_is_carried_out_when_the_tier_that_was_down_is_back(replica: Re
     assert own_redis.client.exists("sightline:kv:manifest:cam"), "what the new one saw is there"
 
 
-def test_another_camera_of_the_name_keeps_what_is_shared(replica: Replica, own_redis: RedisServer) -> None:
-    """Another replica was down when the first camera was removed, and learns of it when there is a new one."""
+def test_another_camera_of_the_name_keeps_what_it_remembers(replica: Replica, own_redis: RedisServer) -> None:
+    """A replica that was down when the first one was removed is told when there is a new one, here or elsewhere."""
 
     async def run() -> None:
-        removals = DeletionTracker(2, {"cam": True})
+        removals = DeletionTracker(2, {"1": "cam"})
         for step in ("open here", "open elsewhere"):
             frames = (await replica.memory.describe("cam")).frames
-            replica.forgetting.schedule(removals.orders_for("me", cameras=["cam"]))
+            replica.forgetting.schedule(removals.orders_for("me"))
             await replica.forgetting.wait_until_done()
-            assert replica.forgetting.done == {"cam"}
+            assert replica.forgetting.done == {"1"}
             assert own_redis.client.exists("sightline:kv:manifest:cam"), step
             assert replica.worker.open_streams() == (["cam"] if step == "open here" else [])
             assert bool(replica.site.tiers.usage("cam")["host"]) is (step == "open here")
             assert (await replica.memory.describe("cam")).frames == frames > 0
-            replica.forgetting.acknowledge(["cam"])
+            replica.forgetting.acknowledge(["1"])
             frames_service = WorkerFrames(replica.worker, replica.memory)
             await frames_service.on_hand_over("cam")
-        # Nobody has its name any more.
+        removals.add("2", "cam")
         replica.forgetting.schedule(removals.orders_for("me"))
         await replica.forgetting.wait_until_done()
         assert own_redis.names() == set()
 
-    replica.watch()
+    replica.watch(life="2")
+    asyncio.run(run())
+
+
+def test_a_new_camera_gets_nothing_of_an_earlier_one_before_that_is_deleted(replica: Replica) -> None:
+    """Its decoder may be faster than the order to delete the earlier one's memory, which spares it then."""
+
+    async def run() -> None:
+        frames = WorkerFrames(replica.worker, replica.memory, deletions=replica.forgetting)
+        replica.forgetting.open_camera(replace(replica.site.spec, life="1"))
+        conversation = await say(replica)
+        await frames.on_open(replace(replica.site.spec, life="2"))
+        assert "cam" not in replica.album._streams
+        with pytest.raises(NotReadyError):
+            async with replica.conversations.begin_turn("cam", conversation):
+                pass
+        with pytest.raises(NotReadyError):
+            replica.worker.ask(AskSpec("cam", "Why?"), lambda _: None, timeout_s=WAIT_S).result(WAIT_S)
+        await asyncio.to_thread(replica.watch, life="2")
+        seen = (await replica.memory.describe("cam")).frames
+        replica.forgetting.schedule({"1": "cam"})
+        await replica.forgetting.wait_until_done()
+        assert replica.worker.open_streams() == ["cam"]
+        assert "cam" in replica.album._streams
+        assert (await replica.memory.describe("cam")).frames == seen > 0
+
+    replica.watch(life="1")
     asyncio.run(run())

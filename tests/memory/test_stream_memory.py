@@ -429,6 +429,43 @@ def test_a_last_write_that_comes_too_late_replaces_nothing() -> None:
         assert other.counts.lost == 0
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_late_deletion_of_a_removed_camera_spares_the_next_one_of_its_name(waits: bool) -> None:
+    """Also where it waits for a tier: replicas of one node share that, and the next camera is at another one."""
+    node = Arena(64 * MIB, name="node")
+    late, here = (MemoryBank(TierStack([Arena(MIB, name="host"), node])) for _ in range(2))
+    late.open_stream("cam", spec(life="1"))
+    for number in range(8):
+        late.accept_chunk(chunk(number))
+    late.save_stream("cam")
+    first = node.list_blocks("cam")[1]
+    late.release_stream("cam", save=False)
+    if waits:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(node, "drop", lambda *_: None)
+            assert late.delete_memory("cam", life="1").exception() is not None
+    assert here.open_stream("cam", spec(life="2")) is None
+    assert here.get_memory("cam")[0].restored_window() == b""
+    assert here.get_memory("cam")[0].frames == 0, "it is another camera's"
+    for number in range(8, 16):
+        here.accept_chunk(chunk(number))
+    here.save_stream("cam")
+    second = node.list_blocks("cam")[1]
+    assert not set(first) & set(second)
+    if waits:
+        late.tiers.finish_deletions()
+    else:
+        late.delete_memory("cam", life="1")
+    assert not late.tiers.deleting
+    assert node.list_blocks("cam")[1] == second
+    third = StreamMemory("cam", spec(life="2"), here.tiers)
+    assert third.restore() is Outcome.HIT
+    same(held(third), expected([replace(chunk(number), index=number - 8) for number in range(8, 16)]))
+    late.delete_memory("cam", life="2")
+    assert node.list_blocks("cam")[1] == []
+    assert node.manifest("cam")[1] is None
+
+
 @pytest.mark.parametrize("organiser", organisers.names())
 def test_another_process_takes_over(organiser: str) -> None:
     tiers = stack()

@@ -344,7 +344,7 @@ def test_a_removed_camera_is_forgotten_however_far_its_decoder_is(place: Place, 
         assert place.tiers.usage("a")["host"] > 0
     with place.under_way() as done:
         waiting = place.ask()
-        removed = place.worker.remove_camera("a")
+        removed = place.worker.remove_camera("a", "")
     removed.result(WAIT_S)
     for each in (done, waiting):
         with pytest.raises(UnknownCameraError, match="'a' was removed"):
@@ -389,7 +389,7 @@ def test_a_memory_without_a_lower_tier_stays_only_where_its_camera_may_come_back
 
 
 def test_removing_a_camera_that_was_never_here_is_harmless(place: Place) -> None:
-    place.worker.remove_camera("elsewhere").result(WAIT_S)
+    place.worker.remove_camera("elsewhere", "").result(WAIT_S)
     assert place.worker.reports() == []
 
 
@@ -397,7 +397,7 @@ def test_an_engine_without_memory_lets_a_removed_camera_go(engine, tiny_model) -
     worker = EngineWorker(engine, Silent())
     worker.start()
     worker.open(spec("a")).result(WAIT_S)
-    worker.remove_camera("a").result(WAIT_S)
+    worker.remove_camera("a", "").result(WAIT_S)
     assert worker.open_streams() == []
     with pytest.raises(NotReadyError):
         worker.delete_memory("a").result(WAIT_S)

@@ -81,7 +81,7 @@ class FootageCollector:
         self._known_file = known
         self._run = run
         self._erase = erase
-        self._cameras, self._unerased = _read_known(known, run)
+        self.cameras, self._unerased = _read_known(known, run)
 
     def start(self, waiting: Iterable[Incident] = ()) -> None:
         """Start collecting; ``waiting``: incidents whose clip a previous process had not finished."""
@@ -146,10 +146,10 @@ class FootageCollector:
 
     async def retain_cameras(self, lives: Mapping[str, str]) -> None:
         """Delete the footage of cameras that are not in ``lives`` (name -> life), or are there with another life."""
-        if lives == self._cameras:
+        if lives == self.cameras:
             return
-        gone = [camera for camera, life in sorted(self._cameras.items()) if lives.get(camera) != life]
-        self._cameras = dict(lives)
+        gone = [camera for camera, life in sorted(self.cameras.items()) if lives.get(camera) != life]
+        self.cameras = dict(lives)
         for camera in gone:
             # From here on no clip of what went on is begun, see _begin.
             self._unerased[camera] = time.time()
@@ -169,14 +169,14 @@ class FootageCollector:
             finally:
                 deleted = await self._on_disk(lambda: self.store.delete_camera(camera, begun_before_s=removed_s))
         except SightlineError as error:
-            log.error("camera %s was removed, but the records of its incidents could not be erased: %s", camera, error)
+            log.error("camera %s was removed, but not all that is kept of its incidents is erased: %s", camera, error)
             return
         if self._unerased.get(camera) == removed_s:
             del self._unerased[camera]
         log.info("camera %s was removed: deleted %d snapshots and clips", camera, deleted.files)
 
     async def _write_known(self) -> None:
-        body = json.dumps({"run": self._run, "cameras": self._cameras, "unerased": self._unerased})
+        body = json.dumps({"run": self._run, "cameras": self.cameras, "unerased": self._unerased})
         await self._on_disk(lambda: _write_known(self._known_file, body))
 
     # -- one clip -------------------------------------------------------------------------------

@@ -72,8 +72,8 @@ def camera_key(camera: str) -> str:
 
 
 class FootageStore:
-    """Thread-safe file store; every call but :meth:`find` may block on the disk. File names are the index, read again
-    at start.
+    """Thread-safe file store; every call but :meth:`find` may block on the disk. File names are the index, read once
+    the folder can be opened: until then it is as a disk that takes nothing.
 
     A file appears under its name only once it is complete and synced.
 
@@ -83,9 +83,6 @@ class FootageStore:
         retention_s: age at which files are deleted.
         keep_free: bytes that must stay free on the disk.
         clip_lookback_s: longest time before the start of writing that a file can show.
-
-    Raises:
-        OSError: the folder cannot be created or read.
     """
 
     def __init__(
@@ -102,8 +99,9 @@ class FootageStore:
         self._drafts: set[DraftFile] = set()
         self.trimmed = self.failed = 0
         self.trouble = ""
-        make_private_folder(folder)
-        self._scan()
+        self._opened = False
+        with contextlib.suppress(StorageError), self._explained():
+            self._open_folder()
 
     @property
     def bytes_stored(self) -> int:
@@ -119,6 +117,7 @@ class FootageStore:
         ``StorageError``: no space, or the folder cannot be written."""
         stored = StoredFile(int(now_s * 1000), camera_key(camera), incident, kind, 0)
         with self._lock, self._explained():
+            self._open_folder()
             self._check_free_space()
             draft = DraftFile(self, stored, self._folder / (stored.name + _PART))
             self._drafts.add(draft)
@@ -220,9 +219,11 @@ class FootageStore:
 
     # -- deleting -------------------------------------------------------------------------------
     def sweep(self, now_s: float) -> Deleted:
-        """Delete files past their retention."""
+        """Delete files past their retention. Raises ``StorageError``: the folder cannot be opened."""
         oldest_ms = (now_s - self._retention_s) * 1000
         with self._lock:
+            with self._explained():
+                self._open_folder()
             return self._delete([each for each in self._files.values() if each.at_ms < oldest_ms])
 
     def delete_camera(self, camera: str, *, begun_before_s: float = math.inf) -> Deleted:
@@ -235,6 +236,8 @@ class FootageStore:
             return stored.camera == key and stored.at_ms < until_ms
 
         with self._lock:
+            with self._explained():
+                self._open_folder()
             for draft in [draft for draft in self._drafts if goes(draft.stored)]:
                 draft.abandon()
             gone = self._delete([each for each in self._files.values() if goes(each)])
@@ -281,7 +284,10 @@ class FootageStore:
         return True
 
     # -- inside ---------------------------------------------------------------------------------
-    def _scan(self) -> None:
+    def _open_folder(self) -> None:
+        if self._opened:
+            return
+        make_private_folder(self._folder)
         for entry in os.scandir(self._folder):
             if entry.name.endswith(_PART):
                 # Left by a process that died.
@@ -292,7 +298,8 @@ class FootageStore:
                 continue
             stored = StoredFile(int(match[1]), match[2], match[3], cast(Kind, match[4]), entry.stat().st_size)
             self._files[stored.incident, stored.kind] = stored
-            self._bytes += stored.size
+        self._bytes = sum(stored.size for stored in self._files.values())
+        self._opened = True
         with self._lock:
             self._evict(0)
 

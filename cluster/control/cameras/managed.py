@@ -3,6 +3,7 @@ two declarations."""
 
 import json
 import re
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -64,6 +65,11 @@ class ManagedCamera(Section):
     def to_json(self) -> str:
         """Inverse of ``ManagedCamera.model_validate_json``, with secrets; unset keys stay unset."""
         return self.model_dump_json(exclude_unset=True, context=dict(REVEAL))
+
+
+def new_life() -> str:
+    """Life of a camera that is added."""
+    return uuid.uuid4().hex[:16]
 
 
 def written_keys(entry: CameraEntry) -> dict[str, Any]:
@@ -167,7 +173,7 @@ class CameraChanges:
 
     cameras: list[ManagedCamera]
     changed: list[ManagedCamera]
-    removed: list[str]
+    removed: list[ManagedCamera]
     left: list[str]
 
 
@@ -186,12 +192,12 @@ def merge_configuration(
         if camera is not None and camera.manager != CONFIGURATION:
             left.append(entry.name)
             continue
-        life = camera.life if camera is not None else ""
+        life = camera.life if camera is not None else new_life()
         known[entry.name] = ManagedCamera(entry=entry, manager=CONFIGURATION, life=life)
         changed.append(known[entry.name])
-    removed = [name for name in sorted(before) if name in known and known[name].manager == CONFIGURATION]
-    for name in removed:
-        del known[name]
+    removed = [known[name] for name in sorted(before) if name in known and known[name].manager == CONFIGURATION]
+    for camera in removed:
+        del known[camera.entry.name]
     return CameraChanges(list(known.values()), changed, removed, left)
 
 

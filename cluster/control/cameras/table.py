@@ -7,7 +7,6 @@ import logging
 import sqlite3
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,6 +25,7 @@ from cluster.control.cameras.managed import (
     entry_from_json,
     entry_to_json,
     merge_configuration,
+    new_life,
 )
 from cluster.control.directory import Directory
 from cluster.errors import ConfigError, UnavailableError
@@ -43,8 +43,6 @@ MOST_CHANGES = 2**30
 """Beyond the versions that one controller gives its table."""
 CAMERA = "camera/"
 REMOVED = "removed/"
-SPREAD = b"2"
-"""Value of a removed camera that all live replicas have deleted."""
 
 
 class Table(Protocol):
@@ -139,24 +137,25 @@ class CameraStore:
         last = [_last(entry) for entry in json.loads(value)] if value is not None else []
         found = merge_configuration(last, configuration, self.load())
         now = json.dumps([entry_to_json(entry, secrets=True) for entry in configuration]).encode()
-        removed = {REMOVED + name: b"1" for name in found.removed}
-        self._table.write(_as_kept(found.changed) | removed | {SEEDED: now}, [CAMERA + name for name in found.removed])
+        removed = {REMOVED + camera.life: camera.entry.name.encode() for camera in found.removed}
+        gone = [CAMERA + camera.entry.name for camera in found.removed]
+        self._table.write(_as_kept(found.changed) | removed | {SEEDED: now}, gone)
         return found
 
     def put(self, *cameras: ManagedCamera) -> None:
         self._table.write(_as_kept(cameras))
 
-    def remove(self, name: str) -> None:
+    def remove(self, life: str, name: str) -> None:
         """Delete a camera, of which every replica must delete the memory."""
-        self._table.write({REMOVED + name: b"1"}, [CAMERA + name])
+        self._table.write({REMOVED + life: name.encode()}, [CAMERA + name])
 
-    def removed(self) -> dict[str, bool]:
-        """Removed cameras that not every replica has deleted yet, and whether all that were alive have."""
-        return {key.removeprefix(REMOVED): self._table.get(key) == SPREAD for key in self._table.keys(REMOVED)}
+    def removed(self) -> dict[str, str]:
+        """Names by lives of removed cameras that not every replica has deleted yet."""
+        return {key.removeprefix(REMOVED): (self._table.get(key) or b"").decode() for key in self._table.keys(REMOVED)}
 
-    def put_deleted(self, done: Iterable[str], spread: Iterable[str] = ()) -> None:
-        """Removed cameras that all replicas have deleted, and those that all live ones have."""
-        self._table.write({REMOVED + name: SPREAD for name in spread}, [REMOVED + name for name in done])
+    def put_deleted(self, lives: Iterable[str]) -> None:
+        """Removed cameras that all replicas have deleted."""
+        self._table.write({}, [REMOVED + life for life in lives])
 
     def counted(self) -> dict[str, dict[str, dict[str, int]]]:
         """See :meth:`Directory.export_counts`."""
@@ -231,10 +230,9 @@ class CameraTable:
         """Lives of cameras, by name, that do not fit this version or configuration. They are not removed."""
         return {name: managed.life for name, managed in self._left_out.items()}
 
-    def load(self, cameras: Iterable[ManagedCamera], now_s: float) -> list[ManagedCamera]:
-        """Restore cameras when a controller starts; returns the new ones. One that does not fit the configuration is
-        logged and left out; its stored declaration is kept."""
-        new = []
+    def load(self, cameras: Iterable[ManagedCamera], now_s: float) -> None:
+        """Restore cameras when a controller starts. One that does not fit the configuration is logged and left out; its
+        stored declaration is kept."""
         for managed in cameras:
             try:
                 if managed.trouble:
@@ -244,12 +242,8 @@ class CameraTable:
                 log.error("camera %s is left out, add it anew or remove it: %s", managed.entry.name, error)
                 self._left_out[managed.entry.name] = managed.model_copy(update={"trouble": str(error)})
                 continue
-            known = _alive(managed, managed)
-            self._directory.add(settings, now_s, manager=managed.manager, life=known.life)
-            self._managed[settings.name] = known
-            if known is not managed:
-                new.append(known)
-        return new
+            self._directory.add(settings, now_s, manager=managed.manager, life=managed.life)
+            self._managed[settings.name] = managed
 
     def add(
         self, managed: ManagedCamera, now_s: float, *, force: bool = False, takeover: bool = False
@@ -318,13 +312,14 @@ class CameraTable:
         self._managed.pop(name, None)
         self._left_out.pop(name, None)
 
-    def check_remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
-        """Whether :meth:`remove` would remove it. Raises like it."""
+    def check_remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> str:
+        """Life of the camera that :meth:`remove` would remove. Raises like it."""
         left = self._left_out.get(name)
         if left is None:
             self._directory.check_manager(name, manager, takeover=takeover)
         elif manager is not None:
             check_manager(name, left.manager, manager, takeover=takeover)
+        return (left or self._managed[name]).life
 
     def restore_secrets(self, entry: CameraEntry) -> CameraEntry:
         """The entry with the source of the camera of its name, if it has exactly that with its secrets hidden.
@@ -391,12 +386,14 @@ class StoredCameras:
             await self.write(self._store.put, managed)
             return self._table.apply(managed, time.monotonic())
 
-    async def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
-        """See :meth:`CameraTable.remove`. Raises ``UnavailableError`` as well: it cannot be stored."""
+    async def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> str:
+        """See :meth:`CameraTable.remove`; returns the camera's life. Raises ``UnavailableError`` as well: it cannot be
+        stored."""
         async with self._one_by_one:
-            self._table.check_remove(name, manager=manager, takeover=takeover)
-            await self.write(self._store.remove, name)
+            life = self._table.check_remove(name, manager=manager, takeover=takeover)
+            await self.write(self._store.remove, life, name)
             self._table.remove(name)
+            return life
 
     async def write(self, call: Callable[..., None], *given: object) -> None:
         """A call of the store, after those before it. Raises ``UnavailableError``: the disk does not take it."""
@@ -410,5 +407,4 @@ def _refuse_hidden(entry: CameraEntry) -> None:
 
 def _alive(managed: ManagedCamera, known: ManagedCamera | None) -> ManagedCamera:
     """Copy with the life of the ``known`` camera, or with a new one."""
-    life = known.life if known is not None and known.life else uuid.uuid4().hex[:16]
-    return managed if managed.life == life else managed.model_copy(update={"life": life})
+    return managed.model_copy(update={"life": new_life() if known is None else known.life})

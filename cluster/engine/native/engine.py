@@ -133,11 +133,11 @@ class NativeEngine(WindowedEngine):
 
     def prepare(self, spec: StreamSpec) -> None:
         if self.memories is not None:
-            self.memories.prepare_stream(spec.stream, spec.memory)
+            self.memories.prepare_stream(spec.stream, spec.own_memory)
 
     def admit(self, spec: StreamSpec) -> None:
         self._check(spec)
-        self._admit(spec, None if self.memories is None else self.memories.open_stream(spec.stream, spec.memory))
+        self._admit(spec, None if self.memories is None else self.memories.open_stream(spec.stream, spec.own_memory))
 
     def evict(self, stream: str, *, save: bool = True) -> None:
         held = self._streams.pop(stream, None)
@@ -429,10 +429,10 @@ class NativeEngine(WindowedEngine):
             score=self._score if ask.standing else self._answer_score,
         )
 
-    def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
+    def delete_memory(self, stream: str, ago_s: float | None = None, life: str = "") -> Future[DeletedMemory]:
         newest = self._streams[stream].newest if stream in self._streams else None
-        super().delete_memory(stream, ago_s)
-        return self._memories().delete_memory(stream, ago_s, newest=newest)
+        super().delete_memory(stream, ago_s, life)
+        return self._memories().delete_memory(stream, ago_s, newest=newest, life=life)
 
     def memory_status(self, stream: str) -> MemoryStatus:
         return self._memories().memory_status(stream)

@@ -92,7 +92,7 @@ class VllmEngine(WindowedEngine):
         keeper, held = self._keeper, spec.stream in self._streams
         if self._tiers is not None and spec.memory is not None:
             self._tiers.set_cap(spec.stream, spec.memory.cap_bytes)
-        found = None if held or spec.memory is None or keeper is None else keeper.find_window(spec.stream)
+        found = None if held or spec.memory is None or keeper is None else keeper.find_window(spec)
         new = self._admit(spec, found)
         if keeper is not None and new:
             keeper.discard_stale(spec.stream)
@@ -165,11 +165,11 @@ class VllmEngine(WindowedEngine):
         attended = sum(_triangle(reply.prompt) - _triangle(reply.cached) for reply in replies)
         return ComputedWindow(tokens, scores, texts, rows, attended, sum(max(0, len(r.tokens) - 1) for r in replies))
 
-    def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
-        forgotten = super().delete_memory(stream, ago_s)
+    def delete_memory(self, stream: str, ago_s: float | None = None, life: str = "") -> Future[DeletedMemory]:
+        forgotten = super().delete_memory(stream, ago_s, life)
         # Everything: the rest of the window is saved again with its next step.
         if self._keeper is not None:
-            self._keeper.writer.delete_stream(stream)
+            self._keeper.writer.delete_stream(stream, life)
         return forgotten
 
     # -- vLLM -----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from cluster.engine.window.export import Snapshot
 from cluster.memory.manifest import read_header
 from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
+from cluster.types import StreamSpec
 
 log = logging.getLogger(__name__)
 
@@ -82,14 +83,15 @@ class ManifestWriter:
         with self._changed:
             self._cancel(stream)
 
-    def delete_stream(self, stream: str) -> None:
-        """Delete everything of a stream, in the tier too; blocks for at most the tier's deadline."""
+    def delete_stream(self, stream: str, life: str = "") -> None:
+        """Delete everything of a stream, in the tier too; blocks for at most the tier's deadline. ``life``: see
+        :meth:`TierStack.drop`."""
         with self._changed:
             self._cancel(stream)
             self._clears.pop(stream, None)
             # A write in flight would arrive after the deletion.
             self._changed.wait_for(lambda: self._busy != stream, timeout=DELETE_S)
-        self.tiers.drop(stream)
+        self.tiers.drop(stream, life)
 
     def wait_stream_written(self, stream: str, deadline_s: float) -> bool:
         """Wait until nothing of a stream is queued; False after ``deadline_s``."""
@@ -169,11 +171,12 @@ class WindowCheckpoints:
         self.tiers, self.writer = tiers, ManifestWriter(tiers)
         self._process = uuid.uuid4().hex
 
-    def find_window(self, stream: str) -> bytes | None:
-        """The window another process saved of a stream. One saved by this process is stale and ignored."""
-        window = self.writer.read_manifest(stream)
+    def find_window(self, spec: StreamSpec) -> bytes | None:
+        """The window another process saved of a camera. One saved by this process is stale and ignored."""
+        window = self.writer.read_manifest(spec.stream)
         try:
-            return None if window is None or read_header(window)["writer"] == self._process else window
+            header = {} if window is None else read_header(window)
+            return window if header["writer"] != self._process and header["life"] == spec.life else None
         except (ValueError, KeyError, TypeError):
             return None
 

@@ -93,6 +93,7 @@ def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
     header = {
         "version": VERSION,
         "fingerprint": fingerprint,
+        "life": stream.spec.life,
         "frames": [{n: getattr(f, n) for n in _FRAME} | {"grid": asdict(f.grid)} for f in stream.frames],
         "clock": asdict(stream.clock),
         "outstanding": [asdict(span) for span in stream.outstanding],

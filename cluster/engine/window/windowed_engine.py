@@ -371,10 +371,10 @@ class WindowedEngine(ABC):
     def ask(self, ask: AskSpec) -> AskRun:
         raise NotReadyError(self.no_memory.format(ask.stream))
 
-    def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[DeletedMemory]:
+    def delete_memory(self, stream: str, ago_s: float | None = None, life: str = "") -> Future[DeletedMemory]:
         """See ``Engine.delete_memory``: frames of the window."""
         held = self._streams.get(stream)
-        if held is None:
+        if held is None or life not in ("", held.spec.life):
             return completed_future(DeletedMemory(0, 0))
         frames, nbytes, newest = len(held.frames), held.nbytes, held.newest
         held.delete_frames_before(None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))

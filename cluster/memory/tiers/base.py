@@ -125,8 +125,6 @@ class Tier(ABC):
     name: str
     # Whether it lies in this process's memory, so that a load is a copy and nothing is gained by beginning it early.
     at_hand: ClassVar[bool] = False
-    # Whether all replicas of the cluster read the same one.
-    cluster_wide: ClassVar[bool] = False
 
     @classmethod
     def from_settings(cls, settings: TierSettings) -> Self | None:

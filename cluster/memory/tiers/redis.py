@@ -54,8 +54,6 @@ class RedisTier(CappedTier):
         ConfigError: an invalid address, cap or time. A server that is down is no error.
     """
 
-    cluster_wide = True
-
     def __init__(
         self,
         url: str,

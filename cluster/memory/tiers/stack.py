@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from cluster.errors import ConfigError
+from cluster.memory.manifest import read_life
 from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, Tier, TierState
 
 Deletion = tuple[str, frozenset[BlockKey] | None]
@@ -71,6 +72,8 @@ class TierStack:
         # Deletions during each running load.
         self._loads: list[list[Deletion]] = []
         self._deleting: dict[str, set[int]] = {}
+        # Of which cameras; an empty one is whichever has the name.
+        self._lives: dict[str, set[str]] = {}
         self._deletions = threading.Lock()
         self._lock = threading.Lock()
 
@@ -137,15 +140,14 @@ class TierStack:
         return answers
 
     # -- whole streams --------------------------------------------------------------------------
-    def drop(self, stream: str, *, cluster_wide: bool = True) -> int | None:
-        """Delete a stream and its manifest in every tier; if not ``cluster_wide``, in none that all replicas read.
-        Returns the largest count of a tier, None if some tier is uncertain: :meth:`finish_deletions` repeats the
-        deletion then, while this process lives."""
+    def drop(self, stream: str, life: str = "") -> int | None:
+        """Delete a stream and its manifest in every tier; with a ``life``, not in the lowest where the manifest is that
+        of another camera of its name, whose process deletes what it does not name. Returns the largest count of a tier,
+        None if some tier is uncertain: :meth:`finish_deletions` repeats the deletion then, while this process lives."""
         self._note_deletion((stream, None))
         with self._lock:
-            levels = {level for level, tier in enumerate(self.tiers) if cluster_wide or not tier.cluster_wide}
-            if levels := levels | self._deleting.get(stream, set()):
-                self._deleting[stream] = levels
+            self._deleting[stream] = set(range(len(self.tiers)))
+            self._lives.setdefault(stream, set()).add(life)
         gone = [self._finish_deletion(stream, tier) for tier in self.tiers]
         certain = [number for number in gone if number is not None]
         return max(certain) if len(certain) == len(gone) else None
@@ -245,12 +247,24 @@ class TierStack:
         with self._deletions:
             if level not in self._deleting.get(stream, ()):
                 return 0
-            gone = tier.drop(stream)
+            gone = self._drop_lowest(stream) if tier is self.lowest else tier.drop(stream)
             if gone is None:
                 return None
             with self._lock:
+                if tier is self.lowest:
+                    self._lives.pop(stream, None)
                 owing = self._deleting.get(stream, set())
                 owing.discard(level)
                 if not owing:
                     self._deleting.pop(stream, None)
             return gone
+
+    def _drop_lowest(self, stream: str) -> int | None:
+        lives = self._lives[stream]
+        if "" not in lives:
+            outcome, data = self.lowest.manifest(stream)
+            if outcome is Outcome.RETRY:
+                return None
+            if data is not None and read_life(data) not in lives:
+                return 0
+        return self.lowest.drop(stream)

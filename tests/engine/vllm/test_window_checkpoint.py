@@ -3,6 +3,7 @@
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -18,6 +19,9 @@ from cluster.memory.manifest import read_header
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.stack import TierStack
+from cluster.types import StreamSpec
+
+GATE = StreamSpec("gate", (), life="1")
 
 
 class Shared(Arena):
@@ -43,7 +47,7 @@ def stack(*below: Arena) -> TierStack:
 
 def state(name: str) -> Snapshot:
     """A window's state, told from others by its name."""
-    return Snapshot({"name": name}, {"kv": torch.zeros(2)})
+    return Snapshot({"name": name, "life": GATE.life}, {"kv": torch.zeros(2)})
 
 
 def name_of(window: bytes | None) -> str:
@@ -68,18 +72,23 @@ def test_what_is_no_manifest_of_ours_is_nothing(noise: bytes, cut: int) -> None:
     with keeper(stack(node)) as here:
         for each in (noise, whole[:end], Snapshot({}, {}).dump()):
             node.put_manifest("gate", each)
-            assert here.find_window("gate") is None
+            assert here.find_window(GATE) is None
 
 
 def test_another_process_finds_a_window_and_its_writer_does_not() -> None:
     node = shared()
     with keeper(stack(node)) as here, keeper(stack(node)) as there:
-        assert there.find_window("gate") is None
+        assert there.find_window(GATE) is None
         assert here.queue_window("gate", state("first"))
         assert here.queue_window("gate", state("second"))
         assert here.writer.wait_stream_written("gate", 10)
-        assert here.find_window("gate") is None
-        assert name_of(there.find_window("gate")) == "second"
+        assert here.find_window(GATE) is None
+        assert name_of(there.find_window(GATE)) == "second"
+        assert there.find_window(replace(GATE, life="2")) is None, "it was removed, and added again"
+        there.writer.delete_stream("gate", "2")
+        assert name_of(there.find_window(GATE)) == "second"
+        there.writer.delete_stream("gate", "1")
+        assert there.find_window(GATE) is None
 
 
 def test_a_window_is_handed_over_only_where_others_find_it() -> None:
@@ -190,7 +199,7 @@ def test_what_is_of_no_use_is_dropped_before_anything_new_is_written() -> None:
     node.store([(old, Block(torch.ones(4, 8), torch.ones(4, 8), place, place))])
     node.put_manifest("gate", b"of another engine")
     with keeper(stack(node)) as here:
-        assert here.find_window("gate") is None
+        assert here.find_window(GATE) is None
         here.discard_stale("gate")
         here.queue_window("gate", state("window"))
         assert here.writer.flush(30)

@@ -14,12 +14,15 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from cluster.alerts.clips.footage_collector import FootageCollector
+from cluster.alerts.clips.footage_store import FootageStore
 from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.incident import Erased
 from cluster.alerts.service import AlertService
 from cluster.codec.push import PushSource
 from cluster.config import SightlineConfig, camera_settings, load_config, parse_camera
 from cluster.control.cameras.managed import ManagedCamera
+from cluster.decoder.footage.service import DecoderRecorder
 from cluster.decoder.packet_sink import QueueSink
 from cluster.errors import ConfigError, UnauthenticatedError, UnknownCameraError, UnknownIncidentError
 from cluster.gateway import directory
@@ -230,6 +233,16 @@ class Server:
         self._config = load_config(None, {"questions": [{"id": "fence", "text": "Is anyone climbing the fence?"}]})
         self._inner_address = ""
         self._alerts = AlertService(self._config, folder)
+        store = FootageStore(folder / "clips", max_bytes=2**20, retention_s=3600.0, keep_free=0)
+        self._footage = FootageCollector(
+            self._config.clips,
+            store,
+            DecoderRecorder(_no_decoder, ChannelPool()),
+            self._alerts.set_clip_state,
+            known=folder / "known.json",
+            run="",
+            erase=_no_records,
+        )
         self._arena = Arena(2**24)
         self._hub = results.AnswerHub(limit=64)
         # Servers end when nobody refers to them any more.
@@ -244,7 +257,7 @@ class Server:
             frames.FramesServicer(Taking(), credit=8),
             KVServicer(self._arena, fingerprint="fuzz"),
             IncidentsServicer(self._alerts),
-            pictures.FootageServicer(None, _no_incident, _no_records),
+            pictures.FootageServicer(self._footage, _no_incident, _no_records),
         )
         self._inner_address = f"127.0.0.1:{inner.bind('127.0.0.1', 0)}"
         await inner.start()
@@ -290,6 +303,10 @@ class Server:
 
 async def _no_records(camera: str, before_s: float) -> Erased:
     return Erased()
+
+
+async def _no_decoder(camera: str) -> str:
+    raise UnknownCameraError(f"there is no camera {camera!r}")
 
 
 async def _no_incident(incident: str) -> tuple[str, str]:
