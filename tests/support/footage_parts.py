@@ -59,8 +59,9 @@ def video(
     x264: str = "",
 ) -> tuple[StreamHeader, list[EncodedPacket]]:
     """A bright half whose level counts pictures, over a texture; Annex-B, parameter sets in band."""
+    preset = "medium" if b_frames else "ultrafast"
     options = {
-        "libx264": {"preset": "ultrafast" if not b_frames else "medium", "x264-params": "scenecut=0:repeat-headers=1" + x264},
+        "libx264": {"preset": preset, "x264-params": f"scenecut=0:repeat-headers=1{x264}"},
         "libx265": {"preset": "ultrafast", "x265-params": "log-level=none:scenecut=0:repeat-headers=1:bframes=0"},
         "mjpeg": {},
     }[codec]
