@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -325,11 +325,14 @@ class MemoryBank:
         self._finish_last_write(stream)
         self.tiers.drop_copies(stream)
 
-    def hand_over(self, stream: str) -> Future[bool]:
+    def hand_over(self, stream: str, empty_window: Callable[[], None]) -> Future[bool]:
         """Write memory and window of the same moment for another process and release both. The result: whether it will
-        find them."""
+        find them. A window that is not saved is given to the memory by ``empty_window``."""
         memory = self._memories[stream]
-        return self._schedule_last_write(memory, self._snapshot(memory) if self.tiers.shared else None)
+        window = self._snapshot(memory) if self.tiers.shared else None
+        if window is None:
+            empty_window()
+        return self._schedule_last_write(memory, window)
 
     def _snapshot(self, memory: StreamMemory) -> Window | None:
         return None if self.window is None else self.window(memory.stream, memory.has_room_for_window)

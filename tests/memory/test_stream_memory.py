@@ -418,7 +418,7 @@ def test_a_last_write_that_comes_too_late_replaces_nothing() -> None:
         if bank is banks[0]:
             # The other replica is told not to wait.
             bank.writer = MemoryWriter(late)
-            saved = bank.hand_over("cam")
+            saved = bank.hand_over("cam", lambda: None)
     go.set()
     assert saved.result(60.0) is False
     assert banks[0].wait_written(60.0)
@@ -427,6 +427,15 @@ def test_a_last_write_that_comes_too_late_replaces_nothing() -> None:
     same(held(third), expected([*chunks[:8], *(replace(each, index=each.index - 2) for each in chunks[10:18])]))
     for other in (third, banks[1].get_memory("cam")[0]):
         assert other.counts.lost == 0
+
+
+def test_a_window_that_was_not_saved_is_not_handed_over() -> None:
+    """Serialised, it may be above an eighth of the cap where the window itself is not."""
+    bank = MemoryBank(TierStack([Arena(64 * MIB, name="host"), Arena(64 * MIB, name="below")]))
+    for size, saved in ((MIB, True), (4 * MIB + 1, False)):
+        bank.open_stream("cam", spec())
+        bank.window = lambda stream, has_room, size=size: lambda: bytes(size)
+        assert bank.hand_over("cam", lambda: None).result(60.0) is saved
 
 
 @pytest.mark.parametrize("organiser", organisers.names())
@@ -1115,7 +1124,7 @@ def test_a_deletion_that_another_process_forestalls_fails_and_is_repeated_there(
     if how == "surrendered":
         first.release_stream("cam", save=False)
     else:
-        first.hand_over("cam")
+        first.hand_over("cam", lambda: None)
         second.save_stream("cam")
     go.set()
     with pytest.raises(UnavailableError, match="forget it again"):
@@ -1128,7 +1137,7 @@ def test_a_deletion_that_another_process_forestalls_fails_and_is_repeated_there(
 def test_a_deletion_is_done_by_who_hands_the_camera_over() -> None:
     tiers = stack()
     bank, deletion, go = _hidden(tiers)
-    saved = bank.hand_over("cam")
+    saved = bank.hand_over("cam", lambda: None)
     go.set()
     assert deletion.result(60.0).frames == 7
     assert not saved.result(60.0), "one tier: no other process finds it"
