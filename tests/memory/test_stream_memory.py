@@ -826,6 +826,46 @@ def test_an_exception_costs_the_frames_at_hand_at_most(
     assert memory.stored.nbytes <= cap
 
 
+def test_a_block_that_fails_twice_costs_no_other_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = StreamMemory("cam", spec(), stack())
+    chunks = [chunk(number) for number in range(16)]
+    for each in chunks:
+        memory.accept_chunk(each)
+    work = StreamMemory._cluster_frames
+
+    def fail(self: StreamMemory, frames: list[KVChunk]) -> bool:
+        if frames[0].index == 4:
+            raise MemoryError("no room")
+        return work(self, frames)
+
+    monkeypatch.setattr(StreamMemory, "_cluster_frames", fail)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            memory.settle()
+    assert memory.settle()
+    assert memory.counts.frames_dropped == 4
+    same(held(memory), {at: kv for at, kv in expected(chunks).items() if not 4 <= at[2] < 8})
+
+
+def test_frames_that_come_while_others_are_clustered_are_stored_or_counted() -> None:
+    """More come than the cap has room for while a block is written."""
+    numbers, clustering = iter(range(40, 70)), False
+
+    def feed() -> None:
+        if clustering and (number := next(numbers, None)) is not None:
+            memory.accept_chunk(chunk(number))
+
+    memory = StreamMemory("cam", spec(compressor="uniform", cap_bytes=130_000), stack(), None, feed)
+    for number in range(40):
+        memory.accept_chunk(chunk(number))
+    clustering = True
+    assert memory.settle()
+    there = {frame for _, _, frame, _ in held(memory)} | {each.index for each in memory.recent}
+    assert memory.counts.frames_dropped > 0
+    assert memory.counts.compressed_away == 0
+    assert len(there) == memory.counts.frames - memory.counts.frames_dropped
+
+
 def test_frames_that_waited_for_a_tier_are_clustered_a_block_at_a_time() -> None:
     """Room that clustering takes grows with the square of the tokens that come at once."""
 
