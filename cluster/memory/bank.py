@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -64,7 +64,6 @@ class MemoryBank:
         # Opened for questions only: another process may be writing them.
         self._visited: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
-        self._reports: dict[str, MemoryReport] = {}
 
     def prepare_stream(self, stream: str, spec: MemorySpec | None) -> None:
         """Restore a stream from the tiers before it is opened, or without ``spec`` delete it there. Callable from any
@@ -109,7 +108,7 @@ class MemoryBank:
         self._cleared.discard(stream)
         if spec is None:
             if held is not None:
-                self._drop_memory(stream)
+                self._close_memory(stream)
             self._released.pop(stream)
             if held is not None or not cleared:
                 self.tiers.clear(stream)
@@ -138,7 +137,6 @@ class MemoryBank:
             self._prepared.pop(memory.stream, None)
             self._memories[memory.stream], self._retrievers[memory.stream] = memory, retriever
         memory.apply_cap()
-        self._update_report(memory)
 
     def accept_chunk(self, chunk: KVChunk) -> None:
         """Accept a frame that left a window (a :data:`~cluster.memory.head_memory.KVSink`); ignored for streams without
@@ -153,7 +151,6 @@ class MemoryBank:
             memory.counts.drop_frames()
         if memory.settle_due:
             self._due.add(chunk.stream)
-        self._update_report(memory)
 
     def memory_time(self, stream: str, pts: int) -> int:
         """See :meth:`StreamMemory.memory_time`; callable from any thread."""
@@ -232,12 +229,9 @@ class MemoryBank:
                 released = self._released.get(stream)
                 left = None if released is None else expire(memory, released)
                 if left is None:
-                    self._forget_released(stream)
-                    return
-                self._released.put(stream, left)
-                if memory.frames:
-                    with self._lock:
-                        self._reports[stream] = MemoryReport.of(memory)
+                    self._released.pop(stream)
+                else:
+                    self._released.put(stream, left)
             finally:
                 del self._expiring[stream]
 
@@ -258,7 +252,6 @@ class MemoryBank:
             self.tiers.renew(stream)
             if memory.settle(order.upto):
                 memory.save(None if order.window is None else order.window(), order.hidden)
-            self._update_report(memory)
 
     def save_stream(self, stream: str) -> None:
         """Write memory and window state of the same moment; blocks until written."""
@@ -266,7 +259,6 @@ class MemoryBank:
             window = self._snapshot(memory) or bytes
             if memory.settle():
                 memory.save(window())
-            self._update_report(memory)
 
     def wait_written(self, timeout_s: float = 60.0) -> bool:
         return self.writer.wait_idle(timeout_s)
@@ -303,10 +295,9 @@ class MemoryBank:
     def _close_visited(self, stream: str) -> None:
         # Of a deletion.
         self._save_pending(stream)
-        if stream in self._released:
-            self._close_memory(stream)
-        else:
-            self._drop_memory(stream)
+        if (released := self._released.get(stream)) is not None:
+            self._released.put(stream, replace(released, report=MemoryReport.of(self._memories[stream])))
+        self._close_memory(stream)
 
     def __contains__(self, stream: object) -> bool:
         return stream in self._memories
@@ -325,11 +316,14 @@ class MemoryBank:
         self._finish_last_write(stream)
         self.tiers.drop_copies(stream)
 
-    def hand_over(self, stream: str) -> Future[bool]:
+    def hand_over(self, stream: str, empty_window: Callable[[], None]) -> Future[bool]:
         """Write memory and window of the same moment for another process and release both. The result: whether it will
-        find them."""
+        find them. A window that is not saved is given to the memory by ``empty_window``."""
         memory = self._memories[stream]
-        return self._schedule_last_write(memory, self._snapshot(memory) if self.tiers.shared else None)
+        window = self._snapshot(memory) if self.tiers.shared else None
+        if window is None:
+            empty_window()
+        return self._schedule_last_write(memory, window)
 
     def _snapshot(self, memory: StreamMemory) -> Window | None:
         return None if self.window is None else self.window(memory.stream, memory.has_room_for_window)
@@ -337,7 +331,7 @@ class MemoryBank:
     def _schedule_last_write(self, memory: StreamMemory, window: Window | None) -> Future[bool]:
         if not memory.frames:
             # Empty or deleted: nothing to keep.
-            self._drop_memory(memory.stream)
+            self._close_memory(memory.stream)
         else:
             self._release(memory)
         last_write = self._last_writes[memory.stream] = LastWrite(memory, window)
@@ -362,16 +356,11 @@ class MemoryBank:
 
     def _release(self, memory: StreamMemory, *, owned: bool = True) -> None:
         """Release a memory: another process may own it now, or does if it is not ``owned``. Questions may reopen it."""
-        manifest, span_s = memory.manifest if owned else None, MemoryReport.of(memory).span_s
-        oldest = self._released.put(memory.stream, ReleasedMemory(memory.spec, manifest, memory.newest_s, span_s))
+        manifest = memory.manifest if owned else None
+        self._released.put(
+            memory.stream, ReleasedMemory(memory.spec, manifest, memory.newest_s, MemoryReport.of(memory))
+        )
         self._close_memory(memory.stream)
-        if oldest is not None:
-            self._forget_released(oldest)
-
-    def _forget_released(self, stream: str) -> MemoryReport | None:
-        self._released.pop(stream)
-        with self._lock:
-            return self._reports.pop(stream, None)
 
     def delete_memory(
         self, stream: str, ago_s: float | None = None, *, newest: int | None = None, life: str = ""
@@ -405,17 +394,16 @@ class MemoryBank:
             # Once another of its name is written, that deletes what earlier ones left.
             if memory is None or not memory.owned:
                 self.tiers.drop(stream, life)
-            known = self._forget_released(stream) if memory is None else None
-            return DeletedMemory(0, 0) if known is None else DeletedMemory(known.frames, known.nbytes)
+            known = self._released.pop(stream) if memory is None else None
+            return DeletedMemory(0, 0) if known is None else DeletedMemory(known.report.frames, known.report.nbytes)
         with memory.exclusive:
             deleted = DeletedMemory(memory.frames, memory.held_bytes)
             memory.delete_frames()
             self._due.discard(stream)
             self._pending_saves.pop(stream, None)
         if stream in self._visited:
-            self._drop_memory(stream)
+            self._close_memory(stream)
             self._released.pop(stream)
-        self._update_report(memory)
         return deleted
 
     def memory_status(self, stream: str) -> MemoryStatus:
@@ -423,27 +411,18 @@ class MemoryBank:
         return self.get_memory(stream)[0].status()
 
     def memory_reports(self) -> dict[str, MemoryReport]:
-        """Reports of all streams as of their last frame, with the tiers' state of now. Callable from any thread."""
+        """Reports of all streams, of released ones as they were left, with the tiers' state of now. Callable from any
+        thread."""
         trouble = "; ".join(f"{name}: {state.trouble}" for name, state in self.tiers.states().items() if state.trouble)
-        with self._lock:
-            return {stream: replace(report, state=trouble) for stream, report in self._reports.items()}
-
-    def _update_report(self, memory: StreamMemory) -> None:
-        with self._lock:
-            if self._memories.get(memory.stream) is memory:
-                self._reports[memory.stream] = MemoryReport.of(memory)
+        reports = self._released.reports()
+        reports |= {memory.stream: MemoryReport.of(memory) for memory in list(self._memories.values())}
+        return {stream: replace(report, state=trouble) for stream, report in reports.items()}
 
     def _close_memory(self, stream: str) -> None:
-        """Release a memory and keep its last report."""
         self._due.discard(stream)
         self._pending_saves.pop(stream, None)
         self._visited.pop(stream, None)
         del self._memories[stream], self._retrievers[stream]
-
-    def _drop_memory(self, stream: str) -> None:
-        self._close_memory(stream)
-        with self._lock:
-            self._reports.pop(stream, None)
 
     def streams(self) -> Sequence[str]:
         return list(self._memories)

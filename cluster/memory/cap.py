@@ -3,7 +3,7 @@
 import logging
 import threading
 
-from cluster.memory.head_memory import HeadMemory
+from cluster.memory.head_memory import HeadMemory, KVChunk
 from cluster.memory.memory_counts import MemoryCounts
 from cluster.memory.tiers.stack import TierStack
 from cluster.memory.writer import StoredBlocks
@@ -25,12 +25,23 @@ class CappedMemory:
 
     heads: list[list[HeadMemory]]
     stored: StoredBlocks
+    # Frames that wait.
+    recent: list[KVChunk]
 
     def __init__(self, stream: str, spec: MemorySpec, tiers: TierStack) -> None:
         self.stream, self.spec, self.tiers = stream, spec, tiers
         self.cap_bytes = self.settings_cap_bytes
         self.counts = MemoryCounts()
         self._lock = threading.Lock()
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(chunk.nbytes for chunk in self.recent)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of blocks and index in the lowest tier, plus waiting frames."""
+        return self.stored.nbytes + self.waiting_bytes
 
     @property
     def settings_cap_bytes(self) -> int:

@@ -180,7 +180,7 @@ def expire(memory: StreamMemory, released: ReleasedMemory) -> ReleasedMemory | N
     if not memory.frames and outcome is Outcome.HIT:
         memory.delete_frames()
     left = MemoryReport.of(memory)
-    return replace(released, span_s=left.span_s) if left.frames else None
+    return replace(released, report=left) if left.frames else None
 
 
 def whole_clusters(table: ClusterTable, chosen: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from safetensors import SafetensorError, TensorSpec, serialize
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
+from cluster.memory.memory_counts import MemoryReport
 from cluster.memory.tiers.base import Block, Outcome
 from cluster.types import MICROSECONDS, MemorySpec
 
@@ -178,14 +179,14 @@ class ReleasedMemory:
 
     Attributes:
         manifest: the one that it was left with; None where another process writes the memory.
-        newest_s: monotonic time at which its newest frame came; ``span_s``: from its oldest frame to that.
+        newest_s: monotonic time at which its newest frame came.
         tried_s: monotonic time of the last attempt to delete what is too old.
     """
 
     spec: MemorySpec
     manifest: StoredManifest | None
     newest_s: float
-    span_s: float
+    report: MemoryReport
     tried_s: float = -math.inf
 
     def is_due(self, now_s: float) -> bool:
@@ -193,7 +194,7 @@ class ReleasedMemory:
         most_s = self.spec.retention_s
         if self.manifest is None or most_s is None or now_s - self.tried_s < _EXPIRY_PAUSE_S:
             return False
-        return self.span_s + now_s - self.newest_s > (1 + EXPIRY_STEP) * most_s
+        return self.report.span_s + now_s - self.newest_s > (1 + EXPIRY_STEP) * most_s
 
 
 class ReleasedMemories:
@@ -209,15 +210,19 @@ class ReleasedMemories:
     def get(self, stream: str) -> ReleasedMemory | None:
         return self._known.get(stream)
 
-    def pop(self, stream: str) -> None:
+    def pop(self, stream: str) -> ReleasedMemory | None:
         with self._lock:
-            self._known.pop(stream, None)
+            return self._known.pop(stream, None)
 
-    def put(self, stream: str, released: ReleasedMemory) -> str | None:
-        """Returns the stream that is forgotten for it, if any."""
+    def put(self, stream: str, released: ReleasedMemory) -> None:
         with self._lock:
             self._known[stream] = released
-            return self._known.popitem(last=False)[0] if len(self._known) > RELEASED else None
+            if len(self._known) > RELEASED:
+                self._known.popitem(last=False)
+
+    def reports(self) -> dict[str, MemoryReport]:
+        with self._lock:
+            return {stream: released.report for stream, released in self._known.items()}
 
     def due(self) -> list[tuple[str, ReleasedMemory]]:
         """Those that hold frames which the retention has to delete."""

@@ -54,8 +54,7 @@ class StreamMemory(TieredHeads):
         yield_to_engine: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(stream, spec, tiers, shape, yield_to_engine)
-        self.recent: list[KVChunk] = []
-        self.waiting_bytes = 0
+        self.recent = []
         # Time of the first frame that came to this process.
         self._first_time: int | None = None
         # Frames before this time are deleted, also those not restored yet.
@@ -65,6 +64,8 @@ class StreamMemory(TieredHeads):
         self._lost_clusters: list[tuple[int, int, int]] = []
         self._view_closed = threading.Condition(self._lock)
         self._failed_upto = -1
+        # How many of the oldest waiting frames are being clustered, and so are not dropped.
+        self._clustering = 0
         # Latest raw question rows per layer, on the CPU to save device memory.
         self._queries: list[Tensor] = []
         # Fails early on an unknown name or option.
@@ -105,11 +106,6 @@ class StreamMemory(TieredHeads):
         return pts + self.log.shift
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of blocks and index in the lowest tier, plus waiting frames."""
-        return self.stored.nbytes + self.waiting_bytes
-
-    @property
     def frames(self) -> int:
         return len(self.log)
 
@@ -129,9 +125,6 @@ class StreamMemory(TieredHeads):
             counts=asdict(self.counts),
             tier_states={name: state.trouble for name, state in self.tiers.states().items()},
         )
-
-    def frame_time(self, frame: int) -> int:
-        return self.log.frame_time(frame)
 
     def frames_since(self, pts: int) -> int:
         """Number of the first frame at or after ``pts``."""
@@ -178,15 +171,14 @@ class StreamMemory(TieredHeads):
             if not self.heads and not self.log.times:
                 self.rows, self.columns = chunk.rows, chunk.columns
             self._append(chunk)
-            while self.recent and self.held_bytes > self.cap_bytes:
+            while len(self.recent) > self._clustering and self.held_bytes > self.cap_bytes:
                 self.counts.drop_frames()
-                self.waiting_bytes -= self.recent.pop(0).nbytes
+                del self.recent[self._clustering]
 
     def _append(self, chunk: KVChunk) -> None:
         """A frame of a restored window may be in the restored memory, too."""
         if not self.log.times or chunk.pts > self.log.times[-1]:
             self.recent.append(replace(chunk.on_grid(self.rows, self.columns), index=self.log.add(chunk.pts)))
-            self.waiting_bytes += chunk.nbytes
 
     @property
     def settle_due(self) -> bool:
@@ -239,25 +231,35 @@ class StreamMemory(TieredHeads):
     def settle(self, upto: int | None = None) -> bool:
         """Cluster waiting frames up to number ``upto`` and write them to the tiers; False if they go on waiting.
 
-        Raises what a policy or tier does. The memory is then unchanged except for a finished compression; frames that
-        fail twice are dropped.
+        Raises what a policy or tier does. The memory is then unchanged except for a finished compression; a block of
+        frames that fails twice is dropped.
         """
         with self.exclusive:
             if not self.take_over() or not self.tiers.lowest.state().up:
                 return False
-            with self._lock:
-                frames = [chunk for chunk in self.recent if upto is None or chunk.index <= upto]
+            upto = self.log.next_number if upto is None else upto
             try:
-                return self._settle(frames)
+                return self._settle(upto)
             except Exception:
                 self._ready, self._ready_bytes = [], 0
-                if frames and frames[0].index <= self._failed_upto:
-                    self.counts.drop_frames(len(frames))
-                    self._remove_waiting(frames)
-                self._failed_upto = frames[-1].index if frames else -1
+                block = self._next_block(upto)
+                if block and block[0].index <= self._failed_upto:
+                    self.counts.drop_frames(len(block))
+                    self._remove_waiting(block)
+                self._failed_upto = block[-1].index if block else -1
                 raise
+            finally:
+                self._clustering = 0
 
-    def _settle(self, frames: list[KVChunk]) -> bool:
+    def _next_block(self, upto: int) -> list[KVChunk]:
+        """The oldest waiting frames up to number ``upto``. After a tier was down, many wait; organisers and compressors
+        take room that grows with the square of a block."""
+        with self._lock:
+            block = [chunk for chunk in self.recent[: self.spec.block_frames] if chunk.index <= upto]
+            self._clustering = len(block)
+        return block
+
+    def _settle(self, upto: int) -> bool:
         # Finish or discard an earlier attempt, so that the heads are current.
         self.publish()
         if not self.stored.verify_lowest_tier():
@@ -270,11 +272,8 @@ class StreamMemory(TieredHeads):
         delete_expired(self)
         if not self._delete_old():
             return False
-        # Without frames deleted just now.
-        frames = [chunk for chunk in frames if chunk.index >= self.first_frame]
-        # After a tier was down, many wait; organisers and compressors take room that grows with the square of a block.
-        for at in range(0, len(frames), self.spec.block_frames):
-            if not self._cluster_frames(frames[at : at + self.spec.block_frames]):
+        while frames := self._next_block(upto):
+            if not self._cluster_frames(frames):
                 return False
         self._split_pending()
         if not self.publish():
@@ -336,7 +335,6 @@ class StreamMemory(TieredHeads):
         done = {chunk.index for chunk in frames}
         with self._lock:
             self.recent = [chunk for chunk in self.recent if chunk.index not in done]
-            self.waiting_bytes = sum(chunk.nbytes for chunk in self.recent)
 
     def _new_heads(self) -> list[list[HeadMemory]]:
         self.compressor, self._of_head = self._compressor_of(self.spec), {}
@@ -354,7 +352,7 @@ class StreamMemory(TieredHeads):
         if self._deleted_until is not None:
             self.first_frame = max(self.first_frame, saved.first_frame_since(self._deleted_until))
             saved.delete_before(self.first_frame)
-        waiting, self.recent, self.waiting_bytes = self.recent, [], 0
+        waiting, self.recent = self.recent, []
         for chunk in waiting:
             self._append(chunk)
 
@@ -390,7 +388,7 @@ class StreamMemory(TieredHeads):
                     self.first_frame = self.log.next_number
                     self._lost_clusters = []
                     self._reset_stored()
-                self.waiting_bytes, self.restored = 0, False
+                self.restored = False
                 self.partition_of, self.partitions = {}, None
                 return
             with self._lock:
@@ -410,7 +408,6 @@ class StreamMemory(TieredHeads):
     def _hide_frames(self, before_frame: int) -> None:
         self.first_frame = max(self.first_frame, before_frame)
         self.recent = [chunk for chunk in self.recent if chunk.index >= before_frame]
-        self.waiting_bytes = sum(chunk.nbytes for chunk in self.recent)
         self.log.delete_before(before_frame)
 
     def delete_read_blocks(self, timeout_s: float) -> None:

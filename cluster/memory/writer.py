@@ -230,7 +230,7 @@ class LastWrite:
                 log.warning("camera %r: its last %d frames were not stored in memory", stream, len(memory.recent))
                 memory.counts.drop_frames(len(memory.recent))
             elif self.window is not None and memory.save(self.window()) is Outcome.HIT:
-                return True
+                return bool(memory.stored.named["window"])
             memory.save()
         except Exception:
             log.exception("the memory of camera %r could not be written", stream)

@@ -200,6 +200,15 @@ def test_what_is_no_number_ahead_of_a_window_is_not_remembered(remembering, monk
     assert (memory.counts.frames_dropped - dropped, memory.counts.frames) == (held - len(chunks) - 1, remembered)
 
 
+def test_a_window_that_is_not_handed_over_is_remembered(remembering) -> None:
+    """One tier, so that no other process would find it; a window above an eighth of the cap is as little saved."""
+    engine, bank, run = remembering
+    run(0, 12)
+    seen = engine._streams["cam"].frames[-1].memory_time
+    assert not engine.hand_over("cam").result(60.0)
+    assert bank.get_memory("cam")[0].newest == seen
+
+
 def test_nothing_is_gathered_for_a_camera_without_a_memory(remembering, monkeypatch) -> None:
     engine, _, run = remembering
     engine.admit(_spec(memory=None))

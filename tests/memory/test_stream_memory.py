@@ -418,7 +418,7 @@ def test_a_last_write_that_comes_too_late_replaces_nothing() -> None:
         if bank is banks[0]:
             # The other replica is told not to wait.
             bank.writer = MemoryWriter(late)
-            saved = bank.hand_over("cam")
+            saved = bank.hand_over("cam", lambda: None)
     go.set()
     assert saved.result(60.0) is False
     assert banks[0].wait_written(60.0)
@@ -464,6 +464,15 @@ def test_a_late_deletion_of_a_removed_camera_spares_the_next_one_of_its_name(wai
     late.delete_memory("cam", life="2")
     assert node.list_blocks("cam")[1] == []
     assert node.manifest("cam")[1] is None
+
+
+def test_a_window_that_was_not_saved_is_not_handed_over() -> None:
+    """Serialised, it may be above an eighth of the cap where the window itself is not."""
+    bank = MemoryBank(TierStack([Arena(64 * MIB, name="host"), Arena(64 * MIB, name="below")]))
+    for size, saved in ((MIB, True), (4 * MIB + 1, False)):
+        bank.open_stream("cam", spec())
+        bank.window = lambda stream, has_room, size=size: lambda: bytes(size)
+        assert bank.hand_over("cam", lambda: None).result(60.0) is saved
 
 
 @pytest.mark.parametrize("organiser", organisers.names())
@@ -854,6 +863,46 @@ def test_an_exception_costs_the_frames_at_hand_at_most(
     assert memory.stored.nbytes <= cap
 
 
+def test_a_block_that_fails_twice_costs_no_other_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = StreamMemory("cam", spec(), stack())
+    chunks = [chunk(number) for number in range(16)]
+    for each in chunks:
+        memory.accept_chunk(each)
+    work = StreamMemory._cluster_frames
+
+    def fail(self: StreamMemory, frames: list[KVChunk]) -> bool:
+        if frames[0].index == 4:
+            raise MemoryError("no room")
+        return work(self, frames)
+
+    monkeypatch.setattr(StreamMemory, "_cluster_frames", fail)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            memory.settle()
+    assert memory.settle()
+    assert memory.counts.frames_dropped == 4
+    same(held(memory), {at: kv for at, kv in expected(chunks).items() if not 4 <= at[2] < 8})
+
+
+def test_frames_that_come_while_others_are_clustered_are_stored_or_counted() -> None:
+    """More come than the cap has room for while a block is written."""
+    numbers, clustering = iter(range(40, 70)), False
+
+    def feed() -> None:
+        if clustering and (number := next(numbers, None)) is not None:
+            memory.accept_chunk(chunk(number))
+
+    memory = StreamMemory("cam", spec(compressor="uniform", cap_bytes=130_000), stack(), None, feed)
+    for number in range(40):
+        memory.accept_chunk(chunk(number))
+    clustering = True
+    assert memory.settle()
+    there = {frame for _, _, frame, _ in held(memory)} | {each.index for each in memory.recent}
+    assert memory.counts.frames_dropped > 0
+    assert memory.counts.compressed_away == 0
+    assert len(there) == memory.counts.frames - memory.counts.frames_dropped
+
+
 def test_frames_that_waited_for_a_tier_are_clustered_a_block_at_a_time() -> None:
     """Room that clustering takes grows with the square of the tokens that come at once."""
 
@@ -1152,7 +1201,7 @@ def test_a_deletion_that_another_process_forestalls_fails_and_is_repeated_there(
     if how == "surrendered":
         first.release_stream("cam", save=False)
     else:
-        first.hand_over("cam")
+        first.hand_over("cam", lambda: None)
         second.save_stream("cam")
     go.set()
     with pytest.raises(UnavailableError, match="forget it again"):
@@ -1165,7 +1214,7 @@ def test_a_deletion_that_another_process_forestalls_fails_and_is_repeated_there(
 def test_a_deletion_is_done_by_who_hands_the_camera_over() -> None:
     tiers = stack()
     bank, deletion, go = _hidden(tiers)
-    saved = bank.hand_over("cam")
+    saved = bank.hand_over("cam", lambda: None)
     go.set()
     assert deletion.result(60.0).frames == 7
     assert not saved.result(60.0), "one tier: no other process finds it"

@@ -152,8 +152,9 @@ class NativeEngine(WindowedEngine):
         return StreamKV(self.pool)
 
     def hand_over(self, stream: str) -> Future[bool]:
-        open_here = stream in self._streams and self.memories is not None and stream in self.memories
-        saved = self.memories.hand_over(stream) if self.memories is not None and open_here else completed_future(False)
+        held, saved = self._streams.get(stream), completed_future(False)
+        if held is not None and self.memories is not None and stream in self.memories:
+            saved = self.memories.hand_over(stream, held.reset)
         self.evict(stream)
         return saved
 

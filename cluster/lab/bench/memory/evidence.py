@@ -69,7 +69,7 @@ class Watched:
     def token_numbers(self, memory: StreamMemory, frame: Tensor, cell: Tensor) -> Tensor:
         """Numbers of tokens of a memory, by its own numbers of their frames."""
         number_at = {chunk.pts: number for number, chunk in enumerate(self.chunks)}
-        numbers = [number_at[memory.frame_time(each)] for each in frame.tolist()]
+        numbers = [number_at[memory.log.frame_time(each)] for each in frame.tolist()]
         return torch.tensor(numbers, dtype=torch.int64) * _CELLS + cell
 
     @property

@@ -151,7 +151,7 @@ def _ask(
         turns.append((text, run.result.text))
         # Needed for evidence recall only.
         for frame, count in run.retrieval.stats.tokens_by_frame().items() if question.evidence else ():
-            middle = (memory.frame_time(frame) - recording.begin) / MICROSECONDS + recording.frame_s / 2
+            middle = (memory.log.frame_time(frame) - recording.begin) / MICROSECONDS + recording.frame_s / 2
             times += [middle] * count
     asked = max(1, len(results))
     said = tuple(answer for _, answer in turns)
