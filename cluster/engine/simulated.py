@@ -118,7 +118,10 @@ class SimulatedEngine(WindowedEngine):
         # Text around frames is not simulated.
         self._frame_text = lambda _: 0
         self._query = lru_cache(maxsize=1024)(lambda text: len(shape.question_ids(text)))
-        self._fingerprint = f"{MARK}:{shape.family}:{shape.geometry}"
+
+    @property
+    def fingerprint(self) -> str:
+        return f"{MARK}:{self.model.family}:{self.model.geometry}"
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         closed = super().push(sample)

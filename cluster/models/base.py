@@ -5,6 +5,7 @@ frame, token positions, and rotary embeddings. Loading and linear layers stay th
 """
 
 import functools
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,9 +26,10 @@ from cluster.models.checkpoint import (
     fuse_norms,
     head_size,
     linear_weights,
+    weights_digest,
 )
 from cluster.models.float8 import use_float8
-from cluster.models.layers import DecoderLayer
+from cluster.models.layers import DecoderLayer, check_language_model
 from cluster.models.upload import to_device, upload
 from cluster.types import PatchGeometry, PatchGrid
 
@@ -125,6 +127,7 @@ class VisionLanguageModel(ABC):
         self.random_weights = checkpoint.random_weights
         self.settings = checkpoint.settings
         self.mean, self.std = checkpoint.mean or self.pixel_mean, checkpoint.std or self.pixel_std
+        check_language_model(self.text_config)
         self.geometry = self._geometry(checkpoint)
         fuse_norms(self.model)
         for token in self.prompt_tokens:
@@ -133,6 +136,14 @@ class VisionLanguageModel(ABC):
         profile = self.settings.layer_profile
         if len(profile) not in (0, len(self.layers)):
             raise ModelError(f"layer_profile has {len(profile)} entries, and the model {len(self.layers)} layers")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of all that KV depends on besides the video: weights, configuration, pixels and prompt."""
+        # Where it lies, and who reads it, may differ between replicas.
+        config = self.model.config.to_dict() | {"_name_or_path": "", "transformers_version": ""}
+        parts = weights_digest(self.model), self.family, self.dtype, config, self.mean, self.std, self.system_ids()
+        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
     # -- what a family adds -----------------------------------------------------------------------
     @abstractmethod

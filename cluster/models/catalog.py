@@ -1,7 +1,9 @@
 """Catalogue of loadable models, without importing torch, so that a wrong name fails before the cluster starts."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cluster.errors import ModelError, first_line
 from cluster.models.presets import PRESETS
@@ -45,6 +47,18 @@ def check_model(name: str) -> None:
     family = _family(name, config)
     if family not in families:
         raise ModelError(f"model {name!r} is of family {family!r}; supported families: {', '.join(families)}")
+
+
+def check_unquantised(name: str, config: Mapping[str, Any]) -> None:
+    """``ModelError`` for a checkpoint whose configuration says that its weights are quantised."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        if quantised := part.get("quantization_config"):
+            method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
+            raise ModelError(
+                f"model {name!r} is quantised (method {method}), which is not supported; take the checkpoint "
+                "it was made from, with --dtype float8 where memory is short"
+            )
 
 
 def _family(name: str, config: Path) -> str:

@@ -1,5 +1,6 @@
 """Loaded transformers checkpoints before wrapping, and helpers shared by the families."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -19,6 +20,9 @@ SYSTEM_PROMPT = "You are a helpful assistant."
 # complete 448x448 frames take 20 % longer in one pass than four by four.
 PATCHES_PER_PASS = {"cpu": 4096, "cuda": 65536}
 INSTRUCTION = " Answer with yes or no only."
+
+# Words of eight bytes that are summed at once.
+_DIGEST_WORDS = 1 << 18
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5, 0.5, 0.5)
@@ -52,6 +56,24 @@ def head_size(config: Any) -> int:
 def linear_weights(module: nn.Module) -> int:
     """Number of weights in the linear layers of ``module``; twice this is their FLOPs per row."""
     return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Digest of every parameter's name, shape and value. On the device: sums of its words, each multiplied by an odd
+    random number of its place, so that no single change, and hardly any other, leaves them as they are."""
+    generator = torch.Generator().manual_seed(0)
+    factors = torch.randint(-(2**62), 2**62, (_DIGEST_WORDS,), generator=generator) * 2 + 1
+    hasher = hashlib.blake2b(digest_size=16)
+    sums: list[Tensor] = []
+    for name, parameter in sorted(module.named_parameters()):
+        hasher.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
+        factors = factors.to(parameter.device)
+        for part in parameter.detach().reshape(-1).view(torch.uint8).split(8 * _DIGEST_WORDS):
+            # A copy, whose words are whole and aligned.
+            words = torch.cat((part, part.new_zeros(-len(part) % 8))).view(torch.int64)
+            sums.append((words * factors[: len(words)]).sum())
+    hasher.update(torch.stack(sums).cpu().numpy().tobytes())
+    return hasher.hexdigest()
 
 
 def fuse_norms(model: nn.Module) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cluster.errors import ModelError
 from cluster.models.checkpoint import rms_norm
 from cluster.models.float8 import ALIGNED, Float8Linear
 from cluster.models.fused import gated, rotated
@@ -15,6 +16,26 @@ from cluster.models.packed_attention import SequencePacking, attend
 Rotary = tuple[Tensor, Tensor]
 Attention = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
 """``(layer, query [n, H, d], key, value [n, Hkv, d], scale) -> [n, H, d]``."""
+
+
+LANGUAGE_MODELS = ("llama", "mistral", "qwen2", "qwen2_5_vl_text", "qwen2_vl_text", "qwen3", "qwen3_vl_text")
+"""``model_type`` of transformers' language models whose layers a :class:`DecoderLayer` computes."""
+
+
+def check_language_model(config: Any) -> None:
+    """Raises ``ModelError`` for a language model whose weights fit our layers, and whose computation is another."""
+    kind, rotary = config.model_type, config.rope_parameters["rope_type"]
+    if kind not in LANGUAGE_MODELS:
+        raise ModelError(f"its language model is of type {kind!r}; supported types: {', '.join(LANGUAGE_MODELS)}")
+    # Mistral's has no types: all of its layers slide, or none.
+    types = getattr(config, "layer_types", None) or (("sliding_attention",) if kind == "mistral" else ())
+    if getattr(config, "sliding_window", None) and "sliding_attention" in types:
+        raise ModelError(
+            f"its layers attend over a sliding window of {config.sliding_window} tokens, and ours over all; take a "
+            "checkpoint without one"
+        )
+    if rotary == "longrope":
+        raise ModelError("its rotary frequencies change with the length of a text (longrope), which is not supported")
 
 
 def layer_rotary(cos: Tensor, sin: Tensor) -> Rotary:

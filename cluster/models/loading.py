@@ -189,6 +189,12 @@ def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels:
     )
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"the checkpoint {path!r} lacks {len(missing)} weights, {missing[0]} the first; get it again")
+    # Rotary frequencies were saved by old versions of the library, which computes them.
+    if strange := sorted(k for k in report["unexpected_keys"] if ".layers." in k and not k.endswith("inv_freq")):
+        raise ModelError(
+            f"the checkpoint {path!r} has {len(strange)} weights in its layers that its config.json leaves out, "
+            f"{strange[0]} the first; correct it, or merge its adapters"
+        )
     processor = _image_processor(path)
     return _wrapped(
         config.model_type,

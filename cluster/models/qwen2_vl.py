@@ -39,7 +39,7 @@ class Qwen2VL(Qwen25VL):
         rows = self._tower.run(hidden, [packing] * len(self._visual.blocks), rotary)
         for index, hidden in enumerate(rows):
             if index in self._deepstack_blocks:
-                added.append(deepstack[len(added)](hidden))
+                added.append(deepstack[self._deepstack_blocks.index(index)](hidden))
         merged = torch.cat([merger(hidden), *added], dim=1)
         return list(torch.split(merged.to(self.dtype), counts))
 
@@ -48,7 +48,7 @@ class Qwen2VL(Qwen25VL):
 
     @property
     def _deepstack_blocks(self) -> Sequence[int]:
-        """Blocks of the tower, ascending, whose output early layers of the language model add."""
+        """Blocks of the tower, in the order of their mergers, whose output early layers of the language model add."""
         return ()
 
     # -- positions --------------------------------------------------------------------------------

@@ -41,9 +41,8 @@ def load_configured(config: SightlineConfig) -> VisionLanguageModel:
 def model_fingerprint(config: SightlineConfig, model: VisionLanguageModel) -> str:
     """Fingerprint of the model and engine; only replicas with the same one can read each other's memory."""
     from cluster.engine.vllm.settings import tier_fingerprint
-    from cluster.engine.window.export import fingerprint
 
-    mark = fingerprint(model)
+    mark = model.fingerprint
     return tier_fingerprint(mark, config.vllm.arguments) if config.engine == "vllm" else mark
 
 

@@ -9,6 +9,7 @@ import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.window.host_copies import HostCopies, HostCopy
+from cluster.engine.window.kv import KVPool, StreamKV
 from cluster.errors import CapacityError
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.memory.bank import MemoryBank
@@ -22,7 +23,9 @@ from cluster.types import MemorySpec
 
 @pytest.fixture
 def offloading(model) -> NativeEngine:
-    return NativeEngine(model, host_kv_bytes=2**30)
+    engine = NativeEngine(model, host_kv_bytes=2**30)
+    engine.pool.block_tokens = 7
+    return engine
 
 
 def test_copied_windows_are_moved_first_and_then_those_that_end_last(offloading, make_camera, make_spec, run) -> None:
@@ -84,6 +87,7 @@ def test_what_leaves_a_window_in_host_memory_is_remembered_as_from_the_pool(mode
     chunks: list[list[KVChunk]] = [[], []]
     for sink, moves in zip(chunks, (False, True), strict=True):
         engine = NativeEngine(model, host_kv_bytes=2**30)
+        engine.pool.block_tokens = 7
         engine._kv_sink = sink.append
         engine.admit(make_spec(memory=MemorySpec()))
         camera = make_camera()
@@ -286,10 +290,10 @@ def test_embeddings_in_host_memory_leave_for_a_memory_after_their_copy(parked) -
 def test_embeddings_in_host_memory_count(parked, make_camera, make_spec, run) -> None:
     engine, _, landings = parked
     stream = engine._streams["cam"]
-    assert stream.moved_nbytes == landings[0].held[0].nbytes > 0
-    # What admission counts on fits, and no more.
+    assert stream.moved_nbytes / 2 < landings[0].held[0].nbytes <= stream.moved_nbytes
+    # What admission counts on fits.
     engine.pool.host_capacity = engine.pool.host_used + stream.moved_nbytes
-    assert engine.window_tokens == engine.pool.capacity + len(stream.kv)
+    assert engine.window_tokens >= engine.pool.capacity + len(stream.kv)
     engine.admit(make_spec("other"))
     run(engine, [make_camera(stream="other").sample(index) for index in range(10)])
     other = engine._streams["other"]
@@ -367,3 +371,16 @@ def test_memories_have_an_eighth_of_the_host_unless_told(model, monkeypatch: pyt
     assert NativeEngine(model, memories=bank).index_bytes == 2**30
     assert NativeEngine(model, memories=bank, index_bytes=2**21).index_bytes == 2**21
     assert NativeEngine(model).index_bytes == math.inf
+
+
+def test_pinned_memory_is_taken_in_blocks_and_counts_as_torch_takes_it() -> None:
+    """torch makes a power of two of each allocation: a window took up to twice what was counted."""
+    with FakeCuda():
+        pool = KVPool(load_truncated("qwen2_5_vl-7b", 2, DEVICE), 2**27)
+        kv = StreamKV(pool)
+        kv.resize(9000)
+        kv.copy_to_host()
+        assert kv._host is not None
+        taken = HostCopy(kv._host.tensors(), object()).nbytes
+    assert HostCopy((torch.zeros(5), torch.zeros(8)), object()).nbytes == 64
+    assert kv.nbytes <= taken < 1.1 * kv.nbytes

@@ -3,12 +3,16 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
 
+from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, ModelError
 from cluster.models import load_model
+from cluster.models.checkpoint import weights_digest
+from cluster.models.loading import load_shape
 from cluster.models.presets import PRESETS
 from cluster.models.settings import ModelSettings
 from cluster.registry import families
@@ -168,6 +172,86 @@ def test_a_checkpoint_that_lacks_some_weights(saved, model):
     save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match="lacks"):
         load_model(str(saved))
+
+
+@pytest.mark.parametrize(
+    "extra", ["self_attn.o_proj.bias", "self_attn.q_proj.lora_A.weight", "self_attn.rotary_emb.inv_freq"]
+)
+def test_a_checkpoint_with_weights_that_its_config_leaves_out(saved, extra):
+    """The library would drop them: a bias, an adapter that was not merged."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(saved / "model.safetensors")
+    name = next(name for name in tensors if name.endswith("0.self_attn.q_proj.weight") and "vision" not in name)
+    tensors[name.replace("self_attn.q_proj.weight", extra)] = torch.ones(4)
+    save_file(tensors, saved / "model.safetensors", metadata={"format": "pt"})
+    if extra.endswith("inv_freq"):
+        # Of old files; it is computed.
+        load_model(str(saved))
+        return
+    with pytest.raises(ModelError, match=f"1 weights in its layers that its config.json leaves out, .*{extra} the"):
+        load_model(str(saved))
+
+
+def change_text_config(folder, **entries):
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= entries
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+LONG |= {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8}
+SLIDES = "attend over a sliding window of 16 tokens"
+
+
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        (SLIDES, {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0, "layer_types": None}),
+        (SLIDES, {"model_type": "mistral", "sliding_window": 16, "layer_types": None}),
+        ("type 'ernie4_5'", {"model_type": "ernie4_5"}),
+        ("type 'granite'", {"model_type": "granite"}),
+        ("longrope", {"rope_parameters": LONG}),
+        ("", {"use_sliding_window": False, "sliding_window": 16, "layer_types": None}),
+        ("", {"model_type": "mistral", "sliding_window": None}),
+    ],
+)
+def test_a_language_model_that_computes_otherwise(tmp_path, internvl, reason, change):
+    """Its weights fit our layers, and every answer was noise."""
+    internvl.model.save_pretrained(tmp_path)
+    internvl.tokenizer.save_pretrained(tmp_path)
+    change_text_config(tmp_path, **change)
+    with pytest.raises(ModelError, match=reason) if reason else nullcontext():
+        load_shape(str(tmp_path))
+
+
+def test_a_quantised_checkpoint_on_the_native_engine(saved):
+    """The library ignores a method that it does not know, and reads what is quantised as if it were not."""
+    change_text_config(saved, quantization_config={"quant_method": "modelopt"})
+    with pytest.raises(ModelError, match=r"is quantised \(method modelopt\)"):
+        NativeEngine(load_model(str(saved)))
+
+
+def test_a_fingerprint_has_every_weight_and_what_else_kv_depends_on(saved, tmp_path_factory):
+    """It took 32 values of each weight, and neither rotary base nor pixels: other models' KV was taken for ours."""
+    loaded = load_model(str(saved))
+    (elsewhere := tmp_path_factory.mktemp("elsewhere") / "copy").symlink_to(saved)
+    assert load_model(str(elsewhere)).fingerprint == loaded.fingerprint
+    before, marks = weights_digest(loaded.model), set()
+    for weight in loaded.model.parameters():
+        flat = weight.data.view(-1)
+        place = len(marks) * 7919 % len(flat)
+        kept = flat[place].clone()
+        flat[place] += 1
+        marks.add(weights_digest(loaded.model))
+        flat[place] = kept
+    assert len(marks | {before}) == len(list(loaded.model.parameters())) + 1
+    assert weights_digest(loaded.model) == before
+    (saved / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.3, 0.5, 0.7]}))
+    shown = load_model(str(saved)).fingerprint
+    config = json.loads((saved / "config.json").read_text())
+    change_text_config(saved, rope_parameters=config["text_config"]["rope_parameters"] | {"rope_theta": 77.0})
+    assert len({loaded.fingerprint, shown, load_model(str(saved)).fingerprint}) == 3
 
 
 def test_a_checkpoint_without_tokenizer(saved):

@@ -64,6 +64,15 @@ def test_a_complete_window_equals_the_library(model, grid, make_frame):
     assert_close(ours, library_tower(model, frames))
 
 
+def test_mergers_belong_to_blocks_in_the_order_of_the_configuration(make_frame):
+    """They were taken in the order of the blocks."""
+    model = load_model("tiny-qwen3_vl")
+    visual = model.model.model.visual
+    visual.deepstack_visual_indexes = visual.config.deepstack_visual_indexes = [1, 0]
+    frames = [make_frame(model.geometry.grid(160, 120))]
+    assert_close(visual_tokens(model.encode(frames)[0]), library_tower(model, frames))
+
+
 def qwen_dense(model: VisionLanguageModel, grid: PatchGrid, keep: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
     """Transformers' blocks over the complete frame, one dense mask per kind of layer, pruned patches masked as keys."""
     visual, merge = model.model.model.visual, grid.merge
@@ -101,7 +110,7 @@ def qwen_dense(model: VisionLanguageModel, grid: PatchGrid, keep: torch.Tensor, 
         hidden = hidden + attention.proj(attended)
         hidden = hidden + block.mlp(block.norm2(hidden))
         if index in getattr(visual, "deepstack_visual_indexes", ()):
-            added.append(visual.deepstack_merger_list[len(added)](hidden))
+            added.append(visual.deepstack_merger_list[visual.deepstack_visual_indexes.index(index)](hidden))
     return torch.cat([visual.merger(hidden), *added], dim=1)
 
 

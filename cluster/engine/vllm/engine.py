@@ -74,8 +74,6 @@ class VllmEngine(WindowedEngine):
         self._score = make_score(model, places[: len(yes)], places[len(yes) :], device, score_temperature, score_bias)
         self._ends = sorted(end_token_ids(model))
         self._system = model.system_ids()
-        # Now, as ``release`` frees the weights.
-        self._fingerprint = self.fingerprint
         self._folder = tempfile.TemporaryDirectory(prefix="sightline-vllm-")
         try:
             self._start(release=release)
@@ -197,7 +195,8 @@ class VllmEngine(WindowedEngine):
         served = write_model_folder(self.model, Path(self._folder.name), _cpu_head_sizes() if cpu else None)
         self.layout = TimeOrderLayout(self.model, served, self.max_new_tokens)
         if release:
-            # Before vLLM measures free memory.
+            # Before its weights are gone, and before vLLM measures free memory.
+            _ = self.fingerprint
             for layer in self.model.layers:
                 layer.to("meta")
             if self.model.device.type == "cuda":

@@ -1,10 +1,9 @@
-"""Serialised stream state (safetensors with a JSON header), and the model's fingerprint.
+"""Serialised stream state (safetensors with a JSON header).
 
 Keys are rotated in the stream's own time, which is part of the state, so the KV is valid in any process and window.
 Frames not encoded yet are exported as patches.
 """
 
-import hashlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,23 +17,8 @@ from cluster.engine.window.windows import WindowClock, WindowSpan
 from cluster.errors import ModelError
 from cluster.memory.frame_retrieval import FrameReads
 from cluster.memory.manifest import dump_tensors, load_parts, read_header
-from cluster.models.base import FrameTokens, VisionLanguageModel
+from cluster.models.base import FrameTokens
 from cluster.types import Answer, PatchGrid, Question, StreamSpec, Timing, TokenCount
-
-# Elements looked at of each parameter: enough to tell seeds, fine-tunes and checkpoints apart, in milliseconds.
-SAMPLES = 32
-
-
-def fingerprint(model: VisionLanguageModel) -> str:
-    """Digest of the family, dtype, every parameter's name and shape, and samples of its values."""
-    hasher = hashlib.blake2b(f"{model.family}:{model.dtype}".encode(), digest_size=16)
-    for name, parameter in sorted(model.model.named_parameters()):
-        hasher.update(f"{name}{tuple(parameter.shape)}".encode())
-        flat = parameter.detach().reshape(-1)
-        places = torch.linspace(0, flat.numel() - 1, min(SAMPLES, flat.numel()), dtype=torch.float64).long()
-        hasher.update(flat[places.to(flat.device)].float().cpu().numpy().tobytes())
-    return hasher.hexdigest()
-
 
 VERSION = 3
 _STREAM = (

@@ -22,7 +22,9 @@ class HostCopy:
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors)
+        """Of host memory: of what is pinned, torch takes powers of two."""
+        sizes = [tensor.nbytes for tensor in self._tensors]
+        return sum(sizes if self._copied is None else (1 << (size - 1).bit_length() for size in sizes))
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors; waits for their copy."""

@@ -7,9 +7,10 @@ of a window need no order, so nothing is ever moved, and a stream that leaves gi
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,10 +23,14 @@ from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import head_size
 from cluster.models.upload import to_device, upload
 
+Slots = TypeVar("Slots", IntArray, Tensor)
+
 MOST_SLOTS = 1 << 20
 """Slots of a pool at most: about 700 windows of 1,500 tokens."""
 HOST_SHARE = 0.5
 """Share of the host's memory that a pool may fill, or that windows moved there from a GPU's pool may."""
+HOST_BLOCK = 1 << 22
+"""Bytes of keys, or of values, that are moved to host memory in one allocation: torch makes a power of two of each."""
 GPU_SHARE = 0.9
 """Share of a GPU's free memory for a pool, embeddings of the tokens it holds, and the activations of a pass."""
 MEMORY_SHARE = 1 / 8
@@ -37,8 +42,8 @@ class KVPool:
     """``k, v [L, slots, Hkv, d]``; ``rotary`` of their model.
 
     * ``make_room``: called with how many slots are missing before a request is refused
-    * ``copies``: between the pool and host memory; ``host_used``: bytes of KV there, which are at most
-      ``host_capacity`` with those of windows' embeddings
+    * ``copies``: between the pool and host memory, in blocks of ``block_tokens``; ``host_used``: bytes of KV there,
+      which are at most ``host_capacity`` with those of windows' embeddings
 
     On a CPU the memory is taken from the operating system slot by slot, as it is first used.
     """
@@ -84,6 +89,7 @@ class KVPool:
         if host_bytes is None:
             host_bytes = 0 if model.device.type == "cpu" else int(HOST_SHARE * host_memory_bytes())
         self.host_used, self.host_capacity = 0, host_bytes
+        self.block_tokens = max(1, HOST_BLOCK // (self.slot_bytes // 2))
         # Slots from here on were never used.
         self._fresh = 0
         self._free = np.zeros(0, np.int64)
@@ -139,8 +145,8 @@ class StreamKV:
     def __init__(self, pool: KVPool | None) -> None:
         self.pool = pool
         self.slots = self.scratch = np.zeros(0, np.int64)
-        # K, V [L, n, Hkv, d] in host memory; tokens at its front that were dropped since. Until they are released, the
-        # slots hold the same.
+        # K, V [L, n, Hkv, d] of each block of tokens in host memory; tokens at its front that were dropped since. Until
+        # they are released, the slots hold the same.
         self._host: HostCopy | None = None
         self._dropped = 0
         self._released = False
@@ -170,8 +176,10 @@ class StreamKV:
             return
         self._join()
         with self.pool.copies.outward():
-            index = self.pool.index(self.slots)
-            self._host = self.pool.copies.to_host([part.index_select(1, index) for part in (self.pool.k, self.pool.v)])
+            blocks = self.pool.index(self.slots).split(self.pool.block_tokens)
+            self._host = self.pool.copies.to_host(
+                [part.index_select(1, index) for index in blocks for part in (self.pool.k, self.pool.v)]
+            )
         self._dropped, self._released = 0, False
         self.pool.host_used += self._host.nbytes
 
@@ -199,9 +207,10 @@ class StreamKV:
             try:
                 with copies.inward():
                     self._host.join()
-                    index = self.pool.index(slots)
-                    for number, part in enumerate((self.pool.k, self.pool.v)):
-                        part.index_copy_(1, index, to_device(self._host[number], self.pool.device)[:, self._dropped :])
+                    for block, places, index in self._blocks(self.pool.index(slots)):
+                        for number, part in enumerate((self.pool.k, self.pool.v)):
+                            held = to_device(self._host[2 * block + number], self.pool.device)
+                            part.index_copy_(1, index, held[:, places])
             except BaseException:
                 # Whoever takes the slots next writes to them after what was begun here.
                 copies.arrival().join()
@@ -264,8 +273,13 @@ class StreamKV:
         """``K, V [L, Hkv, n, d]`` of the slots ``[first, stop)``, keys as they are stored; copies."""
         assert self.pool is not None
         if self._host is not None and self._released:
-            wanted = [part[:, self._dropped :][:, first:stop] for part in self._host.tensors()]
-            kept = (upload([part], self.pool.device) for part in wanted)
+            held, blocks = self._host.tensors(), list(self._blocks(self.slots[first:stop], first))
+            kept = (
+                torch.cat(
+                    [upload([held[2 * block + part][:, places]], self.pool.device) for block, places, _ in blocks], 1
+                )
+                for part in range(2)
+            )
         else:
             self._join()
             index = self.pool.index(self.slots[first:stop])
@@ -279,6 +293,16 @@ class StreamKV:
         k, v = self.stored(first, stop)
         cos, sin = self.pool.rotary(positions)
         return unrotate(k, cos, sin), v
+
+    def _blocks(self, slots: Slots, first: int = 0) -> Iterator[tuple[int, slice, Slots]]:
+        """Blocks of host memory that hold the tokens of these slots, ``first`` the first of them; their places in each,
+        and their slots."""
+        assert self.pool is not None
+        size, at = self.pool.block_tokens, self._dropped + first
+        stop = at + len(slots)
+        for block in range(at // size, -(-stop // size)):
+            begin, end = max(at, block * size), min(stop, (block + 1) * size)
+            yield block, slice(begin - block * size, end - block * size), slots[begin - at : end - at]
 
     def _take(self, count: int) -> IntArray:
         return np.full(count, -1, np.int64) if self.pool is None else self.pool.take(count)

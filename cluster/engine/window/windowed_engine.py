@@ -122,7 +122,6 @@ class WindowedEngine(ABC):
         self.max_new_tokens = max_new_tokens
         self.stats = StepStats()
         self._streams: dict[str, Stream] = {}
-        self._fingerprint: str | None = None
         # See ``Stream``.
         self._kv_sink: KVSink | None = None
         self._kv_lost: Callable[[str], None] | None = None
@@ -224,9 +223,7 @@ class WindowedEngine(ABC):
     @property
     def fingerprint(self) -> str:
         """Fingerprint that another engine must share to import this engine's streams."""
-        if self._fingerprint is None:
-            self._fingerprint = export.fingerprint(self.model)
-        return self._fingerprint
+        return self.model.fingerprint
 
     def hand_over(self, stream: str) -> Future[bool]:
         # Without memory there are no tiers for the window.

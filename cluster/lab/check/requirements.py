@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.errors import ModelError
-from cluster.models.catalog import check_model, locate
+from cluster.models.catalog import check_model, check_unquantised, locate
 from cluster.models.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -54,15 +54,7 @@ def check_files(folder: Path) -> None:
         ModelError: one sentence.
     """
     check_model(str(folder))
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
-        if quantised := part.get("quantization_config"):
-            method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
-            raise ModelError(
-                f"model {str(folder)!r} is quantised (method {method}), which is not supported; take the checkpoint "
-                "it was made from, with --dtype float8 where memory is short"
-            )
+    check_unquantised(str(folder), json.loads((folder / "config.json").read_text(encoding="utf-8")))
     _check_weights(folder)
 
 

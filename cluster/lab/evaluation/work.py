@@ -30,6 +30,7 @@ from cluster.hosts import hold_interrupts, start_pool_process
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
+from cluster.models.checkpoint import weights_digest
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -228,7 +229,8 @@ def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
     prompts, pixels, code, libraries."""
     model = engine.model
     return digest(
-        _weights_digest(model),
+        weights_digest(model.model),
+        str((model.family, model.dtype, model.mean, model.std)),
         model.model.config.to_json_string(),
         str(model.settings),
         str(model.geometry),
@@ -237,15 +239,6 @@ def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
         code_digest(CODE),
         *map(metadata.version, _LIBRARIES),
     )
-
-
-def _weights_digest(model: VisionLanguageModel) -> str:
-    """Of every weight: the engine's fingerprint takes samples, which a change of some rows passes by."""
-    hasher = hashlib.blake2b(f"{model.family}:{model.dtype}".encode(), digest_size=16)
-    for name, weight in model.model.named_parameters():
-        hasher.update(f"{name}{tuple(weight.shape)}".encode())
-        hasher.update(weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return hasher.hexdigest()
 
 
 @functools.cache
