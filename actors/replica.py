@@ -15,6 +15,8 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import ray
+
 from actors.remote import ask_controller, await_reply, await_reply_blocking, own_host
 from actors.startup import configure_logging, describe_process, run_task, show_replica
 from actors.tier import tier_of_this_node
@@ -73,7 +75,7 @@ class Replica:
         if config.engine == "simulated":
             tiers = await self._tiers(config, SIMULATED)
             return await asyncio.to_thread(make_simulated, config, tiers, self._instance)
-        model = await asyncio.to_thread(load_configured, config)
+        model = await asyncio.to_thread(load_configured, config, await asyncio.to_thread(neighbours, config))
         fingerprint = await asyncio.to_thread(model_fingerprint, config, model)
         return await asyncio.to_thread(make_engine, config, model, await self._tiers(config, fingerprint))
 
@@ -256,6 +258,15 @@ class Replica:
     def _reports(self) -> list[StreamReport]:
         held = self._bank.memory_reports()
         return [_with_memory(report, held.get(report.camera)) for report in self._worker.reports()]
+
+
+def neighbours(config: SightlineConfig) -> int:
+    """Replicas that share this node's cores: as many as it offers of their Ray resource, or all where none is named."""
+    place = config.cluster.placement.replica
+    if place is None:
+        return config.cluster.replicas
+    here = ray.get_runtime_context().get_node_id()
+    return max([1, *(int(node["Resources"].get(place, 1)) for node in ray.nodes() if node["NodeID"] == here)])
 
 
 def _with_memory(report: StreamReport, memory: MemoryReport | None) -> StreamReport:

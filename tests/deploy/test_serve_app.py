@@ -47,7 +47,7 @@ def test_deployed_changed_and_taken_away(tmp_path) -> None:
     clip = tmp_path / "street.mp4"
     make_clip("street", clip, seconds=24, size=(160, 96))
     address, ports = gateway_ports()
-    before = chart_serve_config(tmp_path, clip, *ports)
+    before = chart_serve_config(tmp_path, clip, ports=ports)
     # The head offers nothing, as in the chart; all of this lands on the other node or nowhere.
     with ray_cluster({"sightline_control": 16, "sightline_decoder": 1, "sightline_replica": 1}):
         deploy(before)
