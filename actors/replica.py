@@ -12,6 +12,7 @@ import logging
 import os
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +57,10 @@ RECENT_ANSWERS = 20_000
 class Replica:
     """Loads the model, serves ``Frames`` and ``Results``, and registers with the controller."""
 
-    async def __init__(self, config: SightlineConfig, host: str | None) -> None:  # type: ignore[misc]  # Serve awaits it
-        self._config = config
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, load: Callable[[], SightlineConfig], host: str | None
+    ) -> None:
+        self._config = config = load()
         self._tls = peer_tls(config.security)
         self._instance = uuid.uuid4().hex[:12]
         configure_logging(f"replica-{self._instance}", config.cluster)
@@ -281,8 +284,11 @@ def _with_memory(report: StreamReport, memory: MemoryReport | None) -> StreamRep
     )
 
 
-def replica_application(config: SightlineConfig, host: str | None) -> Any:
-    """The Serve application of all replicas. Imports Serve, which reads its flags from the environment then."""
+def replica_application(
+    config: SightlineConfig, host: str | None, load: Callable[[], SightlineConfig] | None = None
+) -> Any:
+    """The Serve application of all replicas, each of which starts with what ``load`` returns there, by default
+    ``config``. Imports Serve, which reads its flags from the environment then."""
     from ray import serve
 
     # "cuda" is a GPU for each replica; "cuda:0" names one GPU that they share.
@@ -300,4 +306,4 @@ def replica_application(config: SightlineConfig, host: str | None) -> Any:
         graceful_shutdown_wait_loop_s=0.1,
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )(Replica)
-    return deployment.bind(config, host)
+    return deployment.bind(load or (lambda: config), host)
