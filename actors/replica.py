@@ -12,8 +12,11 @@ import logging
 import os
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import ray
 
 from actors.remote import ask_controller, await_reply, await_reply_blocking, own_host
 from actors.startup import configure_logging, describe_process, run_task, show_replica
@@ -54,8 +57,10 @@ RECENT_ANSWERS = 20_000
 class Replica:
     """Loads the model, serves ``Frames`` and ``Results``, and registers with the controller."""
 
-    async def __init__(self, config: SightlineConfig, host: str | None) -> None:  # type: ignore[misc]  # Serve awaits it
-        self._config = config
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, load: Callable[[], SightlineConfig], host: str | None
+    ) -> None:
+        self._config = config = load()
         self._tls = peer_tls(config.security)
         self._instance = uuid.uuid4().hex[:12]
         configure_logging(f"replica-{self._instance}", config.cluster)
@@ -73,7 +78,7 @@ class Replica:
         if config.engine == "simulated":
             tiers = await self._tiers(config, SIMULATED)
             return await asyncio.to_thread(make_simulated, config, tiers, self._instance)
-        model = await asyncio.to_thread(load_configured, config)
+        model = await asyncio.to_thread(load_configured, config, await asyncio.to_thread(neighbours, config))
         fingerprint = await asyncio.to_thread(model_fingerprint, config, model)
         return await asyncio.to_thread(make_engine, config, model, await self._tiers(config, fingerprint))
 
@@ -258,6 +263,15 @@ class Replica:
         return [_with_memory(report, held.get(report.camera)) for report in self._worker.reports()]
 
 
+def neighbours(config: SightlineConfig) -> int:
+    """Replicas that share this node's cores: as many as it offers of their Ray resource, or all where none is named."""
+    place = config.cluster.placement.replica
+    if place is None:
+        return config.cluster.replicas
+    here = ray.get_runtime_context().get_node_id()
+    return max([1, *(int(node["Resources"].get(place, 1)) for node in ray.nodes() if node["NodeID"] == here)])
+
+
 def _with_memory(report: StreamReport, memory: MemoryReport | None) -> StreamReport:
     if memory is None:
         return report
@@ -270,8 +284,11 @@ def _with_memory(report: StreamReport, memory: MemoryReport | None) -> StreamRep
     )
 
 
-def replica_application(config: SightlineConfig, host: str | None) -> Any:
-    """The Serve application of all replicas. Imports Serve, which reads its flags from the environment then."""
+def replica_application(
+    config: SightlineConfig, host: str | None, load: Callable[[], SightlineConfig] | None = None
+) -> Any:
+    """The Serve application of all replicas, each of which starts with what ``load`` returns there, by default
+    ``config``. Imports Serve, which reads its flags from the environment then."""
     from ray import serve
 
     # "cuda" is a GPU for each replica; "cuda:0" names one GPU that they share.
@@ -289,4 +306,4 @@ def replica_application(config: SightlineConfig, host: str | None) -> Any:
         graceful_shutdown_wait_loop_s=0.1,
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )(Replica)
-    return deployment.bind(config, host)
+    return deployment.bind(load or (lambda: config), host)

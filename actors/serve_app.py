@@ -7,10 +7,12 @@ Two applications, so that a change of cameras or alerts does not load the model 
       - {name: processes, route_prefix: null, import_path: "actors.serve_app:processes", args: {configuration: ...}}
       - {name: replicas, route_prefix: null, import_path: "actors.serve_app:replicas", args: {configuration: ...}}
 
-``configuration`` is what a configuration file holds; ``${NAME}`` in it comes from the environment of Ray's processes.
-Both must say the same; ``replicas`` does without the sections in :data:`NOT_THE_REPLICAS`.
+``configuration`` is what a configuration file holds; ``${NAME}`` in it comes from the environment of Ray's processes,
+and is filled in where one starts: a password that has changed counts for pods that begin. Both must say the same;
+``replicas`` does without the sections in :data:`NOT_THE_REPLICAS`.
 """
 
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -32,7 +34,8 @@ NOT_THE_REPLICAS = (
 def processes(args: dict[str, Any]) -> Application:
     """Controller, gateway, decoders, alerting and tiers, run by a :class:`Supervisor`. Raises ``ConfigError``:
     something in the configuration is wrong."""
-    config = _load(_configuration(args))
+    given = _configuration(args)
+    config = _load(given)
     place = config.cluster.placement.control
     deployment = serve.deployment(
         name="supervisor",
@@ -43,13 +46,13 @@ def processes(args: dict[str, Any]) -> Application:
         graceful_shutdown_wait_loop_s=0.1,
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )(Supervisor)
-    return deployment.bind(config)
+    return deployment.bind(partial(load_tree, given))
 
 
 def replicas(args: dict[str, Any]) -> Application:
     """The replicas. Raises ``ConfigError``: something in the configuration is wrong."""
     given = {section: body for section, body in _configuration(args).items() if section not in NOT_THE_REPLICAS}
-    return replica_application(_load(given), None)
+    return replica_application(_load(given), None, partial(load_tree, given))
 
 
 def _configuration(args: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import ray
 from ray.exceptions import RayError
@@ -54,7 +54,8 @@ class Supervisor:
     of them end with the application.
     """
 
-    async def __init__(self, config: SightlineConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, load: Callable[[], SightlineConfig]) -> None:  # type: ignore[misc]  # Serve awaits it
+        config = load()
         configure_logging("supervisor", config.cluster)
         await asyncio.to_thread(check_settings, config)
         for sentence in clip_shortages(config):

@@ -1,5 +1,6 @@
-"""Host facts and process limits: loopback addresses, folders, file descriptors, malloc, the parent's end."""
+"""Host facts and process limits: loopback addresses, folders, cores, file descriptors, malloc, the parent's end."""
 
+import contextlib
 import ctypes
 import ipaddress
 import logging
@@ -9,7 +10,6 @@ import resource
 import signal
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -36,6 +36,26 @@ def is_below(path: Path, folders: Iterable[Path]) -> bool:
     """Whether ``path`` lies in one of ``folders``, symbolic links followed."""
     resolved = path.resolve()
     return any(resolved.is_relative_to(folder.resolve()) for folder in folders)
+
+
+_CPU_LIMITS = (
+    ("/sys/fs/cgroup/cpu.max",),
+    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
+"""Files of a container's quota and its period, of both versions of control groups."""
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: those of its affinity, fewer where its container has a limit. With a thread for
+    each core of the host it would be throttled."""
+    cores = len(os.sched_getaffinity(0))
+    for files in _CPU_LIMITS:
+        # "max", or -1, where there is none.
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = map(int, " ".join(Path(file).read_text() for file in files).split())
+            if quota > 0:
+                cores = min(cores, max(1, quota // period))
+    return cores
 
 
 def raise_file_limit(count: int) -> int:
@@ -81,7 +101,7 @@ def end_with_parent() -> None:
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()
 
 
-@contextmanager
+@contextlib.contextmanager
 def hold_interrupts() -> Iterator[None]:
     """Ctrl-C takes effect at the end of the block: a pool that is interrupted while it starts cannot be shut down.
 

@@ -7,7 +7,10 @@ import sys
 import psutil
 import pytest
 
-from cluster.hosts import is_loopback
+from cluster import hosts
+from cluster.config import SightlineConfig
+from cluster.hosts import is_loopback, usable_cores
+from cluster.replica.engine import load_configured
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.3.2.1", "::1", "::ffff:127.0.0.1"])
@@ -82,3 +85,38 @@ def test_a_process_of_a_pool_ends_with_the_parent_that_was_killed(tmp_path):
         process = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
     process.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({}, 64),
+        ({"cpu.max": "max 100000\n"}, 64),
+        ({"cpu.max": "400000 100000\n"}, 4),
+        ({"cpu.max": "250000 100000\n"}, 2),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu.cfs_quota_us": "-1\n", "cpu.cfs_period_us": "100000\n"}, 64),
+        ({"cpu.cfs_quota_us": "300000\n", "cpu.cfs_period_us": "100000\n"}, 3),
+    ],
+)
+def test_a_container_s_limit_of_cpus_counts(monkeypatch, tmp_path, files, cores):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    names = [[str(tmp_path / file.rpartition("/")[2]) for file in each] for each in hosts._CPU_LIMITS]
+    monkeypatch.setattr(hosts, "_CPU_LIMITS", names)
+    monkeypatch.setattr(hosts.os, "sched_getaffinity", lambda _: set(range(64)))
+    assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(("model", "neighbours", "threads"), [({}, 2, 3), ({}, 8, 1), ({"threads": 5}, 2, 5)])
+def test_a_model_has_its_share_of_the_cores_of_its_machine(monkeypatch, model, neighbours, threads):
+    import torch
+
+    import cluster.models
+
+    told = []
+    monkeypatch.setattr("cluster.replica.engine.usable_cores", lambda: 6)
+    monkeypatch.setattr(torch, "set_num_threads", told.append)
+    monkeypatch.setattr(cluster.models, "load_model", lambda *_, **__: None)
+    load_configured(SightlineConfig(model=model, cluster={"replicas": 32}), neighbours)
+    assert told == [threads]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -184,13 +184,17 @@ def _redis(url: str) -> Finding:
     shown = str(SourceAddress(url))
     try:
         client = redis.Redis.from_url(url, socket_timeout=WAIT_S, socket_connect_timeout=WAIT_S)
-        policy = str(client.config_get("maxmemory-policy").get("maxmemory-policy", b""))
+        # Not CONFIG, which whoever rents a server out does not let others use.
+        told: Any = client.info()
     except redis.RedisError as error:
         return Finding("Redis", "wrong", f"{shown}: {error}", "start it, or correct tiers.redis_url")
-    if "allkeys" in policy:
+    policy, most = str(told.get("maxmemory_policy", "")), int(told.get("maxmemory", 0))
+    if told.get("slave_read_only"):
+        return Finding("Redis", "wrong", f"{shown} is a read-only replica", "name its primary in tiers.redis_url")
+    if "allkeys" in policy and most:
         return Finding("Redis", "ok", f"{shown} evicts by {policy}")
-    remedy = "set maxmemory and maxmemory-policy allkeys-lru: otherwise it refuses memories when full"
-    return Finding("Redis", "warning", f"{shown} has maxmemory-policy {policy}", remedy)
+    remedy = "set maxmemory and maxmemory-policy allkeys-lru: otherwise it refuses memories when full, or is killed"
+    return Finding("Redis", "warning", f"{shown} has maxmemory {most} and maxmemory-policy {policy}", remedy)
 
 
 def _said(*command: str) -> str:

@@ -8,7 +8,6 @@ read here.
 
 import ctypes
 import errno
-import os
 from fractions import Fraction
 from typing import ClassVar
 from weakref import WeakSet
@@ -20,6 +19,7 @@ from av.video.frame import VideoFrame
 
 from cluster.codec.nal import FRAMED_CODECS, Sequence, sequences
 from cluster.errors import SourceError
+from cluster.hosts import usable_cores
 
 MIB = 2**20
 
@@ -245,7 +245,7 @@ class Decoder:
         if self.codec not in _THREADED or width * height < _THREADED_PIXELS:
             return
         spare = self._memory.spare_pictures(width, height, self._sequence)
-        self.threads = max(1, min(len(os.sched_getaffinity(0)), MOST_THREADS, 1 + spare))
+        self.threads = max(1, min(usable_cores(), MOST_THREADS, 1 + spare))
         if self.threads == 1:
             return
         self._context.thread_count = self.threads

@@ -48,7 +48,8 @@ class ModelConfig(Section):
     seed: int = Field(default=0, ge=0)
     """Seed of a preset's random weights; checkpoints ignore it."""
     threads: int = Field(default=0, ge=0)
-    """CPU threads of one replica's engine; 0 takes its machine's cores over cluster.replicas."""
+    """CPU threads of one replica's engine; 0 takes its machine's (or container's) cores over the replicas there: as
+    many as its node offers of the Ray resource placement.replica, or cluster.replicas where none is named."""
     kv_bytes: Size | None = Field(default=None, ge=1 << 20)
     """A replica's windows' KV, on its device: bytes, or a size like 16GiB; null takes half of the host's (or
     container's) memory, or what a GPU has free beside embeddings and a pass's activations. A window that does not fit

@@ -2,7 +2,6 @@
 others keep up."""
 
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -10,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from cluster.hosts import usable_cores
 from cluster.types.cameras import Priority
 
 MOST = 8
@@ -42,7 +42,7 @@ class DecodeGate:
 
     def __init__(self, places: int | None = None) -> None:
         """``places``: slots; by default as many as this process has cores, at most :data:`MOST`."""
-        self._places = self._free = places or min(len(os.sched_getaffinity(0)), MOST)
+        self._places = self._free = places or min(usable_cores(), MOST)
         self._busy_s = 0.0
         self._since_s = self._taken_s = time.monotonic()
         self._waiting: deque[threading.Lock] = deque()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import ssl
@@ -55,8 +56,7 @@ class OidcProvider:
             config.clock_skew_s,
         )
         self._redirect = config.url.rstrip("/") + CALLBACK
-        self._secret = _secret(config)
-        self._tls = _tls(config)
+        self._secret, self._tls = _files(config)
         self._document: dict[str, str | list[str]] = {}
         self._keys: KeySet | None = None
         self._read_s = self._tried_s = float("-inf")
@@ -126,6 +126,7 @@ class OidcProvider:
             UnavailableError: the provider cannot be reached.
         """
         await self._read()
+        await self._renew()
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -180,6 +181,7 @@ class OidcProvider:
             if self._keys is not None and (not (old or again) or now_s - self._tried_s < RETRY_S):
                 return
             self._tried_s = now_s
+            await self._renew()
             try:
                 document = await self._ask("GET", f"{self.config.issuer.rstrip('/')}/.well-known/openid-configuration")
                 if document.get("issuer") != self.config.issuer:
@@ -200,6 +202,11 @@ class OidcProvider:
                 if self._keys is None:
                     raise
                 log.warning("signing in: %s", error)
+
+    async def _renew(self) -> None:
+        """Read secret and authority again; the old ones stay while a file cannot be read."""
+        with contextlib.suppress(ConfigError):
+            self._secret, self._tls = await asyncio.to_thread(_files, self.config)
 
     def _endpoint(self, name: str) -> str:
         address = str(self._document.get(name, ""))
@@ -249,6 +256,10 @@ async def _body(reply: aiohttp.ClientResponse) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _files(config: OidcConfig) -> tuple[str, ssl.SSLContext | bool]:
+    return _secret(config), _tls(config)
 
 
 def _secret(config: OidcConfig) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from typing import TYPE_CHECKING
 
 from cluster.config import SightlineConfig
 from cluster.control.costs import CostModel, WindowWork, load, names
 from cluster.errors import ConfigError
+from cluster.hosts import usable_cores
 
 if TYPE_CHECKING:
     from cluster.engine.base import Engine
@@ -22,8 +22,9 @@ SIMULATED = "simulated"
 WARNING = "engine: simulated runs no model: its answers are drawn at random, and are for load tests only"
 
 
-def load_configured(config: SightlineConfig) -> VisionLanguageModel:
-    """Load the configured model; takes seconds to minutes.
+def load_configured(config: SightlineConfig, neighbours: int) -> VisionLanguageModel:
+    """Load the configured model; takes seconds to minutes. ``neighbours``: replicas that share this machine's cores,
+    with this one.
 
     Raises:
         ModelError: the checkpoint or the device cannot be used.
@@ -34,7 +35,7 @@ def load_configured(config: SightlineConfig) -> VisionLanguageModel:
 
     model = config.model
     # Ray starts its workers with one arithmetic thread.
-    torch.set_num_threads(model.threads or max(1, (os.cpu_count() or 1) // config.cluster.replicas))
+    torch.set_num_threads(model.threads or max(1, usable_cores() // neighbours))
     return load_model(model.name, device=model.device, dtype=model.dtype, seed=model.seed)
 
 

@@ -350,7 +350,8 @@ class MemoryCollector(Collector):
         )
         for name, state in self._tiers.states().items():
             held.add_metric([name], self._bytes[name])
-            up.add_metric([name], float(state.up))
+            # Not of one that answers and takes nothing: full, read-only, without a disk to save to.
+            up.add_metric([name], float(not state.trouble))
             for event, count in ({**dict.fromkeys(_EVENTS, 0), **state.counts}).items():
                 if event not in _BYTES:
                     blocks.add_metric([name, event], count)

@@ -2,9 +2,11 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from actors import replica
 from actors.processes import processes
 from cluster.alerts.health import default_rule
 from cluster.config import CameraEntry, camera_settings, load_config
@@ -100,3 +102,11 @@ def test_decoders_may_open_the_files_of_the_configuration_and_no_others(allowed,
     assert not is_below(other, roots)
     assert is_below(Path("/allowed/clip.mp4"), roots) == (allowed == ["/allowed"])
     assert is_below(Path("here.mp4"), roots) == (allowed is None)
+
+
+@pytest.mark.parametrize(("placement", "shared"), [({}, 32), ({"replica": "r"}, 4), ({"replica": "elsewhere"}, 1)])
+def test_replicas_share_the_cores_of_their_own_node(monkeypatch, placement, shared) -> None:
+    nodes = [{"NodeID": "here", "Resources": {"r": 4.0}}, {"NodeID": "there", "Resources": {"r": 28.0}}]
+    monkeypatch.setattr(replica.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(replica.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+    assert replica.neighbours(load_config(None, {"cluster": {"replicas": 32, "placement": placement}})) == shared

@@ -8,6 +8,8 @@ import pytest
 import yaml
 from chart_parts import CARDS, CHART, PRESETS, VARIANTS, helm, of_kind, pods, rendered, serve_config, template, validate
 from promtool import promtool
+from ray.serve._private.deploy_utils import get_app_code_version
+from ray.serve.schema import ServeApplicationSchema
 
 from actors.serve_app import NOT_THE_REPLICAS
 from actors.session import FLAGS, OBJECT_STORE_BYTES, ONE_THREAD
@@ -57,7 +59,7 @@ def test_configuration_is_one_that_sightline_takes(variant: str, monkeypatch) ->
         assert getattr(part, section) == getattr(full, section), section
     # A change of what a replica does not read must not load its model anew.
     assert not set(replicas["args"]["configuration"]) & set(NOT_THE_REPLICAS)
-    unread = ("gateways", "decoders", "max_decoders")
+    unread = ("gateways", "decoders", "max_decoders", "replicas")
     assert part.cluster.placement.gateway is None
     place = part.cluster.placement.model_copy(update={"gateway": full.cluster.placement.gateway})
     numbers = {name: getattr(full.cluster, name) for name in unread}
@@ -70,22 +72,6 @@ def test_a_configuration_without_a_model_has_the_bundled_one() -> None:
     config = serve_config(rendered("default", "config.questions[0].id=person", text))
     for application in config["applications"]:
         assert load_tree(application["args"]["configuration"]).model.name == "demo"
-
-
-@pytest.mark.parametrize(
-    ("setting", "threads"),
-    [
-        ("replicas.pods=2", 4),
-        ("replicas.resources.limits.cpu=2500m", 2),
-        ("replicas.resources.limits.cpu=0.5", 1),
-        ("config.model.threads=7", 7),
-    ],
-)
-def test_a_model_on_cpus_has_as_many_threads_as_its_container_has_cpus(setting: str, threads: int) -> None:
-    objects = rendered("default", "config.model.dtype=float32", setting)
-    for application in serve_config(objects)["applications"]:
-        assert load_tree(application["args"]["configuration"]).model.threads == threads
-    assert "threads" not in serve_config(rendered("minimal"))["applications"][1]["args"]["configuration"]["model"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -113,6 +99,9 @@ def test_ray_resources_hold_exactly_the_processes(variant: str) -> None:
     assert {group["resources"].get("sightline_gateway", "1") for group in cluster["workerGroupSpecs"]} == {"1"}
     assert offered[place["decoder"]] == configuration["decoders"]
     assert offered[place["replica"]] == configuration["replicas"]
+    assert serve_config(objects)["applications"][1]["deployments"] == [
+        {"name": "replica", "num_replicas": configuration["replicas"]}
+    ]
     assert offered[place["control"]] >= 8
     assert offered.get("GPU", configuration["replicas"]) == configuration["replicas"]
     assert cluster["headGroupSpec"]["resources"] == {"CPU": "0"}
@@ -287,3 +276,25 @@ def test_changed_questions_leave_the_replicas_and_the_pods_alone() -> None:
     [old_apps, new_apps] = [serve_config(each)["applications"] for each in (before, after)]
     assert old_apps[0] != new_apps[0]
     assert old_apps[1] == new_apps[1]
+
+
+def test_more_replicas_restart_none_that_run() -> None:
+    """Serve restarts all replicas of an application when this changes."""
+    found = [
+        ServeApplicationSchema.model_validate(serve_config(objects)["applications"][1])
+        for objects in (rendered("city"), rendered("city", "replicas.pods=9"))
+    ]
+    assert [each.deployments[0].num_replicas for each in found] == [32, 36]
+    assert len(set(map(get_app_code_version, found))) == 1
+
+
+def test_other_ports_of_the_gateway_change_its_service_alone() -> None:
+    """KubeRay changes no pod that runs: it would say other ports than its gateway listens on."""
+    before, after = rendered("city"), rendered("city", "gateway.grpcPort=443", "gateway.httpPort=8443")
+    changed = [(old["kind"], old["metadata"]["name"]) for old, new in zip(before, after, strict=True) if old != new]
+    assert ("Service", "sightline-gateway") in changed
+    assert "RayService" not in {kind for kind, _ in changed}
+    [control] = [pod for name, pod in pods(after).items() if name == "control"]
+    ports = {port["name"]: port["containerPort"] for port in control["spec"]["containers"][0]["ports"]}
+    gateway = serve_config(after)["applications"][0]["args"]["configuration"]["gateway"]
+    assert (ports["grpc"], ports["http"]) == (gateway["port"], gateway["metrics_port"])

@@ -47,7 +47,7 @@ def test_deployed_changed_and_taken_away(tmp_path) -> None:
     clip = tmp_path / "street.mp4"
     make_clip("street", clip, seconds=24, size=(160, 96))
     address, ports = gateway_ports()
-    before = chart_serve_config(tmp_path, clip, *ports)
+    before = chart_serve_config(tmp_path, clip, ports=ports)
     # The head offers nothing, as in the chart; all of this lands on the other node or nowhere.
     with ray_cluster({"sightline_control": 16, "sightline_decoder": 1, "sightline_replica": 1}):
         deploy(before)
@@ -117,3 +117,14 @@ def test_wrong_arguments_are_named(application) -> None:
 def test_replicas_do_not_look_at_what_is_not_theirs() -> None:
     """Not even at what is wrong there: it is refused by the other application."""
     replicas({"configuration": {"cameras": "none", **PLAIN_CONFIG}})
+
+
+@pytest.mark.parametrize("application", [processes, replicas])
+def test_a_changed_password_counts_for_processes_that_begin(application, monkeypatch) -> None:
+    """Serve starts them with what it was given, which a pod's new environment does not change."""
+    tiers = {"redis_url": "redis://:${REDIS_PASSWORD}@localhost:6379/0"}
+    monkeypatch.setenv("REDIS_PASSWORD", "old")
+    deployed = application({"configuration": {"tiers": tiers, **PLAIN_CONFIG}})
+    load = deployed._bound_deployment.init_args[0]
+    monkeypatch.setenv("REDIS_PASSWORD", "new")
+    assert load().tiers.redis_url == "redis://:new@localhost:6379/0"

@@ -29,7 +29,7 @@ def test_one_to_a_node_and_those_that_have_one_serve(tmp_path) -> None:
     clip = tmp_path / "street.mp4"
     make_clip("street", clip, seconds=24, size=(160, 96))
     address, ports = gateway_ports()
-    config = chart_serve_config(tmp_path, clip, *ports, "gateways.pods=1", "config.cluster.start_timeout_s=20")
+    config = chart_serve_config(tmp_path, clip, "gateways.pods=1", "config.cluster.start_timeout_s=20", ports=ports)
     # One pod's worth: a second gateway on this machine would want the same ports.
     pod = {"sightline_control": 16, "sightline_gateway": 1, "sightline_decoder": 1, "sightline_replica": 1}
     with ray_cluster(pod):

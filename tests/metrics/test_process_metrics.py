@@ -17,7 +17,7 @@ from cluster import metrics
 from cluster.config import load_config
 from cluster.memory.prefetch import TOTALS, Prefetcher, PrefetchStats
 from cluster.memory.tiers.arena import Arena
-from cluster.memory.tiers.base import Block, BlockKey
+from cluster.memory.tiers.base import Block, BlockKey, TierState
 from cluster.memory.tiers.stack import TierStack
 from cluster.metrics.gpu import GpuCollector
 from cluster.replica.memory import MemoryCollector
@@ -115,7 +115,7 @@ def test_a_camera_costs_at_most_25_series(questions):
     assert {name for name, *_ in samples() if "camera" in name} == {name for name, *_ in before if "camera" in name}
 
 
-def test_tiers_tell_bytes_hits_and_whether_they_work():
+def test_tiers_tell_bytes_hits_and_whether_they_work(monkeypatch):
     import torch
 
     host, node = Arena(8 << 20, name="host"), Arena(8 << 20, name="node")
@@ -138,6 +138,9 @@ def test_tiers_tell_bytes_hits_and_whether_they_work():
     assert page["sightline_memory_blocks_total", "stored"] == 1
     node.close()
     assert samples(registry)["sightline_tier_up", "node"] == 0
+    # It answers and takes nothing: full, read-only.
+    monkeypatch.setattr(host, "state", lambda: TierState(True, "the server refuses: READONLY"))
+    assert samples(registry)["sightline_tier_up", "host"] == 0
     tiers.close()
 
 

@@ -23,8 +23,9 @@ WAIT_S = 240.0
 FAST = {"source_options": {"loop": True, "realtime": True, "speed": 4}}
 
 
-def chart_serve_config(folder, clip, *settings: str) -> dict[str, Any]:
-    """What the chart renders for a trial without a GPU, with a small model and a file for a camera."""
+def chart_serve_config(folder, clip, *settings: str, ports: tuple[int, int]) -> dict[str, Any]:
+    """What the chart renders for a trial without a GPU, with a small model and a file for a camera; ``ports``: of the
+    gateway's gRPC and HTTP on this machine."""
     camera = {"name": "gate", "source": str(clip), **FAST}
     done = template(
         None,
@@ -36,21 +37,22 @@ def chart_serve_config(folder, clip, *settings: str) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr
     config = serve_config([each for each in yaml.safe_load_all(done.stdout) if each])
-    # Folders of a container are not this machine's.
+    # Folders and ports of a container are not this machine's.
     full = config["applications"][0]["args"]["configuration"]
     for application in config["applications"]:
         application["args"]["configuration"]["cluster"]["state_dir"] = str(folder)
     full["alerts"]["folder"] = str(folder / "alerts")
+    full["gateway"] |= dict(zip(("port", "metrics_port"), ports, strict=True))
     full["cameras"] = [camera]
     full["security"]["file_roots"] = [str(folder)]
     return config
 
 
-def gateway_ports() -> tuple[str, tuple[str, str]]:
-    """Address of a gateway's gRPC where a port is free, and the chart's values for it and a free one of HTTP."""
+def gateway_ports() -> tuple[str, tuple[int, int]]:
+    """Address of a gateway's gRPC where a port is free, and that port and a free one for HTTP."""
     with socket.create_server(("127.0.0.1", 0)) as rpc, socket.create_server(("127.0.0.1", 0)) as http:
         grpc_port, http_port = rpc.getsockname()[1], http.getsockname()[1]
-    return f"127.0.0.1:{grpc_port}", (f"gateway.grpcPort={grpc_port}", f"gateway.httpPort={http_port}")
+    return f"127.0.0.1:{grpc_port}", (grpc_port, http_port)
 
 
 @contextmanager

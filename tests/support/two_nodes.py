@@ -104,7 +104,7 @@ class TwoNodes(WatchedCameras):
             self._add, self._kill = self._stack.enter_context(ray_cluster())
             self.nodes = [self._add(NODE | CONTROL), self._add(NODE)]
             gateway, ports = gateway_ports()
-            deploy(self._configuration(*ports))
+            deploy(self._configuration(ports))
             until_running()
             self.begin(gateway, CAMERAS)
         except BaseException:
@@ -122,14 +122,14 @@ class TwoNodes(WatchedCameras):
         self._stack.close()
         self.end()
 
-    def _configuration(self, *ports: str) -> dict[str, Any]:
+    def _configuration(self, ports: tuple[int, int]) -> dict[str, Any]:
         config = chart_serve_config(
             self.folder,
             self.clip,
-            *ports,
             *("decoders.pods=2", "replicas.pods=2"),
             *(f"config.window.length_s={2 * STRIDE_S:g}", f"config.window.stride_s={STRIDE_S:g}"),
             f"config.memory.block_frames={BLOCK_FRAMES}",
+            ports=ports,
         )
         for application in config["applications"]:
             body = application["args"]["configuration"]

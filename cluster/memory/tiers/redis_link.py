@@ -63,6 +63,7 @@ class RedisLink:
         self._lock = threading.Lock()
         self._prober: threading.Thread | None = None
         self._refused, self._full = redis.ResponseError, redis.OutOfMemoryError
+        self._read_only = redis.ReadOnlyError
         self._errors = (redis.RedisError, OSError)
         try:
             pool = redis.BlockingConnectionPool.from_url(
@@ -150,6 +151,9 @@ class RedisLink:
         except self._full as error:
             raise RedisFullError("the server is full (maxmemory) and evicts nothing") from error
         except self._refused as error:
+            if isinstance(error, self._read_only):
+                # After a failover the address leads to another server, and old connections to this one.
+                self._client.connection_pool.disconnect(inuse_connections=False)
             raise RedisUnavailableError(f"the server refuses: {error}") from error
         except self._errors as error:
             self._fail(error)

@@ -3,6 +3,7 @@
 import json
 import socket
 
+import pytest
 from redis_server import RedisServer
 
 from actors.cli.doctor import findings
@@ -72,14 +73,25 @@ def test_a_model_with_random_weights_is_warned_of():
     assert found(engine="simulated", simulated={"costs": "demo-cpu"})["model and settings"].state != "warning"
 
 
-def test_a_redis_that_refuses_when_it_is_full(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "state", "remedy"),
+    [
+        ((), "warning", "allkeys-lru"),
+        # Nothing is ever evicted without a limit.
+        (("--maxmemory-policy", "allkeys-lru"), "warning", "set maxmemory"),
+        # As at a provider.
+        (("--maxmemory-policy", "allkeys-lru", "--maxmemory", "8mb", "--rename-command", "CONFIG", ""), "ok", ""),
+        (("--replicaof", "127.0.0.1", "1"), "wrong", "primary"),
+    ],
+)
+def test_a_redis_that_does_not_take_what_comes(tmp_path, options, state, remedy):
     server = RedisServer(tmp_path)
-    server.start()
+    server.start(*options)
     try:
         row = found(tiers={"redis_url": server.url})["Redis"]
     finally:
         server.kill()
-    assert (row.state, "allkeys-lru" in row.remedy) == ("warning", True)
+    assert (row.state, remedy in row.remedy) == (state, True), row
 
 
 def test_the_command(cli):

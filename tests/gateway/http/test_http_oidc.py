@@ -98,9 +98,11 @@ async def test_the_matrix_by_bearer_tokens(tmp_path):
 async def test_a_person_gets_what_the_first_of_their_groups_has(tmp_path, options):
     inside = {}
     if "secret" in options:
-        (tmp_path / "secret").write_text(options["secret"] + "\n")
+        (tmp_path / "secret").write_text("renewed since")
         inside["client_secret_file"] = str(tmp_path / "secret")
     async with signing_in(tmp_path, inside=inside, **options) as (served, _), Client(served.url) as client:
+        if "secret" in options:
+            (tmp_path / "secret").write_text(options["secret"] + "\n")
         assert (await client("GET", "/v1/sign-in"))[1] == {"tokens": False, "provider": "127.0.0.1"}
         assert (await client("GET", "/v1/me"))[0] == 401
         status, page = await sign_in(client.session, served.url, "ann")

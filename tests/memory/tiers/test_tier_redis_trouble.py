@@ -1,8 +1,10 @@
 """A Redis server that is down, slow, full, forgetful or not ours: what each does to the tier, and how it comes back."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -269,6 +271,26 @@ def test_a_server_that_refuses_is_up_and_says_why(own_redis: RedisServer, opened
     own_redis.client.set("sightline:kv:sizes:gate", "not a hash")
     assert tier.store([(key(2, "gate"), block(2))]) == [RETRY]
     assert "WRONGTYPE" in tier.state().reason
+
+
+def test_after_a_failover_the_new_primary_is_written(
+    own_redis: RedisServer, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_redis.start()
+    promoted = RedisServer(tmp_path)
+    promoted.start()
+    primary, find = own_redis, socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *more: find("127.0.0.1", primary.port, *more))
+    tier = opened(url="redis://redis.city:6379/0")
+    assert tier.store([(key(1), block(1))]) == [HIT]
+    own_redis.client.execute_command("REPLICAOF", "127.0.0.1", "1")
+    primary = promoted
+    try:
+        assert tier.store([(key(2), block(2))]) == [RETRY]
+        assert tier.store([(key(2), block(2))]) == [HIT]
+        assert promoted.names()
+    finally:
+        promoted.kill()
 
 
 def test_a_wrong_password_is_down_and_is_not_repeated(own_redis: RedisServer, opened: Opened) -> None:

@@ -41,7 +41,7 @@
 {{- end -}}
 {{- $own := dict
       "model" (dict "device" (ternary "cuda" "cpu" (gt (int .Values.replicas.gpusPerPod) 0)))
-      "gateway" (dict "host" "0.0.0.0" "port" .Values.gateway.grpcPort "metrics_port" .Values.gateway.httpPort)
+      "gateway" (dict "host" "0.0.0.0" "port" 50051 "metrics_port" 9464)
       "security" $security
       "cluster" $cluster
       "alerts" (dict "folder" "/var/lib/sightline/alerts")
@@ -53,14 +53,7 @@
 {{- $tls := printf "?ssl_ca_certs=%s/ca.crt&ssl_certfile=%s/tls.crt&ssl_keyfile=%s/tls.key&ssl_check_hostname=false" $files $files $files -}}
 {{- $_ := set $own "tiers" (dict "redis_url" (ternary (printf "rediss%s%s" $url $tls) (printf "redis%s" $url) (hasKey $secrets "internalTls"))) -}}
 {{- end -}}
-{{- /* On CPUs a model has the threads that its container has CPUs: it sees all of the node's, and would be throttled. */ -}}
-{{- $default := dict -}}
-{{- if not (gt (int .Values.replicas.gpusPerPod) 0) -}}
-{{- $cpu := .Values.replicas.resources.limits.cpu -}}
-{{- $cores := ternary (div (trimSuffix "m" $cpu | int) 1000) (floor (float64 $cpu) | int) (hasSuffix "m" $cpu) -}}
-{{- $_ := set $default "model" (dict "threads" (max 1 $cores)) -}}
-{{- end -}}
-{{- toYaml (mergeOverwrite $default (deepCopy .Values.config | default (include "sightline.demo" . | fromYaml)) $own) -}}
+{{- toYaml (mergeOverwrite (deepCopy .Values.config | default (include "sightline.demo" . | fromYaml)) $own) -}}
 {{- end -}}
 
 {{/* Without a configuration: the bundled model on a clip of it, so that one sees something. */}}
@@ -76,7 +69,7 @@ cameras: [{name: entrance, source: "demo://gate", source_options: {loop: true, r
 {{- define "sightline.serve" -}}
 {{- $all := include "sightline.configuration" . | fromYaml -}}
 {{- $replicas := omit (deepCopy $all) "cameras" "questions" "sampling" "pruning" "window" "source" "alerts" "clips" "gateway" "kubernetes" -}}
-{{- $_ := set $replicas "cluster" (omit $replicas.cluster "gateways" "decoders" "max_decoders") -}}
+{{- $_ := set $replicas "cluster" (omit $replicas.cluster "gateways" "decoders" "max_decoders" "replicas") -}}
 {{- $_ := unset $replicas.cluster.placement "gateway" -}}
 proxy_location: Disabled
 applications:
@@ -92,4 +85,6 @@ applications:
     args:
       configuration:
         {{- toYaml $replicas | nindent 8 }}
+    # Not among the arguments, a change of which restarts all replicas.
+    deployments: [{name: replica, num_replicas: {{ $all.cluster.replicas }}}]
 {{- end -}}

@@ -71,8 +71,9 @@ spec:
         # KubeRay makes no Service without it; nothing listens there.
         - {name: serve, containerPort: 8000}
         {{- else if $gateway }}
-        - {name: grpc, containerPort: {{ $values.gateway.grpcPort }}}
-        - {name: http, containerPort: {{ $values.gateway.httpPort }}}
+        # Whatever the Service has: a gateway that listened elsewhere than its pod says would be of no Service.
+        - {name: grpc, containerPort: 50051}
+        - {name: http, containerPort: 9464}
         {{- end }}
         - {name: metrics, containerPort: 8080}
         {{- range $number := until (include "sightline.pages" (dict "root" $root "component" .component) | int) }}
