@@ -74,6 +74,10 @@ class SourceConfig(Section):
     """Seconds a camera may take to connect."""
     frozen_timeout_s: float = Field(default=10.0, gt=0)
     """Seconds without a packet after which a camera counts as frozen."""
+    ca_file: str | None = Field(default=None, min_length=1)
+    """PEM file, on the decoders' machines, of authorities that must have signed the certificate of an rtsps, https or
+    rtmps server for the host in its address; HLS is then refused, whose further addresses cannot be verified. Null:
+    any certificate is trusted."""
     backoff: BackoffConfig = Field(default_factory=BackoffConfig)
     """Waiting between attempts to reconnect."""
     loop: bool = False
