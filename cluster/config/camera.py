@@ -204,8 +204,8 @@ PriorityName: TypeAlias = Literal["critical", "normal", "background"]
 class CameraEntry(Section):
     """A camera as declared: a section given here overrides single keys of the global one."""
 
-    name: str = Field(min_length=1, max_length=128, pattern=r"^[\w-][\w.-]*$")
-    """Unique name of the camera: letters, digits, _ . -, and no dot first"""
+    name: str = Field(min_length=1, max_length=128, pattern=r"^\w[\w.-]*$")
+    """Unique name of the camera: letters, digits, _ . -, the first no . or -"""
     source: Annotated[SourceAddress, AfterValidator(check_address)] = SourceAddress()
     """rtsp(s)://, http(s):// (HLS, MPEG-TS, MJPEG) or rtmp(s):// address, path of a video file, v4l2:///dev/video0 for
     a USB camera that sends MJPEG, or empty for a camera that pushes over gRPC."""
