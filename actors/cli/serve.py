@@ -45,7 +45,7 @@ def serve(
 
     $ sightline serve -c configs/minimal.yaml
 
-    $ sightline serve -c configs/city.yaml --set gateway.port=6000 --set cluster.replicas=2
+    $ sightline serve -c configs/minimal.yaml --set gateway.port=6000 --set cluster.replicas=2
     """
     from rich.markup import escape
 
