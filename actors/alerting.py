@@ -71,7 +71,8 @@ class Alerting(ActorProcess):
         self._tasks: list[asyncio.Task[None]] = []
 
     async def ready(self) -> Addresses:
-        """Addresses, once it listens. Raises ``ConfigError`` while another cluster uses the folder."""
+        """Addresses, once it listens. Raises ``ConfigError``: another cluster uses the folder, or its database has
+        another schema version."""
         return await asyncio.shield(self._started)
 
     async def stop(self) -> None:

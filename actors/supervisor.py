@@ -16,6 +16,7 @@ from actors.remote import ALERTING, NAMESPACE, RayTable, await_reply, find_actor
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
 from cluster.control.decoders import decoder_names
+from cluster.control.fleet_settings import unknown_load
 from cluster.decoder.footage.camera import clip_shortages
 from cluster.errors import SightlineError, UnavailableError
 
@@ -58,7 +59,7 @@ class Supervisor:
         config = load()
         configure_logging("supervisor", config.cluster)
         await asyncio.to_thread(check_settings, config)
-        for sentence in clip_shortages(config):
+        for sentence in (*clip_shortages(config), *unknown_load(config)):
             log.warning("%s", sentence)
         self._config = config
         self._registry = ProcessRegistry()

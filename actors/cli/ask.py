@@ -27,7 +27,9 @@ MOST = 20
 
 
 def ask(
-    camera: Annotated[str, typer.Argument(metavar="CAMERA", help="Name of the camera; with --all the question.")],
+    camera: Annotated[
+        str, typer.Argument(metavar="CAMERA", help="Name of the camera; with --all the question.", show_default=False)
+    ] = "",
     question: Annotated[
         str,
         typer.Argument(metavar="QUESTION", help="The question; without it, interactive on a terminal."),
@@ -72,6 +74,12 @@ def ask(
         "max_new_tokens": max_tokens,
         "with_pictures": pictures is not None,
     }
+    if not camera:
+        raise ConfigError(
+            'no question; write it, as in: sightline ask --all "Was there a red van?"'
+            if every
+            else 'no camera; name it, as in: sightline ask gate "Who came in?"'
+        )
     if every:
         if question:
             raise ConfigError(f"--all asks every camera; leave {camera!r} away, or choose with --camera {camera}")

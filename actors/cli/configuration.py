@@ -21,7 +21,7 @@ def check(
 
     Nothing is started and no model is loaded. Exit code 2 when something is wrong.
 
-    $ sightline config check configs/city.yaml
+    $ sightline config check configs/minimal.yaml
     """
     from cluster.config import InvalidConfigError, camera_settings, load_config
 

@@ -71,6 +71,7 @@ def doctor(
 def findings(config: SightlineConfig) -> Iterator[Finding]:
     """Every check, in order."""
     from actors.preflight import check_folders, free_port
+    from cluster.control.fleet_settings import unknown_load
 
     yield _versions()
     yield from _gpu(config)
@@ -83,6 +84,9 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
     if config.tiers.redis_url is not None:
         yield _redis(config.tiers.redis_url)
     yield _model(config)
+    for sentence in unknown_load(config):
+        found, _, remedy = sentence.partition("; ")
+        yield Finding("load", "warning", found, remedy)
 
 
 def _model(config: SightlineConfig) -> Finding:

@@ -45,7 +45,7 @@ def serve(
 
     $ sightline serve -c configs/minimal.yaml
 
-    $ sightline serve -c configs/city.yaml --set gateway.port=6000 --set cluster.replicas=2
+    $ sightline serve -c configs/minimal.yaml --set gateway.port=6000 --set cluster.replicas=2
     """
     from rich.markup import escape
 
@@ -65,6 +65,7 @@ def serve(
     sys.unraisablehook = _report_unraisable
     with screen.status("loading the libraries") as status:
         from actors.runtime import Cluster
+        from cluster.control.fleet_settings import unknown_load
         from cluster.decoder.footage.camera import clip_shortages
         from cluster.replica.engine import WARNING
 
@@ -93,7 +94,7 @@ def serve(
             screen.print(f"[bold yellow]warning[/]  {WARNING}")
         elif loaded.model.name in PRESETS:
             screen.print(f"[bold yellow]warning[/]  {random_weights(loaded.model.name)}")
-        for sentence in clip_shortages(loaded):
+        for sentence in (*clip_shortages(loaded), *unknown_load(loaded)):
             screen.print(f"[bold yellow]warning[/]  {escape(sentence)}")
         cameras = connected_cameras(cluster)
         troubles = trouble_lines(cameras)

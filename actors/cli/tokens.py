@@ -26,10 +26,15 @@ def create(
     role: Annotated[list[str], typer.Option("--role", "-r", help="ingest, view, ask or admin; may be repeated.")],
     camera: Annotated[
         list[str] | None,
-        typer.Option("--camera", "-c", metavar="PATTERN", help="Cameras it is for, as in 'gate-*'; may be repeated."),
+        typer.Option(
+            "--camera",
+            "-c",
+            metavar="PATTERN",
+            help="Cameras it is for, as in 'gate-*'; may be repeated. Default: all.",
+        ),
     ] = None,
     days: Annotated[
-        float | None, typer.Option(min=0.0, max=36_500.0, help="Expires after so many days; else never.")
+        float | None, typer.Option(min=0.0, max=36_500.0, help="Expires after so many days. Default: never.")
     ] = None,
     file: File = DEFAULT_FILE,
 ) -> None:

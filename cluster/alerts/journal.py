@@ -58,7 +58,8 @@ class Journal:
         self._dropped_delivered = 0
 
     async def start(self) -> StoredState | None:
-        """Open the store; None when that fails, and then alerting runs from memory."""
+        """Open the store; None when that fails, and then alerting runs from memory. Raises ``ConfigError``: the file
+        has another schema version."""
         try:
             return await self._on_thread(self._open)
         except (sqlite3.Error, OSError) as error:

@@ -25,7 +25,7 @@ from cluster.alerts.incident import (
     Mute,
     Subject,
 )
-from cluster.errors import CapacityError
+from cluster.errors import CapacityError, ConfigError
 from cluster.security.private_files import make_private_folder, open_private
 from cluster.security.roles import EVERY, in_scope
 
@@ -76,7 +76,7 @@ def event_of(text: str) -> AlertEvent:
     return AlertEvent(**body | {"incident": Incident(**body["incident"])})
 
 
-VERSION = 3
+VERSION = 4
 PAGE_BYTES = 4096
 
 _SCHEMA = """
@@ -152,7 +152,8 @@ class DiskReserve:
 
 
 class AlertStore:
-    """Not thread-safe: one thread owns it. Every method raises ``sqlite3.Error`` when the disk is full or gone.
+    """Not thread-safe: one thread owns it. Every method raises ``sqlite3.Error`` when the disk is full or gone; opening
+    raises ``ConfigError`` for a file of another schema version, which is left as it is.
 
     Args:
         path: the file; its folder is created. A damaged file is put aside under another name and created anew.
@@ -215,7 +216,11 @@ class AlertStore:
             db.execute(f"PRAGMA max_page_count = {max(64, self._max_bytes // PAGE_BYTES)}")
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, VERSION):
-                raise sqlite3.DatabaseError(f"version {version}")
+                # No damage: nothing of it is put aside, where an erasure would delete it.
+                raise ConfigError(
+                    f"{self._path} has schema version {version}, this Sightline knows {VERSION}; run the version that "
+                    "wrote it, or move the file elsewhere to begin without its incidents"
+                )
             db.executescript(_SCHEMA)
             db.execute(f"PRAGMA user_version = {VERSION}")
             db.execute("INSERT OR IGNORE INTO meta VALUES ('salt', ?)", (uuid.uuid4().hex,))

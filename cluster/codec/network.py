@@ -43,6 +43,7 @@ _RTSP = Protocol(
         "analyzeduration": "500000",
     },
 )
+_TLS = ("rtsps", "https", "rtmps")
 # A playlist or a reply may name further addresses, but none that are files of this machine.
 _HTTP = Protocol(
     "HTTP", {"protocol_whitelist": "http,https,tls,tcp,crypto", "format_whitelist": f"hls,mpjpeg,{CONTAINERS}"}
@@ -68,7 +69,8 @@ class NetworkSource:
     ``close`` returns at once; the thread ends at its next packet or timeout. A slow decoder loses packets up to the
     next keyframe, counted in ``dropped``. Redirects are followed only with ``follow_redirects``, and those of RTSP with
     credentials never: FFmpeg would send them to the other host. ``roots``: folders one of which must hold a device;
-    None allows any.
+    None allows any. ``ca_file``: authorities one of which must have signed the certificate of a server of ``rtsps``,
+    ``https`` or ``rtmps``, for the host of its address; None trusts any.
     """
 
     live = True
@@ -85,11 +87,13 @@ class NetworkSource:
         max_bytes: int = 32 << 20,
         follow_redirects: bool = False,
         roots: Sequence[Path] | None = None,
+        ca_file: str | None = None,
     ) -> None:
         self.url = SourceAddress(url)
         self.protocol = PROTOCOLS[self.url.scheme]
         self.follow_redirects = follow_redirects
         self.roots = roots
+        self.ca_file = ca_file if self.url.scheme in _TLS else None
         self.name = str(self.url)
         self.connect_timeout_s = connect_timeout_s
         self.frozen_timeout_s = frozen_timeout_s
@@ -182,6 +186,13 @@ class _Session(threading.Thread):
     def _read(self) -> None:
         source = self._source
         timeout = (source.connect_timeout_s, source.frozen_timeout_s)
+        if source.ca_file is not None:
+            try:
+                ssl.create_default_context(cafile=source.ca_file)
+            except OSError as error:
+                reason = error.strerror or str(error)
+                message = f"{source.name}: {source.ca_file} holds no certificates ({reason}): source_options.ca_file"
+                raise SourceError(message, retryable=True) from None
         started = time.monotonic()
         with contextlib.ExitStack() as stack:
             try:
@@ -233,6 +244,11 @@ class _Session(threading.Thread):
         options = PROBING | dict(self._source.protocol.options)
         if self._source.protocol is _HTTP and not self._source.follow_redirects:
             options["max_redirects"] = "0"
+        if self._source.ca_file is not None:
+            options |= {"tls_verify": "1", "ca_file": self._source.ca_file}
+            if self._source.protocol is _HTTP:
+                # Of what a playlist names FFmpeg checks no certificate, and a redirect may lead out of TLS.
+                options |= {"protocol_whitelist": "https,tls,tcp,crypto", "format_whitelist": f"mpjpeg,{CONTAINERS}"}
         return options
 
     def _address(self, stack: contextlib.ExitStack) -> str:
@@ -243,9 +259,10 @@ class _Session(threading.Thread):
             if source.roots is not None and not is_below(Path(address.path), source.roots):
                 raise SourceError(f"{source.name} is not a device that is allowed", retryable=False)
             return address.path
-        if source.protocol is not _RTSP or (source.follow_redirects and "@" not in address.netloc):
+        direct = source.follow_redirects and "@" not in address.netloc and source.ca_file is None
+        if source.protocol is not _RTSP or direct:
             return source.url.openable()
-        self._relay = RtspRelay(address, source.connect_timeout_s)
+        self._relay = RtspRelay(address, source.connect_timeout_s, source.ca_file)
         stack.callback(self._relay.close)
         self._relay.start()
         return self._relay.url
@@ -262,7 +279,14 @@ class _Session(threading.Thread):
             return f"{name} refuses this user or password"
         if isinstance(error, av.ExitError | TimeoutError):
             return f"{name} did not answer within {source.connect_timeout_s:g} s"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return f"{name} is not trusted: {error.verify_message} (source_options.ca_file)"
         reason = getattr(error, "strerror", None) or str(error)
+        if source.ca_file is not None:
+            # FFmpeg does not tell one from the other.
+            reason += ", or its certificate is not for this host by source_options.ca_file"
+            if source.protocol is _HTTP:
+                reason += ", or it is HLS, whose further addresses cannot be verified"
         if "max_redirects" in self._options() and getattr(error, "errno", None) == errno.EIO:
             reason += ", or it redirects, which is not followed (security.follow_redirects)"
         return f"{name} cannot be opened: {reason}"
@@ -328,15 +352,16 @@ class RtspRelay(threading.Thread):
     """Loopback relay between FFmpeg and an RTSP server, which ends a session that the server redirects: FFmpeg follows
     a redirect to any host, sends the password there, and has no option that forbids it.
 
-    Relays one TCP session. With ``rtsps`` it speaks TLS to the server, without verification, as FFmpeg does.
-    ``redirected``: the server answered with a redirect, and the session was ended. ``numbers``: of its packets.
+    Relays one TCP session. With ``rtsps`` it speaks TLS to the server, whose certificate it verifies by ``ca_file``;
+    without one it trusts any, as FFmpeg does. ``redirected``: the server answered with a redirect, and the session was
+    ended. ``numbers``: of its packets.
     """
 
-    def __init__(self, address: SplitResult, timeout_s: float) -> None:
+    def __init__(self, address: SplitResult, timeout_s: float, ca_file: str | None = None) -> None:
         """Connect to the server of ``address`` and listen for FFmpeg at :attr:`url`.
 
         Raises:
-            OSError: the server cannot be reached within ``timeout_s``.
+            OSError: the server cannot be reached within ``timeout_s``, or is not trusted.
         """
         super().__init__(name=f"rtsp relay {address.hostname}", daemon=True)
         self.redirected = False
@@ -344,8 +369,9 @@ class RtspRelay(threading.Thread):
         port = address.port or PORTS[address.scheme]
         server = socket.create_connection((address.hostname or "", port), timeout=timeout_s)
         if address.scheme == "rtsps":
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            context = ssl.create_default_context(cafile=ca_file)
+            if ca_file is None:
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             server = context.wrap_socket(server, server_hostname=address.hostname)
         server.settimeout(None)
         self._server = server

@@ -74,6 +74,10 @@ class SourceConfig(Section):
     """Seconds a camera may take to connect."""
     frozen_timeout_s: float = Field(default=10.0, gt=0)
     """Seconds without a packet after which a camera counts as frozen."""
+    ca_file: str | None = Field(default=None, min_length=1)
+    """PEM file, on the decoders' machines, of authorities that must have signed the certificate of an rtsps, https or
+    rtmps server for the host in its address; HLS is then refused, whose further addresses cannot be verified. Null:
+    any certificate is trusted."""
     backoff: BackoffConfig = Field(default_factory=BackoffConfig)
     """Waiting between attempts to reconnect."""
     loop: bool = False
@@ -200,8 +204,8 @@ PriorityName: TypeAlias = Literal["critical", "normal", "background"]
 class CameraEntry(Section):
     """A camera as declared: a section given here overrides single keys of the global one."""
 
-    name: str = Field(min_length=1, max_length=128, pattern=r"^[\w-][\w.-]*$")
-    """Unique name of the camera: letters, digits, _ . -, and no dot first"""
+    name: str = Field(min_length=1, max_length=128, pattern=r"^\w[\w.-]*$")
+    """Unique name of the camera: letters, digits, _ . -, the first no . or -"""
     source: Annotated[SourceAddress, AfterValidator(check_address)] = SourceAddress()
     """rtsp(s)://, http(s):// (HLS, MPEG-TS, MJPEG) or rtmp(s):// address, path of a video file, v4l2:///dev/video0 for
     a USB camera that sends MJPEG, or empty for a camera that pushes over gRPC."""

@@ -45,6 +45,9 @@ class ModelConfig(Section):
     those that CUDA_VISIBLE_DEVICES names."""
     dtype: Literal["float32", "bfloat16", "float16", "float8"] = "float32"
     """Number format of weights and KV; float8: linear layers alone, on Ada and Hopper GPUs."""
+    max_pixels: int | None = Field(default=None, ge=56 * 56, le=4096 * 2160)
+    """Largest frame of a family of native resolution (Qwen), pixels; larger pictures are shrunk to it. Tokens, KV and
+    time grow with it. Null takes the model's own, or 200704 (448 x 448). Families of square frames refuse it."""
     seed: int = Field(default=0, ge=0)
     """Seed of a preset's random weights; checkpoints ignore it."""
     threads: int = Field(default=0, ge=0)

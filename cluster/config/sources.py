@@ -47,8 +47,7 @@ def decoder_roots(config: SightlineConfig) -> list[str]:
     """``security.file_roots`` for a decoder, which is not given the configuration's cameras: their files beside the
     folders of other cameras."""
     written = [path for entry in config.cameras if (path := local_path(entry.source)) is not None]
-    others = file_roots(config.model_copy(update={"cameras": []}), SourceAddress("file:///"))
-    return [str(path) for path in (*(others or ()), *written)]
+    return [str(path) for path in (*_added_roots(config), *written)]
 
 
 def file_roots(config: SightlineConfig, source: SourceAddress) -> tuple[Path, ...] | None:
@@ -56,6 +55,11 @@ def file_roots(config: SightlineConfig, source: SourceAddress) -> tuple[Path, ..
     configuration itself, and may be anywhere."""
     if source.scheme == DEMO_SCHEME or any(entry.source == source for entry in config.cameras):
         return None
+    return _added_roots(config)
+
+
+def _added_roots(config: SightlineConfig) -> tuple[Path, ...]:
+    """Folders of files that others than the configuration name."""
     roots = config.security.file_roots
     if roots is None:
         roots = ["."] if config.cluster.ray_address is None else []
@@ -63,13 +67,18 @@ def file_roots(config: SightlineConfig, source: SourceAddress) -> tuple[Path, ..
 
 
 def check_files(config: SightlineConfig, *entries: CameraEntry) -> None:
-    """Check that the sources of cameras that are files or devices may be opened and, where decoders run on this
-    machine, that they exist. Of what may not be opened it does not tell whether it exists.
+    """Check that the sources of cameras that are files or devices, and their ``ca_file``, may be opened and, where
+    decoders run on this machine, that sources exist. Of what may not be opened it does not tell whether it exists.
 
     Raises:
         InvalidConfigError: one may not, or does not.
     """
+    written = {config.source.ca_file, *(each.source_options.ca_file for each in config.cameras if each.source_options)}
     for entry in entries:
+        ca_file = entry.source_options.ca_file if entry.source_options is not None else None
+        if ca_file is not None and ca_file not in written and not is_below(Path(ca_file), _added_roots(config)):
+            message = f"{ca_file} is not below a folder of security.file_roots, and not in the configuration"
+            raise InvalidConfigError([Problem(("source_options", "ca_file"), message)], where=f"camera {entry.name}")
         path, roots = local_path(entry.source), file_roots(config, entry.source)
         message = ""
         if entry.source.scheme == DEMO_SCHEME:

@@ -124,6 +124,17 @@ def fleet_settings(config: SightlineConfig) -> FleetSettings:
     )
 
 
+def unknown_load(config: SightlineConfig) -> list[str]:
+    """Notice that nobody knows the load of the configured accelerator; empty where somebody does, or on a CPU."""
+    on_accelerator = config.engine != "simulated" and config.model.device != "cpu"
+    if config.scheduling.costs is not None or not on_accelerator:
+        return []
+    return [
+        "scheduling.costs is not set: cameras are accepted without regard to load, and none is lowered under it; "
+        f"measure them with: sightline bench cost --model {config.model.name} --out costs.json"
+    ]
+
+
 def _costs(config: SightlineConfig) -> CostModel | None:
     named = config.scheduling.costs or (config.simulated.costs if config.engine == "simulated" else None)
     if named is not None:
@@ -132,7 +143,7 @@ def _costs(config: SightlineConfig) -> CostModel | None:
         return costs
     if config.engine != "native":
         return None
-    if config.model.device.partition(":")[0] != "cpu":
+    if config.model.device != "cpu":
         # The replicas' GPU is not known here.
         return None
     shipped = map(load, names())

@@ -408,6 +408,7 @@ def make_source(settings: CameraConfig, config: SightlineConfig) -> Source:
         frozen_timeout_s=own.frozen_timeout_s,
         follow_redirects=config.security.follow_redirects,
         roots=roots,
+        ca_file=own.ca_file,
     )
 
 

@@ -21,6 +21,23 @@ def locate(name: str) -> str:
     return str(BUNDLED[name]) if name in BUNDLED else name
 
 
+def is_hub_id(name: str) -> bool:
+    """Whether the name can be one on the hub, and is none of a path."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~"))
+
+
+def cached_config(hub_id: str) -> Path | None:
+    """``config.json`` of a checkpoint of the hub that this machine has."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        cached = try_to_load_from_cache(hub_id, "config.json")
+    except HFValidationError:
+        return None
+    return Path(cached) if isinstance(cached, str) else None
+
+
 def check_model(name: str) -> None:
     """Check that ``name`` is a preset, a bundled model, or has a ``config.json`` of a known family; ``ModelError`` with
     one sentence otherwise. Looks at the file system, and at the hub for a hub id; weights are neither read nor
@@ -37,7 +54,7 @@ def check_model(name: str) -> None:
         config = folder / "config.json"
         if not config.is_file():
             raise ModelError(f"model {name!r} is a folder without config.json; name the folder of a checkpoint")
-    elif folder.is_file() or name.count("/") != 1 or name.startswith((".", "/", "~")):
+    elif folder.is_file() or not is_hub_id(name):
         raise ModelError(
             f"there is no model {name!r}; name a bundled model ({', '.join(BUNDLED)}), "
             f"a preset ({', '.join(sorted(PRESETS))}), the folder of a checkpoint, or a hub id"
@@ -72,11 +89,10 @@ def _family(name: str, config: Path) -> str:
 
 
 def _from_hub(name: str) -> Path:
-    from huggingface_hub import constants, get_session, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import constants, get_session, hf_hub_download
 
-    cached = try_to_load_from_cache(name, "config.json")
-    if isinstance(cached, str):
-        return Path(cached)
+    if cached := cached_config(name):
+        return cached
     # The hub's own client retries one that cannot be reached for half a minute.
     try:
         get_session().head(f"{constants.ENDPOINT}/{name}", timeout=HUB_S)

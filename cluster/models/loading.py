@@ -14,7 +14,7 @@ from transformers.utils import cached_file
 
 from cluster.errors import ConfigError, ModelError, first_line
 from cluster.models.base import VisionLanguageModel
-from cluster.models.catalog import BUNDLED, check_model, locate
+from cluster.models.catalog import BUNDLED, cached_config, check_model, is_hub_id, locate
 from cluster.models.checkpoint import Checkpoint
 from cluster.models.float8 import check_float8
 from cluster.models.presets import PRESETS, SHAPES, Preset
@@ -27,7 +27,9 @@ MAX_PIXELS = 448 * 448
 
 PUBLISHED = {
     "Qwen/Qwen2-VL-7B-Instruct": "qwen2_vl-7b",
+    "Qwen/Qwen2.5-VL-3B-Instruct": "qwen2_5_vl-3b",
     "Qwen/Qwen2.5-VL-7B-Instruct": "qwen2_5_vl-7b",
+    "Qwen/Qwen3-VL-4B-Instruct": "qwen3_vl-4b",
     "Qwen/Qwen3-VL-8B-Instruct": "qwen3_vl-8b",
     "llava-hf/LLaVA-NeXT-Video-7B-hf": "llava_next_video-7b",
     "llava-hf/llava-onevision-qwen2-7b-ov-hf": "llava_onevision-7b",
@@ -53,7 +55,7 @@ def load_model(
 
     Raises:
         ModelError: nothing there, not a supported family, a broken checkpoint, or a device this machine lacks.
-        ConfigError: an unknown dtype, or one the device lacks.
+        ConfigError: an unknown dtype, or one the device lacks; ``max_pixels`` for a family of square frames.
     """
     where = find_device(device)
     kind = loaded_dtype(dtype, where)
@@ -67,39 +69,44 @@ def load_model(
         model, tokenizer = _untrained(preset, torch.device("cpu"))
         initialise(model, seed)
         model = model.to(device=where, dtype=kind)
-        pixels = max_pixels or preset.max_pixels
-        return _wrapped(preset.family, model, tokenizer, where, kind, max_pixels=pixels)
+        return _wrapped(preset.family, model, tokenizer, where, kind, preset.max_pixels, max_pixels)
     if path_or_preset in BUNDLED:
         check_model(path_or_preset)
     folder = Path(locate(path_or_preset)).expanduser()
     return _checkpoint(str(folder) if folder.is_dir() else path_or_preset, where, kind, max_pixels)
 
 
-def load_shape(name: str) -> VisionLanguageModel:
+def load_shape(name: str, max_pixels: int | None = None) -> VisionLanguageModel:
     """Load a model on the meta device, without weights, to count tokens and FLOPs.
 
-    ``name``: a published model (``qwen2_5_vl-7b``, or its hub id), a preset, a bundled model, or a checkpoint's folder
-    with ``config.json`` and tokenizer.
+    ``name``: a published model (``qwen2_5_vl-7b``, or its hub id), a preset, a bundled model, a checkpoint's folder
+    with ``config.json`` and tokenizer, or a hub id of which the hub's cache has these. Nothing is fetched.
+    ``max_pixels``: see :func:`load_model`.
 
     Raises:
         ModelError: not found, or of an unsupported family.
+        ConfigError: ``max_pixels`` for a family of square frames.
     """
     name = PUBLISHED.get(name, name)
     shape = SHAPES.get(name) or PRESETS.get(name)
     if shape is not None:
-        return _wrapped(shape.family, *_untrained(shape, META), META, torch.bfloat16, max_pixels=shape.max_pixels)
+        return _wrapped(shape.family, *_untrained(shape, META), META, torch.bfloat16, shape.max_pixels, max_pixels)
     folder = str(Path(locate(name)).expanduser())
     if not (Path(folder) / "config.json").is_file():
-        raise ModelError(
-            f"unknown model shape {name!r}; name a shape ({', '.join(sorted(SHAPES))}), a preset "
-            f"({', '.join(sorted(PRESETS))}), or the folder of a checkpoint"
-        )
+        if is_hub_id(name) and (cached := cached_config(name)):
+            folder = str(cached.parent)
+        else:
+            fetch = f"; fetch its settings first (hf download {name} --include '*.json' '*.txt')"
+            raise ModelError(
+                f"unknown model shape {name!r}{fetch if is_hub_id(name) else ''}; name a shape "
+                f"({', '.join(sorted(SHAPES))}), a preset ({', '.join(sorted(PRESETS))}), or the folder of a checkpoint"
+            )
     config, settings = _config(folder), ModelSettings.load(folder)
     with META:
         model = _read(folder, AutoModelForImageTextToText.from_config, config)
     tokenizer = _read(folder, AutoTokenizer.from_pretrained, folder)
-    pixels = settings.max_pixels or MAX_PIXELS
-    return _wrapped(config.model_type, model, tokenizer, META, torch.bfloat16, max_pixels=pixels, settings=settings)
+    own = settings.max_pixels or MAX_PIXELS
+    return _wrapped(config.model_type, model, tokenizer, META, torch.bfloat16, own, max_pixels, settings=settings)
 
 
 def load_truncated(name: str, layers: int, device: torch.device) -> VisionLanguageModel:
@@ -162,7 +169,7 @@ def _published_shape(name: str) -> Preset:
 def _empty(shape: Preset, device: torch.device) -> VisionLanguageModel:
     model, tokenizer = _untrained(shape, META)
     model = model.to(torch.bfloat16).to_empty(device=device)
-    return _wrapped(shape.family, model, tokenizer, device, torch.bfloat16, max_pixels=shape.max_pixels)
+    return _wrapped(shape.family, model, tokenizer, device, torch.bfloat16, shape.max_pixels)
 
 
 def _untrained(preset: Preset, device: torch.device) -> tuple[Any, Any]:
@@ -173,11 +180,22 @@ def _untrained(preset: Preset, device: torch.device) -> tuple[Any, Any]:
 
 
 def _wrapped(
-    family: str, model: Any, tokenizer: Any, device: torch.device, dtype: torch.dtype, **options: Any
+    family: str,
+    model: Any,
+    tokenizer: Any,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_pixels: int,
+    wanted_pixels: int | None = None,
+    **options: Any,
 ) -> VisionLanguageModel:
-    """A model in evaluation mode; random weights, unless the ``options`` of :class:`Checkpoint` say otherwise."""
-    model, options = model.eval().requires_grad_(False), {"random_weights": True, **options}
+    """A model in evaluation mode; random weights, unless the ``options`` of :class:`Checkpoint` say otherwise.
+    ``max_pixels``: the model's own; ``wanted_pixels``: in its place."""
+    model = model.eval().requires_grad_(False)
+    options = {"random_weights": True, "max_pixels": wanted_pixels or max_pixels, **options}
     loaded: VisionLanguageModel = families.get(family)(Checkpoint(model, tokenizer, device, dtype, **options))
+    if wanted_pixels is not None and (side := loaded.geometry.square):
+        raise ConfigError(f"model.max_pixels: frames of the family {family} are {side} x {side} pixels; leave it out")
     return loaded
 
 
@@ -202,10 +220,11 @@ def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels:
         _read(path, AutoTokenizer.from_pretrained, path),
         device,
         dtype,
+        settings.max_pixels or MAX_PIXELS,
+        max_pixels,
         random_weights=False,
         mean=tuple(map(float, processor.get("image_mean") or ())),
         std=tuple(map(float, processor.get("image_std") or ())),
-        max_pixels=max_pixels or settings.max_pixels or MAX_PIXELS,
         settings=settings,
     )
 

@@ -28,6 +28,7 @@ def load_configured(config: SightlineConfig, neighbours: int) -> VisionLanguageM
 
     Raises:
         ModelError: the checkpoint or the device cannot be used.
+        ConfigError: ``model.dtype`` or ``model.max_pixels`` is not for it.
     """
     import torch
 
@@ -36,7 +37,7 @@ def load_configured(config: SightlineConfig, neighbours: int) -> VisionLanguageM
     model = config.model
     # Ray starts its workers with one arithmetic thread.
     torch.set_num_threads(model.threads or max(1, usable_cores() // neighbours))
-    return load_model(model.name, device=model.device, dtype=model.dtype, seed=model.seed)
+    return load_model(model.name, device=model.device, dtype=model.dtype, seed=model.seed, max_pixels=model.max_pixels)
 
 
 def model_fingerprint(config: SightlineConfig, model: VisionLanguageModel) -> str:
@@ -129,7 +130,7 @@ def make_simulated(config: SightlineConfig, tiers: TierStack, instance: str) -> 
     torch.set_num_threads(1)
     settings, costs = config.simulated, configured_costs(config)
     engine = SimulatedEngine(
-        load_shape(config.model.name),
+        load_shape(config.model.name, config.model.max_pixels),
         lambda windows: costs.seconds([WindowWork.from_counts(tokens) for tokens in windows]),
         spread=costs.spread,
         scores=DEMO_SCORES if settings.scores is None else ScoreStatistics.load(settings.scores),

@@ -170,7 +170,7 @@ def _plan(run: Run, ladder: Ladder | None) -> CityPlan:
         raise ConfigError(f"a run's cost must be a cost model with the keys {', '.join(sorted(wanted))}")
     return CityPlan(
         cameras=sum(group.count for group in run.cameras),
-        pools=(PoolPlan("measured", run.replicas, CostModel(**run.cost)),),
+        pools=(PoolPlan("measured", run.replicas, replace(CostModel(**run.cost), window_tokens=None)),),
         mix=Mix(classes=[_camera_class(group, index) for index, group in enumerate(run.cameras)]),
         mix_name="measured",
         ladder=ladder if run.ladder else None,

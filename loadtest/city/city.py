@@ -1,6 +1,7 @@
 """A whole city: cameras and replicas dealt to controllers, each district simulated, the counts added up."""
 
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.control.costs import CostModel
-from cluster.control.demand import load
+from cluster.control.demand import load, window_tokens
 from cluster.control.ladder import Rung
 from loadtest.city import Ints
 from loadtest.city.district import District, DistrictPart
@@ -40,14 +41,26 @@ def mean_load(mix: Mix, costs: CostModel, hour: float) -> float:
     )
 
 
+def carries(mix: Mix, costs: CostModel, hour: float) -> tuple[float, float]:
+    """Cameras of the mix that one replica computes at full quality, and whose windows it holds; infinite where its
+    memory is not known."""
+    total = sum(each.share for each in mix.classes)
+    tokens = sum(
+        each.share / total * window_tokens(each.demand(each.name, mix.geometry, hour), Rung("full"))
+        for each in mix.classes
+    )
+    held = math.inf if costs.window_tokens is None else costs.window_tokens / tokens
+    return 1 / mean_load(mix, costs, hour), held
+
+
 def deal(plan: CityPlan) -> list[Deal]:
     """Cameras by what each pool can carry, then each pool's cameras and replicas evenly to its controllers."""
-    carries = [pool.replicas / mean_load(plan.mix, pool.costs, plan.hour) for pool in plan.pools]
+    carried = [pool.replicas * min(carries(plan.mix, pool.costs, plan.hour)) for pool in plan.pools]
     dealt: list[Deal] = []
     left = plan.cameras
     for index, pool in enumerate(plan.pools):
         last = index == len(plan.pools) - 1
-        mine = left if last else round(plan.cameras * carries[index] / sum(carries))
+        mine = left if last else round(plan.cameras * carried[index] / sum(carried))
         left -= mine
         count = max(1, min(pool.replicas, -(-mine // plan.per_controller)))
         for place in range(count):

@@ -4,6 +4,7 @@ Replicas do not meet between two ticks, so each runs a tick on its own. What the
 at the next tick.
 """
 
+import math
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -94,7 +95,7 @@ class District:
         """From the beginning to the end; ``on_share`` is called now and then with the share that is done."""
         timing = self.plan.timing
         for _ in range(self.part.replicas):
-            self._fleet.join(self._new_replica(0.0))
+            self._join(self._new_replica(0.0))
         for camera in range(len(self.names)):
             self._admit(camera)
         ticks = max(1, round(timing.seconds / timing.tick_s))
@@ -117,6 +118,10 @@ class District:
             return
         self._admitted.reduced += told.verdict == "reduced"
         self._begin(camera, 0.0)
+
+    def _join(self, replica: str) -> list[CameraMove]:
+        held = self.part.costs.window_tokens
+        return self._fleet.join(replica, window_tokens=math.inf if held is None else held)
 
     def _begin(self, camera: int, now_s: float) -> None:
         """A camera starts as its plan says, having no window anywhere."""
@@ -195,7 +200,7 @@ class District:
         self._fleet = Fleet(self.part.costs, self._ladder, max_batch=self.plan.engine.max_batch)
         self._dead.clear()
         for number in self._replicas:
-            self._fleet.join(_name(number))
+            self._join(_name(number))
         for camera in np.flatnonzero(~self._refused).tolist():
             owner, name = int(self._owner[camera]), self.names[camera]
             held = owner in self._replicas
@@ -228,7 +233,7 @@ class District:
                     for _ in range(int(event.amount)):
                         name = self._new_replica(now_s)
                         if now_s >= self._silent_until_s:
-                            self._apply(self._fleet.join(name), now_s)
+                            self._apply(self._join(name), now_s)
                 case What.KILL | What.DRAIN:
                     for number in self._chosen(int(event.amount)):
                         self._remove(number, now_s, dies=event.what is What.KILL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,9 @@ from cluster.lab.report.page import Page, Section, Table
 from cluster.types.cameras import Priority
 from loadtest.city import Floats
 from loadtest.city.against import Compared
+from loadtest.city.city import carries
 from loadtest.city.mix import Spell
-from loadtest.city.plan import Event
+from loadtest.city.plan import CityPlan, Event, PoolPlan
 from loadtest.city.result import CityResult, Figures, Objective
 from loadtest.city.study import Trial
 from loadtest.city.tally import REASONS, lag_quantile
@@ -124,13 +126,16 @@ def facts(result: CityResult) -> list[tuple[str, str]]:
         ("controllers", f"{result.districts}"),
     ]
     found += [("costs", f"{pool.costs_title}: {pool.costs.source}") for pool in plan.pools]
+    found += [("limit", _limit(plan, pool)) for pool in plan.pools]
     if plan.events:
         found.append(("events", ", ".join(map(_event, plan.events))))
     if result.bursts:
         found.append(("bursts", ", ".join(map(_burst, result.bursts))))
     accepted = plan.cameras - admitted.reduced - admitted.refused
     admission = f"{accepted:,} accepted, {admitted.reduced:,} at reduced quality, {admitted.refused:,} refused"
-    if admitted.refused:
+    if admitted.refused and not admitted.missing_replicas:
+        admission += ", whose windows the replicas' memory does not hold"
+    elif admitted.refused:
         admission += f", for whom {admitted.missing_replicas:.1f} replicas are missing"
     found.append(("admission", admission))
     if result.cost_per_hour is not None and result.cost_per_camera_month is not None:
@@ -145,6 +150,15 @@ def facts(result: CityResult) -> list[tuple[str, str]]:
         )
     )
     return found
+
+
+def _limit(plan: CityPlan, pool: PoolPlan) -> str:
+    """Which of a replica's time and memory is full first."""
+    computed, held = carries(plan.mix, pool.costs, plan.hour)
+    title = f"a replica on {pool.kind} computes {computed:,.0f} cameras at full quality"
+    if math.isinf(held):
+        return f"{title}; how many its memory holds is not in its cost model, and not counted"
+    return f"{title} and holds the windows of {held:,.0f}: {'time' if computed < held else 'memory'} binds"
 
 
 HEADS = ("priority", "windows", "on time", "answered", "quality", "lag p50", "p95", "p99", "dropped")

@@ -9,7 +9,7 @@ from typing import Any
 from cluster.control import costs
 from cluster.control.ladder import Ladder, default
 from cluster.errors import ConfigError, SightlineError
-from loadtest.city.city import mean_load, simulate
+from loadtest.city.city import carries, simulate
 from loadtest.city.plan import CityPlan, PoolPlan, with_pool
 from loadtest.city.result import CityResult, Objective
 
@@ -68,16 +68,16 @@ class Search:
         if len(self.plan.pools) != 1:
             raise ConfigError("the least number of accelerators can be found for one kind only; name one with --gpus")
         cameras = -(-self.plan.cameras // -(-self.plan.cameras // self.plan.per_controller))
-        guess = cameras * mean_load(self.plan.mix, self.plan.pools[0].costs, self.plan.hour)
+        guess = cameras / min(carries(self.plan.mix, self.plan.pools[0].costs, self.plan.hour))
         found = self._bisect(lambda count: self._try(cameras, count), max(1, math.ceil(guess)), fewer=True)
         return math.ceil(found.replicas * self.plan.cameras / cameras)
 
     def most_cameras(self, guess: int | None = None) -> CityResult:
         """The most cameras that the plan's replicas serve, in the run that showed it. ``guess``: where to begin. Raises
         ``SightlineError``: not even a quarter of what the cost model suggests can be served."""
-        carries = [pool.replicas / mean_load(self.plan.mix, pool.costs, self.plan.hour) for pool in self.plan.pools]
+        carried = [pool.replicas * min(carries(self.plan.mix, pool.costs, self.plan.hour)) for pool in self.plan.pools]
         return self._bisect(
-            lambda count: self._try(count, None), max(1, guess or math.floor(sum(carries))), fewer=False
+            lambda count: self._try(count, None), max(1, guess or math.floor(sum(carried))), fewer=False
         )
 
     def _try(self, cameras: int, replicas: int | None) -> CityResult:

@@ -1,6 +1,7 @@
 """The outbox on disk: what survives, what is trimmed, full and hung and damaged disks, kill -9."""
 
 import asyncio
+import contextlib
 import signal
 import sqlite3
 import subprocess
@@ -12,8 +13,8 @@ import pytest
 
 from cluster.alerts.incident import OTHER_DELIVERIES, Changes, Delivery, IncidentQuery, Mute
 from cluster.alerts.journal import Journal
-from cluster.alerts.store import AlertStore
-from cluster.errors import CapacityError, UnavailableError
+from cluster.alerts.store import VERSION, AlertStore
+from cluster.errors import CapacityError, ConfigError, UnavailableError
 
 NOW = 1_700_000_000.0
 
@@ -164,6 +165,21 @@ def test_a_damaged_file_is_put_aside(path, make):
     store.write(told(make.event(), "ops"))
     assert store.damaged is not None
     assert store.damaged.read_bytes().startswith(b"this is no database")
+
+
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+async def test_a_file_of_another_version_is_not_opened_and_stays_where_it_is(path, make, version):
+    """Put aside as damaged, its open incidents and undelivered alerts would be deleted with the next erasure."""
+    store = AlertStore(path)
+    store.write(told(recent(make, 0), "ops"))
+    store._db.execute(f"PRAGMA user_version = {version}")
+    store.close()
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=f"alerts.sqlite has schema version {version}, .* knows {VERSION}; run"):
+            await Journal(lambda: AlertStore(path)).start()
+    assert list(path.parent.glob("*.damaged-*")) == []
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT COUNT(*) FROM deliveries").fetchone() == (1,)
 
 
 def with_a_damaged_table(path, make, table):

@@ -1,9 +1,11 @@
 """Network sources other than RTSP against servers of this process, and what redirects and roots may not reach."""
 
+import contextlib
 import functools
 import http.server
 import io
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -13,6 +15,7 @@ from typing import Any, ClassVar
 
 import av
 import pytest
+from certificates import Authority
 from codec_clips import GEOMETRY, encode, walk
 
 from cluster.codec import FileSource, NetworkSource
@@ -121,6 +124,107 @@ def test_an_http_redirect_is_followed_only_when_allowed(web: str) -> None:
         NetworkSource(f"{web}/moved/clip.ts").open()
     assert [path for path, _ in Handler.asked] == ["/moved/clip.ts"]
     assert decoded(NetworkSource(f"{web}/moved/clip.ts", follow_redirects=True)) == PICTURES
+
+
+@pytest.fixture(scope="module")
+def authorities(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``ours.pem``, and certificates of it for this host and another, and of a stranger for this host."""
+    folder = tmp_path_factory.mktemp("tls")
+    ours = Authority()
+    ours.write(folder / "ours.pem")
+    ours.issue(folder, "right")
+    ours.issue(folder, "elsewhere", host="elsewhere")
+    Authority("stranger").issue(folder, "stranger")
+    return folder
+
+
+def over_tls(authorities: Path, name: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authorities / f"{name}.crt", authorities / f"{name}.key")
+    return context
+
+
+@contextlib.contextmanager
+def https(folder: Path, context: ssl.SSLContext) -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"https://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_certificate_over_https_is_verified_by_a_given_authority(folder: Path, authorities: Path) -> None:
+    ca_file = str(authorities / "ours.pem")
+    with https(folder, over_tls(authorities, "right")) as web:
+        for path in ("clip.ts", "clip.mp4", "camera"):
+            assert decoded(NetworkSource(f"{web}/{path}", ca_file=ca_file)) == PICTURES
+        # FFmpeg does not verify what a playlist names.
+        with pytest.raises(SourceError, match="or it is HLS"):
+            NetworkSource(f"{web}/live.m3u8", ca_file=ca_file).open()
+        with pytest.raises(SourceError, match=r"holds no certificates .*source_options.ca_file"):
+            NetworkSource(f"{web}/clip.ts", ca_file=str(folder / "clip.mp4")).open()
+    for other in ("elsewhere", "stranger"):
+        Handler.asked.clear()
+        with https(folder, over_tls(authorities, other)) as web:
+            with pytest.raises(SourceError, match=r"certificate is not for this host by source_options\.ca_file"):
+                NetworkSource(f"{web}/clip.ts", ca_file=ca_file).open()
+            assert not Handler.asked
+            assert decoded(NetworkSource(f"{web}/clip.ts")) == PICTURES
+
+
+def test_a_verified_camera_does_not_lead_out_of_tls(web: str, folder: Path, authorities: Path) -> None:
+    class Away(Handler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", f"{web}/clip.ts")
+            self.end_headers()
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Away)
+    server.socket = over_tls(authorities, "right").wrap_socket(server.socket, server_side=True)
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        source = f"https://127.0.0.1:{server.server_port}/clip.ts"
+        with pytest.raises(SourceError, match="cannot be opened"):
+            NetworkSource(source, ca_file=str(authorities / "ours.pem"), follow_redirects=True).open()
+        assert not Handler.asked
+        assert decoded(NetworkSource(source, follow_redirects=True)) == PICTURES
+        server.shutdown()
+
+
+@pytest.mark.parametrize("scheme", ["rtsps", "rtmps"])
+@pytest.mark.parametrize("follow_redirects", [False, True])
+def test_a_certificate_of_rtsps_and_rtmps_is_verified(scheme: str, follow_redirects: bool, authorities: Path) -> None:
+    """A server whose certificate is not verified gets no request, and so no password."""
+
+    def reached(name: str) -> tuple[bytes, str]:
+        got: list[bytes] = []
+        with socket.create_server(("127.0.0.1", 0)) as server:
+
+            def run() -> None:
+                context = over_tls(authorities, name)
+                with contextlib.suppress(OSError), context.wrap_socket(server.accept()[0], server_side=True) as client:
+                    got.append(client.recv(7))
+
+            thread = threading.Thread(target=run, daemon=True)
+            thread.start()
+            source = NetworkSource(
+                f"{scheme}://127.0.0.1:{server.getsockname()[1]}/1",
+                ca_file=str(authorities / "ours.pem"),
+                follow_redirects=follow_redirects,
+            )
+            with pytest.raises(SourceError) as failure:
+                source.open()
+            thread.join(10)
+        return b"".join(got), str(failure.value)
+
+    first = b"OPTIONS" if scheme == "rtsps" else b"\3"
+    assert reached("right")[0].startswith(first)
+    for other in ("elsewhere", "stranger"):
+        got, said = reached(other)
+        assert not got
+        assert "source_options.ca_file" in said
 
 
 def test_a_camera_that_sends_sound_alone_is_tried_again(web: str, folder: Path) -> None:

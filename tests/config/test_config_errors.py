@@ -46,6 +46,7 @@ WRONG = {
     "unknown engine": ("engine: vlm", "not 'vlm'; did you mean 'vllm'?"),
     "missing name": ("cameras:\n  - source: x", "2: cameras[0].name: is missing; it means: Unique name of the camera"),
     "camera name with a space": ("cameras: [{name: a b}]", "1: cameras[0].name: "),
+    "camera name that is an option": ("cameras: [{name: -g}]", "1: cameras[0].name: "),
     "camera name of a folder": ("cameras: [{name: ..}]", "1: cameras[0].name: "),
     "the same camera twice": (
         "questions: [{id: q, text: t}]\ncameras:\n  - name: a\n  - name: a",

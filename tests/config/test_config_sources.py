@@ -41,6 +41,17 @@ def test_an_address_that_can_be_opened_is_taken(source: str) -> None:
     check_files(config(file_roots=["/dev"]), parse_camera("gate", source.replace("/dev/video0", "/dev/null")))
 
 
+def test_authorities_of_cameras_added_later_are_the_configured_ones_or_below_the_named_folders(tmp_path: Path) -> None:
+    loaded = load_config(None, {"source": {"ca_file": "/etc/ca.pem"}, "security": {"file_roots": [str(tmp_path)]}})
+
+    def added(ca_file: str):
+        return parse_camera("new", "rtsps://10.0.0.1/1", settings={"source_options": {"ca_file": ca_file}})
+
+    check_files(loaded, added("/etc/ca.pem"), added(str(tmp_path / "ca.pem")))
+    with pytest.raises(ConfigError, match=r"ca_file: /etc/passwd is not below a folder of security\.file_roots"):
+        check_files(loaded, added("/etc/passwd"))
+
+
 def test_files_of_cameras_added_later_lie_below_the_named_folders(tmp_path: Path) -> None:
     allowed, secret = tmp_path / "clips", tmp_path / "secret.mp4"
     allowed.mkdir()

@@ -180,6 +180,16 @@ def test_no_gateway_there():
             client.watch()
 
 
+def test_no_gateway_elsewhere():
+    """Nothing is to be started here."""
+    message = r"answers at sightline.invalid:1; check .*firewall.*SIGHTLINE_CA"
+    with (
+        GatewayClient("sightline.invalid:1", deadline_s=10.0) as client,
+        pytest.raises(UnavailableError, match=message),
+    ):
+        client.cameras_list()
+
+
 async def test_another_kind_of_server():
     async with serving() as address:
         with GatewayClient(address, deadline_s=5.0) as client:

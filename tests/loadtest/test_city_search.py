@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from cluster.control.costs import CostModel
+from cluster.control.demand import window_tokens
+from cluster.control.ladder import Rung
 from cluster.errors import ConfigError, SightlineError
 from loadtest.city.mix import MIXES
 from loadtest.city.plan import CityPlan, PoolPlan, Timing, parse_event
@@ -44,6 +46,14 @@ def test_the_fewest_replicas_for_cameras():
     assert 4 <= found <= 5
     assert {trial.met for trial in search.trials if trial.replicas == found} == {True}
     assert any(trial.replicas == found - 1 and not trial.met for trial in search.trials)
+
+
+def test_memory_bounds_both_searches():
+    mix = MIXES.load("steady")
+    one = window_tokens(mix.classes[0].demand("c", mix.geometry, 8.0), Rung("full"))
+    pools = (PoolPlan("made", 2, replace(COSTS, window_s=0.1, window_tokens=4.5 * one)),)
+    assert Search(replace(plan(), pools=pools), OBJECTIVE, seconds=60.0).most_cameras().cameras == 9
+    assert Search(replace(plan(cameras=35), pools=pools), OBJECTIVE, seconds=60.0).least_replicas() == 8
 
 
 def test_one_replica_may_be_enough():

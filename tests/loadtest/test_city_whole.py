@@ -8,12 +8,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.control.costs import CostModel
-from cluster.control.ladder import default
+from cluster.control.demand import window_tokens
+from cluster.control.ladder import Rung, default
 from cluster.errors import ConfigError
-from loadtest.city.city import deal, mean_load, simulate
+from loadtest.city.city import carries, deal, mean_load, simulate
 from loadtest.city.mix import MIXES, ActivitySection, CameraClass, Mix
 from loadtest.city.plan import CityPlan, PoolPlan, Timing, parse_event
 from loadtest.city.replica import EngineSettings
+from loadtest.city.report import facts
 
 ALWAYS = ActivitySection(busy=1.0, kept=0.2, spread=0.0)
 ALIKE = Mix(classes=[CameraClass(name="c", share=1, static_gate=False, activity=ALWAYS)])
@@ -158,6 +160,23 @@ def test_cameras_go_where_they_can_be_carried():
     fast = replace(COSTS, window_s=0.3, step_s=0.01)
     plan = replace(city(90), pools=(PoolPlan("slow", 2, COSTS), PoolPlan("fast", 2, fast)))
     assert [each.cameras for each in deal(plan)] == [30, 60]
+
+
+def test_what_memory_does_not_hold_is_refused_as_in_production():
+    """Time would do for twice as many."""
+    one = window_tokens(ALIKE.classes[0].demand("c", ALIKE.geometry, 8.0), Rung("full"))
+    plan = city(20, 2, mix=ALIKE, costs=replace(COSTS, window_s=0.2, window_tokens=7.5 * one))
+    assert carries(ALIKE, plan.pools[0].costs, 8.0)[1] == pytest.approx(7.5)
+    found = simulate(plan)
+    assert (found.admitted.refused, found.figures.dropped["refused"] > 0) == (5, True)
+    told = dict(facts(found))
+    assert "holds the windows of 8: memory binds" in told["limit"]
+    assert told["admission"].endswith("5 refused, whose windows the replicas' memory does not hold")
+    free = simulate(replace(plan, events=events("60:controller:5"), pools=(PoolPlan("made", 3, plan.pools[0].costs),)))
+    assert free.admitted.refused == 0
+    boundless = simulate(city(20, 2, mix=ALIKE, costs=replace(COSTS, window_s=0.2)))
+    assert boundless.admitted.refused == 0
+    assert dict(facts(boundless))["limit"].endswith("not in its cost model, and not counted")
 
 
 def test_mean_load_is_what_a_pool_has_to_carry():

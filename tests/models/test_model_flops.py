@@ -54,7 +54,9 @@ def test_language_model(model):
     ("name", "billions"),
     [
         ("qwen2_5_vl-7b", 7.6),
+        ("qwen2_5_vl-3b", 3.75),
         ("qwen2_vl-7b", 7.7),
+        ("qwen3_vl-4b", 4.44),
         ("qwen3_vl-8b", 8.1),
         ("llava_next_video-7b", 6.9),
         ("llava_onevision-7b", 7.5),

@@ -8,14 +8,18 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from cluster.config import SightlineConfig, load_config
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, ModelError
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
 from cluster.models.checkpoint import weights_digest
 from cluster.models.loading import load_shape
 from cluster.models.presets import PRESETS
 from cluster.models.settings import ModelSettings
 from cluster.registry import families
+from cluster.replica.engine import load_configured, make_simulated
 
 QUESTION = "Is there a fire or smoke?"
 
@@ -71,6 +75,21 @@ def test_the_settings_of_a_checkpoint_from_the_hub_are_heeded(qwen, offline, tmp
 def test_max_pixels_bounds_native_resolution(qwen):
     assert load_model("tiny-qwen2_5_vl", max_pixels=56 * 56).geometry.grid(1920, 1080).tokens <= 4
     assert qwen.geometry.grid(1920, 1080).tokens > 4
+
+
+def test_the_configurations_max_pixels_reaches_decoders_and_both_engines():
+    """Decoders cut pictures by the geometry that their replica tells them."""
+    wide = {"name": "tiny-qwen2_5_vl", "max_pixels": 224 * 224}
+    config = load_config(None, {"model": wide})
+    assert load_configured(config).geometry.max_pixels == 224 * 224
+    simulated = SightlineConfig.model_validate(
+        {"engine": "simulated", "model": wide | {"name": "demo"}, "simulated": {"costs": "demo-cpu"}}
+    )
+    engine, _ = make_simulated(simulated, TierStack([Arena(1 << 20)]), "r")
+    assert engine.geometry.max_pixels == 224 * 224
+    square = load_config(None, {"model": wide | {"name": "tiny-internvl3"}})
+    with pytest.raises(ConfigError, match=r"model\.max_pixels: frames of the family internvl are 112 x 112"):
+        load_configured(square)
 
 
 def test_a_seed_makes_the_weights(qwen):

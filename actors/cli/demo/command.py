@@ -55,7 +55,7 @@ def demo(
 
     $ sightline demo
 
-    $ sightline demo --model /models/Qwen2.5-VL-3B-Instruct --seconds 120
+    $ sightline demo --model /models/Qwen3-VL-4B-Instruct --seconds 120
     """
     from actors.preflight import check_settings
     from cluster.config import load_config

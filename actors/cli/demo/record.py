@@ -65,7 +65,13 @@ def measure(
     settings = config.model
     # Leave a core free: threads of parallel arithmetic that wait for each other suffer most from other work.
     torch.set_num_threads(settings.threads or min(torch.get_num_threads(), max(1, (os.cpu_count() or 1) - 1)))
-    model = load_model(settings.name, device=settings.device, dtype=settings.dtype, seed=settings.seed)
+    model = load_model(
+        settings.name,
+        device=settings.device,
+        dtype=settings.dtype,
+        seed=settings.seed,
+        max_pixels=settings.max_pixels,
+    )
     engine = NativeEngine(
         model,
         score_temperature=settings.score_temperature,

@@ -100,6 +100,7 @@ class CostModel:
     * ``model``, ``device``: what was measured; ``source``: one sentence on the origin of the numbers
     * ``spread``: standard deviation of the log of measured over predicted
     * ``error``: median relative error of the fit
+    * ``window_tokens``: tokens of windows that a replica holds there, for planners; ``None``: not known
     """
 
     model: str
@@ -112,11 +113,13 @@ class CostModel:
     attended_s: float
     spread: float
     error: float
+    window_tokens: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self)[3:]:
             value = getattr(self, field.name)
-            if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+            known = value is not None or field.name != "window_tokens"
+            if known and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
                 raise ConfigError(f"a cost model's {field.name} must be a number of at least 0, not {value!r}")
         if not self.window_s + self.encoded_s + self.computed_s + self.attended_s > 0:
             raise ConfigError("a cost model in which windows cost nothing cannot place or admit anything")

@@ -7,18 +7,23 @@ and fits a cost model to it, for placement, admission and the city simulator.
 import argparse
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from cluster.control.costs import CostModel, WindowWork, fit, save
 from cluster.engine.native import NativeEngine
+from cluster.engine.native.passes import pass_rows
+from cluster.engine.window.kv import MEMORY_SHARE, gpu_pool_bytes
 from cluster.lab.bench.harness import BenchResult, add_model_arguments, machine, print_progress
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.planning.accelerator import platforms
+from cluster.lab.planning.model_card import HALF, kv_token_bytes
 from cluster.models import load_model
-from cluster.models.base import VisionLanguageModel
+from cluster.models.loading import load_shape
 from cluster.types import Question, StreamSpec
 
 PLATFORMS = ("a100", "h100", "h200")
@@ -61,6 +66,11 @@ def platform_costs(name: str) -> CostModel:
         f"computed, not measured: {MODEL} in BF16 at {LINEAR:.0%} of the {platform.title}'s peak in products and "
         f"{ATTENTION:.0%} in attention ({platform.source}); sightline bench cost --platform {name}"
     )
+    shape = load_shape(MODEL)
+    slot = kv_token_bytes(shape)
+    # As an engine measures it once the weights are loaded, with memories beside the pool.
+    free = platform.memory_bytes - HALF * sum(weight.numel() for weight in shape.model.parameters())
+    pool = gpu_pool_bytes(shape, int((1 - MEMORY_SHARE) * free), slot, pass_rows(torch.device("cuda")))
     return CostModel(
         model=MODEL,
         device=platform.title,
@@ -73,6 +83,7 @@ def platform_costs(name: str) -> CostModel:
         attended_s=4.0 * LAYERS * HEADS * HEAD_DIM / attention,
         spread=0.10,
         error=ERROR,
+        window_tokens=pool // slot,
     )
 
 
@@ -116,14 +127,15 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 
 def _measured(args: argparse.Namespace) -> tuple[CostModel, BenchResult]:
-    import torch
-
     model = load_model(args.model, device=args.device, dtype=args.dtype)
     random = np.random.default_rng(1)
     mixes: list[list[Timed]] = []
+    held = 0.0
     for number in range(args.rounds):
         # A mix of cameras whose windows end together, in steps of every size in turn.
-        mixes.append(_mix(model, args, 1 + number % args.max_batch, random))
+        engine = NativeEngine(model)
+        held = max(held, engine.window_tokens)
+        mixes.append(_mix(engine, args, 1 + number % args.max_batch, random))
         print_progress(f"mix {number + 1}/{args.rounds}: {len(mixes[-1])} steps")
     steps = [step for mix in mixes for step in mix]
     kind = machine()["gpu"] if args.device.startswith("cuda") else "cpu"
@@ -132,7 +144,7 @@ def _measured(args: argparse.Namespace) -> tuple[CostModel, BenchResult]:
         f"{torch.get_num_threads()} threads"
     )
     names: dict[str, Any] = {"model": args.model, "device": str(kind), "source": source}
-    costs = fit(steps, **names)
+    costs = replace(fit(steps, **names), window_tokens=held)
     figures = {"cost_error": unseen_error(mixes, **names), "cost_spread": costs.spread}
     rows = [_row(costs, len(steps), max(len(works) for works, _ in steps))]
     return costs, BenchResult(figures, rows, [source])
@@ -162,15 +174,14 @@ def _row(costs: CostModel, steps: int, largest: int) -> dict[str, Any]:
     }
 
 
-def _mix(model: VisionLanguageModel, args: argparse.Namespace, size: int, random: np.random.Generator) -> list[Timed]:
+def _mix(engine: NativeEngine, args: argparse.Namespace, size: int, random: np.random.Generator) -> list[Timed]:
     """Timed steps of ``size`` cameras of different pictures, scenes, questions and refresh shares."""
-    engine = NativeEngine(model)
     cameras = []
     for number in range(size):
         side = int(random.choice(SIDES))
         kept = float(random.uniform(0.02, 0.6))
         camera = SyntheticCamera(
-            f"camera-{number}", model.geometry, width=side, height=side, kept=kept, seed=int(random.integers(1 << 30))
+            f"camera-{number}", engine.geometry, width=side, height=side, kept=kept, seed=int(random.integers(1 << 30))
         )
         questions = tuple(Question(f"q{i}", text) for i, text in enumerate(TEXTS[: int(random.integers(1, 5))]))
         budget = float(random.choice([0.0, 0.1, 0.4]))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.errors import ModelError
-from cluster.models.catalog import check_model, check_unquantised, locate
+from cluster.models.catalog import check_model, check_unquantised, is_hub_id, locate
 from cluster.models.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def checkpoint_folder(name: str) -> Path | None:
     if name in PRESETS:
         return None
     folder = Path(locate(name)).expanduser()
-    if folder.is_dir() or name.count("/") != 1 or name.startswith((".", "/", "~")):
+    if folder.is_dir() or not is_hub_id(name):
         check_model(name)
         return folder
     from huggingface_hub import snapshot_download

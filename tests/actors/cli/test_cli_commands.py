@@ -2,15 +2,19 @@
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+from chart_parts import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.cli import configuration, doctor, serve
 from actors.cli.options import parse_questions, parse_settings
 from actors.cli.output import check_writable, plural, write_json
+from cluster.config import load_config
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.redaction import redact
@@ -70,6 +74,13 @@ def test_the_overview_names_every_command_and_the_exit_codes(cli):
         assert code in " ".join(done.stdout.split())
 
 
+def test_configurations_of_examples_need_no_password(monkeypatch):
+    monkeypatch.delenv("CAMERA_PASSWORD", raising=False)
+    for command in (serve.serve, configuration.check, doctor.doctor):
+        for path in re.findall(r"configs/[\w.]+", command.__doc__):
+            load_config(ROOT / path)
+
+
 def test_help_loads_neither_torch_nor_ray_nor_grpc():
     code = (
         "import sys; from actors.cli import main; main(['--help']); main(['demo', '--help'])\n"
@@ -83,6 +94,8 @@ def test_help_loads_neither_torch_nor_ray_nor_grpc():
 WRONG = {
     "no such command": (["srve"], 2, "No such command 'srve'. Did you mean 'serve'?"),
     "missing argument": (["push", "--to", "a:1", "--camera", "x"], 2, "Missing argument 'SOURCE'"),
+    "nothing to ask of all": (["ask", "--all"], 2, "no question; write it, as in: sightline ask --all"),
+    "nobody to ask": (["ask"], 2, "no camera; name it, as in: sightline ask gate"),
     "missing option": (["serve"], 2, "Missing option '--config'"),
     "not a number": (["demo", "--seconds", "soon"], 2, "Invalid value for '--seconds'"),
     "no such configuration": (["serve", "-c", "city.yaml"], 2, "city.yaml: there is no such configuration file"),

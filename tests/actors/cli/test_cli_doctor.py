@@ -73,6 +73,15 @@ def test_a_model_with_random_weights_is_warned_of():
     assert found(engine="simulated", simulated={"costs": "demo-cpu"})["model and settings"].state != "warning"
 
 
+def test_an_accelerator_whose_load_nobody_knows_is_warned_of():
+    """Cameras would be accepted, and run at full quality, whatever the load."""
+    row = found(model=MODEL | {"device": "cuda"})["load"]
+    assert (row.state, row.found.split(":")[0]) == ("warning", "scheduling.costs is not set")
+    assert "sightline bench cost --model tiny-qwen2_5_vl --out" in row.remedy
+    assert "load" not in found(model=MODEL | {"device": "cuda"}, scheduling={"costs": "qwen2.5-vl-7b-h100"})
+    assert "load" not in found()
+
+
 @pytest.mark.parametrize(
     ("options", "state", "remedy"),
     [

@@ -1,10 +1,14 @@
 """``sightline models``: families and cards, for people and for machines."""
 
 import json
+import shutil
 
 import pytest
+import yaml
+from chart_parts import ROOT
 
 from actors.cli import main
+from cluster.models.catalog import BUNDLED
 from cluster.models.presets import SHAPES
 from cluster.registry import families
 
@@ -48,6 +52,27 @@ def test_square_families_have_their_published_tokens(capsys, name, tokens):
     assert json.loads(capsys.readouterr().out)["tokens_per_frame"] == tokens
     assert main(["models", "show", name]) == 0
     assert f"{tokens} tokens" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_the_hubs_cache_has_a_card_and_another_says_how_to_fetch_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for name in ("some/model", "some/mo del"):
+        assert main(["models", "show", name]) == 2
+        said = capsys.readouterr().err
+        assert f"unknown model shape '{name}'; fetch its settings first (hf download {name} --include" in said
+    folder = tmp_path / "models--some--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0" * 40)
+    shutil.copytree(BUNDLED["demo"], folder / "snapshots" / ("0" * 40), ignore=lambda *_: ["model.safetensors"])
+    assert main(["models", "show", "some/model"]) == 0
+    assert "3.1M parameters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("file", ["deploy/compose/nvidia.yaml", "deploy/helm/sightline/values-l4.yaml"])
+def test_the_default_model_of_a_deployment_has_a_card(file, capsys):
+    values = yaml.safe_load((ROOT / file).read_text())
+    assert main(["models", "show", values.get("config", values)["model"]["name"], "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["windows"]["NVIDIA L4"] > 4
 
 
 def test_an_unknown_model_is_refused_in_a_sentence(capsys):
