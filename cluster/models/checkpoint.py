@@ -68,7 +68,7 @@ def weights_digest(module: nn.Module) -> str:
     for name, parameter in sorted(module.named_parameters()):
         hasher.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
         factors = factors.to(parameter.device)
-        for part in parameter.detach().reshape(-1).view(torch.uint8).split(8 * _DIGEST_WORDS):
+        for part in torch.split(parameter.detach().reshape(-1).view(torch.uint8), 8 * _DIGEST_WORDS):
             # A copy, whose words are whole and aligned.
             words = torch.cat((part, part.new_zeros(-len(part) % 8))).view(torch.int64)
             sums.append((words * factors[: len(words)]).sum())

@@ -176,7 +176,7 @@ class StreamKV:
             return
         self._join()
         with self.pool.copies.outward():
-            blocks = self.pool.index(self.slots).split(self.pool.block_tokens)
+            blocks = torch.split(self.pool.index(self.slots), self.pool.block_tokens)
             self._host = self.pool.copies.to_host(
                 [part.index_select(1, index) for index in blocks for part in (self.pool.k, self.pool.v)]
             )
