@@ -22,7 +22,7 @@ from sightline.v1 import (
     results_pb2_grpc,
 )
 
-from cluster.alerts.clips.footage_store import Deleted, Kind
+from cluster.alerts.clips.footage_store import Kind
 from cluster.alerts.dispatcher import Outbox
 from cluster.alerts.grpc_service import mutes_from_proto, outbox_from_proto, timeline_from_proto
 from cluster.alerts.incident import AlertEvent, Incident, IncidentDetail, Mute, Verdict
@@ -370,11 +370,6 @@ class GatewayClient:
         call = self._pictures.Discover(request, timeout=FILE_S, metadata=self._metadata)
         yield from self._stream(call, lambda message: from_message(Discovery, message))
 
-    def forget_footage(self, camera: str) -> Deleted:
-        """Delete all snapshots and clips of a camera."""
-        request = pictures_pb2.ForgetFootageRequest(camera=camera)
-        return from_message(Deleted, self._call(self._pictures.Forget, request))
-
     def _data(self, call: Any) -> Iterator[bytes]:
         try:
             yield from self._stream(call, lambda part: bytes(part.data))
@@ -419,7 +414,12 @@ class GatewayClient:
                 f"{self.address} closes connections; if it speaks TLS, set SIGHTLINE_CA or SIGHTLINE_TLS=1, and if it "
                 "asks for certificates, SIGHTLINE_CERT and SIGHTLINE_KEY"
             )
-        return UnavailableError(f"no Sightline gateway answers at {self.address}; start one with `sightline serve`")
+        if is_loopback(split_address(self.address)[0]):
+            return UnavailableError(f"no Sightline gateway answers at {self.address}; start one with `sightline serve`")
+        return UnavailableError(
+            f"no Sightline gateway answers at {self.address}; check that it runs there, listens on that port "
+            "(gateway.host, gateway.port) and no firewall is in between, and if it speaks TLS, set SIGHTLINE_CA"
+        )
 
 
 def _settings_json(settings: dict[str, Any] | None) -> str:

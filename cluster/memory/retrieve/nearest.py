@@ -9,10 +9,10 @@ from torch import Tensor
 
 from cluster.errors import ConfigError
 from cluster.memory.organise.table import ClusterTable
-from cluster.memory.retrieve import Retriever
+from cluster.memory.retrieve import HeadRetriever
 
 
-class TopK(Retriever):
+class TopK(HeadRetriever):
     """Top-k clusters of each head; over single tokens this is InfiniGen-P.
 
     Highest-scoring clusters until their tokens reach a budget; the one that reaches it is included.
@@ -44,7 +44,7 @@ class TopK(Retriever):
         return TopK(share=min(1.0, 2 * self.share), tokens=None if self.tokens is None else 2 * self.tokens)
 
 
-class TwoStage(Retriever):
+class TwoStage(HeadRetriever):
     """Two-stage retrieval (Mosaic, section V): the partitions nearest to the question, and the nearest of their
     clusters.
 

@@ -28,7 +28,7 @@ from cluster.lab.evaluation.metrics import estimate
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.lab.scenes.truth import TrueObject, TrueSample
 from cluster.memory.organise.table import ClusterTable, NewTokens
-from cluster.memory.retrieve import Retriever
+from cluster.memory.retrieve import HeadRetriever
 from cluster.memory.retrieve.nearest import TopK
 from cluster.memory.retrieve.rekv import ReKV
 from cluster.memory.stream import StreamMemory
@@ -281,7 +281,7 @@ def test_rekv_reads_the_published_frames_and_another_rule_does_not(
     assert row["query_heads"] > row["key_heads"] > 1
     assert row["frames"] > row["read"]
     # Each head for itself.
-    monkeypatch.setattr(ReKV, "select_layer", lambda *heads: Retriever.select_layer(*heads))
+    monkeypatch.setattr(ReKV, "select_layer", lambda *heads: HeadRetriever.select_layer(*heads))
     monkeypatch.setattr(ReKV, "select", lambda self, query, table: TopK(tokens=1).select(query, table))
     assert measured(clip, tmp_path, "--part", "rekv", "--seconds", "40")["figures"]["rekv_parity"] < 1
     with pytest.raises(ConfigError, match="street: nothing left a window in which it was asked; take more --seconds"):

@@ -152,10 +152,6 @@ class Listener(Retriever):
         self.calls: list[tuple[Tensor, Sequence[ClusterTable], list[Tensor]]] = []
         self.predicted: Listener | None = None
 
-    def select(self, query: Tensor, table: ClusterTable) -> Tensor:
-        """See :class:`Retriever`."""
-        return self.select_layer(query[None], [table])[0]
-
     def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Tensor]:
         """See :class:`Retriever`."""
         chosen = self._retriever.select_layer(query, tables)
