@@ -137,7 +137,7 @@ async def test_alerting_does_not_live_on_without_a_loop(config, monkeypatch, loo
     def fail(*_):
         raise KeyError("gate")
 
-    broken = {"cameras": (alerting._merger, "retain"), "rules": (alerting._service._health, "update")}
+    broken = {"cameras": (alerting._service, "update_cameras"), "rules": (alerting._service._health, "update")}
     monkeypatch.setattr(*broken.get(loop, (alerting._service._open_incidents, "pop_changes")), fail)
     await until_async(lambda: exits == [1], "the end of the process")
     monkeypatch.undo()

@@ -81,7 +81,7 @@ def test_the_configurations_max_pixels_reaches_decoders_and_both_engines():
     """Decoders cut pictures by the geometry that their replica tells them."""
     wide = {"name": "tiny-qwen2_5_vl", "max_pixels": 224 * 224}
     config = load_config(None, {"model": wide})
-    assert load_configured(config).geometry.max_pixels == 224 * 224
+    assert load_configured(config, 1).geometry.max_pixels == 224 * 224
     simulated = SightlineConfig.model_validate(
         {"engine": "simulated", "model": wide | {"name": "demo"}, "simulated": {"costs": "demo-cpu"}}
     )
@@ -89,7 +89,7 @@ def test_the_configurations_max_pixels_reaches_decoders_and_both_engines():
     assert engine.geometry.max_pixels == 224 * 224
     square = load_config(None, {"model": wide | {"name": "tiny-internvl3"}})
     with pytest.raises(ConfigError, match=r"model\.max_pixels: frames of the family internvl are 112 x 112"):
-        load_configured(square)
+        load_configured(square, 1)
 
 
 def test_a_seed_makes_the_weights(qwen):

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from cluster.config.camera import WindowConfig
 from cluster.control.ladder import Rung
 from cluster.errors import ConfigError
 from cluster.vision import make_pruner
@@ -111,7 +110,7 @@ def ours(shape: WindowShape, budget: float, options: Mapping[str, float] | None 
 
 def as_deployed(shape: WindowShape) -> Setting:
     """Replenishment with the refresh that cameras have unless they are configured otherwise."""
-    return Setting("ours as deployed", "replenish", WindowConfig().refresh, shape=shape)
+    return Setting("ours as deployed", "replenish", "anchors", shape=shape)
 
 
 def basic_grid(shape: WindowShape) -> list[Setting]:

@@ -4,8 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.config.camera import PruningConfig, WindowConfig
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.settings import GRIDS, Setting, WindowShape, codecsight, full_computation, make_grid, ours
+from cluster.lab.evaluation.settings import (
+    GRIDS,
+    Setting,
+    WindowShape,
+    as_deployed,
+    codecsight,
+    full_computation,
+    make_grid,
+    ours,
+)
 from cluster.registry import pruners, refresh_policies
 from cluster.vision.pruners.baselines import CodecSight
 
@@ -23,6 +33,12 @@ def test_every_grid_of_comparisons_has_full_the_published_rule_and_ours(name):
     names = [setting.name for setting in settings]
     assert len(set(names)) == len(names)
     assert len({(s.key, s.sweep) for s in settings}) == len(settings)
+
+
+def test_what_is_measured_as_deployed_is_what_cameras_do_by_default():
+    setting, pruning, window = as_deployed(SHAPE), PruningConfig(), WindowConfig()
+    assert (setting.pruner, dict(setting.options)) == (pruning.policy, pruning.options)
+    assert (setting.refresh, setting.budget) == (window.refresh, window.refresh_budget)
 
 
 def test_the_basic_grid_is_full_and_ours():
