@@ -1,5 +1,5 @@
-"""The gateway actor: the public gRPC and HTTP endpoints. What it keeps can be had anew, so
-that there may be several."""
+"""The gateway actor: the public gRPC and HTTP endpoints. What it keeps can be had anew, so that there may be
+several."""
 
 import asyncio
 import logging

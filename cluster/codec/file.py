@@ -11,7 +11,7 @@ import av
 from av.container import InputContainer
 
 from cluster.codec.demux import CONTAINERS, PROBING, Demuxer
-from cluster.codec.nal import spliced
+from cluster.codec.nal import unit_kind, unit_starts
 from cluster.codec.source import StreamHeader
 from cluster.codec.timeline import LONGEST_STEP, REPEAT
 from cluster.errors import SourceError
@@ -36,6 +36,7 @@ _REFUSALS: dict[type[Exception], str] = {
 
 # How long a video of one single picture lasts; microseconds.
 _ONE_PICTURE = 40_000
+_HEVC_BLA, _HEVC_CRA = 16, 21
 
 
 class FileSource:
@@ -103,7 +104,7 @@ class FileSource:
                     if not packet.keyframe:
                         continue
                     if packet.codec == "hevc":
-                        packet = replace(packet, data=spliced(packet.data))
+                        packet = replace(packet, data=_spliced(packet.data))
                 started = True
                 times.add(packet.pts if packet.pts is not None else packet.dts)
                 yield _shifted(packet, offset) if offset else packet
@@ -211,6 +212,16 @@ def _shifted(packet: EncodedPacket, offset: int) -> EncodedPacket:
         pts=None if packet.pts is None else packet.pts + offset,
         dts=None if packet.dts is None else packet.dts + offset,
     )
+
+
+def _spliced(data: bytes) -> bytes:
+    """An HEVC packet that comes after another stream's: a CRA picture as BLA (H.265 §7.4.2.2), so that what is shown
+    before it, and refers to pictures that have not come, is left out."""
+    changed = bytearray(data)
+    for start in unit_starts(data):
+        if unit_kind("hevc", data[start]) == _HEVC_CRA:
+            changed[start] = data[start] & 0x81 | _HEVC_BLA << 1
+    return bytes(changed)
 
 
 def _reason(error: Exception) -> str:

@@ -14,7 +14,6 @@ _SHORT_START = b"\x00\x00\x01"
 
 H264_SLICE, H264_IDR, H264_SEI, H264_SPS, H264_PPS = 1, 5, 6, 7, 8
 HEVC_VPS, HEVC_SPS, HEVC_PPS = 32, 33, 34
-_HEVC_BLA, _HEVC_CRA = 16, 21
 _HEVC_IRAP = range(16, 24)
 _RECOVERY_POINT = 6
 _CHROMA_PROFILES = {44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 144, 244}
@@ -150,16 +149,6 @@ def starts_decoding(codec: str, data: bytes) -> bool:
         if is_picture(codec, kind):
             return False
     return False
-
-
-def spliced(data: bytes) -> bytes:
-    """An HEVC packet that comes after another stream's: a CRA picture as BLA (H.265 §7.4.2.2), so that what is shown
-    before it, and refers to pictures that have not come, is left out."""
-    changed = bytearray(data)
-    for start in unit_starts(data):
-        if unit_kind("hevc", data[start]) == _HEVC_CRA:
-            changed[start] = data[start] & 0x81 | _HEVC_BLA << 1
-    return bytes(changed)
 
 
 def unit_kind(codec: str, header: int) -> int:

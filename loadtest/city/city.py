@@ -53,14 +53,19 @@ def carries(mix: Mix, costs: CostModel, hour: float) -> tuple[float, float]:
     return 1 / mean_load(mix, costs, hour), held
 
 
+def carried(plan: CityPlan) -> list[float]:
+    """Cameras that each pool serves at full quality, by the scarcer of time and memory."""
+    return [pool.replicas * min(carries(plan.mix, pool.costs, plan.hour)) for pool in plan.pools]
+
+
 def deal(plan: CityPlan) -> list[Deal]:
     """Cameras by what each pool can carry, then each pool's cameras and replicas evenly to its controllers."""
-    carried = [pool.replicas * min(carries(plan.mix, pool.costs, plan.hour)) for pool in plan.pools]
+    carries_each = carried(plan)
     dealt: list[Deal] = []
     left = plan.cameras
     for index, pool in enumerate(plan.pools):
         last = index == len(plan.pools) - 1
-        mine = left if last else round(plan.cameras * carried[index] / sum(carried))
+        mine = left if last else round(plan.cameras * carries_each[index] / sum(carries_each))
         left -= mine
         count = max(1, min(pool.replicas, -(-mine // plan.per_controller)))
         for place in range(count):

@@ -9,7 +9,7 @@ from typing import Any
 from cluster.control import costs
 from cluster.control.ladder import Ladder, default
 from cluster.errors import ConfigError, SightlineError
-from loadtest.city.city import carries, simulate
+from loadtest.city.city import carried, carries, simulate
 from loadtest.city.plan import CityPlan, PoolPlan, with_pool
 from loadtest.city.result import CityResult, Objective
 
@@ -75,9 +75,8 @@ class Search:
     def most_cameras(self, guess: int | None = None) -> CityResult:
         """The most cameras that the plan's replicas serve, in the run that showed it. ``guess``: where to begin. Raises
         ``SightlineError``: not even a quarter of what the cost model suggests can be served."""
-        carried = [pool.replicas * min(carries(self.plan.mix, pool.costs, self.plan.hour)) for pool in self.plan.pools]
         return self._bisect(
-            lambda count: self._try(count, None), max(1, guess or math.floor(sum(carried))), fewer=False
+            lambda count: self._try(count, None), max(1, guess or math.floor(sum(carried(self.plan)))), fewer=False
         )
 
     def _try(self, cameras: int, replicas: int | None) -> CityResult:

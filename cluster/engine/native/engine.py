@@ -401,10 +401,9 @@ class NativeEngine(WindowedEngine):
         begun = stream.progress is not None and stream.progress.window == clock.number
         if stream.spec.patient or stream.outstanding or not stream.frames or stream.failed_ahead == clock.number:
             return None
-        if stream.kv.copied:
-            # Once per stride, it comes back as a whole.
-            return None
-        if (begun and stream.frames[-1].has_kv) or last_valid_answers(stream, clock.end) is not None:
+        computed = begun and stream.frames[-1].has_kv
+        # Once per stride, what was copied to host memory comes back as a whole.
+        if stream.kv.copied or computed or last_valid_answers(stream, clock.end) is not None:
             return None
         frames = stream.window_frames(clock.start, clock.end)
         request = WindowRequest(stream.spec.stream, clock.number, clock.start, clock.end, 0.0)
