@@ -208,3 +208,9 @@ def test_no_test_module_imports_another() -> None:
     found = {file.name: imported(file) for file in ROOT.glob("tests/**/test_*.py")}
     assert len(found) > 200
     assert not {name: others for name, names in found.items() if (others := {n for n in names if n.startswith("test")})}
+
+
+def test_files_stay_short_enough_to_be_read():
+    found = [path for top in ("cluster", "actors", "loadtest") for path in ROOT.joinpath(top).rglob("*.py")]
+    assert len(found) > 400
+    assert [path for path in found if len(path.read_text().splitlines()) > 450] == []
