@@ -16,7 +16,7 @@ from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_files
 from cluster.types import Answer, Timing, TokenCount
 from loadtest.agent import FedAgent
-from loadtest.city.against import Group
+from loadtest.city.mix import Mix
 from loadtest.fleet import Camera
 from loadtest.footage import StreamHeader
 from loadtest.machine import GpuUse, MachineUse
@@ -254,15 +254,14 @@ def test_the_simulator_is_told_what_was_measured_of_each_kind_of_camera() -> Non
         began_s=0.0,
     )
     told = city(stage, found)
-    groups = {group["kind"]: group for group in told["cameras"]}
-    assert {kind: group["count"] for kind, group in groups.items()} == {
+    classes = {each.name: each for each in Mix.model_validate(told["mix"]).classes}
+    assert {kind: each.share for kind, each in classes.items()} == {
         kind: list(kinds.values()).count(kind) for kind in ("busy", "quiet")
     }
-    assert (groups["busy"]["busy"], groups["quiet"]["busy"]) == (1.0, 0.0)
+    assert (classes["busy"].activity.busy, classes["quiet"].activity.busy) == (1.0, 0.0)
     # 65 % kept: half of the frames are whole, so the others keep 30 %.
-    assert groups["busy"]["kept"] == pytest.approx(0.3)
-    assert groups["busy"]["frame_tokens"] == 50
-    assert [Group.model_validate(group).kind for group in told["cameras"]] == list(groups)
+    assert classes["busy"].activity.kept == pytest.approx(0.3)
+    assert classes["busy"].frame_tokens == 50
     assert told["measured"]["gated_per_s"] == pytest.approx(12 / 2.1)
     assert told["measured"]["answered_per_s"] == pytest.approx(12 / 2.1)
     assert told["measured"]["dropped_per_s"] == pytest.approx(10)
