@@ -19,7 +19,7 @@ from loadtest.agent import FedAgent
 from loadtest.city.mix import Mix
 from loadtest.fleet import Camera
 from loadtest.footage import StreamHeader
-from loadtest.machine import GpuUse, MachineUse
+from loadtest.machine import MachineUse
 from loadtest.profile import kind_at, script
 from loadtest.report import Facts, page, run_charts, run_json, search_json, search_text, verdict_text
 from loadtest.result import FaultResult, Measurement, Spread, Tick, Verdict
@@ -63,7 +63,7 @@ LOST = replace(KILLED, name="freeze-decoder", recovery_s=math.inf)
 
 
 def tick(at_s: float) -> Tick:
-    use = MachineUse({"replica": 0.5, "generator": 0.1}, {"replica": 2**20}, 0.4, 0.2, 1e6, (GpuUse(0, 0.5, None, 1),))
+    use = MachineUse({"replica": 0.5, "generator": 0.1}, {"replica": 2**20}, 0.4, 0.2, 1e6, {"GPU 0 computing": 0.5})
     return Tick(at_s, 10, 3, 0.4, 1.2, 0.01, 5e5, use)
 
 
