@@ -161,8 +161,8 @@ class CameraClass(Section):
         which order."""
         shared = {name: getattr(demand, name) for name in Demand.__dataclass_fields__ if name in cls.model_fields}
         activity = ActivitySection(busy=demand.busy, dwell_s=demand.stride_s / 100, kept=demand.kept, spread=0.0)
-        gate = {"static_gate": demand.busy < 1, "max_idle_s": FOREVER_S}
-        return cls(name=demand.camera, share=share, activity=activity, **gate, **shared)
+        shared |= {"activity": activity, "static_gate": demand.busy < 1, "max_idle_s": FOREVER_S}
+        return cls(name=demand.camera, share=share, **shared)
 
     def computed_share(self, hour: float) -> float:
         """Share of its windows that the gate lets through: those with motion, and of the others one per max_idle_s."""
