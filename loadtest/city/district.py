@@ -72,7 +72,7 @@ class District:
         self._rung = np.zeros(count, dtype=np.int64)
         self._owner = np.full(count, NOBODY)
         self._refused = np.zeros(count, dtype=bool)
-        self._rows = Rows()
+        self._rows = Rows(self.tally)
         self._unreported = UnreportedCounts(count)
         self._wakes: list[Wake] = wakes(part.spells, part.kinds, self._rng)
         # By number: replicas that serve, and those that only end the step under way.
@@ -102,9 +102,8 @@ class District:
         for tick in range(ticks):
             self._tick(tick * timing.seconds / ticks, (tick + 1) * timing.seconds / ticks)
             if tick % 16 == 0:
-                self._rows.flush(self.tally)
+                self._rows.forget_settled()
                 on_share(tick / ticks)
-        self._rows.close(self.tally)
 
     # -- the controller --------------------------------------------------------------------------
     def _admit(self, camera: int) -> None:
