@@ -11,7 +11,7 @@ from functools import reduce
 from cluster.control.admission import Admission, Commitments, Holding, PoolCapacity, expected_lag_s
 from cluster.control.camera_record import CameraMove, CameraPlan, FleetCamera, FleetChanges, Loads
 from cluster.control.costs import CostModel
-from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding, stride_at
+from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding
 from cluster.control.ladder import Ladder, LadderPolicy, Step
 from cluster.control.placement import Placement
 from cluster.control.replica_load import ReplicaLoad
@@ -141,12 +141,13 @@ class Fleet:
         if camera.estimate.observe_activity(changed):
             self._reload(name, camera)
 
-    def observe_counts(self, name: str, counts: Measured) -> None:
-        """Update a camera's demand from counts since the last call; once per window or heartbeat."""
+    def observe_counts(self, name: str, counts: Measured, rung: int | None = None) -> None:
+        """Update a camera's demand from counts since the last call; once per window or heartbeat.
+
+        ``rung``: at which they were counted; None: the camera's.
+        """
         camera = self._known(name)
-        rung = self.ladder.rungs[camera.on.rung]
-        predicted_s = camera.unit[camera.on.rung] * stride_at(camera.estimate.declared, rung)
-        if camera.estimate.observe_counts(counts, rung, predicted_s):
+        if camera.estimate.observe_counts(counts, self.ladder.rungs[camera.on.rung if rung is None else rung]):
             self._reload(name, camera)
 
     def demand_of(self, name: str) -> Demand:

@@ -162,8 +162,10 @@ class District:
         to = np.array([step.rung_to for step in steps])
         was_shed = self._sheds[[step.rung_from for step in steps]]
         self.tally.steps[self._bin(now_s)] += len(steps)
+        # A replica reports every second, so that next to nothing of what it counts is from before and after a step.
+        for each, counts in self._unreported.take(camera, now_s):
+            self._fleet.observe_counts(self.names[each], counts, int(self._rung[each]))
         self._rung[camera] = to
-        self._unreported.forget(camera, now_s)
         self.cameras.stretch(camera[~was_shed], self._strides[self.part.kinds[camera], to][~was_shed])
         for back, rung in zip(camera[was_shed].tolist(), to[was_shed].tolist(), strict=True):
             # Nobody has kept its frames.
@@ -352,8 +354,7 @@ class District:
         return {to: arrivals[a:b] for to, a, b in zip(owners[starts].tolist(), starts.tolist(), ends, strict=True)}
 
     def _settle(self, out: Outcome) -> None:
-        camera, work_s = self._rows.answered(out.answered, out.finish_s)
-        self._unreported.answered(camera, work_s + np.array(out.part_s))
+        self._unreported.answered(self._rows.answered(out.answered, out.finish_s))
         for reason, rows in out.dropped.items():
             camera, end_s, strides = self._rows.dropped(rows, reason)
             unencoded = np.isin(rows, out.unencoded)

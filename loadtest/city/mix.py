@@ -144,7 +144,6 @@ class CameraClass(Section):
     anchor_interval_s: Duration = Field(default=16.0, gt=0, description="Seconds between frames that keep everything.")
     questions: int = Field(default=2, ge=1, description="Standing questions.")
     query_tokens: int = Field(default=24, ge=1, description="Tokens of one question.")
-    cost: float = Field(default=1.0, gt=0, description="A window's seconds over those that the cost model says.")
     static_gate: bool = Field(default=True, description="Let the last answer stand while nothing moves.")
     max_idle_s: Duration = Field(default=60.0, ge=0, description="Longest time that an answer may stand.")
     activity: ActivitySection

@@ -44,7 +44,7 @@ class WorkTable:
                 demand = demands[kind]
                 length_s = min(demand.window_s, held * demand.stride_s * ladder.rungs[rung].stride)
                 asked = work_after(replace(demand, window_s=length_s), ladder.rungs[rung], min(strides, held))
-                self.seconds[kind, rung, held, strides] = demand.cost * costs.window_seconds(asked)
+                self.seconds[kind, rung, held, strides] = costs.window_seconds(asked)
 
     def of(
         self,
@@ -107,14 +107,13 @@ class Facts:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a stretch of time brought: rows answered, when, and their part of the step's own seconds; rows dropped.
+    """What a stretch of time brought: rows answered, and when; rows dropped.
 
     ``unencoded``: dropped rows whose frames no window that waits will take in.
     """
 
     answered: list[int] = field(default_factory=list)
     finish_s: list[float] = field(default_factory=list)
-    part_s: list[float] = field(default_factory=list)
     dropped: dict[str, list[int]] = field(default_factory=dict)
     unencoded: list[int] = field(default_factory=list)
 
@@ -238,7 +237,6 @@ class Replica:
         count = len(self._under_way)
         out.answered += self._under_way
         out.finish_s += [at_s] * count
-        out.part_s += [self._costs.step_s / count] * count
         self._under_way = []
 
     def _drop(self, gone: Sequence[DroppedWindow], out: Outcome) -> None:

@@ -54,14 +54,15 @@ class Rows:
         self._size += count
         return self.base + self._size - count
 
-    def answered(self, rows: Sequence[int], finish_s: Sequence[float]) -> tuple[Ints, Floats]:
-        """These were answered then; returns their cameras and work."""
+    def answered(self, rows: Sequence[int], finish_s: Sequence[float]) -> Ints:
+        """These were answered then; returns their cameras."""
         row = self._settle(rows)
         lag_s = np.array(finish_s) - row["end_s"]
         self._tally.answer(
             row["end_s"], row["rank"].astype(np.int64), lag_s, row["stride_s"], row["value_s"], row["useful_s"]
         )
-        return row["camera"].astype(np.int64), row["work_s"]
+        cameras: Ints = row["camera"].astype(np.int64)
+        return cameras
 
     def dropped(self, rows: Sequence[int], reason: str) -> tuple[Ints, Floats, Floats]:
         """These are given up; returns their cameras, ends and strides taken in."""

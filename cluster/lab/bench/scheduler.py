@@ -132,7 +132,7 @@ def _decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> tu
                 # Gated at random, and of tokens that scatter from window to window.
                 gated = draw.random() >= demand.busy
                 tokens = round(2560 * min(1.0, demand.kept * draw.uniform(0.6, 1.4)))
-                counts = Measured(STRIDE_S, 1, int(gated), 2560, tokens, 0.05 * (not gated))
+                counts = Measured(STRIDE_S, 1, int(gated), 2560, tokens)
                 windows.append((queue, request, demand.priority, demand.camera, counts))
             reports = [(name, draw.uniform(0.6, 0.9)) for name in queues]
             now_s = stride * STRIDE_S + second + 1
