@@ -134,14 +134,20 @@ class WorkerMemory:
         finally:
             done.cancel()
 
-    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
-        """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything."""
+    async def delete_memory(self, camera: str, ago_s: float | None, *, only_here: bool = False) -> DeletedMemory:
+        """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything.
+
+        ``only_here``: the camera is placed on another replica, which deletes what the tiers have once this has written
+        the last of it.
+        """
         newest = self._album.newest_pts(camera)
-        deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s))
+        deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s, only_open=only_here))
         self.answers.forget(camera, ago_s or 0.0)
         # Before the tiers are waited for, which may be down.
         self._album.delete(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
         forgotten: DeletedMemory = await asyncio.wrap_future(deletion)
+        if only_here:
+            await self.delete_copies(camera)
         return forgotten
 
     async def describe(self, camera: str) -> MemoryStatus:
@@ -205,9 +211,15 @@ class WorkerMemory:
         self._newest_s.pop(camera, None)
         self._album.delete(camera)
 
-    async def delete_closed(self, camera: str) -> None:
-        """Delete the memory of a camera, unless it is open here."""
+    async def delete_copies(self, camera: str, *, elsewhere: bool = True) -> None:
+        """Delete what only this process has of a camera that is not open here, once its last write is done.
+        ``elsewhere``: another one has it; if not, a memory that no lower tier holds stays."""
+        if self._bank is not None and self._bank.tiers.shared:
+            await asyncio.to_thread(self._bank.drop_copies, camera)
+        elif elsewhere:
+            await self._delete_closed(camera)
 
+    async def _delete_closed(self, camera: str) -> None:
         def delete(engine: Engine) -> None:
             if camera not in self._worker.open_streams():
                 with contextlib.suppress(NotReadyError):
@@ -252,15 +264,11 @@ class MemoryDeletions:
         self._settle()
 
     async def leave_camera(self, camera: str, *, elsewhere: bool) -> None:
-        """Delete what only this process has of a camera that it has closed: whoever deletes the camera's memory asks
-        the replica that has it. ``elsewhere``: another one has it; if not, a memory that no lower tier holds stays."""
+        """Delete what only this process has of a camera that it has closed; see :meth:`WorkerMemory.delete_copies`."""
         try:
             self._memory.delete_pictures(camera)
             self._conversations.end_camera(camera)
-            if self._bank.tiers.shared:
-                await asyncio.to_thread(self._bank.drop_copies, camera)
-            elif elsewhere:
-                await self._memory.delete_closed(camera)
+            await self._memory.delete_copies(camera, elsewhere=elsewhere)
         except Exception:
             log.exception("what is left here of camera %s could not be deleted", camera)
 

@@ -252,7 +252,7 @@ class Replica:
         finally:
             self.under_way -= 1
 
-    async def delete_memory(self, camera, ago_s):
+    async def delete_memory(self, camera, ago_s, *, only_here=False):
         self._check(camera)
         self.forgotten.append((camera, ago_s))
         return DeletedMemory(7, 2**20)
