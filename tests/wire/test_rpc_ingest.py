@@ -59,7 +59,7 @@ async def test_unknown_camera_at_the_decoder_is_passed_on_after_the_deadline(mak
     """The controller may be ahead of the decoder: NOT_FOUND is tried again, then told as it is."""
     decoder = Decoder()
     async with serving(decoder.servicer) as far:
-        gateway = Gateway(far, options={"reconnect_s": 0.2})
+        gateway = Gateway(far, options={"connect_s": 0.2})
         async with serving(gateway.servicer) as address, pusher(address) as client:
             with contextlib.suppress(Exception):
                 await client.open("unheard-of")
