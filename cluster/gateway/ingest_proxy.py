@@ -1,7 +1,6 @@
 """``ProxySink``: the gateway's end of a push, forwarding to the decoder that owns the camera, whoever that is now."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import NoReturn
@@ -12,7 +11,7 @@ from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster import metrics
 from cluster.codec.source import StreamHeader
-from cluster.errors import UnavailableError
+from cluster.errors import SightlineError, UnavailableError
 from cluster.wire.channel import Call, CallEndedError, ChannelPool, finish, first_reply, read, write
 from cluster.wire.ingest import PushProgress
 from cluster.wire.status import RefusedError, is_ours
@@ -20,28 +19,16 @@ from cluster.wire.status import RefusedError, is_ours
 Route = Callable[[str], Awaitable[str]]
 """Camera -> ``host:port`` of its decoder's own ``Ingest``; raises ``UnavailableError`` while there is none."""
 
-# The decoder may be restarting, may not have heard of the camera yet, or may not have seen the old call end.
-_TRY_AGAIN = frozenset(
-    {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.UNKNOWN,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.ALREADY_EXISTS,
-    }
-)
-
 
 class ProxySink:
     """Forwards batches as they came, and the decoder's replies. One per connection.
 
-    It keeps no packets: the pusher does until they are acknowledged. Where the decoder dies, or the camera moves, the
-    push ends with UNAVAILABLE, and the pusher goes on at the next decoder with what was not.
+    It keeps no packets, and tries nothing twice: the pusher does. Where the decoder dies or is not there yet, or the
+    camera moves, the push ends with UNAVAILABLE, and the pusher goes on at the next decoder with what was not
+    acknowledged.
 
     Args:
-        connect_s: longest wait for a decoder that takes the push, at its beginning.
-        reply_s: longest wait for its first reply; ``stall_s``: for it to take a batch, or to confirm the end.
+        reply_s: longest wait for the decoder's first reply; ``stall_s``: for it to take a batch, or to confirm the end.
     """
 
     def __init__(
@@ -50,14 +37,12 @@ class ProxySink:
         route: Route,
         channels: ChannelPool,
         *,
-        connect_s: float = 15.0,
         reply_s: float = 5.0,
         stall_s: float = 30.0,
     ) -> None:
         self._camera = camera
         self._route = route
         self._channels = channels
-        self._connect_s = connect_s
         self._reply_s = reply_s
         self._stall_s = stall_s
         self._connection = AsyncExitStack()
@@ -77,34 +62,19 @@ class ProxySink:
                 session=session,
             )
         )
-        deadline, wait_s = time.monotonic() + self._connect_s, 0.05
-        while True:
-            try:
-                return await self._connect(opening)
-            except grpc.aio.AioRpcError as failure:
-                why = failure.details() or failure.code().name
-                refused = RefusedError(failure.code(), why) if is_ours(failure) else None
-                if refused and failure.code() not in _TRY_AGAIN:
-                    raise refused from None
-            except (UnavailableError, TimeoutError) as failure:
-                why, refused = str(failure) or "no answer", None
-            await self._connection.aclose()
-            if time.monotonic() > deadline:
-                raise refused or UnavailableError(
-                    f"the decoder of camera {self._camera!r} did not take its push within {self._connect_s:g} s ({why})"
-                )
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, 1.0)
-
-    async def _connect(self, opening: ingest_pb2.PushRequest) -> PushProgress:
-        async with asyncio.timeout(self._connect_s):
-            address = await self._route(self._camera)
-        channel = await self._connection.enter_async_context(self._channels.lease(address))
-        self._call: Call = ingest_pb2_grpc.IngestStub(channel).Push()
-        self._connection.callback(self._call.cancel)
-        first = await first_reply(self._call, opening, self._reply_s)
+        try:
+            async with asyncio.timeout(self._reply_s):
+                address = await self._route(self._camera)
+            channel = await self._connection.enter_async_context(self._channels.lease(address))
+            self._call: Call = ingest_pb2_grpc.IngestStub(channel).Push()
+            self._connection.callback(self._call.cancel)
+            first = await first_reply(self._call, opening, self._reply_s)
+        except grpc.aio.AioRpcError as failure:
+            raise self._reason(failure) from None
+        except TimeoutError:
+            raise UnavailableError(f"the decoder of camera {self._camera!r} does not answer") from None
         if first is grpc.aio.EOF:
-            raise UnavailableError("the decoder closed the stream")
+            raise UnavailableError(f"the decoder of camera {self._camera!r} closed the stream")
         self._told = _progress(first)
         # Apart from those who wait for news: a read that is cancelled ends the call.
         self._reading = asyncio.create_task(self._read(), name=f"proxy {self._camera}")
@@ -174,10 +144,14 @@ class ProxySink:
                 self._told, self._untold = _progress(reply), True
                 self._news.set()
         except grpc.aio.AioRpcError as failure:
-            why = failure.details() or failure.code().name
-            if is_ours(failure):
-                raise RefusedError(failure.code(), why) from None
-            raise UnavailableError(f"the decoder of camera {self._camera!r} is gone ({why})") from None
+            raise self._reason(failure) from None
+
+    def _reason(self, failure: grpc.aio.AioRpcError) -> SightlineError:
+        why = failure.details() or failure.code().name
+        # It may not have heard of the camera yet: the controller knows it.
+        if is_ours(failure) and failure.code() is not grpc.StatusCode.NOT_FOUND:
+            return RefusedError(failure.code(), why)
+        return UnavailableError(f"the decoder of camera {self._camera!r} is not there ({why}); try again in a moment")
 
 
 def _progress(reply: ingest_pb2.PushReply) -> PushProgress:

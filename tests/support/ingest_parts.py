@@ -81,7 +81,7 @@ class Gateway:
     def __init__(self, address, *, options=None, **servicer_options):
         self.address = address
         self.channels = ChannelPool()
-        self.options = {"connect_s": 5.0} | (options or {})
+        self.options = options or {}
         servicer_options = {"idle_reply_s": 0.05} | servicer_options
         self.servicer = IngestServicer(self.find, max_packet_bytes=LIMIT, **servicer_options)
 
