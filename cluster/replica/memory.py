@@ -87,24 +87,16 @@ class WorkerMemory:
     ) -> None:
         self.answers = AnswerHub() if answers is None else answers
         self._worker, self._album, self._bank, self._timeout_s = worker, album, bank, timeout_s
-        self._keep: dict[str, int] = {}
-        # Cameras without a memory, of which no pictures are kept.
-        self._unremembered: set[str] = set()
+        # Of each camera as it was opened here last.
+        self._specs: dict[str, StreamSpec] = {}
         # When each camera's newest frame came, monotonic.
         self._newest_s: dict[str, float] = {}
-        self._windows: dict[str, tuple[float, float]] = {}
 
     def register_camera(self, spec: StreamSpec) -> None:
         """Register an opened or changed camera: its thumbnails are kept as long as its memory; none without one."""
-        memory = spec.memory
-        (self._unremembered.add if memory is None else self._unremembered.discard)(spec.stream)
-        if memory is None:
+        self._specs[spec.stream] = spec
+        if spec.memory is None:
             self._album.delete(spec.stream)
-        self._windows[spec.stream] = spec.window_s, spec.stride_s
-        if memory is None or memory.retention_s is None:
-            self._keep.pop(spec.stream, None)
-        else:
-            self._keep[spec.stream] = round(memory.retention_s * MICROSECONDS)
 
     async def ask(self, ask: AskSpec) -> AsyncGenerator[str | AskResult, None]:
         """Yield pieces of the answer, then one result. Cancelled or closed when the caller leaves."""
@@ -167,11 +159,10 @@ class WorkerMemory:
         """What can be replayed."""
         status = await self._status(camera)
         newest = max(status.newest, self._album.newest_pts(camera) or 0)
-        if newest <= 0 or camera not in self._windows:
+        if newest <= 0 or (spec := self._specs.get(camera)) is None:
             raise NotReadyError(f"camera {camera!r} has seen nothing yet; replay after its first window")
-        length_s, stride_s = self._windows[camera]
-        oldest = status.oldest if status.frames else max(0, newest - round(length_s * MICROSECONDS))
-        return ReplayRange(oldest, newest, length_s, stride_s)
+        oldest = status.oldest if status.frames else max(0, newest - round(spec.window_s * MICROSECONDS))
+        return ReplayRange(oldest, newest, spec.window_s, spec.stride_s)
 
     async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
         """The thumbnail nearest to the middle of each moment, ``b""`` where there is none."""
@@ -179,7 +170,8 @@ class WorkerMemory:
 
     def add_frame(self, sample: FrameSample) -> None:
         """Add a frame that the engine has taken to the thumbnails, if the camera has a memory."""
-        if sample.stream in self._unremembered:
+        spec = self._specs.get(sample.stream)
+        if spec is not None and spec.memory is None:
             return
         if self._bank is not None:
             sample = replace(sample, pts=self._bank.memory_time(sample.stream, sample.pts))
@@ -195,8 +187,10 @@ class WorkerMemory:
 
     def _expire_pictures(self, camera: str, age: int) -> None:
         """``age``: of the newest frame, microseconds."""
-        keep, newest = self._keep.get(camera), self._album.newest_pts(camera)
-        if keep is not None and newest is not None:
+        spec, newest = self._specs.get(camera), self._album.newest_pts(camera)
+        memory = spec.memory if spec is not None else None
+        if memory is not None and memory.retention_s is not None and newest is not None:
+            keep = round(memory.retention_s * MICROSECONDS)
             self._album.delete(camera, newest - keep + age if age <= keep else None)
 
     async def remove_camera(self, camera: str, life: str) -> None:
@@ -205,9 +199,7 @@ class WorkerMemory:
 
     def delete_pictures(self, camera: str) -> None:
         """Delete the thumbnails of a camera that is not here any more."""
-        self._keep.pop(camera, None)
-        self._unremembered.discard(camera)
-        self._windows.pop(camera, None)
+        self._specs.pop(camera, None)
         self._newest_s.pop(camera, None)
         self._album.delete(camera)
 
@@ -239,10 +231,15 @@ class MemoryDeletions:
         # By name: life of the camera that was opened here last.
         self._lives: dict[str, str] = {}
         self._orders: dict[str, str] = {}
-        # Deleted here, but not yet in every tier.
-        self._unconfirmed: dict[str, str] = {}
+        # Deleted here, but maybe not yet in every tier.
+        self._deleted: dict[str, str] = {}
         self._running: asyncio.Task[None] | None = None
-        self.done: set[str] = set()
+
+    @property
+    def done(self) -> set[str]:
+        """Lives of deletions that every tier has carried out."""
+        deleting = self._bank.tiers.deleting
+        return {life for life, camera in self._deleted.items() if camera not in deleting}
 
     def open_camera(self, spec: StreamSpec) -> None:
         """A camera is about to be opened: it gets nothing of an earlier one of its name."""
@@ -257,11 +254,9 @@ class MemoryDeletions:
 
     def schedule(self, orders: Mapping[str, str]) -> None:
         """Schedule deletions, names of removed cameras by their lives, without waiting."""
-        under_way = self._unconfirmed.keys() | self.done
-        self._orders |= {life: camera for life, camera in orders.items() if life not in under_way}
+        self._orders |= {life: camera for life, camera in orders.items() if life not in self._deleted}
         if self._orders and (self._running is None or self._running.done()):
             self._running = asyncio.create_task(self._run())
-        self._settle()
 
     async def leave_camera(self, camera: str, *, elsewhere: bool) -> None:
         """Delete what only this process has of a camera that it has closed; see :meth:`WorkerMemory.delete_copies`."""
@@ -286,7 +281,8 @@ class MemoryDeletions:
 
     def acknowledge(self, lives: Iterable[str]) -> None:
         """Drop confirmed deletions; if ordered again, they are carried out again."""
-        self.done.difference_update(lives)
+        for life in lives:
+            self._deleted.pop(life, None)
 
     async def _run(self) -> None:
         while self._orders:
@@ -296,16 +292,10 @@ class MemoryDeletions:
                 if self._lives.get(camera, life) == life:
                     self._lives.pop(camera, None)
                     self._end_camera(camera)
-                self._unconfirmed[life] = camera
+                self._deleted[life] = camera
             except Exception:
                 log.exception("the memory of removed camera %s is not deleted yet", camera)
             del self._orders[life]
-        self._settle()
-
-    def _settle(self) -> None:
-        deleting = self._bank.tiers.deleting
-        self.done.update(life for life, camera in self._unconfirmed.items() if camera not in deleting)
-        self._unconfirmed = {life: each for life, each in self._unconfirmed.items() if life not in self.done}
 
 
 _BYTES = {"bytes_in": "in", "bytes_out": "out"}
