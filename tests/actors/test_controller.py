@@ -223,7 +223,7 @@ async def test_a_busy_replica_is_not_taken_for_a_dead_one(tmp_path, monkeypatch)
     for serves, beats in ((None, True), (None, False), (False, True)):
         await controller.register_replica(ReplicaInfo("r", address, "", 1, PatchGeometry(14, 2, 2)), None, [])
         monkeypatch.setattr("actors.controller.is_serving", lambda *_, serves=serves, **__: asyncio.sleep(0, serves))
-        await controller.report_broken("replica-0", address)
+        await controller.report_broken(address)
         await asyncio.sleep(0.01)
         if beats:
             await controller.heartbeat_replica("r", [])

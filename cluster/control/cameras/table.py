@@ -266,12 +266,12 @@ class CameraTable:
         known, left = self._managed.get(name), self._left_out.get(name)
         if takeover and known is not None and known.manager != managed.manager:
             return self.check_update(managed, takeover=True)
-        if left is not None:
-            check_manager(name, left.manager, managed.manager, takeover=takeover)
+        if known is not None or left is not None:
+            self._check_manager(name, managed.manager, takeover=takeover)
         _refuse_hidden(managed.entry)
         check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
-        self._directory.check_add(settings, now_s, force=force, manager=managed.manager)
+        self._directory.check_add(settings, now_s, force=force)
         return _alive(managed, known or left)
 
     def update(self, managed: ManagedCamera, now_s: float, *, takeover: bool = False) -> ManagedCamera:
@@ -290,14 +290,14 @@ class CameraTable:
         managed = managed.model_copy(update={"entry": self.restore_secrets(managed.entry)})
         check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
-        self._directory.check_manager(settings.name, managed.manager, takeover=takeover)
-        return _alive(managed, self._managed.get(settings.name))
+        self._directory.settings(settings.name)
+        return _alive(managed, self._check_manager(settings.name, managed.manager, takeover=takeover))
 
     def apply(self, managed: ManagedCamera, now_s: float) -> ManagedCamera:
         """Add or change a camera that was checked."""
         settings = camera_settings(self._config, managed.entry)
         if settings.name in self._managed:
-            self._directory.update(settings, now_s, manager=managed.manager, takeover=True)
+            self._directory.update(settings, now_s, manager=managed.manager)
         else:
             self._directory.add(settings, now_s, manager=managed.manager, life=managed.life)
         self._managed[settings.name] = managed
@@ -305,7 +305,8 @@ class CameraTable:
         return managed
 
     def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
-        """See :meth:`Directory.remove`."""
+        """Remove a camera. Raises ``UnknownCameraError``, and ``ManagedElsewhereError``: it belongs to another manager
+        than ``manager`` (None: not checked), and is not taken over."""
         self.check_remove(name, manager=manager, takeover=takeover)
         if name not in self._left_out:
             self._directory.remove(name)
@@ -314,12 +315,17 @@ class CameraTable:
 
     def check_remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> str:
         """Life of the camera that :meth:`remove` would remove. Raises like it."""
-        left = self._left_out.get(name)
-        if left is None:
-            self._directory.check_manager(name, manager, takeover=takeover)
-        elif manager is not None:
-            check_manager(name, left.manager, manager, takeover=takeover)
-        return (left or self._managed[name]).life
+        if name not in self._left_out:
+            self._directory.settings(name)
+        return self._check_manager(name, manager, takeover=takeover).life
+
+    def _check_manager(self, name: str, manager: str | None, *, takeover: bool) -> ManagedCamera:
+        """A camera that there is, if ``manager`` (None: not checked) may change it. Raises ``ManagedElsewhereError``:
+        it belongs to another one, and is not to be taken over."""
+        known = self._left_out.get(name) or self._managed[name]
+        if manager is not None:
+            check_manager(name, known.manager, manager, takeover=takeover)
+        return known
 
     def restore_secrets(self, entry: CameraEntry) -> CameraEntry:
         """The entry with the source of the camera of its name, if it has exactly that with its secrets hidden.
