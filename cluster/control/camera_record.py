@@ -84,12 +84,11 @@ class FleetChanges:
 
 @dataclass(frozen=True, slots=True)
 class CameraPlan:
-    """How a camera is to run; ``phase``: delay of its windows as a share of its stride."""
+    """How a camera is to run, and why."""
 
     camera: str
     owner: str | None
     rung: str
-    phase: float
     why: str
 
 

@@ -69,6 +69,8 @@ class District:
         self._facts = Facts([classes[kind].priority for kind in kinds], [classes[kind].window_s for kind in kinds])
         self._spread = np.array([each.activity.spread for each in classes])[part.kinds]
         count = len(self.names)
+        # A window ends where its camera's first frame puts it.
+        self._phases = self._rng.random(count).tolist() if part.phases is None else part.phases
         self._rung = np.zeros(count, dtype=np.int64)
         self._owner = np.full(count, NOBODY)
         self._refused = np.zeros(count, dtype=bool)
@@ -113,7 +115,7 @@ class District:
             self._admitted.refused += 1
             self._admitted.missing_replicas += told.missing_replicas / max(told.missing_streams, 1e-9)
             self._refused[camera] = True
-            self.cameras.start(camera, 0.0, float(self._rng.random()))
+            self.cameras.start(camera, 0.0, self._phases[camera])
             return
         self._admitted.reduced += told.verdict == "reduced"
         self._begin(camera, 0.0)
@@ -128,7 +130,7 @@ class District:
         self._rung[camera] = self._ladder.index_of(plan.rung)
         self._owner[camera] = NOBODY if plan.owner is None else _number(plan.owner)
         self.cameras.factor[camera] = self._strides[self.part.kinds[camera], self._rung[camera]]
-        self.cameras.start(camera, now_s, plan.phase if self.part.phases is None else self.part.phases[camera])
+        self.cameras.start(camera, now_s, self._phases[camera])
         self._unreported.forget(camera, now_s)
 
     def _control(self, now_s: float) -> None:
@@ -170,7 +172,7 @@ class District:
         for back, rung in zip(camera[was_shed].tolist(), to[was_shed].tolist(), strict=True):
             # Nobody has kept its frames.
             self.cameras.factor[back] = self._strides[self.part.kinds[back], rung]
-            self.cameras.start(back, now_s, self._fleet.plan(self.names[back]).phase)
+            self.cameras.start(back, now_s, self._phases[back])
 
     def _apply(self, moves: Iterable[CameraMove], now_s: float) -> None:
         for move in moves:

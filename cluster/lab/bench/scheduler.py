@@ -116,7 +116,7 @@ def _decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> tu
     for demand in asked:
         fleet.admit(demand, 0.0, force=True)
     queues = {name: WindowQueue() for name in fleet.replicas}
-    phases = ((fleet.plan(demand.camera).phase * STRIDE_S, demand) for demand in asked)
+    phases = ((draw.random() * STRIDE_S, demand) for demand in asked)
     order = sorted(phases, key=lambda each: each[0])
     spent = {"queue": 0.0, "counts": 0.0, "tick": 0.0}
     # Counts of a camera are acted upon once per stride, so that every camera takes part in every stride.
@@ -172,7 +172,7 @@ def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over
         if fleet is not None:
             fleet.admit(demand, 0.0, force=True)
             plan = fleet.plan(demand.camera)
-            cameras[-1].phase, cameras[-1].rung = plan.phase, ladder.index_of(plan.rung)
+            cameras[-1].rung = ladder.index_of(plan.rung)
     # Frames of a dropped window are computed with the next one: of shares from where the rest would fill the replica
     # without that, the best is compared.
     drops = [1 - (1 - share) / total for share in DROPS] if how == "random drops" else [0.0]

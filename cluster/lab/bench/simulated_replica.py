@@ -20,6 +20,7 @@ from cluster.types.cameras import Priority
 
 REPLICA = "replica-0"
 MAX_BATCH = 8
+NOTHING = Measured(0.0, 0)
 MOST_STRIDES = 16
 """More strides than overlap in a window of the usual lengths."""
 
@@ -59,7 +60,7 @@ class Camera:
     window: int = 0
     gated: int = 0
     missed: int = 0
-    since: Measured = Measured(0.0, 0)
+    since: Measured = NOTHING
 
     def count(self, *, windows: int = 0, gated: int = 0, dropped: int = 0) -> None:
         """Count windows for the next heartbeat."""
@@ -215,7 +216,7 @@ class Replica:
         period_s = self.now_s - self._ticked_s
         for name, camera in self._names.items():
             fleet.observe_counts(name, camera.since._replace(period_s=period_s))
-            camera.since = Measured(0.0, 0)
+            camera.since = NOTHING
         backlog = sum(self._work(self._names[name])[1] for name in self._names if self._queue.waiting(name))
         share = min(1.0, self._busy_since_tick / period_s)
         fleet.replica_report(
