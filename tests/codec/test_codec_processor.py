@@ -62,7 +62,7 @@ def test_samples_and_grids_have_the_promised_shapes(clips: dict[str, Path]) -> N
             assert change.intra.max() <= 1.0001
 
 
-@pytest.mark.parametrize(("aspect", "width"), [("2", 384), ("1/2", 96), ("16/11", 279), ("100", 192)])
+@pytest.mark.parametrize(("aspect", "width"), [("2", 384), ("1/2", 96), ("16/11", 279), ("8", 192)])
 def test_the_model_sees_pictures_in_their_shape(tmp_path: Path, aspect: str, width: int) -> None:
     """Pixels that are no squares, as of analogue cameras and of recorders that keep half the width, were taken for
     such. An aspect that no camera has is not believed."""
