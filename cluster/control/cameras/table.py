@@ -186,7 +186,7 @@ def _stored(name: str, value: bytes) -> ManagedCamera:
     except ValidationError as error:
         trouble = str(InvalidConfigError(from_validation(error, ManagedCamera), where=f"camera {name}"))
         kept = {key: text for key, text in json.loads(value).items() if key in ("manager", "uid", "life")}
-        return ManagedCamera(entry=CameraEntry(name=name), trouble=trouble, **kept)
+        return ManagedCamera(entry=_named(name), trouble=trouble, **kept)
 
 
 def _last(text: str) -> CameraEntry:
@@ -194,7 +194,12 @@ def _last(text: str) -> CameraEntry:
     try:
         return entry_from_json(text)
     except ValidationError:
-        return CameraEntry(name=json.loads(text)["name"])
+        return _named(json.loads(text)["name"])
+
+
+def _named(name: str) -> CameraEntry:
+    """An entry of a name alone, which this version may not allow."""
+    return CameraEntry.model_construct(name=name)
 
 
 def _as_kept(cameras: Iterable[ManagedCamera]) -> dict[str, bytes]:
