@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 from gallery_parts import Gallery
+from loop_thread import EventLoopThread
 
 from actors import gateway
 from cluster.alerts.grpc_service import IncidentsServicer
@@ -37,7 +38,6 @@ from cluster.types import (
     TokenCount,
 )
 from cluster.types.reports import ReplicaStatus
-from cluster.wire.channel import EventLoopThread
 from cluster.wire.server import RpcServer
 
 QUESTIONS = ("person", "smoke")
