@@ -320,9 +320,9 @@ class District:
         owner, spread = self._owner[camera], self._spread[camera]
         kind, rung, strides = self.part.kinds[camera], self._rung[camera], due.strides[which]
         held = due.held[which]
-        expected = self._work.of(kind, rung, held, strides)
+        expected, more = self._work.of(kind, rung, held, strides)
         factor = np.exp(spread * self._rng.standard_normal(len(which)) - spread * spread / 2)
-        work, more = factor * expected, factor * (self._work.of(kind, rung, held, strides + 1) - expected)
+        work, more = factor * expected, factor * more
         end_s, stride_s = due.end_s[which], due.stride_s[which]
         first = self._rows.append(
             camera=camera,
