@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import in_kernel_invocation_manager
 
 from cluster.engine.native.kernels.slots import TILES
 from cluster.errors import ConfigError
-from cluster.lab.bench import gpu
+from cluster.lab.bench import gpu, gpu_host
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
-from cluster.lab.bench.gpu_host import host_cost
+from cluster.lab.bench.gpu_host import camera_samples, host_cost
 from cluster.lab.bench.gpu_roofline import (
     CARDS,
     PREFILL_MFU,
@@ -182,6 +182,17 @@ def test_a_fault_that_a_thread_logs_is_a_fault():
 
     assert gpu._tried("", 2, "memory", writer)["fault"] == "NotImplementedError: no data"
     assert gpu._tried("", 2, "memory", lambda _shape, _layers: None)["fault"] == ""
+
+
+@pytest.fixture
+def short_windows(monkeypatch):
+    """Half as long as the bench's, and as many: every launch is one of Python's."""
+    for module in (gpu, gpu_host):
+        monkeypatch.setattr(module, "WINDOW_S", 20.0)
+        monkeypatch.setattr(module, "STRIDE_S", 4.0)
+    camera_samples.cache_clear()
+    yield
+    camera_samples.cache_clear()
 
 
 @pytest.mark.parametrize(

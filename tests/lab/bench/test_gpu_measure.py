@@ -21,7 +21,7 @@ from cluster.models.presets import SHAPES
 
 
 @pytest.fixture
-def quick(monkeypatch, short_windows) -> None:
+def quick(monkeypatch) -> None:
     """Windows of 16 s, each measured once, and decoders that run for a blink."""
     monkeypatch.setattr(gpu_measure, "WINDOW_S", 16.0)
     monkeypatch.setattr(gpu_measure, "SPEC", replace(gpu_measure.SPEC, window_s=16.0))
