@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -57,6 +58,15 @@ def forgotten_secrets() -> Iterator[None]:
     """Secrets that one test's sources have are words of another's texts."""
     yield
     KNOWN.clear()
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A command or a replica in the test's process takes all cores for torch's products; the tests after it would wait
+    for threads that fight for them."""
+    yield
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(name="until")

@@ -101,11 +101,11 @@ async def test_a_broker_that_wants_a_password(tmp_path, make):
 
 
 async def test_nobody_there(make):
-    sink = MqttSink(f"mqtt://127.0.0.1:{free_port()}", timeout_s=2.0)
+    sink = MqttSink(f"mqtt://127.0.0.1:{free_port()}", timeout_s=20.0)
     began = time.monotonic()
     with pytest.raises(DeliveryError, match="no MQTT broker at 127"):
         await sink.send(make.event(0))
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 20.0
 
 
 @pytest.mark.parametrize("url", ["", "host", "http://host", "mqtt://", "mqtt://h:port", "mqtt://h:99999"])

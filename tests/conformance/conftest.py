@@ -1,26 +1,27 @@
 """Every model family, and cameras that prune nothing, much, and nearly everything."""
 
+import functools
 import os
 
 import pytest
 import torch
-from window_driver import Driver, camera_of
+from window_driver import FAMILIES, PRUNINGS, Driver, camera_of
 
 from cluster.engine.native import NativeEngine
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
-from cluster.models.presets import PRESETS
 
-FAMILIES = [name for name in PRESETS if name.startswith("tiny-")]
-# Share of groups kept, share of frames that keep nothing.
-PRUNINGS = {"whole": (1.0, 0.0), "pruned": (0.3, 0.0), "sparse": (0.2, 0.5)}
+
+@functools.cache
+def _loaded(family: str) -> VisionLanguageModel:
+    torch.set_num_threads(1)
+    return load_model(family, device=os.environ["SIGHTLINE_DEVICE"])
 
 
 @pytest.fixture(scope="session", params=FAMILIES)
 def model(request: pytest.FixtureRequest) -> VisionLanguageModel:
-    torch.set_num_threads(1)
-    return load_model(request.param, device=os.environ["SIGHTLINE_DEVICE"])
+    return _loaded(request.param)
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def driver(model: VisionLanguageModel) -> Driver:
     return Driver(NativeEngine(model))
 
 
-@pytest.fixture(params=PRUNINGS)
+@pytest.fixture(scope="session", params=PRUNINGS)
 def camera(model: VisionLanguageModel, request: pytest.FixtureRequest) -> SyntheticCamera:
     """One frame a second, an anchor every four."""
     kept, empty = PRUNINGS[request.param]

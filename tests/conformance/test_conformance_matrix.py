@@ -7,7 +7,7 @@ import pytest
 import torch
 from dense_oracle import DenseOracle
 from torch import Tensor
-from window_driver import TOLERANCE, Driver, camera_of, spec_of, take
+from window_driver import FAMILIES, TOLERANCE, Driver, Recorded, camera_of, covering_cases, spec_of, take
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.window.encode import patch_batches
@@ -15,7 +15,7 @@ from cluster.engine.window.stream import StreamFrame
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
 from cluster.registry import refresh_policies
-from cluster.types import Question
+from cluster.types import FrameSample, Question, StreamSpec
 
 POLICIES = refresh_policies.names()
 BUDGETED = [name for name in POLICIES if refresh_policies.get(name).budgeted]
@@ -71,9 +71,9 @@ def full(model: VisionLanguageModel, camera: SyntheticCamera, frames: list[Strea
     return record.logits
 
 
-@pytest.mark.parametrize("policy", BUDGETED)
+@pytest.mark.parametrize(("model", "camera", "policy"), covering_cases(BUDGETED), indirect=["model", "camera"])
 def test_a_budget_of_everything_equals_all(model: VisionLanguageModel, camera: SyntheticCamera, policy: str) -> None:
-    """(c)"""
+    """(c) For every pair of a family, a pruning and a policy."""
     runs = {}
     for name, budget in (("all", None), (policy, 1.0)):
         driver = Driver(NativeEngine(model))
@@ -126,24 +126,6 @@ def test_questions_together_equal_questions_alone(model: VisionLanguageModel, ca
             close(together[window][number], logits[0])
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_moving_a_stream_changes_nothing(model: VisionLanguageModel, policy: str) -> None:
-    """(f) Mid-window, with frames not yet encoded on board."""
-    camera = camera_of(model, kept=0.3, empty=0.3)
-    samples = take(camera, 20)
-    stayed = Driver(NativeEngine(model))
-    stayed.engine.admit(spec_of(refresh=policy))
-    expected = logits_of(stayed.run(samples))
-    before, after = Driver(NativeEngine(model)), Driver(NativeEngine(model))
-    before.engine.admit(spec_of(refresh=policy))
-    moved = logits_of(before.run(samples[:13]))
-    after.engine.import_stream(spec_of(refresh=policy), before.engine.export_stream("cam"))
-    moved |= logits_of(after.run(samples[13:]))
-    assert moved.keys() == expected.keys()
-    for window, logits in expected.items():
-        close(moved[window], logits)
-
-
 def test_skipping_windows_changes_nothing_when_all_is_refreshed(
     model: VisionLanguageModel, camera: SyntheticCamera
 ) -> None:
@@ -158,33 +140,14 @@ def test_skipping_windows_changes_nothing_when_all_is_refreshed(
         close(logits, runs[0][window])
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_computing_before_a_window_ends_changes_nothing(
-    model: VisionLanguageModel, camera: SyntheticCamera, policy: str
-) -> None:
-    """(i) Refreshed once the window before is answered, and prefilled frame by frame: same results, same counts."""
-    if policy == "topk_deviation":
-        camera = replace(camera, anchor_every=2)
-    runs = []
-    for ahead in (False, True):
-        driver = Driver(NativeEngine(model))
-        driver.engine.admit(spec_of(refresh=policy))
-        runs.append(driver.run(take(camera, 20), ahead=ahead))
-    at_end, early = runs
-    assert len(at_end) == len(early) == 10
-    for expected, got in zip(at_end, early, strict=True):
-        close(got.logits, expected.logits)
-        assert got.answers[0].tokens == expected.answers[0].tokens
-        assert got.stats.computed == pytest.approx(expected.stats.computed)
-        assert got.stats.attended == pytest.approx(expected.stats.attended)
-        assert got.stats.tower_flops == expected.stats.tower_flops
-        # Only its last frame and the question were left.
-        assert got.plan.computed.sum() == len(got.plan.frames[-1].tokens)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("model", "policy"),
+    [(FAMILIES[(number + more) % len(FAMILIES)], policy) for number, policy in enumerate(POLICIES) for more in (0, 3)],
+    indirect=["model"],
+)
 def test_windows_in_host_memory_between_strides_change_nothing(model: VisionLanguageModel, policy: str) -> None:
-    """(j) Three cameras, and room for one and a half windows and a question."""
+    """(j) Three cameras, and room for one and a half windows and a question. What is moved depends on neither family
+    nor policy: every policy runs in two families, and every family with three policies or more."""
     names = ("first", "second", "third")
     answered: list[dict[tuple[str, int], float]] = []
     engine = NativeEngine(model)
@@ -205,27 +168,76 @@ def test_windows_in_host_memory_between_strides_change_nothing(model: VisionLang
     assert len(answered[0]) == 30
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_stale_kv_is_exactly_what_it_claims_to_be(
-    model: VisionLanguageModel, driver: Driver, camera: SyntheticCamera, policy: str
-) -> None:
-    """(h) The dense oracle, window after window, drift and all."""
-    if policy == "topk_deviation":
-        # While a window opens where the last one did, nothing below the probe deviates, and top-k would rank noise.
-        camera = replace(camera, anchor_every=2)
-    driver.engine.admit(spec_of(refresh=policy, questions=(*spec_of().questions, OTHERS[0])))
-    oracle = DenseOracle(model)
-    records = driver.run(take(camera, 20))
-    for record in records:
-        plan = record.plan
-        samples = [camera.sample(frame.index) for frame in plan.frames]
-        narrowing = plan.work.narrowing is not None
-        thin = _thin(policy, plan) if narrowing else None
-        questions = [question.text for question in plan.stream.spec.questions]
-        expected = oracle.window(samples, plan.computed, questions, thin)
-        for got, wanted in zip(record.logits, expected, strict=True):
-            close(got, wanted)
-    assert any(record.plan.work.narrowing is not None for record in records) == (policy in NARROWING)
+@pytest.mark.parametrize(
+    ("model", "camera", "policy"), covering_cases(POLICIES), indirect=["model", "camera"], scope="class"
+)
+class TestOneCameraOfEveryKind:
+    """For every pair of a family, a pruning and a policy; what windows computed at their end give is computed once for
+    the tests that compare with it."""
+
+    @pytest.fixture(scope="class")
+    def spec(self, policy: str) -> StreamSpec:
+        return spec_of(refresh=policy, questions=(*spec_of().questions, OTHERS[0]))
+
+    @pytest.fixture(scope="class")
+    def samples(self, camera: SyntheticCamera, policy: str) -> list[FrameSample]:
+        if policy == "topk_deviation":
+            # While a window opens where the last one did, nothing below the probe deviates, and top-k would rank noise.
+            camera = replace(camera, anchor_every=2)
+        return take(camera, 20)
+
+    @pytest.fixture(scope="class")
+    def at_end(self, model: VisionLanguageModel, spec: StreamSpec, samples: list[FrameSample]) -> list[Recorded]:
+        driver = Driver(NativeEngine(model))
+        driver.engine.admit(spec)
+        records = driver.run(samples)
+        assert len(records) == 10
+        return records
+
+    def test_moving_a_stream_changes_nothing(
+        self, model: VisionLanguageModel, spec: StreamSpec, samples: list[FrameSample], at_end: list[Recorded]
+    ) -> None:
+        """(f) Mid-window, with frames not yet encoded on board."""
+        before, after = Driver(NativeEngine(model)), Driver(NativeEngine(model))
+        before.engine.admit(spec)
+        moved = logits_of(before.run(samples[:13]))
+        after.engine.import_stream(spec, before.engine.export_stream("cam"))
+        moved |= logits_of(after.run(samples[13:]))
+        expected = logits_of(at_end)
+        assert moved.keys() == expected.keys()
+        for window, logits in expected.items():
+            close(moved[window], logits)
+
+    def test_stale_kv_is_exactly_what_it_claims_to_be(
+        self, model: VisionLanguageModel, policy: str, samples: list[FrameSample], at_end: list[Recorded]
+    ) -> None:
+        """(h) The dense oracle, window after window, drift and all."""
+        oracle = DenseOracle(model)
+        for record in at_end:
+            plan = record.plan
+            narrowing = plan.work.narrowing is not None
+            thin = _thin(policy, plan) if narrowing else None
+            questions = [question.text for question in plan.stream.spec.questions]
+            shown = [samples[frame.index] for frame in plan.frames]
+            expected = oracle.window(shown, plan.computed, questions, thin)
+            for got, wanted in zip(record.logits, expected, strict=True):
+                close(got, wanted)
+        assert any(record.plan.work.narrowing is not None for record in at_end) == (policy in NARROWING)
+
+    def test_computing_before_a_window_ends_changes_nothing(
+        self, model: VisionLanguageModel, spec: StreamSpec, samples: list[FrameSample], at_end: list[Recorded]
+    ) -> None:
+        """(i) Refreshed once the window before is answered, and prefilled frame by frame: same results, same counts."""
+        driver = Driver(NativeEngine(model))
+        driver.engine.admit(spec)
+        for expected, got in zip(at_end, driver.run(samples, ahead=True), strict=True):
+            close(got.logits, expected.logits)
+            assert got.answers[0].tokens == expected.answers[0].tokens
+            assert got.stats.computed == pytest.approx(expected.stats.computed)
+            assert got.stats.attended == pytest.approx(expected.stats.attended)
+            assert got.stats.tower_flops == expected.stats.tower_flops
+            # Only its last frame and the questions were left.
+            assert got.plan.computed.sum() == len(got.plan.frames[-1].tokens)
 
 
 def _thin(policy: str, plan):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from dense_oracle import DenseOracle, tokens_of
-from window_driver import TOLERANCE, Driver, Recorded, camera_of, spec_of, take
+from window_driver import FAMILIES, TOLERANCE, Driver, Recorded, camera_of, covering_cases, spec_of, take
 
 from cluster.engine.native import NativeEngine
 from cluster.lab.bench.soak import SyntheticCamera
@@ -71,10 +71,16 @@ def held_kv(driver: Driver) -> dict[int, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("policy", "ahead"), [("all", False), ("none", True), ("anchors", True)])
+@pytest.mark.parametrize(
+    ("model", "camera", "run_as"),
+    covering_cases([("all", False), ("none", True), ("anchors", True)]),
+    indirect=["model", "camera"],
+)
 def test_with_everything_retrieved_frames_see_the_whole_stream(
-    model: VisionLanguageModel, camera: SyntheticCamera, policy: str, ahead: bool
+    model: VisionLanguageModel, camera: SyntheticCamera, run_as: tuple[str, bool]
 ) -> None:
+    """For every pair of a family, a pruning and how it is refreshed: by which policy, and whether ahead."""
+    policy, ahead = run_as
     samples = take(camera, FRAMES)
     driver = driver_of(model, spec_of(refresh=policy, memory=everything()))
     records = run(driver, samples, ahead=ahead)
@@ -109,12 +115,20 @@ def test_without_the_policy_frames_do_not_see_it(model: VisionLanguageModel) -> 
     assert not torch.allclose(kv, reference.kv[index], rtol=1e-2, atol=1e-2)
 
 
-def test_every_refresh_policy_serves(model: VisionLanguageModel) -> None:
+POLICIES = refresh_policies.names()
+
+
+@pytest.mark.parametrize(
+    ("model", "policy"),
+    [(FAMILIES[(number + more) % len(FAMILIES)], policy) for number, policy in enumerate(POLICIES) for more in (0, 3)],
+    indirect=["model"],
+)
+def test_every_refresh_policy_serves(model: VisionLanguageModel, policy: str) -> None:
+    """In two families; the conformance matrix has every policy in every family, without reading the past."""
     samples = take(camera_of(model, kept=0.5), FRAMES)
     reference = whole_stream(model, samples)
-    for policy in refresh_policies:
-        budget = 0.4 if refresh_policies.get(policy).budgeted else None
-        driver = driver_of(model, spec_of(refresh=policy, refresh_budget=budget, memory=everything()))
-        run(driver, samples)
-        for index, kv in held_kv(driver).items():
-            torch.testing.assert_close(kv, reference.kv[index], **TOLERANCE)
+    budget = 0.4 if refresh_policies.get(policy).budgeted else None
+    driver = driver_of(model, spec_of(refresh=policy, refresh_budget=budget, memory=everything()))
+    run(driver, samples)
+    for index, kv in held_kv(driver).items():
+        torch.testing.assert_close(kv, reference.kv[index], **TOLERANCE)

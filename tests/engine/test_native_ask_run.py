@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import pytest
 import torch
 from kv_parts import key_of
+from window_driver import FAMILIES, covering_cases
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.ask_run import NativeAskRun, merge_moments
@@ -22,7 +24,6 @@ from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import INSTRUCTION
-from cluster.models.presets import PRESETS
 from cluster.registry import organisers
 from cluster.types import MICROSECONDS, Answer, AskSpec, MemorySpec, Moment, Question, StreamSpec
 
@@ -30,13 +31,24 @@ TEXT = "Is anyone climbing the fence?"
 EVERYTHING = {"retriever": "top_k", "retriever_options": {"share": 1.0}, "kv_dtype": "model"}
 
 
-@pytest.fixture(scope="module", params=[name for name in PRESETS if name.startswith("tiny-")])
-def family(request: Any) -> VisionLanguageModel:
+# Of every pair of a family, an organiser and how many frames are gone.
+EVERY_PAIR = pytest.mark.parametrize(
+    ("family", "gone", "organiser"), covering_cases(organisers.names(), (0, 3, 8)), indirect=["family"]
+)
+
+
+@functools.cache
+def _asked_as_standing(name: str) -> VisionLanguageModel:
+    """Asked in the very words of a standing question."""
     torch.set_num_threads(1)
-    model = load_model(request.param)
-    # Asked in the very words of a standing question.
+    model = load_model(name)
     model.settings = dataclasses.replace(model.settings, open_instruction=INSTRUCTION)
     return model
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: Any) -> VisionLanguageModel:
+    return _asked_as_standing(request.param)
 
 
 def remembering(
@@ -74,8 +86,7 @@ def score_of(engine: NativeEngine, run: NativeAskRun) -> float:
     return float(engine._score(run.logits[None])[0])
 
 
-@pytest.mark.parametrize("organiser", organisers.names())
-@pytest.mark.parametrize("gone", [0, 3, 8])
+@EVERY_PAIR
 def test_with_everything_retrieved_memory_and_window_are_one(
     family: VisionLanguageModel, organiser: str, gone: int
 ) -> None:
@@ -131,8 +142,7 @@ def test_a_camera_whose_source_ended_is_asked_about_its_memory_alone(family: Vis
     assert score_of(engine, engine.ask(AskSpec("cam", TEXT))) == pytest.approx(wanted, abs=1e-4)
 
 
-@pytest.mark.parametrize("organiser", organisers.names())
-@pytest.mark.parametrize("gone", [0, 3, 8])
+@EVERY_PAIR
 def test_a_replayed_window_has_the_score_that_it_had(family: VisionLanguageModel, organiser: str, gone: int) -> None:
     # The window in which a camera began is the whole of its past: nothing before it was seen, then or now.
     engine, _, spec = remembering(family, organiser=organiser)

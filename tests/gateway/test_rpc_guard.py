@@ -201,7 +201,7 @@ async def test_probes_need_no_token_and_reflection_does(monkeypatch, tmp_path):
 
     def look(address, metadata):
         with grpc.insecure_channel(address) as channel:
-            health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+            health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
             listing = reflection_pb2.ServerReflectionRequest(list_services="")
             stub = reflection_pb2_grpc.ServerReflectionStub(channel)
             try:

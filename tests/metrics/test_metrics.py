@@ -19,7 +19,7 @@ UNITS = ("_seconds", "_bytes", "_ratio")
 
 
 def scrape(address):
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=5) as reply:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=30) as reply:
         return {family.name: family for family in text_string_to_metric_families(reply.read().decode())}
 
 

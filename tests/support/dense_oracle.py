@@ -37,6 +37,8 @@ class DenseOracle:
     model: VisionLanguageModel
     # frame index -> raw keys and values [2, L, t, Hkv, d]
     kv: dict[int, Tensor] = field(default_factory=dict)
+    # frame index -> what the tower made of it
+    _tokens: dict[int, FrameTokens] = field(default_factory=dict)
 
     @torch.no_grad()
     def window(
@@ -47,7 +49,10 @@ class DenseOracle:
         thin: Thin | None = None,
     ) -> list[Tensor]:
         """Logits ``[vocab]`` per question. ``computed``: which visual tokens to compute; the rest must be in ``kv``."""
-        frames = [tokens_of(self.model, sample) for sample in samples]
+        for sample in samples:
+            if sample.index not in self._tokens:
+                self._tokens[sample.index] = tokens_of(self.model, sample)
+        frames = [self._tokens[sample.index] for sample in samples]
         logits = []
         for question in questions:
             answer, fresh = self._run(samples, frames, computed.copy(), question, thin)

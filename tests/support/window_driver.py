@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,10 +12,30 @@ from cluster.engine.native.plan import WindowPlan
 from cluster.engine.window.windowed_engine import WindowStats
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
+from cluster.models.presets import PRESETS
 from cluster.types import Answer, FrameSample, Question, StreamSpec, WindowRequest
 
 QUESTION = Question("q", "Is anyone climbing the fence?")
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-4}
+FAMILIES = [name for name in PRESETS if name.startswith("tiny-")]
+# Share of groups kept, share of frames that keep nothing.
+PRUNINGS = {"whole": (1.0, 0.0), "pruned": (0.3, 0.0), "sparse": (0.2, 0.5)}
+
+T = TypeVar("T")
+
+
+def covering_cases(options: Sequence[T], turns: Sequence[Any] = tuple(PRUNINGS)) -> list[tuple[str, Any, T]]:
+    """Family, one of ``turns``, option: every two of them meet in a case, which is a third of the product of as many
+    as there are prunings.
+
+    A family has its attention and positions, a pruning its frames and their tokens, a policy its choice among them: no
+    code is of all three, and what is of two is reached by every pair.
+    """
+    return [
+        (family, turns[(row + column) % len(turns)], option)
+        for row, family in enumerate(FAMILIES)
+        for column, option in enumerate(options)
+    ]
 
 
 @dataclass

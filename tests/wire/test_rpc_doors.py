@@ -69,18 +69,18 @@ async def test_probes_are_answered_however_many_never_finish_theirs():
             for _ in range(5):
                 await connection.send(connection.begin(CHECK), message(2**19, b"x"))
         for _ in range(20):
-            assert (await health.Check(health_pb2.HealthCheckRequest(), timeout=5)).status == Status.SERVING
+            assert (await health.Check(health_pb2.HealthCheckRequest(), timeout=30)).status == Status.SERVING
         # The newest are held; each connection tells the first of its refusals in full.
         await until_async(lambda: target.seen["status 8"] >= 20 - MOST_READING)
 
 
 async def test_an_unknown_name_is_not_kept():
     async with serving() as (server, target, health):
-        watch = health.Watch(health_pb2.HealthCheckRequest(service="sightline.v1.Nothing"), timeout=5)
+        watch = health.Watch(health_pb2.HealthCheckRequest(service="sightline.v1.Nothing"), timeout=30)
         assert [reply.status async for reply in watch] == [Status.SERVICE_UNKNOWN]
         assert await watch.code() is grpc.StatusCode.OK
         with pytest.raises(grpc.aio.AioRpcError) as failure:
-            await health.Check(health_pb2.HealthCheckRequest(service="x" * 10_000), timeout=5)
+            await health.Check(health_pb2.HealthCheckRequest(service="x" * 10_000), timeout=30)
         assert failure.value.code() is grpc.StatusCode.NOT_FOUND
         assert "xxx" not in failure.value.details()
         connection = await Http2.open(target)
@@ -116,7 +116,7 @@ async def test_what_is_packed_is_not_unpacked():
 async def test_connections_that_come_when_as_many_as_may_be_are_there():
     """They are closed at once; the others go on."""
     async with serving(max_connections=3) as (_, target, health):
-        assert (await health.Check(health_pb2.HealthCheckRequest(), timeout=5)).status == Status.SERVING
+        assert (await health.Check(health_pb2.HealthCheckRequest(), timeout=30)).status == Status.SERVING
         async with contextlib.AsyncExitStack() as stack:
             ends = []
             for _ in range(10):
@@ -124,7 +124,7 @@ async def test_connections_that_come_when_as_many_as_may_be_are_there():
                 stack.callback(writer.close)
                 ends.append(asyncio.create_task(reader.read()))
             await until_async(lambda: sum(end.done() for end in ends) >= 8)
-            assert (await health.Check(health_pb2.HealthCheckRequest(), timeout=5)).status == Status.SERVING
+            assert (await health.Check(health_pb2.HealthCheckRequest(), timeout=30)).status == Status.SERVING
             assert sum(end.done() for end in ends) == 8
             for end in ends:
                 end.cancel()

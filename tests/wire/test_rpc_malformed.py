@@ -53,11 +53,11 @@ async def ended(call):
 
 
 CALLS = {
-    "unary": lambda channel: channel.unary_unary("/sightline.v1.Memory/Describe")(JUNK, timeout=5),
-    "replies written": lambda channel: channel.unary_stream("/sightline.v1.Memory/Ask")(JUNK, timeout=5),
-    "replies yielded": lambda channel: channel.unary_stream("/sightline.v1.Results/Watch")(JUNK, timeout=5),
-    "requests read": lambda channel: channel.stream_stream("/sightline.v1.Ingest/Push")(junk(), timeout=5),
-    "requests iterated": lambda channel: channel.stream_unary("/sightline.v1.KV/Store")(junk(), timeout=5),
+    "unary": lambda channel: channel.unary_unary("/sightline.v1.Memory/Describe")(JUNK, timeout=30),
+    "replies written": lambda channel: channel.unary_stream("/sightline.v1.Memory/Ask")(JUNK, timeout=30),
+    "replies yielded": lambda channel: channel.unary_stream("/sightline.v1.Results/Watch")(JUNK, timeout=30),
+    "requests read": lambda channel: channel.stream_stream("/sightline.v1.Ingest/Push")(junk(), timeout=30),
+    "requests iterated": lambda channel: channel.stream_unary("/sightline.v1.KV/Store")(junk(), timeout=30),
 }
 
 
@@ -79,6 +79,6 @@ async def test_junk(kind, caplog):
 async def test_messages_pass():
     async with serving() as channel:
         stub = memory_pb2_grpc.MemoryStub(channel)
-        assert (await stub.Describe(memory_pb2.DescribeRequest(camera="gate"), timeout=5)).camera
-        events = [event async for event in stub.Ask(memory_pb2.AskRequest(camera="gate", text="Who?"), timeout=5)]
+        assert (await stub.Describe(memory_pb2.DescribeRequest(camera="gate"), timeout=30)).camera
+        events = [event async for event in stub.Ask(memory_pb2.AskRequest(camera="gate", text="Who?"), timeout=30)]
         assert events[-1].WhichOneof("event") == "result"

@@ -35,7 +35,7 @@ async def test_health_and_reflection():
             await health.Check(health_pb2.HealthCheckRequest(service="sightline.v1.Nothing"))
         assert failure.value.code() is grpc.StatusCode.NOT_FOUND
 
-        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=5.0)
+        call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=30.0)
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         listed = {service.name for service in (await call.read()).list_services_response.service}
         assert listed == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}

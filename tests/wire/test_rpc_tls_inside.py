@@ -62,14 +62,14 @@ async def test_only_processes_of_the_cluster_get_in(tmp_path, authority):
     # Knows whom to trust, but is trusted by nobody.
     certificate, key = (file.read_bytes() for file in (foreign.files.certificate, foreign.files.key))
     async with serving(ours, ResultsServicer(AnswerHub())) as address:
-        assert await is_serving(address, tls=peers(authority, tmp_path, "another"))
+        assert await is_serving(address, tls=peers(authority, tmp_path, "another"), timeout_s=30.0)
         assert not await is_serving(address)
         assert not await is_serving(address, tls=foreign)
         assert not await is_serving(address, tls=peers(authority, tmp_path, "misled", name="elsewhere"))
         for credentials in (grpc.ssl_channel_credentials(ca), grpc.ssl_channel_credentials(ca, key, certificate)):
             channel = grpc.aio.secure_channel(address, credentials, ours.options())
             with pytest.raises(grpc.RpcError) as caught:
-                await memory_pb2_grpc.MemoryStub(channel).Describe(memory_pb2.DescribeRequest(), timeout=3)
+                await memory_pb2_grpc.MemoryStub(channel).Describe(memory_pb2.DescribeRequest(), timeout=30)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             await channel.close()
 
@@ -92,13 +92,13 @@ async def test_answers_frames_and_questions_over_it(tmp_path, authority, make, u
             merger.follow([address])
             await until(lambda: hub.subscribers == 1)
             hub.publish([make.answer()])
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 assert (await anext(seen))[0] == make.answer()
         sender.assign(make.spec("gate"), address)
         assert sender.send(make.sample("gate", 0))
         await until(lambda: frames.taken == 1)
         async with pool.lease(address) as channel:
-            await memory_pb2_grpc.MemoryStub(channel).Describe(memory_pb2.DescribeRequest(camera="gate"), timeout=5)
+            await memory_pb2_grpc.MemoryStub(channel).Describe(memory_pb2.DescribeRequest(camera="gate"), timeout=30)
         await merger.stop()
         await sender.stop(0.1)
 
@@ -134,16 +134,16 @@ async def test_a_certificate_that_expires_while_it_runs(tmp_path, authority, mak
     async with serving(tls, ResultsServicer(hub)) as address:
         merger.follow([address])
         await until(lambda: hub.subscribers == 1)
-        assert await is_serving(address, tls=tls)
+        assert await is_serving(address, tls=tls, timeout_s=30.0)
         async with pool.lease(address) as before:
             await asyncio.sleep(max(0.0, began + 3.1 - time.monotonic()))
             assert not await is_serving(address, tls=tls)
             with merged.subscribe() as seen:
                 hub.publish([make.answer()])
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(30):
                     assert (await anext(seen))[0] == make.answer()
             authority.issue(tmp_path, "inner", host=NAME)
-            assert await is_serving(address, tls=tls)
+            assert await is_serving(address, tls=tls, timeout_s=30.0)
             async with pool.lease(address) as after:
                 assert after is not before
         assert len(pool) == 0
@@ -154,7 +154,7 @@ async def test_half_a_renewal_changes_nothing(tmp_path, authority):
     tls = peers(authority, tmp_path)
     async with serving(tls, ResultsServicer(AnswerHub())) as address:
         (tmp_path / "inner.key").write_bytes(authority.issue(tmp_path, "other")[1].read_bytes())
-        assert await is_serving(address, tls=tls)
+        assert await is_serving(address, tls=tls, timeout_s=30.0)
         assert tls.renewals() == 0
 
 
@@ -248,7 +248,7 @@ async def test_the_gateway_shows_its_certificate_to_a_replica(monkeypatch, tmp_p
             metadata = (("authorization", f"Bearer {secrets[Role.VIEW]}"),)
             async with open_channel(addresses.rpc) as channel:
                 request = memory_pb2.DescribeRequest(camera="gate")
-                return await memory_pb2_grpc.MemoryStub(channel).Describe(request, metadata=metadata, timeout=5)
+                return await memory_pb2_grpc.MemoryStub(channel).Describe(request, metadata=metadata, timeout=30)
 
     async with serving(tls, served) as address:
         assert (await described(internal_tls=inner)).camera == "gate"

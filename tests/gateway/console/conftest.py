@@ -5,11 +5,13 @@ from browsing import PATIENCE_MS, Wall
 from console_bench import browser as open_browser
 from console_city import City
 from console_gateway import ConsoleGateway
+from playwright.sync_api import expect
 
 
 @pytest.fixture(scope="module")
 def chromium():
     # Not for the session: while Playwright runs, its loop counts as this thread's, and no other test may run one.
+    expect.set_options(timeout=PATIENCE_MS)
     with open_browser() as chromium:
         yield chromium
 

@@ -12,7 +12,7 @@ from cluster.gateway.console import STATIC
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
 
-CAMERAS = 60
+CAMERAS = 24
 
 
 def pages(gateway):

@@ -130,7 +130,7 @@ async def test_scores_and_rungs_of_late(tmp_path):
     async with serving(tmp_path, cameras=2) as served, Client(served.url) as client:
         for window in range(130):
             served.gateway._hub.publish([make_answer("cam-000", "person", window / 1000, window)])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 _, body = await client("GET", "/v1/cameras/cam-000/history")
                 rows = body["scores"].get("person", [])

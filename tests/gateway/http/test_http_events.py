@@ -161,7 +161,7 @@ async def test_browsers_are_told_when_incidents_were_lost_on_the_way(monkeypatch
     with live.feed.read(lambda camera: camera in ("", "gate")) as reader:
         live.start()
         pieces = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while service.begun < 3:
                 pieces.append(await reader.take(0.05))
         pieces.append(await reader.take(0.1))
@@ -182,7 +182,7 @@ async def test_a_browser_that_leaves_is_forgotten(tmp_path):
     async with serving(tmp_path, cameras=1) as served, Client(served.url) as client:
         async with following(client):
             assert len(served.gateway._live.feed) == 1
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(served.gateway._live.feed):
                 served.publish([make_answer("cam-000", "person", 0.5, 1)])
                 await asyncio.sleep(0.01)

@@ -144,7 +144,7 @@ async def test_one_connection_more_than_may_be_of_those_who_may_ask():
             assert await asks(*three, "/v1/replicas") == 503
             assert await asks(*three, "/healthz") == 200
             assert dropped("refused") - before == 1
-        async with asyncio.timeout(10), Client(url) as client:
+        async with asyncio.timeout(30), Client(url) as client:
             while (await client("GET", "/v1/replicas"))[0] != 200:
                 pass
 

@@ -40,6 +40,8 @@ from cluster.types import MemorySpec, Question, StreamSpec
 
 OPTIONS = ["--model", "demo-qwen2_5_vl", "--bench-model", "demo-qwen2_5_vl", "--window", "4", "--stride", "2"]
 OPTIONS += ["--threads", "1", "--repeats", "1"]
+# A drawn camera of fewer pixels.
+SMALL = replace(evidence.CAMERA, width=320, height=180)
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +128,9 @@ def test_planted_evidence_is_looked_for_with_every_compressor(
         return memory
 
     monkeypatch.setattr(evidence, "SHARES", (8,))
+    monkeypatch.setattr(evidence, "CAMERA", SMALL)
     monkeypatch.setattr(evidence, "_filled", noted)
-    options = ("--part", "evidence", "--model", "demo", "--scenes", "1", "--scene-seconds", "90")
+    options = ("--part", "evidence", "--model", "demo", "--scenes", "1", "--scene-seconds", "60")
     found = measured(clip, tmp_path, *options)
     rows = {row["compressor"]: row for row in found["rows"] if "retriever" not in row}
     assert rows.keys() == set(compressors.names()) - {"none"}
@@ -199,10 +202,10 @@ def test_infinipot_v_is_held_against_the_published_rule(
 
 
 def test_the_cap_holds_over_many_frames(clip: Path, tmp_path: Path) -> None:
-    found = measured(clip, tmp_path, "--part", "cap", "--frames", "4000", "--leak-cap-mib", "0.5")
+    found = measured(clip, tmp_path, "--part", "cap", "--frames", "1000", "--leak-cap-mib", "0.25")
     assert found["figures"]["cap_violations"] == 0
     assert "leak_at_ten_caps" in found["figures"]
-    assert found["rows"][-1]["frames"] == 4000
+    assert found["rows"][-1]["frames"] == 1000
     assert found["rows"][-1]["compressions"] > 0
     assert all(0 < row["most_node_kib"] <= 2048 and row["most_host_kib"] <= 1024 for row in found["rows"])
     with pytest.raises(ConfigError, match="at least 100"):
@@ -217,6 +220,7 @@ def test_clusters_are_compared_where_they_find_as_much_as_tokens(
     monkeypatch.setattr("cluster.lab.bench.memory.retrieval.REKV_TOKENS", 512)
     monkeypatch.setattr("cluster.lab.bench.memory.retrieval.QUESTIONS", ("What happened?",))
     monkeypatch.setattr("cluster.lab.bench.memory.retrieval.REKV_SCENE_S", 60.0)
+    monkeypatch.setattr(evidence, "CAMERA", SMALL)
     found = measured(clip, tmp_path, "--part", "retrieval")
     tokens, *clusters = found["rows"][:-4]
     assert tokens["organiser"] == "tokens"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,23 @@ import torch
 from cluster.codec.nvdec import Nvdec
 from cluster.engine.native import NativeEngine
 from cluster.errors import ConfigError
-from cluster.lab.bench import harness
+from cluster.lab.bench import gpu_measure, harness
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.lab.bench.gpu_frontend import DecodeLoad, HostNvdecDecoder, decode_rates, host_nvdec
 from cluster.lab.bench.gpu_measure import PARTS, Rig, search_streams
 from cluster.models.loading import load_random_shape
+from cluster.models.presets import SHAPES
+
+
+@pytest.fixture
+def quick(monkeypatch) -> None:
+    """Windows of 16 s, each measured once, and decoders that run for a blink."""
+    monkeypatch.setattr(gpu_measure, "WINDOW_S", 16.0)
+    monkeypatch.setattr(gpu_measure, "SPEC", replace(gpu_measure.SPEC, window_s=16.0))
+    monkeypatch.setattr(gpu_measure, "REPEATS", 1)
+    monkeypatch.setattr(gpu_measure, "SUSTAINED_S", 0.05)
+    load: Any = DecodeLoad
+    monkeypatch.setattr(gpu_measure, "DecodeLoad", lambda *size, **given: load(*size, **{**given, "run_s": 0.2}))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +49,7 @@ def test_the_cameras_that_fit_a_stride_are_found(a_camera_s, fixed_s, most, expe
     assert found >= expected
 
 
-def test_full_windows_have_all_their_frames_at_any_rate_of_pictures(clip, monkeypatch) -> None:
+def test_full_windows_have_all_their_frames_at_any_rate_of_pictures(clip, quick, monkeypatch) -> None:
     """Of cameras with few pictures a second every other frame is late, so that windows begin between two."""
     rig = Rig("tiny-qwen2_5_vl", torch.device("cpu"), clip, streams=1)
     late = [replace(sample, pts=sample.pts + 200_000 * (number % 2 == 0)) for number, sample in enumerate(rig.full)]
@@ -50,10 +63,10 @@ def test_full_windows_have_all_their_frames_at_any_rate_of_pictures(clip, monkey
     monkeypatch.setattr(NativeEngine, "step", counted)
     rig.measure(late[1:], anew=True, cameras=1)
     assert len(full) == 3
-    assert set(full) == {40 * rig.full[0].grid.tokens}
+    assert set(full) == {16 * rig.full[0].grid.tokens}
 
 
-def test_everything_is_measured_on_a_cpu_too(capsys, tmp_path, clip) -> None:
+def test_everything_is_measured_on_a_cpu_too(capsys, tmp_path, clip, quick) -> None:
     file = tmp_path / "gpu.json"
     options = [
         "--device",
@@ -80,12 +93,13 @@ def test_everything_is_measured_on_a_cpu_too(capsys, tmp_path, clip) -> None:
     assert '"figure": "window_speedup"' in file.read_text()
 
 
-def test_what_fails_in_one_part_costs_no_other(capsys, monkeypatch) -> None:
+def test_what_fails_in_one_part_costs_no_other(capsys, monkeypatch, clip, quick) -> None:
     def fail(_rig) -> None:
         raise RuntimeError("no kernel image is available")
 
     monkeypatch.setitem(PARTS, "ceilings", fail)
-    options = ["--device", "cpu", "--model", "tiny-qwen2_5_vl", "--part", "windows", "explanations"]
+    options = ["--device", "cpu", "--model", "tiny-qwen2_5_vl", "--clip", str(clip)]
+    options += ["--part", "windows", "explanations"]
     assert harness.main(["gpu", *options]) == 0
     shown = capsys.readouterr().out
     assert "RuntimeError: no kernel image is available" in shown
@@ -95,7 +109,7 @@ def test_what_fails_in_one_part_costs_no_other(capsys, monkeypatch) -> None:
     assert "prefill_mfu" not in shown, "there is no ceiling that it would be a share of"
 
 
-def test_transformers_and_ours_take_one_window_at_a_time(clip, monkeypatch) -> None:
+def test_transformers_and_ours_take_one_window_at_a_time(clip, quick, monkeypatch) -> None:
     taken: list[int] = []
     step = NativeEngine.step
 
@@ -159,7 +173,15 @@ def test_a_shape_is_made_on_the_device_with_weights() -> None:
         assert len(model.layers) == 28
 
 
-def test_a_random_model_turns_by_the_published_frequencies() -> None:
+@pytest.fixture
+def narrow(monkeypatch) -> None:
+    """Published shapes with few words and narrow MLPs: all their weights take gigabytes."""
+    for name in ("qwen2_5_vl-7b", "llava_onevision-7b"):
+        text = {**SHAPES[name].text, "vocab_size": 512, "intermediate_size": 64}
+        monkeypatch.setitem(SHAPES, name, replace(SHAPES[name], text=text))
+
+
+def test_a_random_model_turns_by_the_published_frequencies(narrow) -> None:
     """``theta^(-2 i / d)``: 1e6 and 128 of Qwen2.5-VL's language model, 1e4 and half of 80 of its tower."""
     model = load_random_shape("qwen2_5_vl-7b", torch.device("cpu"), 1)
     assert len(model.layers) == 1
@@ -170,7 +192,7 @@ def test_a_random_model_turns_by_the_published_frequencies() -> None:
         torch.testing.assert_close(found[f"model.{name}.original_inv_freq"], wanted)
 
 
-def test_a_random_llava_has_its_places() -> None:
+def test_a_random_llava_has_its_places(narrow) -> None:
     model = load_random_shape("llava_onevision-7b", torch.device("cpu"), 1)
     places = dict(model.model.named_buffers())["model.vision_tower.embeddings.position_ids"]
     assert places.tolist() == [list(range(27**2))]

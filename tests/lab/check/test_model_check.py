@@ -110,8 +110,10 @@ def broken(monkeypatch, clip):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_wrong_rope_theta_on_our_side(broken, name):
-    """Ours reads the frequencies that it was given, the library its own."""
+def test_a_wrong_rope_theta_on_our_side(broken, name, monkeypatch):
+    """Ours reads the frequencies that it was given, the library its own. The stages after the logits are left out."""
+    monkeypatch.setattr(run, "against_fresh", lambda *_: iter(()))
+    monkeypatch.setattr(run, "compare", lambda *_: ())
 
     def spoil(model):
         rope = model._text_model.rotary_emb

@@ -14,7 +14,20 @@ from cluster.lab.training.examples import (
     sliding_window_example,
     window_openings,
 )
-from cluster.lab.training.pruning import LABELS, PrunedFrame, TokenLabels
+from cluster.lab.training.pruning import LABELS, PrunedFrame, RenderedSample, TokenLabels
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked and answered follows from the script of a scene: its pictures are grey, and nobody looks whether an
+    event is seen."""
+
+    def grey(_scene, shape, times, _degradation) -> list[RenderedSample]:
+        picture = np.full((shape.height, shape.width, 3), 128, np.uint8)
+        return [RenderedSample(second, picture, ()) for second in times]
+
+    monkeypatch.setattr("cluster.lab.training.examples.render_samples", grey)
+    monkeypatch.setattr("cluster.lab.scenes.scene.seen_share", lambda _scene, _event: 1.0)
 
 
 def frames_at(times: list[float], complete: set[int]) -> list[PrunedFrame]:
@@ -49,7 +62,7 @@ def test_windows_open_at_the_last_complete_frame_before_their_start() -> None:
         assert got[index] == max(c for c in (0, 3, 11, 19, 27) if c <= start)
 
 
-def test_answers_are_those_of_the_window_that_is_seen() -> None:
+def test_answers_are_those_of_the_window_that_is_seen(undrawn: None) -> None:
     for number in range(6):
         example = WindowExamples("tiny", 5)(number)
         scene = sample_scene(number, np.random.default_rng([5, 2, number]))
@@ -62,7 +75,7 @@ def test_answers_are_those_of_the_window_that_is_seen() -> None:
             assert question.text in phrasings(question.kind)
 
 
-def test_scenes_show_every_number_of_kinds_and_each_kind_as_often() -> None:
+def test_scenes_show_every_number_of_kinds_and_each_kind_as_often(undrawn: None) -> None:
     scenes = [sample_scene(number, np.random.default_rng(number)) for number in range(120)]
     shown = [{event.kind for event in scene.events} for scene in scenes]
     assert {len(kinds) for kinds in shown} == {0, 1, 2, 3}
@@ -88,7 +101,7 @@ def test_what_looks_like_an_event_is_asked_about_in_every_window(state: str, kin
     assert {each.answer for each in questions} == {"no"}
 
 
-def test_what_only_the_frames_before_a_windows_start_show_is_not_asked() -> None:
+def test_what_only_the_frames_before_a_windows_start_show_is_not_asked(undrawn: None) -> None:
     scene = next(
         scene
         for scene in (make_scene("train", i, event="fight") for i in range(40))
@@ -119,7 +132,7 @@ def test_contexts_open_at_complete_frames_or_are_refreshed() -> None:
     assert seen >= {1, 2}
 
 
-def test_every_event_is_asked_about_and_both_answers_occur() -> None:
+def test_every_event_is_asked_about_and_both_answers_occur(undrawn: None) -> None:
     make = WindowExamples("tiny", 1)
     answers: dict[str, set[str]] = {kind: set() for kind in EVENT_KINDS}
     memory = 0
@@ -134,20 +147,20 @@ def test_every_event_is_asked_about_and_both_answers_occur() -> None:
     assert memory > 10
 
 
-def test_a_memory_question_sees_all_of_the_past() -> None:
+def test_a_memory_question_sees_all_of_the_past(undrawn: None) -> None:
     asked = [p for n in range(8) for p in WindowExamples("tiny", 1)(n).questions if p.kind == "memory"]
     assert asked
     assert all(question.opening == 0 for question in asked)
 
 
-def test_validation_asks_the_default_wording_of_its_own_split() -> None:
+def test_validation_asks_the_default_wording_of_its_own_split(undrawn: None) -> None:
     example = ValidationExamples("tiny")(1)
     assert example.scene.startswith("validation-")
     assert {question.text for question in example.questions} == {standing_question(kind) for kind in EVENT_KINDS}
     assert {question.end for question in example.questions} == set(range(4, len(example.frames) + 1, 4))
 
 
-def test_validation_has_scenes_of_two_events_and_of_none() -> None:
+def test_validation_has_scenes_of_two_events_and_of_none(undrawn: None) -> None:
     asked = [
         {question.kind for question in ValidationExamples("tiny")(n).questions if question.answer == "yes"}
         for n in range(4)

@@ -1,5 +1,6 @@
 """Steps, resuming, and what is left when a run is interrupted."""
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +33,12 @@ class Quiet:
         self.metrics.append(metrics)
 
 
+@functools.cache
+def example(name: str, number: int) -> Example:
+    """Each is drawn once for all tests."""
+    return make_stage(SETTINGS, StageSettings(name, rate=3e-3, batch=2, steps=6), None).make(number)
+
+
 @pytest.fixture
 def make_run(shape: Shape, tmp_path: Path) -> Callable[..., StageRun]:
     def make(name: str = "windows", folder: str = "run", seed: int = 3, **stage: object) -> StageRun:
@@ -40,7 +47,8 @@ def make_run(shape: Shape, tmp_path: Path) -> Callable[..., StageRun]:
         model = TrainableModel.fresh(shape, seed=seed)
         model.compute = torch.float32
         heads = DenseHeads(model.text_config.hidden_size)
-        return StageRun(SETTINGS, make_stage(SETTINGS, settings, None), model, heads, tmp_path / folder)
+        made = replace(make_stage(SETTINGS, settings, None), make=functools.partial(example, name))
+        return StageRun(SETTINGS, made, model, heads, tmp_path / folder)
 
     return make
 
@@ -138,13 +146,13 @@ def test_a_batch_that_breaks_arithmetic_is_skipped(make_run) -> None:
 
 
 def test_the_log_has_losses_and_metrics(make_run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "LOG_STEPS", 4)
-    run = make_run("windows", steps=4)
+    monkeypatch.setattr(loop, "LOG_STEPS", 2)
+    run = make_run("windows", steps=2)
     quiet = Quiet()
     run.run(quiet, validation=lambda: list(map(ValidationExamples("tiny"), range(2))))
     lines = [json.loads(line) for line in (run.folder / "log.jsonl").read_text().splitlines()]
     assert [line["what"] for line in lines] == ["losses", "validation_raw", "validation"]
-    assert lines[0]["step"] == 4
+    assert lines[0]["step"] == 2
     assert lines[0]["loss"] > 0
     assert {"auc", "f1", "video_f1", "auc:fall"} <= lines[1].keys()
     assert quiet.shares == [1.0]
@@ -161,10 +169,10 @@ def test_without_validation_scenes_nothing_is_judged(make_run) -> None:
 
 
 def test_minutes_bound_a_stage_too(make_run) -> None:
-    run = make_run("tower", steps=None, minutes=0.02)
+    run = make_run("tower", steps=None, minutes=0.005)
     run.run(Quiet(), validation=list)
     assert run.done
-    assert run.elapsed_s >= 1.2
+    assert run.elapsed_s >= 0.3
 
 
 def test_another_runs_checkpoint_is_refused(make_run, tmp_path: Path) -> None:
