@@ -53,7 +53,7 @@ def test_a_cluster_keeps_up_and_recovers_from_a_killed_replica(settings, tmp_pat
     assert fault["struck"] == 3
     # Nobody can be on time again before a window has ended; a camera that moved begins anew, so two strides and a bit.
     assert 0 < fault["recovery_s"] < 5 * STRIDE_S
-    assert sum(group["count"] for group in run["city"]["cameras"]) == 6
+    assert sum(each["share"] for each in run["city"]["mix"]["classes"]) == 6
     assert run["city"]["cost"] == asdict(CostModel(**run["city"]["cost"]))
     assert "No model ran" in page.read_text()
     assert "The cluster kept up with 6 streams" in capsys.readouterr().out
