@@ -133,7 +133,7 @@ def test_planted_evidence_is_looked_for_with_every_compressor(
     monkeypatch.setattr(evidence, "SHARES", (8,))
     monkeypatch.setattr(evidence, "CAMERA", SMALL)
     monkeypatch.setattr(evidence, "_filled", noted)
-    options = ("--part", "evidence", "--model", "demo", "--scenes", "1", "--scene-seconds", "60")
+    options = ("--part", "evidence", "--model", "demo", "--scenes", "1", "--scene-seconds", "90")
     found = measured(clip, tmp_path, *options)
     rows = {row["compressor"]: row for row in found["rows"] if "retriever" not in row}
     assert rows.keys() == set(compressors.names()) - {"none"}
@@ -205,10 +205,10 @@ def test_infinipot_v_is_held_against_the_published_rule(
 
 
 def test_the_cap_holds_over_many_frames(clip: Path, tmp_path: Path) -> None:
-    found = measured(clip, tmp_path, "--part", "cap", "--frames", "1000", "--leak-cap-mib", "0.25")
+    found = measured(clip, tmp_path, "--part", "cap", "--frames", "2000", "--leak-cap-mib", "0.25")
     assert found["figures"]["cap_violations"] == 0
     assert "leak_at_ten_caps" in found["figures"]
-    assert found["rows"][-1]["frames"] == 1000
+    assert found["rows"][-1]["frames"] == 2000
     assert found["rows"][-1]["compressions"] > 0
     assert all(0 < row["most_node_kib"] <= 2048 and row["most_host_kib"] <= 1024 for row in found["rows"])
     with pytest.raises(ConfigError, match="at least 100"):
