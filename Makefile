@@ -54,20 +54,19 @@ MAIN    := $(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadscope -m "not clu
 CLUSTER := $(TEST_ENV) $(BIN)/python -m pytest -m "cluster and not long" $$(grep -rl --include='test_*.py' 'mark\.cluster' tests)
 VLLM    := $(TEST_ENV) $(VLLM_BIN)/python -m pytest tests/engine/vllm -n 2 --dist loadscope
 
-# Real servers, browsers and clocks share two cores in the suites. What fails there runs once more, alone, and what
-# fails then has failed. $(call first,SUITE,COMMAND), then $(call again,SUITE,COMMAND)
+# $(call run,SUITE,COMMAND), and $(call rerun,SUITE,COMMAND) for `make test-failed`
 CACHE := .pytest_cache
-define first
-@mkdir -p $(CACHE) && rm -f $(CACHE)/$(1).failed
-$(2) -o cache_dir=$(CACHE)/$(1) || touch $(CACHE)/$(1).failed
+define run
+@mkdir -p $(CACHE) && rm -f $(CACHE)/$(1).passed
+$(2) -o cache_dir=$(CACHE)/$(1)
+@touch $(CACHE)/$(1).passed
 endef
-define again
-@[ ! -e $(CACHE)/$(1).failed ] || { echo "Failures of $(1) run once more, alone:"; \
-  $(2) -n 0 -o cache_dir=$(CACHE)/$(1) --last-failed --last-failed-no-failures none --maxfail 1 -v; }
+define rerun
+@[ -e $(CACHE)/$(1).passed ] || $(2) -n 0 -o cache_dir=$(CACHE)/$(1) --last-failed --last-failed-no-failures none --maxfail 1 -v
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm demo test test-vllm first-main first-cluster first-vllm lint format bench protos schema api-docs lock system-packages clean
+.PHONY: help setup setup-vllm demo test test-failed test-vllm suite-main suite-cluster lint format bench protos schema api-docs lock system-packages clean
 
 help: ## list the targets
 	@echo "Sightline: vision-language models on many cameras. Targets:"
@@ -104,22 +103,21 @@ demo: $(if $(filter vllm,$(ENGINE)),setup-vllm,setup) ## four synthetic cameras 
 	@$(DEMO_BIN)/sightline demo $(if $(filter-out native,$(ENGINE)),--engine $(ENGINE)) $(ARGS)
 
 test: setup setup-vllm system-packages $(HELM) $(OIDC) ## all tests but those marked long
-	@$(MAKE) --no-print-directory --jobs=1 first-vllm first-main first-cluster
-	$(call again,cluster,$(CLUSTER))
-	$(call again,main,$(MAIN))
-	$(call again,vllm,$(VLLM))
+	@$(MAKE) --no-print-directory --jobs=1 --keep-going test-vllm suite-main suite-cluster
 
-test-vllm: setup-vllm system-packages first-vllm ## the tests that need vLLM (its CPU build)
-	$(call again,vllm,$(VLLM))
+test-failed: ## what failed in `make test` once more, one test at a time
+	$(call rerun,cluster,$(CLUSTER))
+	$(call rerun,main,$(MAIN))
+	$(call rerun,vllm,$(VLLM))
 
-first-main:
-	$(call first,main,$(MAIN))
+test-vllm: setup-vllm system-packages ## the tests that need vLLM (its CPU build)
+	$(call run,vllm,$(VLLM))
 
-first-cluster:
-	$(call first,cluster,$(CLUSTER))
+suite-main:
+	$(call run,main,$(MAIN))
 
-first-vllm:
-	$(call first,vllm,$(VLLM))
+suite-cluster:
+	$(call run,cluster,$(CLUSTER))
 
 lint: setup ## style, formatting and types
 	$(BIN)/ruff check .

@@ -272,11 +272,11 @@ class Controller(ActorProcess):
             await self._notify()
         return self._deletions.orders_for(instance, [report.life for report in reports])
 
-    async def report_broken(self, replica: str, address: str) -> None:
-        """A decoder lost its connection to a replica: probe it now, before the heartbeat timeout."""
-        info = self._directory.replicas.get(replica)
-        if info is not None and info.address == address:
-            self._spawn_probe(replica)
+    async def report_broken(self, address: str) -> None:
+        """A decoder lost its connection to the replica there: probe it now, before the heartbeat timeout."""
+        for name, known in self._replica_addresses().items():
+            if known == address:
+                self._spawn_probe(name)
 
     async def assignment(self, decoder: str, version: int, timeout_s: float) -> Assignment:
         """What ``decoder`` must run, once that differs from ``version``, or after ``timeout_s``."""

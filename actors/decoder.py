@@ -54,7 +54,6 @@ class Decoder(ActorProcess):
         self._cameras: dict[str, RunningCamera] = {}
         self._waiting: dict[str, CameraReport] = {}
         self._last_words: list[CameraReport] = []
-        self._replicas: dict[str, str] = {}
         self._tls = peer_tls(config.security)
         self._sender = FrameSender(self._on_lost, max_queue=sender_queue(config), tls=self._tls)
         self._server = RpcServer(max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes), tls=self._tls)
@@ -174,7 +173,6 @@ class Decoder(ActorProcess):
     async def _apply(self, assignment: Assignment) -> None:
         wanted = {assigned.settings.name: assigned for assigned in assignment.cameras}
         self._tester.geometry = assignment.geometry or self._tester.geometry
-        self._replicas = {a.replica_address: a.replica for a in wanted.values() if a.replica_address and a.replica}
         gone = [
             name
             for name, camera in self._cameras.items()
@@ -252,13 +250,13 @@ class Decoder(ActorProcess):
         for event in events:
             if event.camera in self._cameras:
                 self._cameras[event.camera].on_lost(event)
-        for address in {event.address for event in events if not event.refused} & self._replicas.keys():
-            task = asyncio.create_task(self._report_broken(self._replicas[address], address))
+        for address in {event.address for event in events if not event.refused}:
+            task = asyncio.create_task(self._report_broken(address))
             self._background.add(task)
             task.add_done_callback(self._background.discard)
 
-    async def _report_broken(self, replica: str, address: str) -> None:
+    async def _report_broken(self, address: str) -> None:
         try:
-            await ask_controller("report_broken", replica, address)
+            await ask_controller("report_broken", address)
         except UnavailableError as error:
-            log.warning("could not report %s: %s", replica, error)
+            log.warning("could not report the replica at %s: %s", address, error)

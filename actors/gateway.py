@@ -4,6 +4,7 @@ several."""
 import asyncio
 import logging
 import time
+from collections.abc import Collection
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -124,6 +125,7 @@ class Gateway(ActorProcess):
             self._replica_of,
             self._channels,
             on_forget=self._delete_footage,
+            replicas=self._replicas,
             cameras=self._controller.list,
             incidents=listed.list_incidents if self._config.alerts.enabled else None,
         )
@@ -161,6 +163,9 @@ class Gateway(ActorProcess):
 
     async def _replica_of(self, camera: str) -> str:
         return (await self._controller.where(camera)).to_replica(camera)
+
+    async def _replicas(self) -> Collection[str]:
+        return (await self._controller.replicas({}, 0.0)).values()
 
     async def forget_scores(self, camera: str, before_s: float) -> None:
         """Delete the scores of a camera's windows that ended before this Unix time, as another gateway was told to."""

@@ -36,7 +36,7 @@ from cluster.types import Answer, CameraStatus, MemoryStatus, Question
 from cluster.types.cameras import Discovery
 from cluster.types.reports import DecoderNumbers, ReplicaStatus
 from cluster.wire import memory_wire
-from cluster.wire.channel import channel_options, split_address
+from cluster.wire.channel import open_blocking_channel, split_address
 from cluster.wire.convert import answer_from_proto, status_from_proto
 from cluster.wire.mapping import from_message, to_message
 from cluster.wire.status import is_ours, to_error
@@ -74,11 +74,7 @@ class GatewayClient:
         self._slow_s = 3 * deadline_s
         credentials = credentials or ClientCredentials()
         self._metadata = credentials.metadata(loopback=is_loopback(split_address(address)[0]))
-        options = channel_options(address, internal=False)
-        tls = credentials.channel_credentials()
-        self._channel = (
-            grpc.insecure_channel(address, options) if tls is None else grpc.secure_channel(address, tls, options)
-        )
+        self._channel = open_blocking_channel(address, internal=False, tls=credentials.channel_credentials())
         self._cameras = cameras_pb2_grpc.CamerasStub(self._channel)
         self._replicas = replicas_pb2_grpc.ReplicasStub(self._channel)
         self._results = results_pb2_grpc.ResultsStub(self._channel)

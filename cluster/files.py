@@ -1,9 +1,11 @@
-"""Files that appear only when they are complete."""
+"""Files that appear only when they are complete, and what is said where they cannot be written."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from cluster.errors import SightlineError
 
 
 @contextmanager
@@ -19,3 +21,46 @@ def replacing(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def writing(what: object) -> Iterator[None]:
+    """Raises ``SightlineError``, which says why ``what`` cannot be written, for an ``OSError`` inside; a pipe that
+    nobody reads any more stays a ``BrokenPipeError``."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        why = error.strerror or error
+        raise SightlineError(f"cannot write {what}: {why}; choose another place or make room") from None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, which appears when it is complete. Raises ``SightlineError``: it cannot be written."""
+    with writing(path):
+        if path.exists() and not path.is_file():
+            # A pipe or terminal, such as /dev/stdout, is not replaced.
+            path.write_text(text, encoding="utf-8")
+            return
+        with replacing(path) as part:
+            part.write_text(text, encoding="utf-8")
+
+
+def check_writable(folder: Path, needed_bytes: int = 1 << 16) -> None:
+    """Create the folder, and test-write ``needed_bytes`` in it, before anything expensive starts. Raises
+    ``SightlineError``: it cannot be created or written, or the disk is full."""
+    probe = folder / ".sightline-write-test"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            probe.write_bytes(bytes(needed_bytes))
+        finally:
+            probe.unlink(missing_ok=True)
+
+
+def check_file_writable(path: Path) -> None:
+    """The same of a file, and its folder. Raises ``SightlineError``: it is a folder, or cannot be written."""
+    if path.is_dir():
+        raise SightlineError(f"cannot write {path}: it is a folder; name a file in it")
+    check_writable(path.parent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 import itertools
 import math
 import random
@@ -26,74 +25,45 @@ from loadtest.footage import Footage
 from loadtest.profile import CameraScript, Due, Profile, packets, script
 from loadtest.rtsp import RtspCameras
 
-POLL_S = 0.1
-
 TICK_S = 0.01
 """Packets that are due within so long leave together: waking for each would cost more than sending it."""
 
 
 class Pacer:
-    """One heap of packets for all cameras, in monotonic seconds. A camera's packets come from an iterator that never
-    ends; ``send`` must not wait."""
+    """Sends packets when they are due, in monotonic seconds, by timers of the running event loop. A camera's packets
+    come from an iterator that never ends; ``send`` must not wait."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._heap: list[tuple[float, int, int]] = []
-        self._lines: dict[int, tuple[float, Due, Iterator[Due], Callable[[Due], None]]] = {}
-        self._order = itertools.count()
-        self._woken = asyncio.Event()
-        self.lateness = array("d")
+    def __init__(self) -> None:
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._tickets = itertools.count()
+        self._lateness = array("d")
 
     def add(self, began_s: float, packets: Iterator[Due], send: Callable[[Due], None]) -> int:
         """A camera begins at ``began_s``; returns its ticket for :meth:`remove`."""
-        ticket = next(self._order)
-        self._queue(ticket, began_s, packets, send)
-        self._woken.set()
+        ticket = next(self._tickets)
+
+        def wait() -> None:
+            due = next(packets)
+            due_s = began_s + due.at_s
+            at_s = TICK_S * math.ceil(due_s / TICK_S)
+            self._timers[ticket] = asyncio.get_running_loop().call_at(at_s, leave, due, due_s)
+
+        def leave(due: Due, due_s: float) -> None:
+            self._lateness.append(max(0.0, time.monotonic() - due_s))
+            send(due)
+            wait()
+
+        wait()
         return ticket
 
     def remove(self, ticket: int) -> None:
         """Nothing more of this camera is sent."""
-        self._lines.pop(ticket, None)
+        self._timers.pop(ticket).cancel()
 
     def take_lateness(self) -> array[float]:
         """Seconds by which each packet since the last call was sent late, 0 for none."""
-        taken, self.lateness = self.lateness, array("d")
+        taken, self._lateness = self._lateness, array("d")
         return taken
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            now = self._clock()
-            self.send_due(now)
-            wait_s = min(POLL_S, self._heap[0][0] - now) if self._heap else POLL_S
-            if wait_s > 0:
-                self._woken.clear()
-                try:
-                    async with asyncio.timeout(max(wait_s, TICK_S)):
-                        await self._woken.wait()
-                except TimeoutError:
-                    continue
-            else:
-                # Behind: the agents need the loop all the same.
-                await asyncio.sleep(0)
-
-    def send_due(self, now: float, most: int = 256) -> None:
-        """Send what is due, at most ``most`` packets, so that a pacer that is behind does not hold the loop."""
-        while self._heap and self._heap[0][0] <= now and most > 0:
-            due_s, _, ticket = heapq.heappop(self._heap)
-            line = self._lines.get(ticket)
-            if line is None:
-                continue
-            most -= 1
-            began_s, due, packets, send = line
-            self.lateness.append(max(0.0, self._clock() - due_s))
-            send(due)
-            self._queue(ticket, began_s, packets, send)
-
-    def _queue(self, ticket: int, began_s: float, packets: Iterator[Due], send: Callable[[Due], None]) -> None:
-        due = next(packets)
-        self._lines[ticket] = (began_s, due, packets, send)
-        heapq.heappush(self._heap, (began_s + due.at_s, next(self._order), ticket))
 
 
 T = TypeVar("T")
@@ -295,7 +265,8 @@ class Fleet:
 
     async def close(self, *, remove: bool) -> None:
         """All cameras stop sending; ``remove``: and the cluster is told to forget them."""
-        await asyncio.gather(*(self._stop(camera) for camera in self.cameras.values()))
+        # Those that were on their way out, too.
+        await asyncio.gather(*(self._stop(camera) for camera in self._ever.values()))
         if remove:
             await asyncio.gather(*(self._call(self._client.camera_remove, name) for name in self.cameras))
         self._client.close()
@@ -379,6 +350,7 @@ class Fleet:
     async def _stop(self, camera: Camera) -> None:
         if camera.ticket is not None:
             self.pacer.remove(camera.ticket)
+            camera.ticket = None
         if camera.task is not None:
             camera.task.cancel()
             await asyncio.wait({camera.task})

@@ -2,19 +2,19 @@
 
 import http.client
 import os
-import shutil
-import subprocess
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import psutil
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.errors import SightlineError
 from cluster.hosts import is_loopback
+from cluster.metrics.gpu import gpu_collector
 from cluster.wire.channel import split_address
 from cluster.wire.tls import ClientCredentials
 
@@ -96,27 +96,17 @@ GENERATOR = "generator"
 
 
 @dataclass(frozen=True, slots=True)
-class GpuUse:
-    """One GPU: shares of its time in which it computed and in which it decoded video, and bytes of its memory."""
-
-    number: int
-    compute: float
-    decode: float | None
-    memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class MachineUse:
     """Means since the last look. ``cores``: by role (``replica``, ``decoder``, ``generator`` …); ``busy``: share of all
     the machine's cores, whoever used them, of which ``others``, in cores, is none of the processes looked at;
-    ``network_bytes_s``: through all interfaces, both ways."""
+    ``network_bytes_s``: through all interfaces, both ways; ``gpus``: shares of their time (:func:`gpu_shares`)."""
 
     cores: dict[str, float] = field(default_factory=dict)
     memory_bytes: dict[str, int] = field(default_factory=dict)
     busy: float = 0.0
     others: float = 0.0
     network_bytes_s: float = 0.0
-    gpus: tuple[GpuUse, ...] = ()
+    gpus: dict[str, float] = field(default_factory=dict)
 
 
 class Machine:
@@ -126,7 +116,7 @@ class Machine:
         self._processes: dict[int, psutil.Process] = {}
         self._network = _network_bytes()
         self._at_s = time.monotonic()
-        self._nvidia = shutil.which("nvidia-smi")
+        self._gpus = gpu_collector()
         psutil.cpu_percent()
 
     def look(self, processes: Mapping[str, int]) -> MachineUse:
@@ -152,35 +142,23 @@ class Machine:
             busy=busy,
             others=max(0.0, busy * (psutil.cpu_count() or 1) - sum(cores.values())),
             network_bytes_s=(network - self._network) / passed,
-            gpus=read_gpus(self._ask_nvidia()) if self._nvidia else (),
+            gpus=gpu_shares(self._gpus.collect()) if self._gpus is not None else {},
         )
         self._network, self._at_s = network, now_s
         return use
 
-    def _ask_nvidia(self) -> str:
-        command = [str(self._nvidia), f"--query-gpu={','.join(GPU_COLUMNS)}", "--format=csv,noheader,nounits"]
-        try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=2.0, check=False).stdout
-        except (OSError, subprocess.TimeoutExpired):
-            return ""
+
+_GPU_WORDS = {"sightline_gpu_busy_ratio": "computing", "sightline_gpu_decoder_busy_ratio": "decoding"}
 
 
-GPU_COLUMNS = ("index", "utilization.gpu", "utilization.decoder", "memory.used")
-
-
-def read_gpus(text: str) -> tuple[GpuUse, ...]:
-    """What nvidia-smi prints of ``GPU_COLUMNS``: per cent, per cent or a word in brackets, MiB. Other lines are left
-    out."""
-    found = []
-    for line in text.splitlines():
-        parts = [part.strip() for part in line.split(",")]
-        try:
-            number, compute, memory = int(parts[0]), float(parts[1]), float(parts[3])
-        except (ValueError, IndexError):
-            continue
-        decode = float(parts[2]) / 100 if parts[2].replace(".", "", 1).isdigit() else None
-        found.append(GpuUse(number, compute / 100, decode, round(memory * 2**20)))
-    return tuple(found)
+def gpu_shares(found: Iterable[Metric]) -> dict[str, float]:
+    """What GPUs spend their time on, of the cluster's own metrics of them."""
+    return {
+        f"GPU {sample.labels['gpu']} {_GPU_WORDS[each.name]}": sample.value
+        for each in found
+        if each.name in _GPU_WORDS
+        for sample in each.samples
+    }
 
 
 def _network_bytes() -> int:

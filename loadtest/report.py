@@ -321,11 +321,8 @@ def run_charts(ticks: Sequence[Tick], faults: Sequence[FaultResult], stride_s: f
     rungs = dict.fromkeys(rung for tick in ticks for rung, cameras in tick.rungs.items() if cameras)
     ladder = {rung: [tick.rungs.get(rung, 0.0) for tick in ticks] for rung in rungs}
     draw("Cameras on the quality ladder", Axis("cameras", low=0), ladder)
-    gpus: dict[str, list[float]] = {}
-    for number in sorted({gpu.number for use in uses for gpu in use.gpus}):
-        mine = [next((gpu for gpu in use.gpus if gpu.number == number), None) for use in uses]
-        gpus[f"GPU {number} computing"] = [math.nan if gpu is None else gpu.compute for gpu in mine]
-        gpus[f"GPU {number} decoding"] = [math.nan if not gpu or gpu.decode is None else gpu.decode for gpu in mine]
+    names = sorted({name for use in uses for name in use.gpus})
+    gpus = {name: [use.gpus.get(name, math.nan) for use in uses] for name in names}
     draw("GPUs", Axis("share of the time", low=0, high=1, percent=True), gpus)
     return drawn
 

@@ -12,6 +12,7 @@ from cluster.control import costs
 from cluster.control.demand import Demand
 from cluster.lab.bench.window_accounting import Slot, within
 from cluster.types import Question
+from loadtest.city.mix import CameraClass, GeometrySection, Mix
 from loadtest.faults import inflict
 from loadtest.fleet import CameraSetup
 from loadtest.footage import Footage
@@ -158,8 +159,8 @@ async def run_search(
 
 
 def city(stage: Stage, found: Measurement) -> dict[str, Any]:
-    """What a simulation of the same cluster is told: cameras in groups by what they send, each with the demand that was
-    measured of it, the cost model, and what was measured of all."""
+    """What a simulation of the same cluster is told: cameras in classes by what they send, each with the demand that
+    was measured of it, the cost model, and what was measured of all."""
     from cluster.models.loading import load_shape
 
     config, profile, questions = stage.target.config, stage.profile, stage.setup.questions
@@ -180,11 +181,12 @@ def city(stage: Stage, found: Measurement) -> dict[str, Any]:
             there[kind] = there.get(kind, 0.0) + share
             phases.setdefault(kind, []).append(camera.script.phase)
     computed = found.measured - found.missing - found.gated
+    classes = [
+        CameraClass.of(_demand(config, kind, slots, temporal, query_tokens), max(1, round(there[kind])))
+        for kind, slots in groups.items()
+    ]
     return {
-        "cameras": [
-            _group(config, kind, max(1, round(there[kind])), slots, temporal, query_tokens)
-            for kind, slots in groups.items()
-        ],
+        "mix": Mix(geometry=GeometrySection(temporal=temporal), classes=classes).model_dump(mode="json"),
         "replicas": config.cluster.replicas,
         "seconds": found.seconds,
         "warmup_s": found.from_s,
@@ -205,9 +207,9 @@ def city(stage: Stage, found: Measurement) -> dict[str, Any]:
     }
 
 
-def _group(
-    config: SightlineConfig, kind: str, count: int, cameras: Sequence[Sequence[Slot]], temporal: int, query_tokens: int
-) -> dict[str, Any]:
+def _demand(
+    config: SightlineConfig, kind: str, cameras: Sequence[Sequence[Slot]], temporal: int, query_tokens: int
+) -> Demand:
     seen = [slot for slots in cameras for slot in slots if slot.tokens is not None]
     camera = resolve(config, CameraEntry(name=kind))
     window, sampling = camera.window, camera.sampling
@@ -217,12 +219,12 @@ def _group(
     # Anchors are complete whatever the pruner does; the rest of the frames is what the share is of.
     anchors = min(1.0, temporal / (sampling.fps * sampling.anchor_interval_s))
     share = kept / full if full else 1.0
-    demand = Demand(
+    return Demand(
         kind,
         window_s=window.length_s,
         stride_s=window.stride_s,
         fps=sampling.fps,
-        frame_tokens=round(full / max(1, len(whole)) / frames),
+        frame_tokens=max(1, round(full / max(1, len(whole)) / frames)),
         temporal=temporal,
         questions=max(1, len(config.questions)),
         query_tokens=query_tokens,
@@ -231,5 +233,3 @@ def _group(
         anchor_interval_s=sampling.anchor_interval_s,
         refresh_budget=window.refresh_budget,
     )
-    told = {name: value for name, value in asdict(demand).items() if name not in ("camera", "index_bytes")}
-    return {"count": count, "kind": kind, **told}

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster.errors import ConfigError, SightlineError
-from cluster.files import replacing
+from cluster.errors import ConfigError
+from cluster.files import write_text
 
 TWICE = 2
 """Times in a row that a count must be stable."""
@@ -120,11 +120,7 @@ class Search:
     def save(self, path: Path) -> None:
         """Write the state where :meth:`load` reads it; a search that is interrupted leaves the last whole state. Raises
         ``SightlineError``: the file cannot be written."""
-        try:
-            with replacing(path) as part:
-                part.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise SightlineError(f"cannot write {path}: {error.strerror or error}; choose another --state") from None
+        write_text(path, json.dumps(asdict(self), indent=2) + "\n")
 
     def load(self, path: Path) -> int:
         """Go on from what :meth:`save` wrote, if there is such a file; returns how many tries it holds. Raises

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, fields
 
-from cluster.errors import SightlineError, UnavailableError
+from cluster.errors import UnavailableError
 from cluster.lab.bench.window_accounting import Account, alert_times, percentile, within
 from cluster.types import Answer
 from loadtest.fleet import CameraSetup, Fleet, Sent
@@ -247,52 +247,26 @@ async def on_stage(
     on_tick: Callable[[Tick], None] = lambda _: None,
     prefix: str = "load",
 ) -> AsyncIterator[Stage]:
-    """A load test for as long as the block lasts; its cameras are gone afterwards. Raises ``SightlineError``: nobody
-    answers at the gateway, or a part of the generator failed."""
+    """A load test for as long as the block lasts; its cameras are gone afterwards. Raises ``UnavailableError``: nobody
+    answers at the gateway."""
     rtsp = None
     if profile.transport == "rtsp":
         rtsp = RtspCameras() if target.own else RtspCameras("0.0.0.0", reachable_from(target.gateway))
         await rtsp.start()
     stage = Stage(target, profile, footage, setup, on_tick, prefix, rtsp)
-    parts = [
-        asyncio.create_task(part, name=name)
-        for name, part in (
-            ("listener", stage.listener.run()),
-            ("pacer", stage.fleet.pacer.run()),
-            ("watch", stage.watch()),
-            ("storms", stage.storms()),
-            ("churn", stage.churn()),
-        )
-    ]
-    body = asyncio.current_task()
-    assert body is not None
-    broken: list[BaseException] = []
-
-    def gave_up(part: asyncio.Task[None]) -> None:
-        if not part.cancelled() and part.exception() is not None:
-            broken.append(part.exception() or RuntimeError(part.get_name()))
-            body.cancel()
-
-    for part in parts:
-        part.add_done_callback(gave_up)
     try:
-        await stage.listener.ready(READY_S)
-        yield stage
-    except TimeoutError:
-        raise UnavailableError(
-            f"no Sightline gateway answers at {target.gateway}; start one with `sightline serve`"
-        ) from None
-    except asyncio.CancelledError:
-        if not broken:
-            raise
-        body.uncancel()
-        if isinstance(broken[0], SightlineError):
-            raise broken[0] from None
-        raise SightlineError(f"the load generator failed: {broken[0]!r}") from broken[0]
-    finally:
-        for part in parts:
-            part.cancel()
-        await asyncio.wait(parts)
-        await stage.fleet.close(remove=not target.own)
-        if rtsp is not None:
-            await rtsp.close()
+        async with asyncio.TaskGroup() as group:
+            beside = (stage.listener.run(), stage.watch(), stage.storms(), stage.churn())
+            parts = [group.create_task(part) for part in beside]
+            try:
+                await stage.listener.ready(READY_S)
+                yield stage
+            finally:
+                for part in parts:
+                    part.cancel()
+                await asyncio.wait(parts)
+                await stage.fleet.close(remove=not target.own)
+                if rtsp is not None:
+                    await rtsp.close()
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None

@@ -14,7 +14,7 @@ from sightline.v1 import results_pb2, results_pb2_grpc
 
 from cluster.client import GatewayClient
 from cluster.config import SightlineConfig
-from cluster.errors import ConfigError, SightlineError
+from cluster.errors import ConfigError, SightlineError, UnavailableError
 from cluster.hosts import is_loopback
 from cluster.lab.bench.processes import RedisServer
 from cluster.types import Answer
@@ -56,9 +56,14 @@ class Listener:
         return not self.missed and not self.breaks
 
     async def ready(self, timeout_s: float) -> None:
-        """Until it listens; raises ``TimeoutError``."""
-        async with asyncio.timeout(timeout_s):
-            await self._ready.wait()
+        """Until it listens; raises ``UnavailableError``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._ready.wait()
+        except TimeoutError:
+            raise UnavailableError(
+                f"no Sightline gateway answers at {self._gateway}; start one with `sightline serve`"
+            ) from None
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect, parse_duration, spoken, spoken_bytes
-from actors.cli.output import check_writable, console, make_table, unwritable, write_json
+from actors.cli.output import console, make_table, write_json
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError
+from cluster.files import check_writable, writing
 from cluster.lab.report.number_format import compact
 
 if TYPE_CHECKING:
@@ -238,11 +239,9 @@ def write_pictures(told: Told, folder: Path) -> list[str]:
     paths = []
     for moment, picture in zip(told.result.moments, told.pictures, strict=True):
         path = folder / f"{told.result.stream}-{moment.start / MICROSECONDS:.3f}s.jpg"
-        try:
-            if picture:
+        if picture:
+            with writing(path):
                 path.write_bytes(picture)
-        except OSError as error:
-            raise unwritable(path, error) from None
         paths.append(str(path) if picture else "")
     return paths
 

@@ -14,6 +14,7 @@ import typer
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
 from actors.cli.output import console, plural, save, write_json
 from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError
+from cluster.files import writing
 
 if TYPE_CHECKING:
     from cluster.client import GatewayClient
@@ -165,11 +166,9 @@ def export(
     if output is None:
         sys.stdout.write(text)
         return
-    try:
+    with writing(output):
         output.touch(mode=0o600)
         output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SightlineError(f"cannot write {output}: {error.strerror}; choose another place") from None
 
 
 def _literal(value: object) -> dict[str, object]:

@@ -143,10 +143,12 @@ def alert_findings(outbox: Outbox) -> Iterator[Finding]:
         )
     else:
         yield Finding("alerts", "ok", f"kept; {len(outbox.sinks)} sinks")
-    for name, (kind, lane) in outbox.sinks.items():
+    for name, lane in outbox.sinks.items():
         if lane.trouble or lane.dead:
             found = redact(lane.trouble) or f"{lane.dead} alerts refused for good"
-            yield Finding(f"sink {name}", "wrong", f"{kind}: {found}", "correct it, then sightline incidents resend")
+            yield Finding(
+                f"sink {name}", "wrong", f"{lane.kind}: {found}", "correct it, then sightline incidents resend"
+            )
 
 
 def _named(lines: Sequence[str]) -> str:

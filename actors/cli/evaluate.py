@@ -10,8 +10,9 @@ import typer
 
 from actors.cli.evaluate_memory import memory
 from actors.cli.options import AnchorInterval, Device, Dtype, Fps, Jobs, JsonFile, Model, OutFolder, Stride, Window
-from actors.cli.output import Progress, check_json_target, check_writable, console
+from actors.cli.output import Progress, check_json_target, console
 from cluster.errors import ConfigError
+from cluster.files import check_writable, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -367,7 +368,7 @@ def _write(page: Page, json: str, out: Path, stem: str, json_file: Path | None) 
     if json_file == STANDARD_OUTPUT:
         print(json)
     elif json_file is not None:
-        json_file.write_text(json + "\n", encoding="utf-8")
+        write_text(json_file, json + "\n")
     return written
 
 

@@ -356,8 +356,8 @@ def _said(event: AlertEvent) -> str:
 
 def _sinks_table(status: Outbox) -> Table:
     rows = [
-        (name, kind, str(lane.waiting), str(lane.delivered), str(lane.failures), str(lane.dead), works_or(lane.trouble))
-        for name, (kind, lane) in status.sinks.items()
+        (name, lane.kind, *map(str, (lane.waiting, lane.delivered, lane.failures, lane.dead)), works_or(lane.trouble))
+        for name, lane in status.sinks.items()
     ]
     return make_table("sink|kind|>waiting|>taken|>failed|>dead|state", rows)
 

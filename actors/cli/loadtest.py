@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import Json, Settings, client_credentials, parse_settings
-from actors.cli.output import Progress, check_json_target, check_writable, console, write_json
+from actors.cli.output import Progress, check_json_target, console, write_json
 from cluster.errors import ConfigError, SightlineError
+from cluster.files import check_writable
 from cluster.lab.report.number_format import seconds_text
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from cluster.errors import SightlineError
-from cluster.files import replacing
+from cluster.files import check_file_writable, check_writable, replacing, write_text, writing
 from cluster.lab.report.number_format import compact
 from cluster.redaction import redact
 
@@ -175,12 +174,8 @@ def write_json(target: str, body: Any) -> None:
     if target == "-":
         print(text)
         return
-    path = Path(target)
-    check_writable(path.parent)
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise unwritable(path, error) from None
+    check_writable(Path(target).parent)
+    write_text(Path(target), text + "\n")
 
 
 def _json_text(body: Any, *, indent: int | None = None) -> str:
@@ -226,14 +221,11 @@ def works_or(trouble: str) -> Text:
 def save(path: Path, data: Iterable[bytes], size: int, what: str) -> int:
     """Write a streamed file with a progress bar; it appears only when complete. Returns its bytes. Raises
     ``SightlineError``: the file cannot be written (its folder must exist), or ``data`` broke off."""
-    try:
-        with replacing(path) as part, Progress(what, size) as progress, part.open("wb") as file:
-            written = 0
-            for each in data:
-                written += file.write(each)
-                progress.show(f"{written} bytes", written)
-    except OSError as error:
-        raise unwritable(path, error) from None
+    written = 0
+    with writing(path), replacing(path) as part, Progress(what, size) as progress, part.open("wb") as file:
+        for each in data:
+            written += file.write(each)
+            progress.show(f"{written} bytes", written)
     return written
 
 
@@ -300,10 +292,8 @@ class JsonLines:
     def __enter__(self) -> Self:
         if self._path is not None:
             check_writable(self._path.parent)
-            try:
+            with writing(self._path):
                 self._file = self._path.open("w", encoding="utf-8")
-            except OSError as error:
-                raise unwritable(self._path, error) from None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -311,45 +301,17 @@ class JsonLines:
             self._file.close()
 
     def write(self, body: Any) -> None:
-        if self._file is None:
-            return
-        try:
-            self._file.write(_json_text(body) + "\n")
-            self._file.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise unwritable(self._path, error) from None
-
-
-def check_writable(folder: Path, needed_bytes: int = 1 << 16) -> None:
-    """Create the folder, and test-write ``needed_bytes`` in it, before anything expensive starts. Raises
-    ``SightlineError``: it cannot be created or written, or the disk is full."""
-    probe = folder / ".sightline-write-test"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            probe.write_bytes(bytes(needed_bytes))
-        finally:
-            probe.unlink(missing_ok=True)
-    except OSError as error:
-        raise unwritable(folder, error) from None
+        if self._file is not None:
+            with writing(self._path or "standard output"):
+                self._file.write(_json_text(body) + "\n")
+                self._file.flush()
 
 
 def check_json_target(target: str | Path | None) -> None:
     """Test, before anything expensive starts, whether ``--json`` can be written. Raises ``SightlineError``: it
     cannot."""
-    if target is None or str(target) == "-":
-        return
-    if Path(target).is_dir():
-        raise SightlineError(f"cannot write {target}: it is a folder; name a file in it")
-    check_writable(Path(target).parent)
-
-
-def unwritable(path: Path | None, error: OSError) -> SightlineError:
-    """The error of a file, or (``None``) of standard output, that cannot be written."""
-    where = path if path is not None else "standard output"
-    return SightlineError(f"cannot write {where}: {error.strerror or error}; choose another place or make room")
+    if target is not None and str(target) != "-":
+        check_file_writable(Path(target))
 
 
 def plural(count: int, noun: str) -> str:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import Json
-from actors.cli.output import Progress, check_json_target, check_writable, console, write_json
+from actors.cli.output import Progress, check_json_target, console, write_json
 from cluster.errors import ConfigError, SightlineError
+from cluster.files import check_writable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,7 +10,8 @@ import typer
 
 from actors.cli.options import Jobs
 from actors.cli.output import Progress, console, plural
-from cluster.errors import ConfigError, SightlineError
+from cluster.errors import ConfigError
+from cluster.files import writing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,10 +59,8 @@ def make(
     if sheet:
         from cluster.lab.scenes.dataset import contact_sheet
 
-        try:
+        with writing(out / "sheet.png"):
             shown = contact_sheet(made.clips, out / "sheet.png")
-        except OSError as error:
-            raise SightlineError(f"cannot draw {out / 'sheet.png'}: {error.strerror or error}") from None
         screen.print(f"{shown} of them on {out / 'sheet.png'}", markup=False)
 
 

@@ -36,7 +36,8 @@ def delay_s(retry: RetryConfig, attempt: int, draw: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus:
-    """Queue length of one sink, and its counts since the process started. ``dropped``: evicted from the full queue."""
+    """Alerts that wait for one sink; taken by it, failed attempts, dead letters, and those ``dropped`` from the full
+    queue since the process started. ``trouble``: its last error, empty while it takes alerts."""
 
     waiting: int
     delivered: int
@@ -44,13 +45,14 @@ class SinkStatus:
     dead: int
     trouble: str
     dropped: int = 0
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
     """Status of sinks by name, and of the disk; see ``OutboxStatus`` in protos/sightline/v1/incidents.proto."""
 
-    sinks: Mapping[str, tuple[str, SinkStatus]]
+    sinks: Mapping[str, SinkStatus]
     trouble: str
     unwritten: int
     trimmed: int

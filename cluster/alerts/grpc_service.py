@@ -26,7 +26,7 @@ def mutes_from_proto(message: pb.ListMutesResponse) -> list[Mute]:
 
 def outbox_from_proto(message: pb.OutboxStatus) -> Outbox:
     """Status of sinks and disk."""
-    return from_message(Outbox, message, sinks={s.name: (s.kind, from_message(SinkStatus, s)) for s in message.sinks})
+    return from_message(Outbox, message, sinks={each.name: from_message(SinkStatus, each) for each in message.sinks})
 
 
 _COLUMNS = ("at_s", "highest", "level", "windows", "positives")
@@ -136,9 +136,7 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
     async def Outbox(self, request: pb.OutboxRequest, context: Context) -> pb.OutboxStatus:  # noqa: N802
         async with explained(context):
             found = await self._service.outbox(min(request.dead, MOST_LISTED), request.scope or EVERY)
-            sinks = [
-                to_message(pb.SinkStatus, lane, name=name, kind=kind) for name, (kind, lane) in found.sinks.items()
-            ]
+            sinks = [to_message(pb.SinkStatus, lane, name=name) for name, lane in found.sinks.items()]
             return to_message(pb.OutboxStatus, found, sinks=sinks)
 
     async def Resend(self, request: pb.ResendRequest, context: Context) -> pb.ResendResponse:  # noqa: N802

@@ -279,7 +279,8 @@ class HealthMonitor:
                     opened_s=now_s,
                     updated_s=now_s,
                     text=finding.text,
-                )
+                ),
+                f"{now_s}",
             )
             if subject == COVERED:
                 self._open_incidents.store_track((status.name, COVERED), {"usual": camera.usual})

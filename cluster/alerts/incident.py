@@ -323,7 +323,6 @@ class Changes:
     time before which nothing is kept."""
 
     tracks: dict[Subject, Mapping[str, Any] | None] = field(default_factory=dict)
-    serials: dict[Subject, int] = field(default_factory=dict)
     incidents: dict[str, Incident] = field(default_factory=dict)
     mutes: dict[Subject, Mute | None] = field(default_factory=dict)
     events: dict[str, AlertEvent] = field(default_factory=dict)
@@ -335,7 +334,6 @@ class Changes:
 
     def merge(self, newer: Changes) -> None:
         self.tracks.update(newer.tracks)
-        self.serials.update(newer.serials)
         self.incidents.update(newer.incidents)
         self.mutes.update(newer.mutes)
         self.events.update(newer.events)

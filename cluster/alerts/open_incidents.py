@@ -37,23 +37,16 @@ class OpenIncidents:
         self._footage_url = footage_url
         self.memory_shifts: dict[str, int] = {}
         self._open: dict[Subject, Incident] = {}
-        self._serials: dict[Subject, int] = {}
         self._mutes: dict[Subject, Mute] = {}
         self._changes = Changes()
 
-    def load(
-        self, incidents: Iterable[Incident], serials: Mapping[Subject, int], mutes: Iterable[Mute], now_s: float
-    ) -> None:
-        """Restore stored state: open incidents, last serial number per subject, mutes. What happened meanwhile, where
-        the state could only be read late, counts more: a stored incident ends if its subject has another open one."""
+    def load(self, incidents: Iterable[Incident], mutes: Iterable[Mute], now_s: float) -> None:
+        """Restore stored state: open incidents and mutes. What happened meanwhile, where the state could only be read
+        late, counts more: a stored incident ends if its subject has another open one."""
         for incident in incidents:
             if self._open.setdefault((incident.camera, incident.subject), incident) is not incident:
                 reason = "another one began while its record could not be read"
                 self._add_event(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
-        for where, serial in serials.items():
-            if where in self._serials:
-                self._changes.serials[where] = max(serial, self._serials[where])
-            self._serials[where] = max(serial, self._serials.get(where, 0))
         for mute in mutes:
             self._mutes.setdefault((mute.camera, mute.subject), mute)
 
@@ -76,12 +69,10 @@ class OpenIncidents:
     def oldest_first(self) -> list[Incident]:
         return sorted(self._open.values(), key=lambda incident: incident.opened_s)
 
-    def open_incident(self, opening: Incident) -> Incident:
-        """Open an incident, which gets its id and addresses here, and add its event."""
-        where = (opening.camera, opening.subject)
-        serial = self._serials.get(where, 0) + 1
-        self._serials[where] = self._changes.serials[where] = serial
-        name = f"{self._salt}\n{opening.camera}\n{opening.subject}\n{serial}"
+    def open_incident(self, opening: Incident, occasion: str) -> Incident:
+        """Open an incident, which gets its id and addresses here, and add its event. ``occasion``: no other incident of
+        the subject has it, and this one has no other if it is opened again after a loss of state."""
+        name = f"{self._salt}\n{opening.camera}\n{opening.subject}\n{occasion}"
         incident = replace(
             opening,
             id=hashlib.blake2b(name.encode(), digest_size=8).hexdigest(),

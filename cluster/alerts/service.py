@@ -104,7 +104,7 @@ class AlertService:
         """Restore stored state and start sending pending deliveries. ``lives``: of the cameras, by name, that the
         process before knew."""
         self._lives = dict(lives or {})
-        kept = await self._journal.start() or StoredState({}, {}, [], [], [])
+        kept = await self._journal.start() or StoredState({}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
         self._tracker = IncidentTracker(self._open_incidents, self._rule, on_window=self._add_window)
         self._health = HealthMonitor(self._open_incidents, self._config.health, self._config.update_s)
@@ -256,7 +256,8 @@ class AlertService:
         letters: list[Delivery] = []
         if dead:
             letters = await self._journal.read(lambda store: store.dead(limit=dead, scope=scope))
-        lanes = {name: (self.routes.kinds[name], status) for name, status in self._dispatcher.status().items()}
+        kinds = self.routes.kinds
+        lanes = {name: replace(status, kind=kinds[name]) for name, status in self._dispatcher.status().items()}
         journal = self._journal
         return Outbox(
             lanes, journal.trouble, journal.pending_events, journal.trimmed, self._lost, self.answers_missed, letters
@@ -357,7 +358,7 @@ class AlertService:
         """Go on from stored state, at the start or when the disk can be read again."""
         now_s = time.time()
         self._newest_s = max(self._newest_s, kept.newest_s)
-        self._open_incidents.load(kept.incidents, kept.serials, kept.mutes, now_s)
+        self._open_incidents.load(kept.incidents, kept.mutes, now_s)
         self._tracker.load(kept.tracks, now_s)
         self._health.load(kept.tracks)
         if self._cameras:

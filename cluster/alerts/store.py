@@ -76,14 +76,12 @@ def event_of(text: str) -> AlertEvent:
     return AlertEvent(**body | {"incident": Incident(**body["incident"])})
 
 
-VERSION = 4
+VERSION = 5
 PAGE_BYTES = 4096
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS tracks (camera TEXT, subject TEXT, body TEXT NOT NULL,
-    PRIMARY KEY (camera, subject)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS serials (camera TEXT, subject TEXT, serial INTEGER NOT NULL,
     PRIMARY KEY (camera, subject)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS mutes (camera TEXT, subject TEXT, until_s REAL NOT NULL, owner TEXT NOT NULL,
     PRIMARY KEY (camera, subject)) WITHOUT ROWID;
@@ -105,7 +103,6 @@ class StoredState:
     """State restored at start. ``pending``: undelivered alerts, oldest first; ``newest_s``: Unix time of the newest."""
 
     tracks: dict[Subject, dict[str, Any]]
-    serials: dict[Subject, int]
     incidents: list[Incident]
     mutes: list[Mute]
     pending: list[Delivery]
@@ -239,7 +236,6 @@ class AlertStore:
         )
         return StoredState(
             tracks={(camera, subject): json.loads(body) for camera, subject, body in rows("SELECT * FROM tracks")},
-            serials={(camera, subject): serial for camera, subject, serial in rows("SELECT * FROM serials")},
             incidents=[incident_of(body) for (body,) in rows("SELECT body FROM incidents WHERE is_open")],
             mutes=[Mute(*row) for row in rows("SELECT camera, subject, until_s, owner FROM mutes")],
             pending=[Delivery(event_of(body), sink, "pending", tries, error) for body, sink, tries, error in undone],
@@ -255,12 +251,7 @@ class AlertStore:
             sqlite3.Error: the disk.
         """
         try:
-            try:
-                self._transaction(changes)
-            except sqlite3.OperationalError as error:
-                if "full" not in str(error) or not self._evict_delivered():
-                    raise
-                self._transaction(changes)
+            self._write_with_room(changes)
         except (CapacityError, sqlite3.OperationalError):
             # Sinks hear of these incidents from memory: after a restart somebody must know that they are to be ended.
             state = replace(changes, events={}, erasures={})
@@ -268,6 +259,16 @@ class AlertStore:
                 self._written(state)
             raise
         self._reserve.hold()
+
+    def _write_with_room(self, changes: Changes) -> None:
+        """Write all changes; where they do not fit, delivered events make room, as long as there are any."""
+        while True:
+            try:
+                self._transaction(changes)
+                return
+            except sqlite3.OperationalError as error:
+                if "full" not in str(error) or not self._evict_delivered():
+                    raise
 
     def _written(self, changes: Changes) -> bool:
         with contextlib.suppress(sqlite3.Error):
@@ -316,7 +317,6 @@ class AlertStore:
                 db.execute("DELETE FROM mutes WHERE camera = ? AND subject = ?", (camera, subject))
             else:
                 db.execute("INSERT OR REPLACE INTO mutes VALUES (?, ?, ?, ?)", (camera, subject, mute.until_s, mute.by))
-        db.executemany("INSERT OR REPLACE INTO serials VALUES (?, ?, ?)", [(*k, n) for k, n in changes.serials.items()])
         db.executemany(
             "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?)",
             [(i.id, i.camera, i.subject, i.open, i.opened_s, incident_text(i)) for i in changes.incidents.values()],

@@ -240,7 +240,7 @@ class IncidentTracker:
             text=answer.text,
             question=rule.text,
         )
-        self._open_incidents.open_incident(opening)
+        self._open_incidents.open_incident(opening, f"{answer.incarnation}-{answer.window}")
 
     def _follow(self, track: Track, rule: Rule, incident: Incident, answer: Answer, now_s: float) -> None:
         if answer.positive or answer.score >= rule.lower:

@@ -47,6 +47,9 @@ _THREADED_PIXELS = 3840 * 2160 * 3 // 4
 """One core decodes several cameras of fewer pixels, and threads across cameras cost nothing."""
 MOST_THREADS = 4
 
+_MOST_ASPECT = 4
+"""Of a pixel; fields of 704 x 288 and half-width recordings have 2."""
+
 # What these raise for a picture above max_pixels; damage is nearly always invalid data.
 _OVERSIZE = {"av1": {errno.ERANGE, errno.EINVAL}, "vp9": {errno.EINVAL}, "mjpeg": {errno.EINVAL}}
 
@@ -203,6 +206,12 @@ class Decoder:
     def reorders(self) -> bool:
         """Whether pictures are shown in another order than decoded (B-frames)."""
         return self._context.has_b_frames
+
+    @property
+    def pixel_aspect(self) -> Fraction:
+        """Width of a pixel over its height, as the stream tells; 1 where it tells nothing that a camera has."""
+        aspect = self._context.sample_aspect_ratio
+        return aspect if aspect and 1 / _MOST_ASPECT <= aspect <= _MOST_ASPECT else Fraction(1)
 
     def decode(self, data: bytes, pts: int | None, dts: int | None) -> list[VideoFrame]:
         """Pictures that became ready, in display order. ``data`` must not be empty.

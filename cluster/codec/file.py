@@ -1,5 +1,7 @@
 """Video file source: once or looped, as fast as it is read or in real time."""
 
+import contextlib
+import logging
 import math
 import threading
 import time
@@ -18,6 +20,8 @@ from cluster.errors import SourceError
 from cluster.hosts import is_below
 from cluster.redaction import SourceAddress
 from cluster.types import MICROSECONDS, EncodedPacket
+
+log = logging.getLogger(__name__)
 
 # Where a container states no frame count, its duration and last timestamp differ by the last frame's own duration;
 # more than this is missing video.
@@ -79,6 +83,7 @@ class FileSource:
         self.ended = False
         self.rounds = 0
         self._demuxer = self._open(first_sequence=0)
+        self._warn_of_rotation()
         return self._demuxer.header
 
     def close(self) -> None:
@@ -176,6 +181,22 @@ class FileSource:
         except SourceError:
             self._release()
             raise
+
+    def _warn_of_rotation(self) -> None:
+        """MP4 and MOV can say that players are to turn the pictures; here they stay as they were encoded."""
+        if self._container is None or "mp4" not in self._container.format.name:
+            return
+        # FFmpeg tells it with a decoded picture alone.
+        with contextlib.suppress(av.FFmpegError), av.open(str(self.path.absolute()), options=_OPTIONS) as container:
+            container.streams.video[0].codec_context.options = PROBING
+            picture = next(container.decode(video=0), None)
+            if picture is not None and picture.rotation:
+                log.warning(
+                    "%s is to be turned by %d degrees, and its pictures are taken as they are encoded: the model sees "
+                    "them on their side; turn them with ffmpeg -i in.mp4 out.mp4",
+                    self.name,
+                    picture.rotation,
+                )
 
     def _release(self) -> None:
         if self._container is not None:

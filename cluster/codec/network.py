@@ -408,7 +408,9 @@ class RtspRelay(threading.Thread):
                         playing = playing or data.startswith(b"PLAY ")
                         self._server.sendall(data)
                     else:
-                        data = self._receive()
+                        if (received := self._receive()) is None:
+                            continue
+                        data = received
                         if not playing:
                             replies += data
                             self.redirected = _redirects(replies)
@@ -419,11 +421,18 @@ class RtspRelay(threading.Thread):
                     if not data:
                         return
 
-    def _receive(self) -> bytes:
-        """What the server sent; of TLS also what is decrypted already, of which the socket tells nothing."""
-        data = self._server.recv(_CHUNK)
-        while isinstance(self._server, ssl.SSLSocket) and self._server.pending():
-            data += self._server.recv(_CHUNK)
+    def _receive(self) -> bytes | None:
+        """What the server sent; of TLS also what is decrypted already, of which the socket tells nothing. None where
+        it was TLS's own: after its session tickets a server waits for a request that waits here."""
+        self._server.setblocking(False)
+        try:
+            data = self._server.recv(_CHUNK)
+            while isinstance(self._server, ssl.SSLSocket) and self._server.pending():
+                data += self._server.recv(_CHUNK)
+        except (ssl.SSLWantReadError, BlockingIOError):
+            return None
+        finally:
+            self._server.setblocking(True)
         return data
 
 

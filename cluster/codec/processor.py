@@ -3,6 +3,7 @@ keyframes that are a witness (see :mod:`cluster.codec.lazy_feed`)."""
 
 from collections import deque
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import av
@@ -329,7 +330,9 @@ class CodecProcessor(LazyFeed):
             self._restart()
             grid = None if view is None else view.grid
             self.stats.width, self.stats.height = size = frame.width, frame.height
-            view = self._view = PictureView(*size, self._geometry, self._masks, self.options.zones)
+            aspect = Fraction(1) if self._decoder is None else self._decoder.pixel_aspect
+            view = PictureView(*size, self._geometry, self._masks, self.options.zones, pixel_aspect=aspect)
+            self._view = view
             self._fresh = self._fresh or grid != view.grid
         pts = frame.pts if frame.pts is not None else frame.dts
         time = None if self._is_repeated(pts) else self._place(pts, keyframe=frame.key_frame)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -123,13 +124,23 @@ class ChangeAccumulator:
 
 
 class PictureView:
-    """State that depends on the picture size: grid, scaler, accumulated change, masks, outlines of zones."""
+    """State that depends on the picture size: grid, scaler, accumulated change, masks, outlines of zones.
+
+    ``pixel_aspect``: width of a pixel over its height, since the model's are square.
+    """
 
     def __init__(
-        self, width: int, height: int, geometry: PatchGeometry, masks: PrivacyMasks, zones: Sequence[Polygon] = ()
+        self,
+        width: int,
+        height: int,
+        geometry: PatchGeometry,
+        masks: PrivacyMasks,
+        zones: Sequence[Polygon] = (),
+        *,
+        pixel_aspect: Fraction = Fraction(1),
     ) -> None:
         self.width, self.height = width, height
-        self.grid: PatchGrid = geometry.grid(width, height)
+        self.grid: PatchGrid = geometry.grid(max(1, round(width * pixel_aspect)), height)
         self.scaler = PictureScaler(self.grid)
         self.masked: BoolGrid | None = masks.raster(width, height) if masks else None
         self.hidden = None if self.masked is None else covered_cells(self.masked, self.grid)

@@ -84,12 +84,11 @@ class FleetChanges:
 
 @dataclass(frozen=True, slots=True)
 class CameraPlan:
-    """How a camera is to run; ``phase``: delay of its windows as a share of its stride."""
+    """How a camera is to run, and why."""
 
     camera: str
     owner: str | None
     rung: str
-    phase: float
     why: str
 
 
@@ -124,7 +123,6 @@ class CameraAssignment:
 
     settings: CameraConfig
     geometry: PatchGeometry | None
-    replica: str | None
     replica_address: str | None
     rung: Rung
     life: str = ""
@@ -172,16 +170,6 @@ class Member(Generic[Info]):
         return ReplicaStatus(name, address, held=held, backlog_s=backlog_s, trouble=trouble, **found)
 
 
-@dataclass(frozen=True, slots=True)
-class CountedWindows:
-    """Last counts of a camera, with the replica, time and rung they were taken at."""
-
-    instance: str
-    at_s: float
-    rung: str
-    counts: Mapping[str, int]
-
-
 _OF_DECODER = ("state", "reason", "retry_in_s", "codec", "width", "height", "cue", "decode", "last_frame_age_s")
 _OF_REPLICA = ("latency_s", "last_answers", "memory_bytes", "memory_frames", "memory_oldest_s", "memory_state")
 """Fields of a camera's status that the reports of its decoder and its replica have as well."""
@@ -189,14 +177,15 @@ _OF_REPLICA = ("latency_s", "last_answers", "memory_bytes", "memory_frames", "me
 
 @dataclass(slots=True)
 class CameraRecord:
-    """``manager``: who alone may change it; ``life``: see :class:`CameraStatus`."""
+    """``manager``: who alone may change it; ``life``: see :class:`CameraStatus`; ``counted``: when its replica's last
+    report came, and the rung it had, where counts can go on from that."""
 
     settings: CameraConfig
     manager: str = CLUSTER
     life: str = ""
     report: CameraReport | None = None
     stream: StreamReport | None = None
-    counted: CountedWindows | None = None
+    counted: tuple[float, str] | None = None
     totals: Totals = field(default_factory=Totals)
     video: AccountedVideo = field(default_factory=AccountedVideo)
 
@@ -207,17 +196,21 @@ class CameraRecord:
         if not self.settings.paused:
             self.video.add_decoder(report, now_s)
 
-    def take_counts(self, now: CountedWindows) -> Measured | None:
-        """Counts since the last call; ``None`` across a ladder step, a restart or a move."""
-        before, self.counted = self.counted, now
-        if before is None or (before.instance, before.rung) != (now.instance, now.rung):
+    def add_replica(self, report: StreamReport, rung: str, now_s: float) -> Measured | None:
+        """Record a report of its replica, which came at ``now_s``; returns the counts since the last one, ``None``
+        across a ladder step, a restart or a move."""
+        stream, counted = self.stream, self.counted
+        self.stream, self.counted = report, (now_s, rung)
+        if stream is None or counted is None or (stream.run, counted[1]) != (report.run, rung):
             return None
-        grown = {key: value - before.counts.get(key, 0) for key, value in now.counts.items()}
+        # Demand is of computed windows.
+        before, now = {**stream.counts, **stream.computed}, {**report.counts, **report.computed}
+        grown = {key: value - before.get(key, 0) for key, value in now.items()}
         if min(grown.values(), default=0) < 0:
             return None
         done, gated = grown.get("windows_done", 0), grown.get("windows_gated", 0)
         return Measured(
-            period_s=now.at_s - before.at_s,
+            period_s=now_s - counted[0],
             windows=done + gated,
             gated=gated,
             tokens_full=grown.get("tokens_full", 0),

@@ -1,4 +1,4 @@
-"""Demand estimation: a camera's load as declared, corrected by its pictures, by counts and by measured times."""
+"""Demand estimation: a camera's load as declared, corrected by its pictures and by counts."""
 
 import math
 import operator
@@ -17,7 +17,7 @@ MEMORY_S = 60.0
 """Seconds over which counts are averaged."""
 
 MOST = 16.0
-"""Cap of measured over declared rate or cost: one outlier must not empty a replica."""
+"""Cap of measured over declared rate: one outlier must not empty a replica."""
 
 DILATION = 1.2
 """Kept tokens over changed groups: 1.10 to 1.28 in twelve test scenes and two real clips."""
@@ -32,7 +32,7 @@ class Demand:
     * ``busy``: share of windows that the static gate passes
     * ``refresh_budget``: share of the overlap that is recomputed; ``None``: its anchors
     * ``index_bytes``: of its memory on the replica's device; 0 without one
-    * ``rate``: measured windows per second over ``1 / stride_s``; ``cost``: measured seconds over the cost model's
+    * ``rate``: measured windows per second over ``1 / stride_s``
     """
 
     camera: str
@@ -50,22 +50,19 @@ class Demand:
     refresh_budget: float | None = None
     index_bytes: int = 0
     rate: float = 1.0
-    cost: float = 1.0
 
 
 class Measured(NamedTuple):
     """Counts of one camera over ``period_s``.
 
-    ``windows``: answered, gated ones included; ``dropped``: not answered. Tokens are summed over computed windows;
-    ``seconds``: their share of the engine's time, 0 where unknown.
+    ``windows``: answered, gated ones included; ``dropped``: not answered. Tokens are summed over computed windows.
     """
 
     period_s: float
     windows: int
     gated: int = 0
     tokens_full: int = 0
-    tokens_kept: int = 0
-    seconds: float = 0.0
+    tokens_kept: float = 0
     dropped: int = 0
 
 
@@ -151,7 +148,7 @@ def windows_per_s(demand: Demand, rung: Rung) -> float:
 
 def load(demand: Demand, rung: Rung, costs: CostModel) -> float:
     """Replica seconds per second, gate included."""
-    return demand.rate * demand.busy * demand.cost * declared_load(demand, rung, costs)
+    return demand.rate * demand.busy * declared_load(demand, rung, costs)
 
 
 def declared_load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = STEP_WINDOWS) -> float:
@@ -170,22 +167,23 @@ class DemandEstimate:
     stays as given.
     """
 
-    __slots__ = ("_counted", "_waiting", "busy", "cost", "declared", "kept", "rate")
+    __slots__ = ("_counted", "_strides", "_waiting", "busy", "declared", "kept", "rate")
 
     def __init__(self, declared: Demand) -> None:
         self.declared = declared
         self._counted = False
-        self._waiting: Measured | None = None
-        self.rate, self.busy, self.kept, self.cost = declared.rate, declared.busy, declared.kept, declared.cost
+        # Counts since the last update, tokens as of full quality, and the strides that they cover.
+        self._waiting, self._strides = Measured(0.0, 0), 0.0
+        self.rate, self.busy, self.kept = declared.rate, declared.busy, declared.kept
 
     @property
     def demand(self) -> Demand:
-        return replace(self.declared, rate=self.rate, busy=self.busy, kept=self.kept, cost=self.cost)
+        return replace(self.declared, rate=self.rate, busy=self.busy, kept=self.kept)
 
     @property
     def factor(self) -> float:
         """Factor on a load computed for windows at the declared rate, all computed."""
-        return self.rate * self.busy * self.cost
+        return self.rate * self.busy
 
     def observe_activity(self, changed: float) -> bool:
         """Update from the share of token groups that changed, before any counts: those and, by dilation, their
@@ -194,25 +192,20 @@ class DemandEstimate:
             self.kept = min(1.0, DILATION * max(0.0, changed))
         return not self._counted
 
-    def observe_counts(self, counts: Measured, rung: Rung, predicted_s: float = 0.0) -> bool:
-        """Update from counts at ``rung``; returns whether the demand changed.
-
-        Args:
-            counts: since the last call.
-            predicted_s: engine seconds that the cost model gives one computed window of the demand at that rung.
-        """
+    def observe_counts(self, counts: Measured, rung: Rung) -> bool:
+        """Update from counts since the last call, all of them at ``rung``; returns whether the demand changed."""
         if rung.shed or not counts.period_s > 0:
             return False
-        if self._waiting is not None:
-            counts = Measured(*map(operator.add, self._waiting, counts))
-        stride_s = stride_at(self.declared, rung)
+        counts = counts._replace(tokens_kept=counts.tokens_kept / rung.kept)
+        self._waiting = Measured(*map(operator.add, self._waiting, counts))
+        self._strides += counts.period_s / stride_at(self.declared, rung)
         # Heartbeats are irregular: nine tenths of a stride count as a stride.
-        if counts.period_s < 0.9 * stride_s:
-            self._waiting = counts
+        if self._strides < 0.9:
             return False
-        self._waiting = None
+        counts, strides = self._waiting, self._strides
+        self._waiting, self._strides = Measured(0.0, 0), 0.0
         pace = 1 - math.exp(-counts.period_s / MEMORY_S)
-        found = (counts.windows + counts.dropped) * stride_s / counts.period_s
+        found = (counts.windows + counts.dropped) / strides
         self.rate += pace * (min(found, MOST) - self.rate)
         if counts.windows <= 0:
             return True
@@ -221,9 +214,7 @@ class DemandEstimate:
         self.busy += pace * (computed / counts.windows - self.busy)
         if counts.tokens_full > 0:
             whole = whole_share(self.declared, self.declared.fps)
-            share = min(1.0, counts.tokens_kept / counts.tokens_full / rung.kept)
+            share = min(1.0, counts.tokens_kept / counts.tokens_full)
             kept = max(0.0, (share - whole) / (1 - whole)) if whole < 1 else 0.0
             self.kept += pace * (kept - self.kept)
-        if computed > 0 and counts.seconds > 0 and predicted_s > 0:
-            self.cost += pace * (min(counts.seconds / computed / predicted_s, MOST) - self.cost)
         return True

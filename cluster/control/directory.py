@@ -15,11 +15,10 @@ from cluster.control.camera_record import (
     Assignment,
     CameraAssignment,
     CameraRecord,
-    CountedWindows,
     Member,
     Route,
 )
-from cluster.control.cameras.managed import CLUSTER, check_manager
+from cluster.control.cameras.managed import CLUSTER
 from cluster.control.decoders import DecoderTable
 from cluster.control.demand import windows_per_s
 from cluster.control.fleet_settings import ALL_EQUAL, FleetSettings, demand_of, observe_pictures
@@ -90,15 +89,14 @@ class Directory:
 
         Args:
             force: skip admission control.
-            manager: who alone may change it (``cluster.control.cameras.managed``).
+            manager: who alone may change it, which the caller checks (``cluster.control.cameras``).
             life: distinguishes it from an earlier camera of its name, which processes may still report.
 
         Raises:
             CameraExistsError: there is one of that name with other settings; the same again is no error.
-            ManagedElsewhereError: there is one of that name that belongs to another manager.
             CapacityError: no capacity even with everyone at the lowest permitted rung.
         """
-        self.check_add(settings, now_s, force=force, manager=manager)
+        self.check_add(settings, now_s, force=force)
         if settings.name in self._cameras:
             return self._fleet.admission_of(settings.name)
         demand, prefer = demand_of(settings, self.geometry), self._held_by.pop(settings.name, None)
@@ -109,13 +107,10 @@ class Directory:
         self.version += 1
         return admission
 
-    def check_add(
-        self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True, manager: str = CLUSTER
-    ) -> None:
+    def check_add(self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True) -> None:
         """Whether a camera can be added. Raises like :meth:`add`."""
         known = self._cameras.get(settings.name)
         if known is not None:
-            check_manager(settings.name, known.manager, manager)
             if known.settings != settings:
                 raise CameraExistsError(
                     f"there is a camera {settings.name!r} already; update it to change its settings, or remove it first"
@@ -125,16 +120,10 @@ class Directory:
             if refused is not None:
                 raise CapacityError(f"camera {settings.name!r} is not taken: {refused.reason}")
 
-    def update(
-        self, settings: CameraConfig, now_s: float = 0.0, *, manager: str = CLUSTER, takeover: bool = False
-    ) -> Admission:
+    def update(self, settings: CameraConfig, now_s: float = 0.0, *, manager: str = CLUSTER) -> Admission:
         """Change a camera's settings; it keeps its place, its rung and its counts. Never refused: if it needs more
-        capacity than there is, the ladder lowers others.
-
-        Raises:
-            ManagedElsewhereError: it belongs to another manager, unless it is to be taken over.
-        """
-        camera = self.check_manager(settings.name, manager, takeover=takeover)
+        capacity than there is, the ladder lowers others."""
+        camera = self._require(settings.name)
         camera.manager = manager
         if camera.settings != settings:
             if settings.paused:
@@ -148,14 +137,9 @@ class Directory:
             self.version += 1
         return self._fleet.admission_of(settings.name)
 
-    def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
-        """Remove a camera; its decoder stops it at its next request.
-
-        Raises:
-            ManagedElsewhereError: it belongs to another manager than ``manager`` (``None``: not checked), and is not
-                taken over.
-        """
-        self.check_manager(name, manager, takeover=takeover)
+    def remove(self, name: str) -> None:
+        """Remove a camera; its decoder stops it at its next request."""
+        self._require(name)
         del self._cameras[name]
         self.decoder_table.remove(name)
         self._fleet.remove(name)
@@ -256,15 +240,10 @@ class Directory:
             camera.totals.update(report.run, report.counts)
             plan = self._fleet.plan(report.camera)
             self.windows_lost += camera.count_lost(report, self._rungs[plan.rung], now_s)
-            if plan.owner == name:
-                camera.stream = report
-                # Counts across a ladder step are meaningless; demand is of computed windows.
-                counted = {**report.counts, **report.computed}
-                counts = camera.take_counts(CountedWindows(instance, now_s, plan.rung, counted))
-                if counts is not None:
-                    if counts.windows:
-                        self._fleet.set_connected(report.camera)
-                    self._fleet.observe_counts(report.camera, counts)
+            if plan.owner == name and (counts := camera.add_replica(report, plan.rung, now_s)) is not None:
+                if counts.windows:
+                    self._fleet.set_connected(report.camera)
+                self._fleet.observe_counts(report.camera, counts)
         if load is not None:
             if (since := member.load_since(load, now_s)) is not None:
                 busy, steps, windows = since
@@ -389,8 +368,8 @@ class Directory:
                 continue
             route = self.route(name)
             camera, rung = self._cameras[name], self._rungs[self._fleet.plan(name).rung]
-            where = route.replica, route.replica_address
-            cameras.append(CameraAssignment(camera.settings, self.geometry, *where, rung, camera.life))
+            settings, address = camera.settings, route.replica_address
+            cameras.append(CameraAssignment(settings, self.geometry, address, rung, camera.life))
         alive = frozenset(member.info.address for member in self._replicas.values())
         return Assignment(self.version, tuple(cameras), alive, self.geometry)
 
@@ -417,17 +396,6 @@ class Directory:
     def picture_health(self, name: str) -> PictureHealth | None:
         """Picture statistics last reported by its decoder; None before the first."""
         return report.picture if (report := self._require(name).report) is not None else None
-
-    def check_manager(self, name: str, manager: str | None, *, takeover: bool = False) -> CameraRecord:
-        """The camera, if ``manager`` (``None``: not checked) may change it.
-
-        Raises:
-            ManagedElsewhereError: it belongs to another manager, and is not to be taken over.
-        """
-        camera = self._require(name)
-        if manager is not None:
-            check_manager(name, camera.manager, manager, takeover=takeover)
-        return camera
 
     def _require(self, name: str) -> CameraRecord:
         if name not in self._cameras:

@@ -11,7 +11,7 @@ from functools import reduce
 from cluster.control.admission import Admission, Commitments, Holding, PoolCapacity, expected_lag_s
 from cluster.control.camera_record import CameraMove, CameraPlan, FleetCamera, FleetChanges, Loads
 from cluster.control.costs import CostModel
-from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding, stride_at
+from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding
 from cluster.control.ladder import Ladder, LadderPolicy, Step
 from cluster.control.placement import Placement
 from cluster.control.replica_load import ReplicaLoad
@@ -141,12 +141,13 @@ class Fleet:
         if camera.estimate.observe_activity(changed):
             self._reload(name, camera)
 
-    def observe_counts(self, name: str, counts: Measured) -> None:
-        """Update a camera's demand from counts since the last call; once per window or heartbeat."""
+    def observe_counts(self, name: str, counts: Measured, rung: int | None = None) -> None:
+        """Update a camera's demand from counts since the last call; once per window or heartbeat.
+
+        ``rung``: at which they were counted; None: the camera's.
+        """
         camera = self._known(name)
-        rung = self.ladder.rungs[camera.on.rung]
-        predicted_s = camera.unit[camera.on.rung] * stride_at(camera.estimate.declared, rung)
-        if camera.estimate.observe_counts(counts, rung, predicted_s):
+        if camera.estimate.observe_counts(counts, self.ladder.rungs[camera.on.rung if rung is None else rung]):
             self._reload(name, camera)
 
     def demand_of(self, name: str) -> Demand:
@@ -159,8 +160,7 @@ class Fleet:
     def plan(self, name: str) -> CameraPlan:
         """How a camera is to run now, and why."""
         camera = self._known(name)
-        phase = 0.0 if camera.owner is None else self._replicas[camera.owner].phases.phase_of(name)
-        return CameraPlan(name, camera.owner, self.ladder.rungs[camera.on.rung].name, phase, camera.why)
+        return CameraPlan(name, camera.owner, self.ladder.rungs[camera.on.rung].name, camera.why)
 
     # -- replicas --------------------------------------------------------------------------------
     def join(
@@ -317,10 +317,10 @@ class Fleet:
         self._committed.add(estimate.declared.priority, loads)
         if always:
             owner = camera.owner
-            phase = self._disown(name)
+            self._disown(name)
             on.priority = estimate.declared.priority
             camera.set_loads(loads)
-            self._own(name, owner, phase=phase)
+            self._own(name, owner)
         else:
             load_s, windows = on.load, self._windows(camera)
             camera.set_loads(loads)
@@ -330,34 +330,31 @@ class Fleet:
                 self._dirty.add(camera.owner)
         self._weigh(name, camera)
 
-    def _own(self, name: str, owner: str | None, *, phase: float | None = None) -> None:
+    def _own(self, name: str, owner: str | None) -> None:
         camera = self._cameras[name]
         camera.owner = owner
         if owner is not None:
             replica = self._replicas[owner]
             replica.add_camera(name, camera.on, *self._windows(camera))
-            replica.phases.add(name, camera.estimate.declared.stride_s, camera.on.loads[0], phase=phase)
             self._dirty.add(owner)
 
-    def _disown(self, name: str) -> float | None:
-        """Take a camera off its replica; returns its phase there."""
+    def _disown(self, name: str) -> None:
+        """Take a camera off its replica."""
         camera = self._cameras[name]
         if camera.owner is None:
-            return None
+            return
         replica = self._replicas[camera.owner]
         replica.remove_camera(name, *self._windows(camera))
         self._dirty.add(camera.owner)
         camera.owner = None
-        return replica.phases.remove(name)
 
     def _moved(self, moved: Iterable[str], *, warm: bool) -> list[CameraMove]:
         moves = []
         for name in moved:
             source = self._cameras[name].owner
-            phase = self._disown(name)
+            self._disown(name)
             owner = self._placement.owner(name)
-            # A camera that restarts elsewhere can take a free phase.
-            self._own(name, owner, phase=phase if warm else None)
+            self._own(name, owner)
             moves.append(CameraMove(name, source, owner, warm and source is not None))
         return moves
 

@@ -11,7 +11,8 @@ from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.errors import ConfigError, SightlineError
+from cluster.errors import ConfigError
+from cluster.files import write_text
 from cluster.types.cameras import Priority
 
 WEIGHTS: Mapping[Priority, float] = {Priority.CRITICAL: 16.0, Priority.NORMAL: 4.0, Priority.BACKGROUND: 1.0}
@@ -327,11 +328,7 @@ class Ladder:
         Raises:
             SightlineError: the file cannot be written.
         """
-        file = path / FILE if path.is_dir() else path
-        try:
-            file.write_text(self.to_json() + "\n", encoding="utf-8")
-        except OSError as error:
-            raise SightlineError(f"cannot write {file}: {error.strerror or error}; choose another place") from None
+        write_text(path / FILE if path.is_dir() else path, self.to_json() + "\n")
 
 
 def _rung(body: Any) -> Rung:

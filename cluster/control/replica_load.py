@@ -7,55 +7,6 @@ from dataclasses import dataclass, field
 from cluster.control.admission import UNBOUNDED, Holding
 from cluster.control.ladder import CameraOnLadder
 
-SLOTS = 64
-"""Slots that a stride is divided into."""
-
-_GOLDEN = 0.6180339887498949
-
-
-class WindowPhases:
-    """Staggers the cameras of one replica over their stride: each takes the least loaded of ``SLOTS`` slots.
-
-    Only cameras of equal stride are staggered: different strides drift past each other anyway.
-    """
-
-    def __init__(self) -> None:
-        self._slots: dict[float, list[float]] = {}
-        self._placed: dict[str, tuple[float, int, float, float]] = {}
-        self._count = 0
-
-    def add(self, camera: str, stride_s: float, load: float, *, phase: float | None = None) -> float:
-        """Assign a camera's phase, 0 to below 1: the delay of its windows as a share of its stride.
-
-        ``phase``: keep this one. A known camera is removed first.
-        """
-        self.remove(camera)
-        slots = self._slots.setdefault(stride_s, [0.0] * SLOTS)
-        self._count += 1
-        if phase is None:
-            least = min(slots)
-            # Of equally loaded slots the one farthest from those taken last.
-            start = int(self._count * _GOLDEN % 1 * SLOTS)
-            place = next(p % SLOTS for p in range(start, start + SLOTS) if slots[p % SLOTS] == least)
-            phase = (place + self._count * _GOLDEN % 1) / SLOTS
-        else:
-            place = int(phase * SLOTS)
-        slots[place] += load
-        self._placed[camera] = (stride_s, place, load, phase)
-        return phase
-
-    def remove(self, camera: str) -> float | None:
-        known = self._placed.pop(camera, None)
-        if known is None:
-            return None
-        stride_s, place, load, phase = known
-        self._slots[stride_s][place] = max(0.0, self._slots[stride_s][place] - load)
-        return phase
-
-    def phase_of(self, camera: str) -> float:
-        return self._placed[camera][3]
-
-
 AVERAGE_S = 5.0
 """Averaging time of reports, seconds: a single second depends on chance more than on the cameras."""
 
@@ -86,7 +37,6 @@ class ReplicaLoad:
     capacity: float
     limit: Holding = UNBOUNDED
     cameras: dict[str, CameraOnLadder] = field(default_factory=dict)
-    phases: WindowPhases = field(default_factory=WindowPhases)
     load: float = 0.0
     windows: float = 0.0
     due: float = 0.0

@@ -1,6 +1,8 @@
-"""``Memory``, the gateway's side: every call goes to the replica that owns the camera, whoever that is now."""
+"""``Memory``, the gateway's side: every call goes to the replica that owns the camera, whoever that is now; deletions
+go to all."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import TypeAlias
@@ -16,7 +18,7 @@ from cluster.gateway.forwarding import Forwarding, relay
 from cluster.types import CameraStatus
 from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import check_camera
-from cluster.wire.status import explained
+from cluster.wire.status import as_told, explained
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -28,6 +30,8 @@ async def _no_cameras() -> list[CameraStatus]:
     return []
 
 
+ListReplicas = Callable[[], Awaitable[Collection[str]]]
+"""``host:port`` of every replica."""
 ForgetKept = Callable[[str, float], Awaitable[pictures_pb2.ForgetFootageReply]]
 
 
@@ -38,6 +42,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         route: where a camera's replica is.
         channels: to replicas.
         max_calls: calls at once; one more is refused with ``CapacityError``.
+        replicas: all of them; None where there is only the camera's.
         on_forget: forgets the rest that is kept of a camera (all of it, or with seconds what was kept before), once its
             memory is forgotten; raises ``SightlineError`` where something may still be there.
         cameras, incidents: see :class:`~cluster.gateway.ask_all.AskAll`.
@@ -51,6 +56,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         *,
         max_calls: int = 256,
         on_forget: ForgetKept | None = None,
+        replicas: ListReplicas | None = None,
         cameras: ListCameras = _no_cameras,
         incidents: ListIncidents | None = None,
         ask_s: float = 300.0,
@@ -59,7 +65,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         self._route = route
         self._replicas = Forwarding(channels, "calls about memories", max_calls=max_calls)
         self._ask_s, self._call_s = ask_s, call_s
-        self._on_forget = on_forget
+        self._on_forget, self._list_replicas = on_forget, replicas
         self._all = AskAll(self._ask_one, cameras, incidents)
 
     async def Ask(self, request: pb.AskRequest, context: Context) -> None:  # noqa: N802
@@ -88,18 +94,40 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
 
     async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:  # noqa: N802
         async with self._forwarding(request.camera, context, self._call_s) as (replica, limit_s):
-            try:
-                forgotten: pb.ForgetResponse = await replica.Forget(request, timeout=limit_s)
-            except grpc.aio.AioRpcError as error:
-                # Without a memory there is still what was kept of incidents.
-                if self._on_forget is None or error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
-                    raise
-                forgotten = pb.ForgetResponse()
+            request.only_here = False
+            async with asyncio.timeout(limit_s):
+                elsewhere = await self._forget_elsewhere(request)
+                try:
+                    forgotten: pb.ForgetResponse = await replica.Forget(request, timeout=limit_s)
+                except grpc.aio.AioRpcError as error:
+                    # Without a memory there is still what was kept of incidents.
+                    if self._on_forget is None or error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                        raise
+                    forgotten = pb.ForgetResponse()
+            forgotten.frames += sum(each.frames for each in elsewhere)
+            forgotten.bytes += sum(each.bytes for each in elsewhere)
             if self._on_forget is not None:
                 kept = await self._on_forget(request.camera, request.before_s)
                 forgotten.files, forgotten.file_bytes = kept.files, kept.bytes
                 forgotten.incidents, forgotten.alerts = kept.incidents, kept.alerts
             return forgotten
+
+    async def _forget_elsewhere(self, request: pb.ForgetRequest) -> Sequence[pb.ForgetResponse]:
+        """Another replica may have the camera still, or be writing it: what it wrote is deleted after it."""
+        if self._list_replicas is None:
+            return ()
+        only_here = pb.ForgetRequest(camera=request.camera, before_s=request.before_s, only_here=True)
+        others = {*await self._list_replicas()} - {await self._find(request.camera)}
+        return await asyncio.gather(*(self._forget_at(each, only_here) for each in others))
+
+    async def _forget_at(self, address: str, request: pb.ForgetRequest) -> pb.ForgetResponse:
+        async with self._replicas.channels.lease(address) as channel:
+            try:
+                return await memory_pb2_grpc.MemoryStub(channel).Forget(request)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    return pb.ForgetResponse()
+                raise as_told(error, f"a replica that may have something of camera {request.camera!r}") from None
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.MemoryStatus:  # noqa: N802
         async with self._forwarding(request.camera, context, self._call_s) as (replica, limit_s):

@@ -14,7 +14,7 @@ from torch import Tensor
 from cluster.errors import NotReadyError
 from cluster.memory.eviction import delete_before, expire, not_deleted, unreadable
 from cluster.memory.head_memory import KVChunk, MemoryShape
-from cluster.memory.manifest import LAYOUT, ReleasedMemories, ReleasedMemory
+from cluster.memory.manifest import LAYOUT, ReleasedMemory
 from cluster.memory.memory_counts import MemoryReport
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 
 VISITED = 64
 """Most released streams whose memory stays open after a question."""
+
+RELEASED = 4096
+"""Most released streams that can still be asked about."""
 
 PREPARED_S = 300.0
 """Longest that a prepared stream waits to be opened: what was to open it may have left."""
@@ -60,7 +63,8 @@ class MemoryBank:
         self._cleared: set[str] = set()
         self._memories: dict[str, StreamMemory] = {}
         self._retrievers: dict[str, Retriever] = {}
-        self._released = ReleasedMemories()
+        # Their sources ended or moved; questions may reopen them.
+        self._released: OrderedDict[str, ReleasedMemory] = OrderedDict()
         # Opened for questions only: another process may be writing them.
         self._visited: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
@@ -109,7 +113,7 @@ class MemoryBank:
         if spec is None:
             if held is not None:
                 self._close_memory(stream)
-            self._released.pop(stream)
+            self._released.pop(stream, None)
             if held is not None or not cleared:
                 self.tiers.clear(stream)
             return None
@@ -128,7 +132,7 @@ class MemoryBank:
             held.log = before.log
         else:
             held.change_spec(spec)
-        self._released.pop(stream)
+        self._released.pop(stream, None)
         self._register(held, retriever)
         return window
 
@@ -208,13 +212,15 @@ class MemoryBank:
 
     def _schedule_expiry(self) -> None:
         """Schedule deletion of what a few released streams hold beyond their retention."""
-        for stream, released in self._released.due()[:THREADS]:
+        now_s = time.monotonic()
+        due = [(stream, released) for stream, released in list(self._released.items()) if released.is_due(now_s)]
+        for stream, released in due[:THREADS]:
             held = self._memories.get(stream)
             if self.writer.is_waiting(stream) or (held is not None and held.stored.readers):
                 continue
             if held is not None:
                 self._close_visited(stream)
-            self._released.put(stream, replace(released, tried_s=time.monotonic()))
+            self._released[stream] = replace(released, tried_s=now_s)
             self._expiring[stream] = self._new_memory(stream, released.spec)
             self.writer.schedule(stream)
 
@@ -229,9 +235,9 @@ class MemoryBank:
                 released = self._released.get(stream)
                 left = None if released is None else expire(memory, released)
                 if left is None:
-                    self._released.pop(stream)
+                    self._released.pop(stream, None)
                 else:
-                    self._released.put(stream, left)
+                    self._released[stream] = left
             finally:
                 del self._expiring[stream]
 
@@ -296,7 +302,7 @@ class MemoryBank:
         # Of a deletion.
         self._save_pending(stream)
         if (released := self._released.get(stream)) is not None:
-            self._released.put(stream, replace(released, report=MemoryReport.of(self._memories[stream])))
+            self._released[stream] = replace(released, report=MemoryReport.of(self._memories[stream]))
         self._close_memory(stream)
 
     def __contains__(self, stream: object) -> bool:
@@ -357,9 +363,10 @@ class MemoryBank:
     def _release(self, memory: StreamMemory, *, owned: bool = True) -> None:
         """Release a memory: another process may own it now, or does if it is not ``owned``. Questions may reopen it."""
         manifest = memory.manifest if owned else None
-        self._released.put(
-            memory.stream, ReleasedMemory(memory.spec, manifest, memory.newest_s, MemoryReport.of(memory))
-        )
+        released = ReleasedMemory(memory.spec, manifest, memory.newest_s, MemoryReport.of(memory))
+        self._released[memory.stream] = released
+        if len(self._released) > RELEASED:
+            self._released.popitem(last=False)
         self._close_memory(memory.stream)
 
     def delete_memory(
@@ -394,7 +401,7 @@ class MemoryBank:
             # Once another of its name is written, that deletes what earlier ones left.
             if memory is None or not memory.owned:
                 self.tiers.drop(stream, life)
-            known = self._released.pop(stream) if memory is None else None
+            known = self._released.pop(stream, None) if memory is None else None
             return DeletedMemory(0, 0) if known is None else DeletedMemory(known.report.frames, known.report.nbytes)
         with memory.exclusive:
             deleted = DeletedMemory(memory.frames, memory.held_bytes)
@@ -403,7 +410,7 @@ class MemoryBank:
             self._pending_saves.pop(stream, None)
         if stream in self._visited:
             self._close_memory(stream)
-            self._released.pop(stream)
+            self._released.pop(stream, None)
         return deleted
 
     def memory_status(self, stream: str) -> MemoryStatus:
@@ -414,7 +421,7 @@ class MemoryBank:
         """Reports of all streams, of released ones as they were left, with the tiers' state of now. Callable from any
         thread."""
         trouble = "; ".join(f"{name}: {state.trouble}" for name, state in self.tiers.states().items() if state.trouble)
-        reports = self._released.reports()
+        reports = {stream: released.report for stream, released in list(self._released.items())}
         reports |= {memory.stream: MemoryReport.of(memory) for memory in list(self._memories.values())}
         return {stream: replace(report, state=trouble) for stream, report in reports.items()}
 

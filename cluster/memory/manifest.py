@@ -9,10 +9,7 @@ from __future__ import annotations
 import bisect
 import json
 import math
-import threading
-import time
 from array import array
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -169,10 +166,6 @@ EXPIRY_STEP = 1 / 16
 _EXPIRY_PAUSE_S = 60.0
 
 
-RELEASED = 4096
-"""Most released streams that can still be asked about."""
-
-
 @dataclass(frozen=True, slots=True)
 class ReleasedMemory:
     """What is known of a memory that was released.
@@ -195,40 +188,6 @@ class ReleasedMemory:
         if self.manifest is None or most_s is None or now_s - self.tried_s < _EXPIRY_PAUSE_S:
             return False
         return self.report.span_s + now_s - self.newest_s > (1 + EXPIRY_STEP) * most_s
-
-
-class ReleasedMemories:
-    """Streams whose sources ended or moved, :data:`RELEASED` at most; questions may reopen them. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: OrderedDict[str, ReleasedMemory] = OrderedDict()
-
-    def __contains__(self, stream: object) -> bool:
-        return stream in self._known
-
-    def get(self, stream: str) -> ReleasedMemory | None:
-        return self._known.get(stream)
-
-    def pop(self, stream: str) -> ReleasedMemory | None:
-        with self._lock:
-            return self._known.pop(stream, None)
-
-    def put(self, stream: str, released: ReleasedMemory) -> None:
-        with self._lock:
-            self._known[stream] = released
-            if len(self._known) > RELEASED:
-                self._known.popitem(last=False)
-
-    def reports(self) -> dict[str, MemoryReport]:
-        with self._lock:
-            return {stream: released.report for stream, released in self._known.items()}
-
-    def due(self) -> list[tuple[str, ReleasedMemory]]:
-        """Those that hold frames which the retention has to delete."""
-        now_s = time.monotonic()
-        with self._lock:
-            return [(stream, released) for stream, released in self._known.items() if released.is_due(now_s)]
 
 
 VERSION = 7

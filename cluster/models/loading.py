@@ -1,6 +1,7 @@
 """Model loading: presets by name, checkpoints by local path or hub id."""
 
-import logging
+import contextlib
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
-from transformers.image_processing_base import ImageProcessingMixin
 from transformers.utils import cached_file
 
 from cluster.errors import ConfigError, ModelError, first_line
@@ -202,6 +202,10 @@ def _wrapped(
 def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels: int | None) -> VisionLanguageModel:
     config = _config(path)
     settings = _settings(path)
+    tokenizer = _read(path, AutoTokenizer.from_pretrained, path)
+    family: Any = families.get(config.model_type)
+    _check_template(path, family, tokenizer)
+    mean, std = _pixel_statistics(path, family)
     model, report = _read(
         path, AutoModelForImageTextToText.from_pretrained, path, dtype=dtype, output_loading_info=True
     )
@@ -213,18 +217,17 @@ def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels:
             f"the checkpoint {path!r} has {len(strange)} weights in its layers that its config.json leaves out, "
             f"{strange[0]} the first; correct it, or merge its adapters"
         )
-    processor = _image_processor(path)
     return _wrapped(
         config.model_type,
         model.to(device),
-        _read(path, AutoTokenizer.from_pretrained, path),
+        tokenizer,
         device,
         dtype,
         settings.max_pixels or MAX_PIXELS,
         max_pixels,
         random_weights=False,
-        mean=tuple(map(float, processor.get("image_mean") or ())),
-        std=tuple(map(float, processor.get("image_std") or ())),
+        mean=mean,
+        std=std,
         settings=settings,
     )
 
@@ -239,15 +242,30 @@ def _config(path: str) -> Any:
 
 
 def _settings(path: str) -> ModelSettings:
-    """Of a checkpoint's folder, or of its repository on the hub."""
-    found = cached_file(
+    found = _find_file(path, FILE)
+    return ModelSettings() if found is None else ModelSettings.load(Path(found).parent)
+
+
+def _find_file(path: str, name: str) -> str | None:
+    """A file of a checkpoint's folder, or of its repository on the hub."""
+    found: str | None = cached_file(
         path,
-        FILE,
+        name,
         _raise_exceptions_for_gated_repo=False,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return ModelSettings() if found is None else ModelSettings.load(Path(found).parent)
+    return found
+
+
+def _read_json(path: str, name: str) -> dict[str, Any]:
+    """One of a checkpoint's JSON files; empty without it."""
+    if (found := _find_file(path, name)) is None:
+        return {}
+    try:
+        return dict(json.loads(Path(found).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(f"{found} cannot be read as a JSON object: {first_line(error)}") from None
 
 
 def _read(path: str, make: Any, *given: Any, **options: Any) -> Any:
@@ -260,12 +278,56 @@ def _read(path: str, make: Any, *given: Any, **options: Any) -> Any:
         raise ModelError(f"model {path!r} {why}: {first_line(error)}") from error
 
 
-def _image_processor(path: str) -> dict[str, Any]:
+def _pixel_statistics(path: str, family: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation (RGB) with which ``(pixel / 255 - mean) / deviation`` is what the checkpoint's processor of
+    videos computes, or else that of pictures; the family's where it names none."""
+    both = _read_json(path, "processor_config.json")
+    processor = (
+        both.get("video_processor")
+        or _read_json(path, "video_preprocessor_config.json")
+        or both.get("image_processor")
+        or _read_json(path, "preprocessor_config.json")
+    )
+    mean, std = processor.get("image_mean") or family.pixel_mean, processor.get("image_std") or family.pixel_std
+    if processor.get("do_normalize") is False:
+        mean, std = (0.0,) * 3, (1.0,) * 3
+    factor = 1.0 if processor.get("do_rescale") is False else processor.get("rescale_factor", 1 / 255)
     try:
-        return dict(ImageProcessingMixin.get_image_processor_dict(path)[0])
-    except OSError:
-        logging.getLogger(__name__).info("%s has no image processor; the family's mean and deviation are used", path)
-        return {}
+        # Of pixel * factor -> of pixel / 255.
+        means, stds = (tuple(float(each) / (255 * factor) for each in of) for of in (mean, std))
+        valid = len(means) == len(stds) == 3 and all(map(math.isfinite, (*means, *stds))) and min(stds) > 0
+    except (TypeError, ValueError, ZeroDivisionError):
+        valid = False
+    if not valid:
+        raise ModelError(
+            f"the processor of {path!r} must have three numbers as image_mean, three above 0 as image_std and a "
+            f"rescale_factor above 0, not {mean!r}, {std!r} and {factor!r}; correct its preprocessor_config.json"
+        )
+    return means, stds
+
+
+def _check_template(path: str, family: Any, tokenizer: Any) -> None:
+    """``ModelError`` if the checkpoint's chat template writes a question otherwise than the family's prompt does. A
+    template may leave out the system prompt; white space does not count, which published templates and the prompts
+    that their models were trained with do not agree in."""
+    # Of processors in the library's version 4.
+    given = None if tokenizer.chat_template else _read_json(path, "chat_template.json").get("chat_template")
+    if not (given or tokenizer.chat_template):
+        return
+    question, written = "Is anyone there?", []
+    for content in (question, [{"type": "text", "text": question}]):
+        message = [{"role": "user", "content": content}]
+        # Templates for text alone, or for parts alone, fail for the other, or leave the question out.
+        with contextlib.suppress(Exception):
+            options = {"chat_template": given, "tokenize": False, "add_generation_prompt": True}
+            written.append(str(tokenizer.apply_chat_template(message, **options)))
+    ours = family.chat_opening + question + family.chat_answer
+    if not any(question in each and "".join(ours.split()).endswith("".join(each.split())) for each in written):
+        raise ModelError(
+            f"the chat template of {path!r} makes {written[-1:]} of a question, and here the family {family.family} is "
+            f"asked {ours!r}, which it was not trained for then; take a checkpoint with the family's own template, or "
+            "remove this one's template if it was trained with the family's"
+        )
 
 
 def find_device(name: str) -> torch.device:

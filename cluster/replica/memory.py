@@ -87,24 +87,16 @@ class WorkerMemory:
     ) -> None:
         self.answers = AnswerHub() if answers is None else answers
         self._worker, self._album, self._bank, self._timeout_s = worker, album, bank, timeout_s
-        self._keep: dict[str, int] = {}
-        # Cameras without a memory, of which no pictures are kept.
-        self._unremembered: set[str] = set()
+        # Of each camera as it was opened here last.
+        self._specs: dict[str, StreamSpec] = {}
         # When each camera's newest frame came, monotonic.
         self._newest_s: dict[str, float] = {}
-        self._windows: dict[str, tuple[float, float]] = {}
 
     def register_camera(self, spec: StreamSpec) -> None:
         """Register an opened or changed camera: its thumbnails are kept as long as its memory; none without one."""
-        memory = spec.memory
-        (self._unremembered.add if memory is None else self._unremembered.discard)(spec.stream)
-        if memory is None:
+        self._specs[spec.stream] = spec
+        if spec.memory is None:
             self._album.delete(spec.stream)
-        self._windows[spec.stream] = spec.window_s, spec.stride_s
-        if memory is None or memory.retention_s is None:
-            self._keep.pop(spec.stream, None)
-        else:
-            self._keep[spec.stream] = round(memory.retention_s * MICROSECONDS)
 
     async def ask(self, ask: AskSpec) -> AsyncGenerator[str | AskResult, None]:
         """Yield pieces of the answer, then one result. Cancelled or closed when the caller leaves."""
@@ -134,14 +126,20 @@ class WorkerMemory:
         finally:
             done.cancel()
 
-    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
-        """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything."""
+    async def delete_memory(self, camera: str, ago_s: float | None, *, only_here: bool = False) -> DeletedMemory:
+        """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything.
+
+        ``only_here``: the camera is placed on another replica, which deletes what the tiers have once this has written
+        the last of it.
+        """
         newest = self._album.newest_pts(camera)
-        deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s))
+        deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s, only_open=only_here))
         self.answers.forget(camera, ago_s or 0.0)
         # Before the tiers are waited for, which may be down.
         self._album.delete(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
         forgotten: DeletedMemory = await asyncio.wrap_future(deletion)
+        if only_here:
+            await self.delete_copies(camera)
         return forgotten
 
     async def describe(self, camera: str) -> MemoryStatus:
@@ -161,11 +159,10 @@ class WorkerMemory:
         """What can be replayed."""
         status = await self._status(camera)
         newest = max(status.newest, self._album.newest_pts(camera) or 0)
-        if newest <= 0 or camera not in self._windows:
+        if newest <= 0 or (spec := self._specs.get(camera)) is None:
             raise NotReadyError(f"camera {camera!r} has seen nothing yet; replay after its first window")
-        length_s, stride_s = self._windows[camera]
-        oldest = status.oldest if status.frames else max(0, newest - round(length_s * MICROSECONDS))
-        return ReplayRange(oldest, newest, length_s, stride_s)
+        oldest = status.oldest if status.frames else max(0, newest - round(spec.window_s * MICROSECONDS))
+        return ReplayRange(oldest, newest, spec.window_s, spec.stride_s)
 
     async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
         """The thumbnail nearest to the middle of each moment, ``b""`` where there is none."""
@@ -173,7 +170,8 @@ class WorkerMemory:
 
     def add_frame(self, sample: FrameSample) -> None:
         """Add a frame that the engine has taken to the thumbnails, if the camera has a memory."""
-        if sample.stream in self._unremembered:
+        spec = self._specs.get(sample.stream)
+        if spec is not None and spec.memory is None:
             return
         if self._bank is not None:
             sample = replace(sample, pts=self._bank.memory_time(sample.stream, sample.pts))
@@ -189,8 +187,10 @@ class WorkerMemory:
 
     def _expire_pictures(self, camera: str, age: int) -> None:
         """``age``: of the newest frame, microseconds."""
-        keep, newest = self._keep.get(camera), self._album.newest_pts(camera)
-        if keep is not None and newest is not None:
+        spec, newest = self._specs.get(camera), self._album.newest_pts(camera)
+        memory = spec.memory if spec is not None else None
+        if memory is not None and memory.retention_s is not None and newest is not None:
+            keep = round(memory.retention_s * MICROSECONDS)
             self._album.delete(camera, newest - keep + age if age <= keep else None)
 
     async def remove_camera(self, camera: str, life: str) -> None:
@@ -199,15 +199,19 @@ class WorkerMemory:
 
     def delete_pictures(self, camera: str) -> None:
         """Delete the thumbnails of a camera that is not here any more."""
-        self._keep.pop(camera, None)
-        self._unremembered.discard(camera)
-        self._windows.pop(camera, None)
+        self._specs.pop(camera, None)
         self._newest_s.pop(camera, None)
         self._album.delete(camera)
 
-    async def delete_closed(self, camera: str) -> None:
-        """Delete the memory of a camera, unless it is open here."""
+    async def delete_copies(self, camera: str, *, elsewhere: bool = True) -> None:
+        """Delete what only this process has of a camera that is not open here, once its last write is done.
+        ``elsewhere``: another one has it; if not, a memory that no lower tier holds stays."""
+        if self._bank is not None and self._bank.tiers.shared:
+            await asyncio.to_thread(self._bank.drop_copies, camera)
+        elif elsewhere:
+            await self._delete_closed(camera)
 
+    async def _delete_closed(self, camera: str) -> None:
         def delete(engine: Engine) -> None:
             if camera not in self._worker.open_streams():
                 with contextlib.suppress(NotReadyError):
@@ -227,10 +231,15 @@ class MemoryDeletions:
         # By name: life of the camera that was opened here last.
         self._lives: dict[str, str] = {}
         self._orders: dict[str, str] = {}
-        # Deleted here, but not yet in every tier.
-        self._unconfirmed: dict[str, str] = {}
+        # Deleted here, but maybe not yet in every tier.
+        self._deleted: dict[str, str] = {}
         self._running: asyncio.Task[None] | None = None
-        self.done: set[str] = set()
+
+    @property
+    def done(self) -> set[str]:
+        """Lives of deletions that every tier has carried out."""
+        deleting = self._bank.tiers.deleting
+        return {life for life, camera in self._deleted.items() if camera not in deleting}
 
     def open_camera(self, spec: StreamSpec) -> None:
         """A camera is about to be opened: it gets nothing of an earlier one of its name."""
@@ -245,22 +254,16 @@ class MemoryDeletions:
 
     def schedule(self, orders: Mapping[str, str]) -> None:
         """Schedule deletions, names of removed cameras by their lives, without waiting."""
-        under_way = self._unconfirmed.keys() | self.done
-        self._orders |= {life: camera for life, camera in orders.items() if life not in under_way}
+        self._orders |= {life: camera for life, camera in orders.items() if life not in self._deleted}
         if self._orders and (self._running is None or self._running.done()):
             self._running = asyncio.create_task(self._run())
-        self._settle()
 
     async def leave_camera(self, camera: str, *, elsewhere: bool) -> None:
-        """Delete what only this process has of a camera that it has closed: whoever deletes the camera's memory asks
-        the replica that has it. ``elsewhere``: another one has it; if not, a memory that no lower tier holds stays."""
+        """Delete what only this process has of a camera that it has closed; see :meth:`WorkerMemory.delete_copies`."""
         try:
             self._memory.delete_pictures(camera)
             self._conversations.end_camera(camera)
-            if self._bank.tiers.shared:
-                await asyncio.to_thread(self._bank.drop_copies, camera)
-            elif elsewhere:
-                await self._memory.delete_closed(camera)
+            await self._memory.delete_copies(camera, elsewhere=elsewhere)
         except Exception:
             log.exception("what is left here of camera %s could not be deleted", camera)
 
@@ -278,7 +281,8 @@ class MemoryDeletions:
 
     def acknowledge(self, lives: Iterable[str]) -> None:
         """Drop confirmed deletions; if ordered again, they are carried out again."""
-        self.done.difference_update(lives)
+        for life in lives:
+            self._deleted.pop(life, None)
 
     async def _run(self) -> None:
         while self._orders:
@@ -288,16 +292,10 @@ class MemoryDeletions:
                 if self._lives.get(camera, life) == life:
                     self._lives.pop(camera, None)
                     self._end_camera(camera)
-                self._unconfirmed[life] = camera
+                self._deleted[life] = camera
             except Exception:
                 log.exception("the memory of removed camera %s is not deleted yet", camera)
             del self._orders[life]
-        self._settle()
-
-    def _settle(self) -> None:
-        deleting = self._bank.tiers.deleting
-        self.done.update(life for life, camera in self._unconfirmed.items() if camera not in deleting)
-        self._unconfirmed = {life: each for life, each in self._unconfirmed.items() if life not in self.done}
 
 
 _BYTES = {"bytes_in": "in", "bytes_out": "out"}

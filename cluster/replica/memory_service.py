@@ -148,7 +148,8 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
             # Before and after: an answer that ended in between uses what is being deleted.
             self._conversations.end_camera(check_camera(request.camera))
             try:
-                return forgotten_to_proto(await self._handler.delete_memory(request.camera, ago_s))
+                deleted = await self._handler.delete_memory(request.camera, ago_s, only_here=request.only_here)
+                return forgotten_to_proto(deleted)
             finally:
                 self._conversations.end_camera(request.camera)
 

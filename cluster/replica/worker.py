@@ -195,11 +195,15 @@ class EngineWorker:
         self._command(command)
         return done
 
-    def delete_memory(self, stream: str, ago_s: float | None = None) -> Future[Future[DeletedMemory]]:
-        """See ``Engine.delete_memory``, whose future is the result. A running answer may use what is deleted: it ends
-        with ``NotReadyError``."""
+    def delete_memory(
+        self, stream: str, ago_s: float | None = None, *, only_open: bool = False
+    ) -> Future[Future[DeletedMemory]]:
+        """See ``Engine.delete_memory``, whose future is the result; ``only_open``: nothing of a camera that is not. A
+        running answer may use what is deleted: it ends with ``NotReadyError``."""
 
         def forget(engine: Engine) -> Future[DeletedMemory]:
+            if only_open and stream not in self._streams:
+                return completed_future(DeletedMemory(0, 0))
             error = NotReadyError(f"camera {stream!r} had memory deleted while it was asked; ask again about the rest")
             self._asks.cancel_camera(stream, error, waiting=False)
             return engine.delete_memory(stream, ago_s)

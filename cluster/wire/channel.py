@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import grpc.aio
 from grpc._cython import cygrpc
@@ -74,50 +73,6 @@ async def first_reply(call: Call, opening: Any, timeout_s: float) -> Any:
         return await call.read()
 
 
-T = TypeVar("T")
-
-
-class EventLoopThread:
-    """Starts at once; :meth:`run` hands it coroutines from any other thread. A context manager."""
-
-    def __init__(self, name: str = "grpc") -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
-        self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """The coroutine's result, or its exception; ``TimeoutError`` (and cancellation) after ``timeout_s``."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result(timeout_s)
-        except TimeoutError:
-            future.cancel()
-            raise
-
-    def stop(self, timeout_s: float = 5.0) -> None:
-        """Cancel what still runs and end the thread."""
-        if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(timeout_s)
-
-    def _main(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_forever()
-            left = asyncio.all_tasks(self.loop)
-            for task in left:
-                task.cancel()
-            self.loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        finally:
-            self.loop.close()
-
-
 ChannelOptions = list[tuple[str, int | str]]
 
 CLUSTER_MESSAGE_BYTES = 64 * 2**20
@@ -158,20 +113,29 @@ def channel_options(address: str, *, internal: bool) -> ChannelOptions:
     return options
 
 
-def open_channel(
-    address: str,
-    *,
-    internal: bool = True,
-    tls: grpc.ChannelCredentials | PeerTls | None = None,
-) -> grpc.aio.Channel:
+Tls: TypeAlias = grpc.ChannelCredentials | PeerTls | None
+
+
+def open_channel(address: str, *, internal: bool = True, tls: Tls = None) -> grpc.aio.Channel:
     """An unconnected ``grpc.aio`` channel, with TLS where ``tls`` is given; the caller closes it."""
+    channel: grpc.aio.Channel = _open(grpc.aio, address, internal, tls)
+    return channel
+
+
+def open_blocking_channel(address: str, *, internal: bool = True, tls: Tls = None) -> grpc.Channel:
+    """The same for calls that block their thread."""
+    channel: grpc.Channel = _open(grpc, address, internal, tls)
+    return channel
+
+
+def _open(library: Any, address: str, internal: bool, tls: Tls) -> Any:
     options = channel_options(address, internal=internal)
     if isinstance(tls, PeerTls):
         options += tls.options()
         tls = tls.credentials()
-    return (
-        grpc.aio.insecure_channel(address, options) if tls is None else grpc.aio.secure_channel(address, tls, options)
-    )
+    if tls is None:
+        return library.insecure_channel(address, options)
+    return library.secure_channel(address, tls, options)
 
 
 class ChannelPool:

@@ -14,42 +14,14 @@ from cluster.config.problems import Section, from_validation
 from cluster.control.costs import CostModel
 from cluster.control.ladder import Ladder
 from cluster.errors import ConfigError
-from cluster.types.cameras import Priority
 from loadtest.city.city import simulate
-from loadtest.city.mix import ActivitySection, CameraClass, Mix
+from loadtest.city.mix import Mix
 from loadtest.city.plan import CityPlan, PoolPlan, Timing
 from loadtest.city.replica import EngineSettings
 from loadtest.city.result import Figures
 
 REPEATS = 5
 """Runs of the simulation with other random numbers, counted together."""
-
-FOREVER_S = 1e9
-
-
-class Group(Section):
-    """Cameras of a load test that are alike: the keys of a demand (``cluster.control.demand``), and more.
-
-    ``count``: how many; ``kind``: what the test calls them; ``spread``: sigma of the logarithm of a window's work.
-    """
-
-    count: int = Field(ge=1)
-    priority: Priority = Priority.NORMAL
-    window_s: float = Field(gt=0)
-    stride_s: float = Field(gt=0)
-    fps: float = Field(gt=0)
-    frame_tokens: int = Field(ge=1)
-    temporal: int = Field(ge=1)
-    questions: int = Field(ge=1)
-    query_tokens: int = Field(ge=0)
-    kept: float = Field(ge=0, le=1)
-    busy: float = Field(ge=0, le=1)
-    anchor_interval_s: float = Field(gt=0)
-    refresh_budget: float | None = Field(default=None, ge=0, le=1)
-    rate: float = Field(default=1.0, gt=0)
-    cost: float = Field(default=1.0, gt=0)
-    kind: str = ""
-    spread: float = Field(default=0.0, ge=0, le=3)
 
 
 class MeasuredRun(Section):
@@ -63,9 +35,10 @@ class MeasuredRun(Section):
 
 
 class Run(Section):
-    """One configuration that ran on a real cluster. ``phases``: how windows lay over the stride, or each camera's."""
+    """One configuration that ran on a real cluster. ``mix``: its cameras, the share of a class being their number;
+    ``phases``: how windows lay over the stride, or each camera's."""
 
-    cameras: list[Group] = Field(min_length=1)
+    mix: Mix
     replicas: int = Field(ge=1)
     seconds: float = Field(gt=0)
     warmup_s: float = Field(default=0.0, ge=0)
@@ -76,6 +49,10 @@ class Run(Section):
     ladder: bool = False
     cost: dict[str, Any]
     measured: MeasuredRun
+
+    @property
+    def cameras(self) -> int:
+        return round(sum(each.share for each in self.mix.classes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +81,7 @@ class Compared:
     def as_json(self) -> dict[str, Any]:
         found = self.simulated
         return {
-            "cameras": sum(group.count for group in self.run.cameras),
+            "cameras": self.run.cameras,
             "replicas": self.run.replicas,
             "measured": self.run.measured.model_dump(),
             "simulated": {
@@ -164,14 +141,14 @@ def compare(run: Run, ladder: Ladder | None, *, seed: int = 0, repeats: int = RE
 
 def _plan(run: Run, ladder: Ladder | None) -> CityPlan:
     # Until what came at the end of the measurement is answered or given up.
-    tail_s = max(group.window_s for group in run.cameras)
+    tail_s = max(each.window_s for each in run.mix.classes)
     wanted = {each.name for each in fields(CostModel)}
     if set(run.cost) != wanted:
         raise ConfigError(f"a run's cost must be a cost model with the keys {', '.join(sorted(wanted))}")
     return CityPlan(
-        cameras=sum(group.count for group in run.cameras),
+        cameras=run.cameras,
         pools=(PoolPlan("measured", run.replicas, replace(CostModel(**run.cost), window_tokens=None)),),
-        mix=Mix(classes=[_camera_class(group, index) for index, group in enumerate(run.cameras)]),
+        mix=run.mix,
         mix_name="measured",
         ladder=ladder if run.ladder else None,
         ladder_name="the model's" if run.ladder else "none",
@@ -179,28 +156,13 @@ def _plan(run: Run, ladder: Ladder | None) -> CityPlan:
         warmup_s=run.warmup_s,
         engine=EngineSettings(run.max_batch, run.per_stream, run.budget_s),
         force=True,
-        # A group's cost is the mean over windows as they came, those after gated and lost ones among them.
+        # What a window costs is the mean over windows as they came, those after gated and lost ones among them.
         alike=True,
     )
 
 
-def _camera_class(group: Group, index: int) -> CameraClass:
-    shared = {name: getattr(group, name) for name in Group.model_fields if name in CameraClass.model_fields}
-    shared["stride_s"] = group.stride_s / group.rate
-    # Whether a window was gated is drawn anew for each: a load test says how many were, not in which order.
-    activity = ActivitySection(busy=group.busy, dwell_s=group.stride_s / 100, kept=group.kept, spread=group.spread)
-    return CameraClass(
-        name=f"group-{index}",
-        share=group.count,
-        static_gate=group.busy < 1,
-        max_idle_s=FOREVER_S,
-        activity=activity,
-        **shared,
-    )
-
-
 def _phases(run: Run, rng: np.random.Generator) -> tuple[float, ...]:
-    count = sum(group.count for group in run.cameras)
+    count = run.cameras
     if not isinstance(run.phases, str):
         if len(run.phases) != count or not all(0 <= phase < 1 for phase in run.phases):
             raise ConfigError(f"a run's phases must be {count} numbers from 0 to below 1, one per camera")

@@ -28,7 +28,6 @@ class UnreportedCounts:
         self._gated = np.zeros(count, dtype=np.int64)
         self._computed = np.zeros(count, dtype=np.int64)
         self._dropped = np.zeros(count, dtype=np.int64)
-        self._seconds = np.zeros(count)
         self._since_s = np.zeros(count)
         self._share = np.full(count, -1.0)
 
@@ -36,19 +35,17 @@ class UnreportedCounts:
         """For a window of each of these the last answer stands; a camera may be there twice."""
         np.add.at(self._gated, camera, 1)
 
-    def answered(self, camera: Ints, seconds: Floats) -> None:
-        """A window of each of these was computed, in so much of the engine's time."""
+    def answered(self, camera: Ints) -> None:
+        """A window of each of these was computed."""
         np.add.at(self._computed, camera, 1)
-        np.add.at(self._seconds, camera, seconds)
 
     def dropped(self, camera: Ints) -> None:
         """A window of each of these was given up."""
         np.add.at(self._dropped, camera, 1)
 
-    def forget(self, camera: int | Ints, now_s: float) -> None:
-        """What was counted so far was under other settings, or the camera has begun anew; of one or of several."""
+    def forget(self, camera: int, now_s: float) -> None:
+        """The camera has begun anew."""
         self._gated[camera] = self._computed[camera] = self._dropped[camera] = 0
-        self._seconds[camera] = 0.0
         self._since_s[camera] = now_s
         self._share[camera] = -1.0
 
@@ -61,18 +58,23 @@ class UnreportedCounts:
         news = (np.abs(share - self._share[ready]) > CHANGED) | (period[ready] >= SILENT * every_s)
         chosen = ready[news]
         self._share[chosen] = share[news]
+        yield from self.take(chosen, now_s)
+
+    def take(self, chosen: Ints, now_s: float) -> Iterator[tuple[int, Measured]]:
+        """Counts of these cameras, which begin anew."""
+        period = now_s - self._since_s
+        windows = self._gated + self._computed
         rows = zip(
             chosen.tolist(),
             period[chosen].tolist(),
             windows[chosen].tolist(),
             self._gated[chosen].tolist(),
-            self._seconds[chosen].tolist(),
             self._dropped[chosen].tolist(),
             strict=True,
         )
-        for camera, period_s, count, gated, seconds, dropped in rows:
-            yield camera, Measured(period_s, count, gated, seconds=seconds, dropped=dropped)
-        for counts in (self._gated, self._computed, self._dropped, self._seconds):
+        for camera, period_s, count, gated, dropped in rows:
+            yield camera, Measured(period_s, count, gated, dropped=dropped)
+        for counts in (self._gated, self._computed, self._dropped):
             counts[chosen] = 0
         self._since_s[chosen] = now_s
 

@@ -69,10 +69,12 @@ class District:
         self._facts = Facts([classes[kind].priority for kind in kinds], [classes[kind].window_s for kind in kinds])
         self._spread = np.array([each.activity.spread for each in classes])[part.kinds]
         count = len(self.names)
+        # A window ends where its camera's first frame puts it.
+        self._phases = self._rng.random(count).tolist() if part.phases is None else part.phases
         self._rung = np.zeros(count, dtype=np.int64)
         self._owner = np.full(count, NOBODY)
         self._refused = np.zeros(count, dtype=bool)
-        self._rows = Rows()
+        self._rows = Rows(self.tally)
         self._unreported = UnreportedCounts(count)
         self._wakes: list[Wake] = wakes(part.spells, part.kinds, self._rng)
         # By number: replicas that serve, and those that only end the step under way.
@@ -102,9 +104,8 @@ class District:
         for tick in range(ticks):
             self._tick(tick * timing.seconds / ticks, (tick + 1) * timing.seconds / ticks)
             if tick % 16 == 0:
-                self._rows.flush(self.tally)
+                self._rows.forget_settled()
                 on_share(tick / ticks)
-        self._rows.close(self.tally)
 
     # -- the controller --------------------------------------------------------------------------
     def _admit(self, camera: int) -> None:
@@ -114,7 +115,7 @@ class District:
             self._admitted.refused += 1
             self._admitted.missing_replicas += told.missing_replicas / max(told.missing_streams, 1e-9)
             self._refused[camera] = True
-            self.cameras.start(camera, 0.0, float(self._rng.random()))
+            self.cameras.start(camera, 0.0, self._phases[camera])
             return
         self._admitted.reduced += told.verdict == "reduced"
         self._begin(camera, 0.0)
@@ -129,7 +130,7 @@ class District:
         self._rung[camera] = self._ladder.index_of(plan.rung)
         self._owner[camera] = NOBODY if plan.owner is None else _number(plan.owner)
         self.cameras.factor[camera] = self._strides[self.part.kinds[camera], self._rung[camera]]
-        self.cameras.start(camera, now_s, plan.phase if self.part.phases is None else self.part.phases[camera])
+        self.cameras.start(camera, now_s, self._phases[camera])
         self._unreported.forget(camera, now_s)
 
     def _control(self, now_s: float) -> None:
@@ -163,13 +164,15 @@ class District:
         to = np.array([step.rung_to for step in steps])
         was_shed = self._sheds[[step.rung_from for step in steps]]
         self.tally.steps[self._bin(now_s)] += len(steps)
+        # A replica reports every second, so that next to nothing of what it counts is from before and after a step.
+        for each, counts in self._unreported.take(camera, now_s):
+            self._fleet.observe_counts(self.names[each], counts, int(self._rung[each]))
         self._rung[camera] = to
-        self._unreported.forget(camera, now_s)
         self.cameras.stretch(camera[~was_shed], self._strides[self.part.kinds[camera], to][~was_shed])
         for back, rung in zip(camera[was_shed].tolist(), to[was_shed].tolist(), strict=True):
             # Nobody has kept its frames.
             self.cameras.factor[back] = self._strides[self.part.kinds[back], rung]
-            self.cameras.start(back, now_s, self._fleet.plan(self.names[back]).phase)
+            self.cameras.start(back, now_s, self._phases[back])
 
     def _apply(self, moves: Iterable[CameraMove], now_s: float) -> None:
         for move in moves:
@@ -317,9 +320,9 @@ class District:
         owner, spread = self._owner[camera], self._spread[camera]
         kind, rung, strides = self.part.kinds[camera], self._rung[camera], due.strides[which]
         held = due.held[which]
-        expected = self._work.of(kind, rung, held, strides)
+        expected, more = self._work.of(kind, rung, held, strides)
         factor = np.exp(spread * self._rng.standard_normal(len(which)) - spread * spread / 2)
-        work, more = factor * expected, factor * (self._work.of(kind, rung, held, strides + 1) - expected)
+        work, more = factor * expected, factor * more
         end_s, stride_s = due.end_s[which], due.stride_s[which]
         first = self._rows.append(
             camera=camera,
@@ -353,8 +356,7 @@ class District:
         return {to: arrivals[a:b] for to, a, b in zip(owners[starts].tolist(), starts.tolist(), ends, strict=True)}
 
     def _settle(self, out: Outcome) -> None:
-        camera, work_s = self._rows.answered(out.answered, out.finish_s)
-        self._unreported.answered(camera, work_s + np.array(out.part_s))
+        self._unreported.answered(self._rows.answered(out.answered, out.finish_s))
         for reason, rows in out.dropped.items():
             camera, end_s, strides = self._rows.dropped(rows, reason)
             unencoded = np.isin(rows, out.unencoded)

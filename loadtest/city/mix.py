@@ -68,6 +68,7 @@ def wakes(spells: Sequence[Spell], kinds: Ints, rng: np.random.Generator) -> lis
 
 
 HOURS = 24
+FOREVER_S = 1e9
 
 
 class GeometrySection(Section):
@@ -143,7 +144,6 @@ class CameraClass(Section):
     anchor_interval_s: Duration = Field(default=16.0, gt=0, description="Seconds between frames that keep everything.")
     questions: int = Field(default=2, ge=1, description="Standing questions.")
     query_tokens: int = Field(default=24, ge=1, description="Tokens of one question.")
-    cost: float = Field(default=1.0, gt=0, description="A window's seconds over those that the cost model says.")
     static_gate: bool = Field(default=True, description="Let the last answer stand while nothing moves.")
     max_idle_s: Duration = Field(default=60.0, ge=0, description="Longest time that an answer may stand.")
     activity: ActivitySection
@@ -153,6 +153,15 @@ class CameraClass(Section):
         if self.stride_s > self.window_s:
             raise ValueError(f"stride_s must be at most window_s ({self.window_s:g}), not {self.stride_s:g}")
         return self
+
+    @classmethod
+    def of(cls, demand: Demand, share: float) -> CameraClass:
+        """Cameras of this demand. Whether a window is gated is drawn anew for each: a demand says how many are, not in
+        which order."""
+        shared = {name: getattr(demand, name) for name in Demand.__dataclass_fields__ if name in cls.model_fields}
+        activity = ActivitySection(busy=demand.busy, dwell_s=demand.stride_s / 100, kept=demand.kept, spread=0.0)
+        shared |= {"activity": activity, "static_gate": demand.busy < 1, "max_idle_s": FOREVER_S}
+        return cls(name=demand.camera, share=share, **shared)
 
     def computed_share(self, hour: float) -> float:
         """Share of its windows that the gate lets through: those with motion, and of the others one per max_idle_s."""

@@ -107,7 +107,7 @@ class CityPlan:
     * ``ladder``: ``None`` leaves every camera at full quality; ``force``: no camera is refused
     * ``hour``: time of day at 0 s; ``alike``: see :class:`WorkTable`
     * ``phases``: of each camera, class after class of the mix, as the shares of its stride by which its windows end
-      late; ``None``: as planned
+      late; ``None``: random
     """
 
     cameras: int

@@ -7,59 +7,47 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from cluster.control.costs import CostModel, WindowWork
-from cluster.control.demand import Demand, work
-from cluster.control.ladder import Ladder, Rung
+from cluster.control.costs import CostModel
+from cluster.control.demand import Demand, stride_at, work
+from cluster.control.ladder import Ladder
 from cluster.replica.window_queue import DroppedWindow, WindowQueue
 from cluster.types.cameras import Priority
 from loadtest.city import Floats, Ints
 
 
-def work_after(demand: Demand, rung: Rung, strides: int) -> WindowWork:
-    """Of a window with ``strides`` strides of new frames; in all but the last nothing moved: only anchors are new.
-
-    A window with more new frames is like one of a longer stride, so that production's own estimate says what it costs.
-    """
-    one = work(demand, rung)
-    if rung.shed or strides <= 1 or one.encoded == 0:
-        return one
-    quiet = work(replace(demand, kept=0.0), rung).encoded / one.encoded
-    stretched = demand.stride_s * (1 + (strides - 1) * min(1.0, quiet))
-    return work(replace(demand, stride_s=min(stretched, demand.window_s / rung.stride)), rung)
-
-
 class WorkTable:
-    """``seconds[kind, rung, held, strides]`` that a window adds to a step: one ``held`` strides long, as windows grow
-    after a fresh start, with ``strides`` of new frames.
+    """``seconds[kind, rung, held, strides]`` that a window adds to a step, by production's own estimate: one ``held``
+    strides long, as windows grow after a fresh start, with ``strides`` of new frames, all but the last of them gated.
+    ``more`` ``[kind, rung, held]``: of each window before it that was dropped instead.
 
-    ``alike``: windows cost the same whatever was gated or lost before them: ``cost`` was measured over such windows.
+    ``alike``: windows cost the same whatever was gated or lost before them: ``costs`` were measured over such windows.
     """
 
     def __init__(self, demands: Sequence[Demand], ladder: Ladder, costs: CostModel, *, alike: bool = False) -> None:
         longest = max(math.ceil(demand.window_s / demand.stride_s) for demand in demands)
         shape = (len(demands), len(ladder.rungs), longest + 1, 2 if alike else longest + 1)
         self.seconds: Floats = np.zeros(shape)
-        for kind, rung, held, strides in np.ndindex(shape):
-            if held and strides and not ladder.rungs[rung].shed:
-                demand = demands[kind]
-                length_s = min(demand.window_s, held * demand.stride_s * ladder.rungs[rung].stride)
-                asked = work_after(replace(demand, window_s=length_s), ladder.rungs[rung], min(strides, held))
-                self.seconds[kind, rung, held, strides] = demand.cost * costs.window_seconds(asked)
+        self.more: Floats = np.zeros(shape[:3])
+        for kind, rung, held in np.ndindex(shape[:3]):
+            now = ladder.rungs[rung]
+            if not held or now.shed:
+                continue
+            length_s = min(demands[kind].window_s, held * stride_at(demands[kind], now))
+            demand = replace(demands[kind], window_s=length_s)
+            for strides in range(1, shape[3]):
+                asked = work(demand, now, gated=None if alike else min(strides, held) - 1)
+                self.seconds[kind, rung, held, strides] = costs.window_seconds(asked)
+            if not alike:
+                missed = costs.window_seconds(work(demand, now, gated=0, missed=1))
+                self.more[kind, rung, held] = missed - self.seconds[kind, rung, held, 1]
 
-    def of(
-        self,
-        kind: Ints,
-        rung: Ints,
-        held: Floats,
-        strides: Floats,
-    ) -> Floats:
-        """Predicted seconds of each window, without its part of the step."""
+    def of(self, kind: Ints, rung: Ints, held: Floats, strides: Floats) -> tuple[Floats, Floats]:
+        """Predicted seconds of each window, without its part of the step, and of one more stride."""
         held_at, strides_at = (
             np.clip(each, 1, most - 1).astype(np.int64)
             for each, most in zip((held, strides), self.seconds.shape[2:], strict=True)
         )
-        found: Floats = self.seconds[kind, rung, held_at, strides_at]
-        return found
+        return self.seconds[kind, rung, held_at, strides_at], self.more[kind, rung, held_at]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +95,13 @@ class Facts:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a stretch of time brought: rows answered, when, and their part of the step's own seconds; rows dropped.
+    """What a stretch of time brought: rows answered, and when; rows dropped.
 
     ``unencoded``: dropped rows whose frames no window that waits will take in.
     """
 
     answered: list[int] = field(default_factory=list)
     finish_s: list[float] = field(default_factory=list)
-    part_s: list[float] = field(default_factory=list)
     dropped: dict[str, list[int]] = field(default_factory=dict)
     unencoded: list[int] = field(default_factory=list)
 
@@ -238,7 +225,6 @@ class Replica:
         count = len(self._under_way)
         out.answered += self._under_way
         out.finish_s += [at_s] * count
-        out.part_s += [self._costs.step_s / count] * count
         self._under_way = []
 
     def _drop(self, gone: Sequence[DroppedWindow], out: Outcome) -> None:

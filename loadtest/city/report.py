@@ -205,7 +205,7 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
         measured, found = each.run.measured, each.simulated
         rows.append(
             (
-                f"{sum(group.count for group in each.run.cameras):,}",
+                f"{each.run.cameras:,}",
                 f"{each.run.replicas:,}",
                 _percent(found.busy),
                 seconds_text(found.lag_p50_s),

@@ -234,7 +234,7 @@ def _instance(cluster: Cluster, decoder: str) -> str | None:
     return None if info is None else info.instance
 
 
-def test_killed_decoder_comes_back_with_its_cameras_and_the_agent_stays(
+def test_killed_decoder_comes_back_with_its_cameras_and_the_agent_resumes(
     cluster: Cluster, client, answers: Answers, agent
 ) -> None:
     reconnects = agent.status.reconnects
@@ -254,7 +254,7 @@ def test_killed_decoder_comes_back_with_its_cameras_and_the_agent_stays(
             status = client.camera_get(camera)
             assert status.decoder == name
             assert status.windows_lost - lost[camera] <= most
-    assert agent.status.reconnects == reconnects, "the gateway kept the agent's connection"
+    assert agent.status.reconnects > reconnects
     assert agent.status.dropped == agent.status.cluster_dropped == 0
 
 

@@ -223,7 +223,7 @@ async def test_a_busy_replica_is_not_taken_for_a_dead_one(tmp_path, monkeypatch)
     for serves, beats in ((None, True), (None, False), (False, True)):
         await controller.register_replica(ReplicaInfo("r", address, "", 1, PatchGeometry(14, 2, 2)), None, [])
         monkeypatch.setattr("actors.controller.is_serving", lambda *_, serves=serves, **__: asyncio.sleep(0, serves))
-        await controller.report_broken("replica-0", address)
+        await controller.report_broken(address)
         await asyncio.sleep(0.01)
         if beats:
             await controller.heartbeat_replica("r", [])
@@ -336,19 +336,22 @@ async def _left_out(tmp_path, caplog) -> None:
         "gate": {"name": "gate", "source": source, "old_key": 1},
         "yard": {"name": "yard", "source": source, "window": {"stride_s": 1000}},
         "door": {"name": "door", "source": source},
+        # A name that an earlier version allowed.
+        "gate 2": {"name": "gate 2", "source": source},
     }
     for number, (name, entry) in enumerate(entries.items()):
         body = {"entry": entry, "manager": "cluster", "life": f"life-{number}"}
         table.write({f"camera/{name}": json.dumps(body).encode()})
-    table.write({"seeded": json.dumps([json.dumps(entries["gate"])]).encode()})
+    table.write({"seeded": json.dumps([json.dumps(entries["gate"]), json.dumps({"name": "gate 3"})]).encode()})
     controller = Controller(config, "run", "127.0.0.1")
     await controller.register_decoder(DecoderInfo("decoder-0", "a", "127.0.0.1:1", "", 1), [])
     states = await controller.camera_states(-1)
     assert [each.name for each in states.statuses] == ["door"]
-    assert states.lives == {"gate": "life-0", "yard": "life-1", "door": "life-2"}
-    for name in ("gate", "yard"):
+    assert states.lives == {"gate": "life-0", "yard": "life-1", "door": "life-2", "gate 2": "life-3"}
+    for name in ("gate", "yard", "gate 2"):
         assert f"camera {name} is left out" in caplog.text
     assert "48151623" not in caplog.text
+    await controller.remove_camera("gate 2")
     # What alerting has of them stays until they are removed, or go on as the same cameras.
     await controller.remove_camera("gate")
     with pytest.raises(ManagedElsewhereError):
@@ -356,7 +359,7 @@ async def _left_out(tmp_path, caplog) -> None:
     await controller.add_camera(ManagedCamera(entry=CameraEntry(name="yard")), force=True)
     assert (await controller.camera_states(-1)).lives == {"yard": "life-1", "door": "life-2"}
     assert [each.entry.name for each in CameraStore(table).load()] == ["door", "yard"]
-    assert CameraStore(table).removed() == {"life-0": "gate"}
+    assert CameraStore(table).removed() == {"life-0": "gate", "life-3": "gate 2"}
     with pytest.raises(UnknownCameraError):
         await controller.remove_camera("gate")
     for task in controller._background:

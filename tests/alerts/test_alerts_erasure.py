@@ -62,15 +62,12 @@ def test_nothing_of_the_camera_is_left_in_the_file(store, tmp_path):
     store.write(life(1, NOW - 50, NOW - 40))
     store.write(life(2, NOW - 30, NOW - 20, state="dead"))
     store.write(life(3, NOW - 30, NOW - 20, camera="yard", text="a blue van"))
-    store.write(Changes(serials={("gate", "person"): 2}))
     assert SEEN.encode() in on_disk(tmp_path)
     assert forget(store) == Erased(2, 4)
     left = on_disk(tmp_path)
     assert SEEN.encode() not in left
     assert f"{1:016x}".encode() not in left
     assert b"a blue van" in left
-    # An id is never given twice: the number of the last incident stays.
-    assert store.load().serials == {("gate", "person"): 2}
     assert [each.camera for each in store.incidents()] == ["yard"]
     assert store.dead() == []
     assert forget(store) == Erased()

@@ -74,7 +74,7 @@ async def test_sinks_are_told_of_who_sees_to_it_and_followers_of_the_clip_as_wel
             ("update", "acknowledged"),
             ("end", ""),
         ]
-        assert (await service.outbox()).sinks["ops"][1].delivered == 3
+        assert (await service.outbox()).sinks["ops"].delivered == 3
 
 
 async def test_a_clip_that_cannot_be_had_is_told_after_the_end_too(tmp_path, make):

@@ -113,7 +113,7 @@ def test_an_incident_of_a_condition_that_is_no_longer_checked_ends(make):
     before.each_second(make, 70, 80, luma=9.0, spread=4.0)
     [incident] = before.open_incidents.oldest_first
     after = Desk(HealthConfig(covered={"enabled": False}))
-    after.open_incidents.load([incident], {}, [], NOW + 80)
+    after.open_incidents.load([incident], [], NOW + 80)
     assert after.each_second(make, 80, 100, luma=9.0, spread=4.0) == [(90, "end", "covered-lens")]
 
 
@@ -130,7 +130,7 @@ def test_a_covered_lens_is_still_covered_after_a_restart(make):
     desk.each_second(make, 0, 60)
     desk.each_second(make, 60, 70, spread=4.0)
     other = Desk()
-    other.open_incidents.load(desk.open_incidents.oldest_first, {("gate", "covered-lens"): 1}, [], NOW)
+    other.open_incidents.load(desk.open_incidents.oldest_first, [], NOW)
     other.monitor.load(desk.tracks)
     assert other.each_second(make, 70, 100, spread=4.0) == []
     assert other.each_second(make, 100, 115) == [(110, "end", "covered-lens")]

@@ -137,7 +137,7 @@ def test_what_a_sink_is_told(moments, told, events):
     incidents = OpenIncidents("salt")
     opened, *going_on, ended = map(at, moments)
     incident = incidents.open_incident(
-        Incident("", "gate", "question", "person", "warning", 0, 1, 0.0, 0, opened, opened)
+        Incident("", "gate", "question", "person", "warning", 0, 1, 0.0, 0, opened, opened), "first"
     )
     for now_s in going_on:
         incident = incidents.extend_incident(incident, now_s, tell=True)

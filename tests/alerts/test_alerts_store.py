@@ -39,7 +39,6 @@ def test_everything_is_there_again(path, make):
     changes = told(recent(make, 0), "ops", "desk")
     changes.merge(told(ended, "ops"))
     changes.tracks[("gate", "person")] = {"run": 2}
-    changes.serials[("gate", "person")] = 7
     changes.mutes[("yard", "*")] = Mute("yard", "*", NOW + 99, "ann")
     store.write(changes)
     store.write(Changes(deliveries={(ended.key, "ops"): Delivery(ended, "ops", "delivered", 1)}))
@@ -49,7 +48,6 @@ def test_everything_is_there_again(path, make):
     kept = again.load()
     assert again.salt == salt
     assert kept.tracks == {("gate", "person"): {"run": 2}}
-    assert kept.serials == {("gate", "person"): 7}
     assert kept.mutes == [Mute("yard", "*", NOW + 99, "ann")]
     assert kept.incidents == [recent(make, 0).incident]
     assert [(each.event, each.sink) for each in kept.pending] == [(recent(make, 0), "desk"), (recent(make, 0), "ops")]

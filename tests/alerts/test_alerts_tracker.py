@@ -27,7 +27,6 @@ class Desk:
         self.rule = rule
         self.tracker = IncidentTracker(self.open_incidents, lambda _camera, _question: self.rule)
         self.tracks: dict = {}
-        self.serials: dict = {}
         self.told = []
 
     def take(self, *answers, now_s=NOW):
@@ -42,17 +41,16 @@ class Desk:
     def collect(self):
         changes = self.open_incidents.pop_changes()
         self.tracks |= changes.tracks
-        self.serials |= changes.serials
         self.told += changes.events.values()
         return [(event.kind, event.incident.start, event.incident.end) for event in changes.events.values()]
 
     def restarted(self, now_s=NOW) -> Desk:
         """Another process that knows what this one wrote, as JSON."""
         other = Desk(self.rule)
-        other.open_incidents.load(self.open_incidents.oldest_first, self.serials, self.open_incidents.mutes(NOW), NOW)
+        other.open_incidents.load(self.open_incidents.oldest_first, self.open_incidents.mutes(NOW), NOW)
         kept = {where: json.loads(json.dumps(track)) for where, track in self.tracks.items() if track is not None}
         other.tracker.load(kept, now_s)
-        other.tracks, other.serials = dict(self.tracks), dict(self.serials)
+        other.tracks = dict(self.tracks)
         return other
 
 

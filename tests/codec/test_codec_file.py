@@ -273,3 +273,21 @@ def test_decoder_processes_stay_free_of_torch() -> None:
 def test_samples_are_at_the_pictures_own_times(clips: dict[str, Path]) -> None:
     _, samples = process(*read(clips["plain"]), fps=2)
     assert [seconds(sample) for sample in samples] == [0.5 * index for index in range(8)]
+
+
+@pytest.mark.parametrize("degrees", [0, 90])
+def test_a_file_whose_pictures_are_to_be_turned_is_told_of_once(tmp_path: Path, caplog, degrees: int) -> None:
+    """They lay on their side, and nobody was told."""
+    upright = encode(tmp_path / "upright.mp4", walk(10))
+    with av.open(str(upright)) as read, av.open(str(tmp_path / "clip.mp4"), "w") as written:
+        stream = written.add_stream_from_template(read.streams.video[0])
+        if degrees:
+            stream.set_display_rotation(degrees)
+        for packet in read.demux(video=0):
+            if packet.size:
+                packet.stream = stream
+                written.mux(packet)
+    source = FileSource(tmp_path / "clip.mp4")
+    source.open()
+    assert len(list(source.packets())) == 10
+    assert caplog.text.count("is to be turned by 90 degrees") == bool(degrees)

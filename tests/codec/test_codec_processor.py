@@ -62,6 +62,16 @@ def test_samples_and_grids_have_the_promised_shapes(clips: dict[str, Path]) -> N
             assert change.intra.max() <= 1.0001
 
 
+@pytest.mark.parametrize(("aspect", "width"), [("2", 384), ("1/2", 96), ("16/11", 279), ("8", 192)])
+def test_the_model_sees_pictures_in_their_shape(tmp_path: Path, aspect: str, width: int) -> None:
+    """Pixels that are no squares, as of analogue cameras and of recorders that keep half the width, were taken for
+    such. An aspect that no camera has is not believed."""
+    path = encode(tmp_path / "clip.mp4", walk(10), options={"aspect": aspect})
+    processor, samples = process(*read(path), fps=5)
+    assert {sample.grid for sample in samples} == {GEOMETRY.grid(width, 128)}
+    assert (processor.stats.width, processor.stats.height) == (192, 128)
+
+
 def test_every_decoded_picture_is_folded_once(clips: dict[str, Path]) -> None:
     for name in clips:
         processor, samples = process(*read(clips[name]), fps=3)

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.config import CameraEntry, QuestionConfig, SightlineConfig, camera_settings
 from cluster.control.directory import Directory
-from cluster.errors import CameraExistsError, ManagedElsewhereError, UnknownCameraError
+from cluster.errors import CameraExistsError, UnknownCameraError
 from cluster.types import LastAnswer, PatchGeometry
 from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo, StreamReport, Totals
 
@@ -51,7 +51,7 @@ def test_every_camera_is_assigned_to_exactly_one_decoder(directory: Directory) -
     assert first | second == set(directory.cameras)
     assert not first & second
     for assignment in directory.assignment("decoder-0").cameras:
-        assert (assignment.geometry, assignment.replica, assignment.replica_address) == (GEOMETRY, "replica-0", "r1:1")
+        assert (assignment.geometry, assignment.replica_address) == (GEOMETRY, "r1:1")
 
 
 def test_a_replica_that_is_to_be_stopped_gets_no_camera_that_it_had_before(directory: Directory) -> None:
@@ -225,7 +225,7 @@ def test_without_members_a_camera_waits_and_says_why() -> None:
     assert (status.state, status.reason) == ("waiting", "no decoder is ready for it yet")
     directory.join_decoder(decoder("decoder-0"), 0.0)
     [assignment] = directory.assignment("decoder-0").cameras
-    assert (assignment.geometry, assignment.replica) == (None, None)
+    assert (assignment.geometry, assignment.replica_address) == (None, None)
 
 
 def test_totals_are_over_runs_each_of_which_is_told_of_many_times() -> None:
@@ -336,23 +336,3 @@ def test_an_update_keeps_place_and_counts_and_reaches_the_decoder(directory: Dir
     assert directory.version == version, "the same again disturbs nobody"
     with pytest.raises(UnknownCameraError, match="did you mean 'cam-0'"):
         directory.update(camera("cam-00"))
-
-
-def test_only_its_manager_changes_or_removes_a_camera_unless_it_is_taken_over(directory: Directory) -> None:
-    directory.add(camera("ours"), manager="north")
-    assert directory.status("ours").manager == "north"
-    for call in (
-        lambda: directory.add(camera("ours")),
-        lambda: directory.update(camera("ours", "rtsp://elsewhere/")),
-        lambda: directory.remove("ours", manager="cluster"),
-    ):
-        with pytest.raises(ManagedElsewhereError, match="applied as 'north'"):
-            call()
-    assert directory.settings("ours").source.reveal() == ""
-    directory.update(camera("ours", "rtsp://elsewhere/"), takeover=True)
-    assert (directory.status("ours").manager, directory.settings("ours").source.reveal()) == (
-        "cluster",
-        "rtsp://elsewhere/",
-    )
-    directory.remove("ours", manager="north", takeover=True)
-    assert "ours" not in directory.cameras

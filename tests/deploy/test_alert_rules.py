@@ -206,8 +206,8 @@ CASES = {
         {S + 'node_tier_events_total{event="evicted",process="tier-0"}': "0+5x60"},
     ),
     "SightlineAlertsUndelivered": (
-        {S + 'alerts_waiting{sink="hook"}': "0x30 3x30"},
-        {S + 'alerts_waiting{sink="hook"}': "3x50 0 3x9"},
+        {S + 'alerts_waiting{sink="hook"}': "0x53 3x7"},
+        {S + 'alerts_waiting{sink="hook"}': "3x56 0 3x3"},
     ),
     "SightlineObjectiveBurning": (
         {S + TOTAL: "0+100x60", WINDOWS % ("late", ""): "0+15x60"},

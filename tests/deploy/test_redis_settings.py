@@ -120,3 +120,15 @@ def test_ray_keeps_its_tables_there_and_nowhere_else(server, authority) -> None:
             ray.terminate()
             for process in psutil.wait_procs(below, 20)[1]:
                 process.kill()
+
+
+@pytest.mark.parametrize("password", ["50%41off", "a/b", "a b", "", "tab\tbed"])
+def test_a_password_that_an_address_would_change_is_refused(password) -> None:
+    """Replicas sent another one, and every memory missed its tier."""
+    [container] = pods(rendered("city"))["kv-redis"]["spec"]["containers"]
+    environment = {"REDIS_PASSWORD": password, "PATH": "/usr/bin:/bin"}
+    ended = subprocess.run(
+        [*container["command"], *container["args"]], env=environment, capture_output=True, text=True, timeout=20
+    )
+    assert ended.returncode == 1
+    assert "must be letters, digits and . _ ~ -" in ended.stderr

@@ -217,7 +217,7 @@ async def test_without_a_memory_the_rest_is_forgotten_all_the_same():
     async def also(camera, before_s):
         return pictures_pb2.ForgetFootageReply(files=2)
 
-    async def nothing(camera, ago_s):
+    async def nothing(camera, ago_s, **_):
         raise NotReadyError("this engine keeps no memory")
 
     async with replica() as (handler, address):

@@ -6,28 +6,22 @@ from dataclasses import asdict
 import pytest
 
 from cluster.control.costs import CostModel
+from cluster.control.demand import Demand
 from cluster.errors import ConfigError
 from loadtest.city.against import Compared, Run, compare, read_runs, sim_error
+from loadtest.city.mix import CameraClass, Mix
 
 COSTS = CostModel("m", "d", "made", 0.05, 0.3, 0.0, 0.0, 0.0, 0.1, 0.1)
 
 
-def run_of(**changes):
-    group = {
-        "count": 10,
-        "window_s": 40.0,
-        "stride_s": 8.0,
-        "fps": 2.0,
-        "frame_tokens": 100,
-        "temporal": 2,
-        "questions": 1,
-        "query_tokens": 10,
-        "kept": 0.2,
-        "busy": 1.0,
-        "anchor_interval_s": 8.0,
-    } | changes.pop("group", {})
+def run_of(*busy: float, count: int = 10, **changes):
+    """A run of so many cameras for each share of windows in ``busy``, of one class where there is none."""
+    asked = {"frame_tokens": 100, "query_tokens": 10, "anchor_interval_s": 8.0}
+    classes = [
+        CameraClass.of(Demand(f"class-{index}", busy=each, **asked), count) for index, each in enumerate(busy or [1.0])
+    ]
     return {
-        "cameras": [group],
+        "mix": Mix(classes=classes).model_dump(mode="json"),
         "replicas": 1,
         "seconds": 160.0,
         "warmup_s": 16.0,
@@ -37,13 +31,19 @@ def run_of(**changes):
     } | changes
 
 
+def busier_than_ever():
+    body = run_of()
+    body["mix"]["classes"][0]["activity"]["busy"] = 2.0
+    return body
+
+
 def test_runs_are_read_from_either_form(tmp_path):
     path = tmp_path / "load.json"
     path.write_text(json.dumps({"city": run_of(), "figures": {}}))
     (one,) = read_runs(path)
     path.write_text(json.dumps({"runs": [run_of(), {"city": run_of(replicas=2), "more": 1}]}))
     assert [run.replicas for run in read_runs(path)] == [1, 2]
-    assert one.cameras[0].count == 10
+    assert one.cameras == 10
 
 
 def test_evenly_spread_windows_do_not_wait():
@@ -64,15 +64,14 @@ def test_phases_decide_the_lag():
 
 def test_a_phase_is_its_own_cameras():
     # Cameras whose windows end together, which all stand still, and others, spread evenly, that move: nobody waits.
-    still, moving = (run_of(group={"busy": busy})["cameras"][0] for busy in (0.0, 1.0))
     phases = [0.0] * 10 + [index / 10 for index in range(10)]
-    found = compare(Run.model_validate(run_of(cameras=[still, moving], phases=phases, warmup_s=24.0)), None)
+    found = compare(Run.model_validate(run_of(0.0, 1.0, phases=phases, warmup_s=24.0)), None)
     assert found.simulated.computed_per_s == pytest.approx(10 / 8, rel=0.02)
     assert found.simulated.lag_p99_s == pytest.approx(0.35, rel=0.4)
 
 
 def test_the_gate_lets_through_the_measured_share():
-    run = Run.model_validate(run_of(group={"busy": 0.5, "count": 40}, seconds=400.0))
+    run = Run.model_validate(run_of(0.5, count=40, seconds=400.0))
     assert compare(run, None).simulated.computed_per_s == pytest.approx(40 / 8 * 0.5, rel=0.05)
 
 
@@ -95,7 +94,7 @@ def test_the_error_is_the_median_of_the_worst():
         ('{"runs": [7]}', "run 0"),
         (json.dumps({"city": run_of(measured={"lag_p50_s": None})}), "no computed windows"),
         (json.dumps({"city": run_of(replicas=0)}), "run 0: replicas"),
-        (json.dumps({"city": run_of(group={"busy": 2.0})}), "run 0: cameras\\[0\\].busy"),
+        (json.dumps({"city": busier_than_ever()}), "run 0: mix.classes\\[0\\].activity.busy"),
     ],
 )
 def test_what_is_no_load_test_is_refused(tmp_path, body, complaint):

@@ -42,17 +42,17 @@ def append(rows, ends):
 
 
 def test_rows_are_tallied_once_each_whatever_the_order():
-    rows, tally = Rows(), Tally(bins=2, bin_s=100.0, rungs=1)
+    tally = Tally(bins=2, bin_s=100.0, rungs=1)
+    rows = Rows(tally)
     assert append(rows, [10.0, 20.0, 30.0, 110.0]) == 0
     rows.answered([1], [21.0])
-    rows.flush(tally)
-    assert tally.answered.sum() == 0, "the first row is open: nothing in front of it is settled"
+    rows.forget_settled()
+    assert (tally.answered.sum(), len(rows)) == (1, 4), "the first row is open: nothing in front of it is forgotten"
     rows.dropped([0], Lost.REPLICA_LOST)
-    rows.flush(tally)
+    rows.forget_settled()
     assert (tally.answered.sum(), tally.dropped.sum(), len(rows)) == (1, 1, 2)
     assert append(rows, [120.0]) == 4
     rows.answered([3], [119.0])
-    rows.close(tally)
     assert (tally.answered.sum(), rows.open) == (2, 2)
     assert tally.on_time[:, 0].tolist() == [1, 0]
     assert tally.useful_s.tolist() == [0.5, 0.0]
@@ -60,16 +60,17 @@ def test_rows_are_tallied_once_each_whatever_the_order():
 
 
 def test_rows_grow():
-    rows, tally = Rows(), Tally(bins=1, bin_s=1e6, rungs=1)
+    tally = Tally(bins=1, bin_s=1e6, rungs=1)
+    rows = Rows(tally)
     for _ in range(30):
         append(rows, range(100))
     rows.answered(list(range(3000)), [200.0] * 3000)
-    rows.flush(tally)
+    rows.forget_settled()
     assert (tally.answered.sum(), len(rows), rows.base) == (3000, 0, 3000)
 
 
 def test_a_window_is_not_settled_twice():
-    rows = Rows()
+    rows = Rows(Tally(bins=1, bin_s=10.0, rungs=1))
     append(rows, [1.0])
     rows.answered([0], [2.0])
     with pytest.raises(RuntimeError, match="twice"):

@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_same_city():
 
 def test_an_idle_city_answers_after_one_step():
     costs = replace(COSTS, spread=0.0)
-    found = simulate(city(4, 1, costs=costs, mix=ALIKE))
+    found = simulate(city(4, 1, costs=costs, mix=ALIKE, phases=(0.0, 0.25, 0.5, 0.75)))
     # Four windows in eight seconds, spread out: nobody waits.
     assert found.figures.lag_p50_s == pytest.approx(0.62, rel=0.012)
     assert found.figures.lag_p99_s == pytest.approx(0.62, rel=0.012)

@@ -16,10 +16,10 @@ from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_files
 from cluster.types import Answer, Timing, TokenCount
 from loadtest.agent import FedAgent
-from loadtest.city.against import Group
+from loadtest.city.mix import Mix
 from loadtest.fleet import Camera
 from loadtest.footage import StreamHeader
-from loadtest.machine import GpuUse, MachineUse
+from loadtest.machine import MachineUse
 from loadtest.profile import kind_at, script
 from loadtest.report import Facts, page, run_charts, run_json, search_json, search_text, verdict_text
 from loadtest.result import FaultResult, Measurement, Spread, Tick, Verdict
@@ -63,7 +63,7 @@ LOST = replace(KILLED, name="freeze-decoder", recovery_s=math.inf)
 
 
 def tick(at_s: float) -> Tick:
-    use = MachineUse({"replica": 0.5, "generator": 0.1}, {"replica": 2**20}, 0.4, 0.2, 1e6, (GpuUse(0, 0.5, None, 1),))
+    use = MachineUse({"replica": 0.5, "generator": 0.1}, {"replica": 2**20}, 0.4, 0.2, 1e6, {"GPU 0 computing": 0.5})
     return Tick(at_s, 10, 3, 0.4, 1.2, 0.01, 5e5, use)
 
 
@@ -254,15 +254,14 @@ def test_the_simulator_is_told_what_was_measured_of_each_kind_of_camera() -> Non
         began_s=0.0,
     )
     told = city(stage, found)
-    groups = {group["kind"]: group for group in told["cameras"]}
-    assert {kind: group["count"] for kind, group in groups.items()} == {
+    classes = {each.name: each for each in Mix.model_validate(told["mix"]).classes}
+    assert {kind: each.share for kind, each in classes.items()} == {
         kind: list(kinds.values()).count(kind) for kind in ("busy", "quiet")
     }
-    assert (groups["busy"]["busy"], groups["quiet"]["busy"]) == (1.0, 0.0)
+    assert (classes["busy"].activity.busy, classes["quiet"].activity.busy) == (1.0, 0.0)
     # 65 % kept: half of the frames are whole, so the others keep 30 %.
-    assert groups["busy"]["kept"] == pytest.approx(0.3)
-    assert groups["busy"]["frame_tokens"] == 50
-    assert [Group.model_validate(group).kind for group in told["cameras"]] == list(groups)
+    assert classes["busy"].activity.kept == pytest.approx(0.3)
+    assert classes["busy"].frame_tokens == 50
     assert told["measured"]["gated_per_s"] == pytest.approx(12 / 2.1)
     assert told["measured"]["answered_per_s"] == pytest.approx(12 / 2.1)
     assert told["measured"]["dropped_per_s"] == pytest.approx(10)

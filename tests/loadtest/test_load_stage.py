@@ -48,7 +48,7 @@ async def test_a_simulation_is_told_every_cameras_phase() -> None:
         target = replace(target, config=target.config.model_copy(update={"engine": "simulated"}))
         found = await run_test(target, profile(), CLIPS)
     assert found.city is not None
-    assert [group["count"] for group in found.city["cameras"]] == [4]
+    assert [each["share"] for each in found.city["mix"]["classes"]] == [4]
     assert found.city["phases"] == [script(profile(), number).phase for number in range(4)]
 
 
@@ -156,7 +156,7 @@ async def test_a_simulation_is_told_how_many_cameras_there_were_at_a_time() -> N
         await stage.fleet.replace_one()
         await stage.warm_up(3)
         found = city(stage, await stage.measure(1.5))
-    assert [group["count"] for group in found["cameras"]] == [3]
+    assert [each["share"] for each in found["mix"]["classes"]] == [3]
 
 
 async def test_cameras_of_a_cluster_of_somebody_elses_are_gone_afterwards() -> None:

@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from cluster.lab.bench.memory.compressors import (
-    coverage_area,
-    largest_gap,
-    nearest_cosine_distances,
-    nearest_distances,
-)
+from cluster.lab.bench.memory.compressors import coverage_area, nearest_distances
 from cluster.memory.compress import top_tokens
 from cluster.memory.compress.cords import (
     CoRDS,
@@ -548,24 +543,3 @@ def test_kept_tokens_have_distance_zero_and_others_that_of_the_nearest() -> None
 def test_the_area_is_one_where_everything_is_kept() -> None:
     assert coverage_area(torch.zeros(5), 2.0) == 1.0
     assert coverage_area(torch.tensor([0.0, 1.0, 2.0, 5.0]), 2.0) == pytest.approx((1 + 0.5) / 4)
-
-
-def test_cosine_distances_by_hand() -> None:
-    """Three tokens, the first of which is kept: the second's key is orthogonal and its value is twice the first's; the
-    third's key is opposite and its value orthogonal. Only directions count."""
-    key = torch.tensor([[[1.0, 0.0], [0.0, 3.0], [-1.0, 0.0]]])
-    value = torch.tensor([[[0.0, 1.0], [0.0, 2.0], [1.0, 0.0]]])
-    layer = LayerKV(key, value, torch.arange(3)[None], torch.arange(3)[None])
-    kept = layer.select(torch.tensor([[0]]))
-    for space, wanted in (("key", [0.0, 1.0, 2.0]), ("value", [0.0, 0.0, 1.0]), ("joint", [0.0, 0.5, 1.5])):
-        assert nearest_cosine_distances(layer, kept, space)[0].tolist() == pytest.approx(wanted)
-    # Jointly, the nearest in both at once: not the one nearest in keys and another one nearest in values.
-    two = layer.select(torch.tensor([[0, 1]]))
-    assert nearest_cosine_distances(layer, two, "joint")[0].tolist() == pytest.approx([0.0, 0.0, 1.0])
-
-
-def test_the_lead_is_the_largest_gap_of_two_distributions() -> None:
-    """At 0.5 three of four are within reach against one of four; at 1 all against two."""
-    ours, theirs = torch.tensor([0.1, 0.4, 0.4, 0.9]), torch.tensor([0.3, 0.6, 1.5, 1.5])
-    assert largest_gap(ours, theirs, 2.0) == pytest.approx(0.5)
-    assert largest_gap(theirs, ours, 2.0) == 0.0

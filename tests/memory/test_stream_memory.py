@@ -170,7 +170,7 @@ def test_retention_forgets_by_itself() -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """``hours`` that pass for memories."""
     clock, began = SimpleNamespace(hours=0.0), time.monotonic()
-    for module in ("bank", "eviction", "manifest", "stream"):
+    for module in ("bank", "eviction", "stream"):
         monotonic = SimpleNamespace(monotonic=lambda: began + clock.hours * 3600)
         monkeypatch.setattr(f"cluster.memory.{module}.time", monotonic)
     return clock

@@ -14,7 +14,7 @@ from cluster.errors import ConfigError, ModelError
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
-from cluster.models.checkpoint import weights_digest
+from cluster.models.checkpoint import normalise, weights_digest
 from cluster.models.loading import load_shape
 from cluster.models.presets import PRESETS
 from cluster.models.settings import ModelSettings
@@ -55,6 +55,88 @@ def test_the_image_processor_of_a_checkpoint_is_heeded(model, saved, make_frame)
     loaded = load_model(str(saved))
     assert (loaded.mean, loaded.std) == ((0.3, 0.5, 0.7), (0.4, 0.5, 0.6))
     assert not torch.allclose(loaded.encode([frame])[0].embeds, model.encode([frame])[0].embeds, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("body", "factor", "mean", "std"),
+    [
+        ({"do_normalize": False}, 1 / 255, (0, 0, 0), (1, 1, 1)),
+        (
+            {"do_rescale": False, "image_mean": [128, 127, 126], "image_std": [70, 71, 72]},
+            1,
+            (128, 127, 126),
+            (70, 71, 72),
+        ),
+        ({"rescale_factor": 2 / 255, "image_mean": [1, 1, 1], "image_std": [1, 1, 1]}, 2 / 255, (1, 1, 1), (1, 1, 1)),
+        ({"do_normalize": False, "do_rescale": False}, 1, (0, 0, 0), (1, 1, 1)),
+    ],
+)
+def test_every_key_of_the_processor_that_changes_pixels_counts(internvl, tmp_path, body, factor, mean, std):
+    """Only mean and deviation did."""
+    internvl.model.save_pretrained(tmp_path)
+    internvl.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(body))
+    loaded = load_model(str(tmp_path))
+    pixels = torch.tensor([0, 60, 255], dtype=torch.uint8)
+    shown = normalise(pixels.view(1, 1, 3, 1, 1), loaded.mean, loaded.std, torch.float32).flatten()
+    torch.testing.assert_close(shown, (pixels * factor - torch.tensor(mean)) / torch.tensor(std))
+
+
+def test_frames_are_shown_as_the_processor_of_videos_shows_them(internvl, tmp_path):
+    internvl.model.save_pretrained(tmp_path)
+    internvl.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.1, 0.1, 0.1]}')
+    assert load_model(str(tmp_path)).mean == (0.1, 0.1, 0.1)
+    (tmp_path / "video_preprocessor_config.json").write_text('{"image_mean": [0.2, 0.2, 0.2]}')
+    assert load_model(str(tmp_path)).mean == (0.2, 0.2, 0.2)
+    both = {"image_processor": {"image_mean": [0.3, 0.3, 0.3]}, "video_processor": {"image_mean": [0.4, 0.4, 0.4]}}
+    (tmp_path / "processor_config.json").write_text(json.dumps(both))
+    assert load_model(str(tmp_path)).mean == (0.4, 0.4, 0.4)
+
+
+@pytest.mark.parametrize(
+    "body",
+    ['{"image_std": [0, 1, 1]}', '{"image_mean": [0.5]}', '{"rescale_factor": 0}', '{"image_mean": "half"}', "{"],
+)
+def test_a_processor_that_makes_no_pixels_is_refused(internvl, tmp_path, body):
+    internvl.model.save_pretrained(tmp_path)
+    internvl.tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "preprocessor_config.json").write_text(body)
+    with pytest.raises(ModelError, match=r"preprocessor_config\.json"):
+        load_model(str(tmp_path))
+
+
+def test_a_chat_template_that_asks_otherwise_is_refused(model, saved):
+    """Its checkpoint was asked in a way it was not trained for, and nobody was told."""
+    asked = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    answer = "{% if add_generation_prompt %}[/INST]{% endif %}"
+    for template in (f"[INST]{asked}{answer}", _published(model) + "<think>", "{% broken"):
+        (saved / "chat_template.jinja").write_text(template)
+        with pytest.raises(ModelError, match="the chat template of"):
+            load_model(str(saved))
+    (saved / "chat_template.jinja").write_text(_published(model))
+    assert load_model(str(saved)).chat_answer == model.chat_answer
+    (saved / "chat_template.jinja").unlink()
+    # Of processors, as library versions before 5 saved them.
+    (saved / "chat_template.json").write_text(json.dumps({"chat_template": asked}))
+    with pytest.raises(ModelError, match="the chat template of"):
+        load_model(str(saved))
+
+
+def _published(model):
+    """The template of the family's published checkpoints, without what writes pictures."""
+    parts = "{% for part in message.content %}{{ part.text }}{% endfor %}"
+    if model.family == "llava_next_video":
+        turn = "{{ message.role.upper() }}: " + parts + " "
+        return (
+            "{% for message in messages %}" + turn + "{% endfor %}{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+        )
+    system = "{% if loop.first %}<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
+    after_role, after_turn = (" ", "") if model.family == "llava_onevision" else ("\n", "\n")
+    turn = "<|im_start|>{{ message.role }}" + after_role + parts + "<|im_end|>" + after_turn
+    opening = system if model.family in ("qwen2_vl", "qwen2_5_vl") else ""
+    answer = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    return "{% for message in messages %}" + opening + turn + "{% endfor %}" + answer
 
 
 def test_the_settings_of_a_checkpoint_from_the_hub_are_heeded(qwen, offline, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import rpc_serving
 from frame_parts import Replica, frame_counts, sending, serving
+from loop_thread import EventLoopThread
 from sightline.v1 import frames_pb2, frames_pb2_grpc
 
 from cluster.decoder import frame_sender
@@ -19,7 +20,7 @@ from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import UnknownCameraError
 from cluster.replica.frames_service import FramesServicer
 from cluster.types.reports import WindowCounters
-from cluster.wire.channel import CallEndedError, EventLoopThread, open_channel, write
+from cluster.wire.channel import CallEndedError, open_channel, write
 from cluster.wire.convert import frame_to_proto, spec_to_json
 from cluster.wire.server import RpcServer
 

@@ -251,7 +251,7 @@ async def test_what_is_said_before_a_deletion_fails_is_not_gone_on_with():
     async with replica() as (handler, address), open_channel(address) as channel:
         stub = stub_of(channel)
 
-        async def fails(camera, ago_s):
+        async def fails(camera, ago_s, **_):
             handler.told = (await ask(stub))[1]
             raise UnavailableError("Redis is down")
 

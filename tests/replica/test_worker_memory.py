@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rpc_serving import serving
+from sightline.v1 import memory_pb2, memory_pb2_grpc
 from worker_parts import HeldEngine, sample, spec
 
 from cluster import metrics
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import NotReadyError, UnavailableError, UnknownCameraError
+from cluster.gateway.memory_proxy import MemoryProxy
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome
@@ -28,10 +31,12 @@ from cluster.memory.tiers.stack import TierStack
 from cluster.replica.ask_queue import Conversations
 from cluster.replica.events import WorkerFrames
 from cluster.replica.memory import MemoryDeletions, WorkerMemory
+from cluster.replica.memory_service import MemoryServicer
 from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
 from cluster.types import Answer, AskResult, AskSpec, MemorySpec, Moment, StreamSpec, TokenCount
 from cluster.wire.answers import AnswerHub
+from cluster.wire.channel import ChannelPool, open_channel
 
 WAIT_S = 20
 MEMORY = MemorySpec(block_frames=2, organiser="resv", retriever="top_k", retriever_options={"share": 1.0})
@@ -80,7 +85,7 @@ class Place:
 
     def __init__(self, model, *lower: Arena) -> None:
         self.tiers = TierStack([Arena(32 * 2**20), *lower])
-        self.bank = MemoryBank(self.tiers)
+        self.bank = MemoryBank(self.tiers, default=MEMORY)
         self.engine = SlowAsks(NativeEngine(model, memories=self.bank, max_new_tokens=4))
         self.events = Silent()
         self.worker = EngineWorker(self.engine, self.events)
@@ -286,6 +291,48 @@ def test_pictures_and_answers_of_what_is_forgotten_go_though_a_tier_is_down(
     assert (album.nearest("a", 12_000_000) is None) == (ago_s is None)
     assert [each.item.window for each in memory.answers._recent] == ([] if ago_s is None else [1])
     assert place.worker.stop(WAIT_S)
+
+
+@pytest.mark.parametrize("ago_s", [None, 12.0])
+@pytest.mark.parametrize("written", [False, True])
+async def test_a_camera_that_its_replica_has_not_given_away_yet_forgets_there_too(
+    tiny_model, ago_s: float | None, written: bool
+) -> None:
+    """The camera table names the new one: a warm move is under way, or the old one has just closed the camera."""
+    low = HeldStores()
+    old, new = Place(tiny_model, low), Place(tiny_model, low)
+    memories = [WorkerMemory(each.worker, ThumbnailStore(), each.bank, timeout_s=WAIT_S) for each in (old, new)]
+    opened = old.open()
+    old.feed(24)
+    if written:
+        low.go.clear()
+        old.worker.close("a")
+        old.idle()
+        threading.Timer(0.2, low.go.set).start()
+    async with serving(MemoryServicer(memories[0])) as here, serving(MemoryServicer(memories[1])) as there:
+
+        async def placed(camera: str) -> str:
+            return there
+
+        async def replicas() -> list[str]:
+            return [here, there]
+
+        proxy = MemoryProxy(placed, ChannelPool(), replicas=replicas)
+        async with serving(proxy) as gateway, open_channel(gateway) as channel:
+            request = memory_pb2.ForgetRequest(camera="a", before_s=ago_s or 0.0)
+            forgotten = await memory_pb2_grpc.MemoryStub(channel).Forget(request)
+    if not written:
+        assert forgotten.frames >= 11
+        old.feed(12)
+        assert old.worker.hand_over("a").result(WAIT_S).saved
+    new.worker.prepare(opened)
+    new.open()
+    new.fed["a"] = old.fed["a"]
+    new.feed(12)
+    status = new.worker.call_on_engine_thread(lambda engine: engine.memory_status("a")).result(WAIT_S)
+    assert status.oldest == 1_000_000 * (24 if ago_s is None else 11)
+    for each in (old, new):
+        assert each.worker.stop(WAIT_S)
 
 
 def test_windows_go_on_while_a_tier_is_asked_how_much_it_holds(tiny_model) -> None:

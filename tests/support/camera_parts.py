@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from loop_thread import EventLoopThread
 from sightline.v1 import ingest_pb2
 from waiting import until
 
@@ -20,7 +21,6 @@ from cluster.replica.frames_service import FrameHandler, FramesServicer
 from cluster.tracing import Spans
 from cluster.types import FrameSample, PatchGeometry, StreamSpec
 from cluster.types.reports import WindowCounters
-from cluster.wire.channel import EventLoopThread
 from cluster.wire.convert import packet_to_proto
 from cluster.wire.server import RpcServer
 

@@ -344,7 +344,7 @@ class CityMemory:
         """P(yes) of any question."""
         return sum(camera.encode()) % 97 / 96
 
-    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
+    async def delete_memory(self, camera: str, ago_s: float | None, *, only_here: bool = False) -> DeletedMemory:
         status = await self._city.get(camera)
         return DeletedMemory(status.memory_frames, status.memory_bytes)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import av
 from console_city import HEIGHT, QUESTIONS, STRIDE_S, WIDTH, City, CityMemory
+from loop_thread import EventLoopThread
 from prometheus_client import CollectorRegistry
 from sightline.v1 import memory_pb2, pictures_pb2, pictures_pb2_grpc
 
@@ -47,7 +48,6 @@ from cluster.replica import memory_service as memory
 from cluster.security.tokens import TokenFile
 from cluster.types import Answer
 from cluster.wire.answers import AnswerHub
-from cluster.wire.channel import EventLoopThread
 from cluster.wire.mapping import to_message
 from cluster.wire.status import abort, explained
 

@@ -81,8 +81,7 @@ class Gateway:
     def __init__(self, address, *, options=None, **servicer_options):
         self.address = address
         self.channels = ChannelPool()
-        self.proxies = []
-        self.options = {"reconnect_s": 5.0} | (options or {})
+        self.options = options or {}
         servicer_options = {"idle_reply_s": 0.05} | servicer_options
         self.servicer = IngestServicer(self.find, max_packet_bytes=LIMIT, **servicer_options)
 
@@ -91,8 +90,7 @@ class Gateway:
             raise NotReadyError("camera 'pulled' reads rtsp://camera itself; only a camera without a source takes push")
         if camera == "nobody":
             raise UnknownCameraError(f"no camera is called {camera!r}")
-        self.proxies.append(ProxySink(camera, self.route, self.channels, **self.options))
-        return self.proxies[-1]
+        return ProxySink(camera, self.route, self.channels, **self.options)
 
     async def route(self, camera):
         if self.address is None:

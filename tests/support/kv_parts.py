@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from loop_thread import EventLoopThread
 
 from cluster.codec.supervisor import Backoff
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
 from cluster.memory.tiers.remote import RemoteTier
 from cluster.memory.tiers.server import KVServicer
 from cluster.memory.tiers.stack import TierStack
-from cluster.wire.channel import EventLoopThread
 from cluster.wire.server import RpcServer
 
 if TYPE_CHECKING:

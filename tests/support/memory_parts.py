@@ -67,7 +67,7 @@ class Replica:
             self.under_way -= 1
             self.ended += 1
 
-    async def delete_memory(self, camera, ago_s):
+    async def delete_memory(self, camera, ago_s, *, only_here=False):
         self._check(camera)
         self.forgotten.append((camera, ago_s))
         return DeletedMemory(7, -3 if ago_s == 1 else 2**40)

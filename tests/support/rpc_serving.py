@@ -2,8 +2,10 @@
 
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
+from loop_thread import EventLoopThread
+
 from cluster.wire import channel
-from cluster.wire.channel import CallEndedError, EventLoopThread
+from cluster.wire.channel import CallEndedError
 from cluster.wire.server import RpcServer
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from camera_parts import camera_bench
+from loop_thread import EventLoopThread
 from otlp_collector import Collector
 from waiting import until
 
@@ -21,7 +22,6 @@ from cluster.replica.worker import EngineWorker
 from cluster.tracing import make_spans
 from cluster.tracing.spans import AlertTraces, ReplicaTraces
 from cluster.wire.answers import AnswerHub
-from cluster.wire.channel import EventLoopThread
 
 WAIT_S = 20.0
 CONFIG = {

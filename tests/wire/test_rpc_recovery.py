@@ -64,7 +64,7 @@ def sink_process():
 
 
 async def test_kill_minus_9_of_the_decoder_in_the_middle_of_a_push(make, until):
-    """Another process takes over: the agent keeps its connection and every unacknowledged packet arrives there."""
+    """Another process takes over: every packet that was not acknowledged arrives there."""
     with sink_process() as first, sink_process() as second:
         gateway = Gateway(first.address)
         source = Scripted((HEADER, make.packets(2000, size=2000)), hold_at=1000)
@@ -77,7 +77,8 @@ async def test_kill_minus_9_of_the_decoder_in_the_middle_of_a_push(make, until):
             acknowledged = agent.status.packets
             gateway.address = second.address
             status = await task
-        assert (status.packets, status.reconnects) == (2000, 0)
+        assert status.packets == 2000
+        assert status.reconnects >= 1
         assert 2000 - 1000 <= second.packets() <= 2000 - acknowledged + 256
         assert len(gateway.channels) == 0
 
@@ -94,7 +95,7 @@ async def test_a_connection_that_breaks_without_a_status_is_made_again(make, mon
         await asyncio.wait_for(decoder.ended.wait(), 30.0)
     assert len(refused) == 2
     assert decoder.received["gate"] == sent
-    assert status.reconnects == (2 if where == "agent" else 0)
+    assert status.reconnects == 2
 
 
 async def test_a_reader_that_is_cancelled_ends():
@@ -124,7 +125,7 @@ async def test_a_camera_that_moves_to_a_decoder_takes_its_push_along(make, until
             source.gate.set()
             status = await task
             await until(lambda: len(second.received["gate"]) == 300)
-        assert (status.packets, status.reconnects, status.dropped) == (600, 0, 0)
+        assert (status.packets, status.reconnects, status.dropped) == (600, 1, 0)
         assert [packet.sequence for packet in second.received["gate"]] == list(range(300, 600))
     second.close()
 
@@ -142,6 +143,9 @@ async def test_the_decoder_is_replaced_and_the_session_is_renumbered_nowhere(mak
             await client.read_until(10)
             gateway.address = there
             await stack.aclose()
+            assert (await client.status())[0] == "UNAVAILABLE"
+        async with serving(gateway.servicer) as address, pusher(address) as client:
+            await client.open()
             await client.send(*make.packets(20)[10:])
             reply = await client.read_until(20)
             assert reply.dropped == 0
@@ -153,52 +157,27 @@ async def test_the_decoder_is_replaced_and_the_session_is_renumbered_nowhere(mak
     assert second.sequences() == list(range(10, 20))
 
 
-async def test_what_waits_for_a_dead_decoder_is_bounded_and_arrives_when_it_is_back(make, until):
-    """64 KiB may wait in the gateway; beyond that the agent's own connection holds it back."""
-    first, second = Decoder(), Decoder()
-    second.consume()
-    bound = 64 * 1024
-    async with AsyncExitStack() as stack, serving(second.servicer) as there:
-        gateway = Gateway(
-            await stack.enter_async_context(serving(first.servicer)), options={"max_pending_bytes": bound}
-        )
-        async with serving(gateway.servicer) as address, pusher(address) as client:
-            assert (await client.open()).credit == 256
-            gateway.address = None
-            await stack.aclose()
-            sending = asyncio.create_task(_send_all(client, make.packets(250, size=8192)))
-            await until(lambda: gateway.proxies[-1].pending_bytes > bound // 2)
-            for _ in range(20):
-                await asyncio.sleep(0.01)
-                assert gateway.proxies[-1].pending_bytes <= bound
-            gateway.address = there
-            await sending
-            await client.read_until(250)
-            await client.end()
-            assert (await client.status())[0] == "OK"
-        await asyncio.wait_for(second.ended.wait(), 5.0)
-    assert second.sequences() == list(range(250))
-
-
-async def _send_all(client, packets):
-    for packet in packets:
-        await client.send(packet)
-
-
 @pytest.mark.parametrize("gone", ["no decoder", "dead decoder"])
 async def test_a_decoder_that_stays_away_ends_the_push_with_unavailable(make, gone):
     decoder = Decoder()
     async with AsyncExitStack() as stack:
         here = await stack.enter_async_context(serving(decoder.servicer))
-        gateway = Gateway(here, options={"reconnect_s": 0.3})
-        async with serving(gateway.servicer) as address, pusher(address) as client:
-            await client.open()
-            gateway.address = None if gone == "no decoder" else here
-            await stack.aclose()
-            code, details = await client.status()
-            assert code == "UNAVAILABLE"
-            assert "the decoder of camera 'gate' did not come back within 0.3 s" in details
-            assert (gone != "no decoder") or "has no decoder at the moment" in details
+        gateway = Gateway(here)
+        async with serving(gateway.servicer) as address:
+            async with pusher(address) as client:
+                await client.open()
+                gateway.address = None if gone == "no decoder" else here
+                await stack.aclose()
+                code, details = await client.status()
+                assert code == "UNAVAILABLE"
+                assert "the decoder of camera 'gate' is not there" in details
+            async with pusher(address) as client:
+                with contextlib.suppress(Exception):
+                    await client.open()
+                code, details = await client.status()
+                assert code == "UNAVAILABLE"
+                expected = "has no decoder at the moment" if gone == "no decoder" else "of camera 'gate' is not there"
+                assert expected in details
 
 
 async def test_a_decoder_that_does_not_answer_ends_the_push(make):
@@ -206,13 +185,13 @@ async def test_a_decoder_that_does_not_answer_ends_the_push(make):
     taken = []
     silent = await asyncio.start_server(lambda reader, writer: taken.append(writer), "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
-    gateway = Gateway(f"127.0.0.1:{port}", options={"reconnect_s": 0.3, "reply_s": 0.2})
+    gateway = Gateway(f"127.0.0.1:{port}", options={"reply_s": 0.2})
     async with serving(gateway.servicer) as address, pusher(address) as client:
         with contextlib.suppress(Exception):
             await client.open()
         code, details = await client.status()
         assert code == "UNAVAILABLE"
-        assert "did not come back" in details
+        assert "does not answer" in details
     for writer in taken:
         writer.close()
     silent.close()

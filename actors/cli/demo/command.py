@@ -14,7 +14,8 @@ import typer
 
 from actors.cli.demo.plan import CAMERAS
 from actors.cli.options import Json
-from actors.cli.output import check_writable, console, write_json
+from actors.cli.output import console, write_json
+from cluster.files import check_writable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -186,7 +186,7 @@ def _stored(name: str, value: bytes) -> ManagedCamera:
     except ValidationError as error:
         trouble = str(InvalidConfigError(from_validation(error, ManagedCamera), where=f"camera {name}"))
         kept = {key: text for key, text in json.loads(value).items() if key in ("manager", "uid", "life")}
-        return ManagedCamera(entry=CameraEntry(name=name), trouble=trouble, **kept)
+        return ManagedCamera(entry=_named(name), trouble=trouble, **kept)
 
 
 def _last(text: str) -> CameraEntry:
@@ -194,7 +194,12 @@ def _last(text: str) -> CameraEntry:
     try:
         return entry_from_json(text)
     except ValidationError:
-        return CameraEntry(name=json.loads(text)["name"])
+        return _named(json.loads(text)["name"])
+
+
+def _named(name: str) -> CameraEntry:
+    """An entry of a name alone, which this version may not allow."""
+    return CameraEntry.model_construct(name=name)
 
 
 def _as_kept(cameras: Iterable[ManagedCamera]) -> dict[str, bytes]:
@@ -266,12 +271,12 @@ class CameraTable:
         known, left = self._managed.get(name), self._left_out.get(name)
         if takeover and known is not None and known.manager != managed.manager:
             return self.check_update(managed, takeover=True)
-        if left is not None:
-            check_manager(name, left.manager, managed.manager, takeover=takeover)
+        if known is not None or left is not None:
+            self._check_manager(name, managed.manager, takeover=takeover)
         _refuse_hidden(managed.entry)
         check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
-        self._directory.check_add(settings, now_s, force=force, manager=managed.manager)
+        self._directory.check_add(settings, now_s, force=force)
         return _alive(managed, known or left)
 
     def update(self, managed: ManagedCamera, now_s: float, *, takeover: bool = False) -> ManagedCamera:
@@ -290,14 +295,14 @@ class CameraTable:
         managed = managed.model_copy(update={"entry": self.restore_secrets(managed.entry)})
         check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
-        self._directory.check_manager(settings.name, managed.manager, takeover=takeover)
-        return _alive(managed, self._managed.get(settings.name))
+        self._directory.settings(settings.name)
+        return _alive(managed, self._check_manager(settings.name, managed.manager, takeover=takeover))
 
     def apply(self, managed: ManagedCamera, now_s: float) -> ManagedCamera:
         """Add or change a camera that was checked."""
         settings = camera_settings(self._config, managed.entry)
         if settings.name in self._managed:
-            self._directory.update(settings, now_s, manager=managed.manager, takeover=True)
+            self._directory.update(settings, now_s, manager=managed.manager)
         else:
             self._directory.add(settings, now_s, manager=managed.manager, life=managed.life)
         self._managed[settings.name] = managed
@@ -305,7 +310,8 @@ class CameraTable:
         return managed
 
     def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
-        """See :meth:`Directory.remove`."""
+        """Remove a camera. Raises ``UnknownCameraError``, and ``ManagedElsewhereError``: it belongs to another manager
+        than ``manager`` (None: not checked), and is not taken over."""
         self.check_remove(name, manager=manager, takeover=takeover)
         if name not in self._left_out:
             self._directory.remove(name)
@@ -314,12 +320,17 @@ class CameraTable:
 
     def check_remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> str:
         """Life of the camera that :meth:`remove` would remove. Raises like it."""
-        left = self._left_out.get(name)
-        if left is None:
-            self._directory.check_manager(name, manager, takeover=takeover)
-        elif manager is not None:
-            check_manager(name, left.manager, manager, takeover=takeover)
-        return (left or self._managed[name]).life
+        if name not in self._left_out:
+            self._directory.settings(name)
+        return self._check_manager(name, manager, takeover=takeover).life
+
+    def _check_manager(self, name: str, manager: str | None, *, takeover: bool) -> ManagedCamera:
+        """A camera that there is, if ``manager`` (None: not checked) may change it. Raises ``ManagedElsewhereError``:
+        it belongs to another one, and is not to be taken over."""
+        known = self._left_out.get(name) or self._managed[name]
+        if manager is not None:
+            check_manager(name, known.manager, manager, takeover=takeover)
+        return known
 
     def restore_secrets(self, entry: CameraEntry) -> CameraEntry:
         """The entry with the source of the camera of its name, if it has exactly that with its secrets hidden.

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from cluster.errors import ConfigError, SightlineError
+from cluster.errors import ConfigError
+from cluster.files import write_text
 from cluster.types import TokenCount
 
 SHIPPED = Path(__file__).parent
@@ -57,10 +58,7 @@ def save(costs: CostModel, path: Path) -> None:
     Raises:
         SightlineError: the file cannot be written.
     """
-    try:
-        path.write_text(json.dumps(asdict(costs), indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SightlineError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
+    write_text(path, json.dumps(asdict(costs), indent=2) + "\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from cluster.engine.native.timeline import Timeline, frames_that_fit
 from cluster.engine.window.kv import KVPool, rotate_wide, unrotate
 from cluster.engine.window.planner import IntArray
 from cluster.engine.window.stream import token_counts
-from cluster.memory.frame_retrieval import FrameReads, FrameRetrieval
+from cluster.memory.frame_retrieval import FrameReads, ReSVFrames
 from cluster.memory.retrieval_session import RetrievalSession, RetrievedKV
 from cluster.memory.stream import StreamMemory
 from cluster.models.base import VisionLanguageModel
@@ -47,7 +47,7 @@ def plan_with_past(
     model: VisionLanguageModel,
     system: SystemPrompt,
     memory: StreamMemory,
-    policy: FrameRetrieval,
+    policy: ReSVFrames,
     plan: WindowPlan,
     waited: Waited,
 ) -> WindowPlan:

@@ -95,12 +95,12 @@ class VllmEngine(WindowedEngine):
         if keeper is not None and new:
             keeper.discard_stale(spec.stream)
         elif keeper is not None and held and spec.memory is None:
-            keeper.writer.queue_clear(spec.stream)
+            keeper.queue_clear(spec.stream)
 
     def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
         # Nothing is in flight in vLLM, as a step ends with all its requests.
         if self._streams.pop(stream, None) is not None and self._keeper is not None:
-            self._keeper.writer.cancel_stream(stream)
+            self._keeper.cancel_window(stream)
 
     # -- moving ---------------------------------------------------------------------------------------
     def hand_over(self, stream: str) -> Future[bool]:
@@ -167,7 +167,7 @@ class VllmEngine(WindowedEngine):
         forgotten = super().delete_memory(stream, ago_s, life)
         # Everything: the rest of the window is saved again with its next step.
         if self._keeper is not None:
-            self._keeper.writer.delete_stream(stream, life)
+            self._keeper.delete_stream(stream, life)
         return forgotten
 
     # -- vLLM -----------------------------------------------------------------------------------------

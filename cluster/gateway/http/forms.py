@@ -4,7 +4,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from cluster.alerts.incident import Delivery, Incident, Mute
+from cluster.alerts.incident import Incident, Mute
 from cluster.types import CameraStatus
 from cluster.types.cameras import Discovery
 from cluster.types.reports import ReplicaStatus
@@ -150,30 +150,6 @@ class Mutes(TypedDict):
     """Mutes that hold."""
 
     mutes: list[Mute]
-
-
-class Sink(TypedDict):
-    """Alerts that wait for it; taken by it, failed attempts, dead letters and dropped ones since the process began."""
-
-    kind: str
-    waiting: int
-    delivered: int
-    failures: int
-    dead: int
-    trouble: str
-    dropped: int
-
-
-class OutboxStatus(TypedDict):
-    """How the sinks (by name) and the disk are doing; see ``OutboxStatus`` in protos/sightline/v1/incidents.proto."""
-
-    sinks: dict[str, Sink]
-    trouble: str
-    unwritten: int
-    trimmed: int
-    lost: int
-    answers_missed: int
-    dead: list[Delivery]
 
 
 class ToldMoment(TypedDict):

@@ -5,7 +5,6 @@ By HTTP, which keeps connections for who asks once and briefly; gRPC has none to
 
 import http.client
 import os
-import ssl
 import sys
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -19,15 +18,7 @@ TIMEOUT_S = 3.0
 def check(address: str, credentials: ClientCredentials) -> str:
     """``ok``, or what is wrong with the page ``/healthz`` of ``host:port``; TLS as clients have it. Raises
     ``ConfigError``: a file of TLS cannot be used."""
-    scheme, context = "http", None
-    if credentials.tls:
-        try:
-            context = ssl.create_default_context(cafile=credentials.authority)
-            if credentials.certificate is not None:
-                context.load_cert_chain(credentials.certificate, credentials.key)
-        except OSError as error:
-            raise ConfigError(f"files of TLS cannot be used: {error}") from None
-        scheme = "https"
+    scheme, context = "https" if credentials.tls else "http", credentials.http_context()
     try:
         with urlopen(f"{scheme}://{address}/healthz", timeout=TIMEOUT_S, context=context):
             return "ok"

@@ -6,10 +6,11 @@ from fastapi import Query
 from pydantic import Field
 from sightline.v1 import incidents_pb2
 
+from cluster.alerts.dispatcher import Outbox
 from cluster.alerts.grpc_service import mutes_from_proto, outbox_from_proto
 from cluster.alerts.incident import Incident, IncidentDetail
-from cluster.gateway.http.forms import Incidents, Mutes, Nothing, OutboxStatus
-from cluster.gateway.http.replies import Reply, jsonable
+from cluster.gateway.http.forms import Incidents, Mutes, Nothing
+from cluster.gateway.http.replies import Reply
 from cluster.gateway.http.routes import Body, Count, Flag, Gateway, Number, Routes, Text
 from cluster.wire.mapping import from_message
 
@@ -120,13 +121,11 @@ async def _mutes(gateway: Gateway, method: str, asked: Any) -> Reply:
     return Reply({"mutes": mutes_from_proto(await gateway.calls.unary(f"{SERVICE}{method}", asked))})
 
 
-@router.on("GET /v1/outbox", f"{SERVICE}Outbox", OutboxStatus)
+@router.on("GET /v1/outbox", f"{SERVICE}Outbox", Outbox)
 async def outbox(gateway: Gateway, dead: Dead = 0) -> Reply:
     """How sinks and disk are doing."""
     asked = incidents_pb2.OutboxRequest(dead=min(dead, MOST))
-    found = outbox_from_proto(await gateway.calls.unary(f"{SERVICE}Outbox", asked))
-    sinks = {name: {"kind": kind, **jsonable(lane)} for name, (kind, lane) in found.sinks.items()}
-    return Reply({**jsonable(found), "sinks": sinks})
+    return Reply(outbox_from_proto(await gateway.calls.unary(f"{SERVICE}Outbox", asked)))
 
 
 @router.on("POST /v1/sinks/{name}/test", f"{SERVICE}TestSink", Nothing, errors=(409,))

@@ -6,7 +6,6 @@ run the same code.
 """
 
 import argparse
-import errno
 import functools
 import importlib
 import json
@@ -14,7 +13,6 @@ import operator
 import os
 import platform
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
@@ -24,8 +22,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cluster.errors import ConfigError, SightlineError
-from cluster.files import replacing
+from cluster.errors import ConfigError
+from cluster.files import check_file_writable, write_text
 from cluster.lab.report.number_format import figure_text, finite
 
 BENCHES: dict[str, str] = {
@@ -184,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Tables go to standard error then.
     alone = args.json == Path("-")
     if args.json is not None and not alone:
-        _check_writable(args.json)
+        check_file_writable(args.json)
     if getattr(args, "threads", None):
         importlib.import_module("torch").set_num_threads(args.threads)
     with redirect_stdout(sys.stderr) if alone else nullcontext():
@@ -197,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if alone:
         print(result.to_json(name))
     elif args.json is not None:
-        _write(args.json, result.to_json(name) + "\n")
+        write_text(args.json, result.to_json(name) + "\n")
         print(f"written: {args.json}")
     return 0
 
@@ -242,36 +240,6 @@ def timed_calls(
             untimed.callback(setattr, owner, name, method)
             setattr(owner, name, timed(stage, method))
         yield seconds
-
-
-def _check_writable(path: Path) -> None:
-    """Minutes of measuring are not lost to a folder that cannot be written, nor the last result to an interruption."""
-    with _named_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if path.is_file() and not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-
-
-def _write(path: Path, text: str) -> None:
-    with _named_errors(path):
-        if path.exists() and not path.is_file():
-            # A pipe or terminal, such as /dev/stdout, is not replaced.
-            path.write_text(text)
-            return
-        with replacing(path) as part:
-            part.write_text(text)
-
-
-@contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise SightlineError(f"cannot write {path}: {error.strerror or error}; choose another place") from None
 
 
 Goals = Mapping[str, tuple[str, float]]

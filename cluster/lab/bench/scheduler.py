@@ -116,7 +116,7 @@ def _decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> tu
     for demand in asked:
         fleet.admit(demand, 0.0, force=True)
     queues = {name: WindowQueue() for name in fleet.replicas}
-    phases = ((fleet.plan(demand.camera).phase * STRIDE_S, demand) for demand in asked)
+    phases = ((draw.random() * STRIDE_S, demand) for demand in asked)
     order = sorted(phases, key=lambda each: each[0])
     spent = {"queue": 0.0, "counts": 0.0, "tick": 0.0}
     # Counts of a camera are acted upon once per stride, so that every camera takes part in every stride.
@@ -132,7 +132,7 @@ def _decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> tu
                 # Gated at random, and of tokens that scatter from window to window.
                 gated = draw.random() >= demand.busy
                 tokens = round(2560 * min(1.0, demand.kept * draw.uniform(0.6, 1.4)))
-                counts = Measured(STRIDE_S, 1, int(gated), 2560, tokens, 0.05 * (not gated))
+                counts = Measured(STRIDE_S, 1, int(gated), 2560, tokens)
                 windows.append((queue, request, demand.priority, demand.camera, counts))
             reports = [(name, draw.uniform(0.6, 0.9)) for name in queues]
             now_s = stride * STRIDE_S + second + 1
@@ -172,7 +172,7 @@ def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over
         if fleet is not None:
             fleet.admit(demand, 0.0, force=True)
             plan = fleet.plan(demand.camera)
-            cameras[-1].phase, cameras[-1].rung = plan.phase, ladder.index_of(plan.rung)
+            cameras[-1].rung = ladder.index_of(plan.rung)
     # Frames of a dropped window are computed with the next one: of shares from where the rest would fill the replica
     # without that, the best is compared.
     drops = [1 - (1 - share) / total for share in DROPS] if how == "random drops" else [0.0]

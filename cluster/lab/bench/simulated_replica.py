@@ -20,6 +20,7 @@ from cluster.types.cameras import Priority
 
 REPLICA = "replica-0"
 MAX_BATCH = 8
+NOTHING = Measured(0.0, 0)
 MOST_STRIDES = 16
 """More strides than overlap in a window of the usual lengths."""
 
@@ -59,7 +60,14 @@ class Camera:
     window: int = 0
     gated: int = 0
     missed: int = 0
-    since: list[float] = field(default_factory=lambda: [0.0] * 5)
+    since: Measured = NOTHING
+
+    def count(self, *, windows: int = 0, gated: int = 0, dropped: int = 0) -> None:
+        """Count windows for the next heartbeat."""
+        before = self.since
+        self.since = before._replace(
+            windows=before.windows + windows, gated=before.gated + gated, dropped=before.dropped + dropped
+        )
 
 
 @dataclass(slots=True)
@@ -149,8 +157,7 @@ class Replica:
         if self._random.random() >= camera.busy:
             mine.answered += 1
             mine.quality += rung.f1
-            camera.since[1] += 1
-            camera.since[2] += 1
+            camera.count(windows=1, gated=1)
             camera.gated += 1
             return
         if self._drop and self._random.random() < self._drop:
@@ -196,26 +203,20 @@ class Replica:
             mine.quality += self._rung(camera).f1
             mine.lags_s.append(lag_s)
             mine.late += lag_s > camera.demand.stride_s
-            camera.since[1] += 1
-            camera.since[3] += seconds / len(requests)
+            camera.count(windows=1)
 
     def _update_metrics(self, dropped: Sequence[DroppedWindow]) -> None:
         for gone in dropped:
             camera = self._names[gone.request.stream]
             self.run_.classes[camera.demand.priority].dropped[gone.reason] += 1
             camera.missed += 1
-            camera.since[4] += 1
+            camera.count(dropped=1)
 
     def _tick(self, fleet: Fleet) -> None:
         period_s = self.now_s - self._ticked_s
         for name, camera in self._names.items():
-            camera.since[0] += period_s
-            if camera.since[0] >= camera.demand.stride_s:
-                elapsed, windows, gated, seconds, lost = camera.since
-                fleet.observe_counts(
-                    name, Measured(elapsed, round(windows), round(gated), seconds=seconds, dropped=round(lost))
-                )
-                camera.since[:] = [0.0] * 5
+            fleet.observe_counts(name, camera.since._replace(period_s=period_s))
+            camera.since = NOTHING
         backlog = sum(self._work(self._names[name])[1] for name in self._names if self._queue.waiting(name))
         share = min(1.0, self._busy_since_tick / period_s)
         fleet.replica_report(

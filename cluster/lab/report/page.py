@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from cluster.errors import SightlineError
+from cluster.files import writing
 from cluster.lab.report.charts import inline, svg, variables
 
 if TYPE_CHECKING:
@@ -173,10 +173,7 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
     Raises:
         SightlineError: the folder cannot be written.
     """
-    try:
+    with writing(f"the report to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        why = error.strerror or error
-        raise SightlineError(f"cannot write the report to {folder}: {why}; choose another place") from None

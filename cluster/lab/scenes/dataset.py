@@ -9,8 +9,8 @@ from typing import Any
 import av
 from PIL import Image, ImageDraw
 
-from cluster.errors import ConfigError, SightlineError
-from cluster.files import replacing
+from cluster.errors import ConfigError
+from cluster.files import replacing, writing
 from cluster.lab.scenes.actors import Scene
 from cluster.lab.scenes.encode import SceneClip, encode_missing_clips
 from cluster.lab.scenes.scene import make_scene
@@ -177,11 +177,9 @@ def make_scenes(
         raise ConfigError(f"the number of processes must be at least 1, not {jobs}")
     folder = Path(directory)
     _check_index(folder, wanted)
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _write_index(folder, wanted)
-    except OSError as error:
-        raise SightlineError(f"cannot write {folder}: {error.strerror or error}; choose another directory") from None
     clips = []
     for number in range(wanted.count):
         scene = wanted.scene(number)

@@ -1,15 +1,13 @@
 """Tier on another node, over gRPC."""
 
-import contextlib
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Self
 
-import grpc.aio
 from sightline.v1 import kv_pb2
 
 from cluster.codec.supervisor import Backoff
@@ -23,11 +21,9 @@ from cluster.memory.tiers.kv_wire import (
     key_to_proto,
     outcome_from_proto,
 )
-from cluster.memory.tiers.remote_peer import KVPeer, TransferTimeoutError
-from cluster.wire.channel import CallEndedError, split_address, write
+from cluster.memory.tiers.remote_peer import KVPeer
+from cluster.wire.channel import split_address
 from cluster.wire.tls import PeerTls
-
-T = TypeVar("T")
 
 # Of a key in a message, besides its own bytes.
 _LENGTH_BYTES = 4
@@ -96,7 +92,7 @@ class RemoteTier(CappedTier):
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         request = kv_pb2.LookupRequest(fingerprint=self._fingerprint, keys=map(key_to_proto, keys))
-        reply = self._peer.call(self._peer.stub.Lookup, request) if keys else None
+        reply = self._peer.call("Lookup", request) if keys else None
         if reply is None or len(reply.outcomes) != len(keys):
             return self._not_now(len(keys))
         return [outcome_from_proto(number) for number in reply.outcomes]
@@ -105,15 +101,20 @@ class RemoteTier(CappedTier):
         """See ``Tier``. Batches are encoded while earlier ones are in flight; ``RETRY`` for those past the deadline."""
         outcomes: dict[int, Outcome] = {}
         sent: list[int] = []
-        until = time.monotonic() + self._deadline_s
+        failures: list[Exception] = []
         # The remaining time is for the node's reply.
-        stop = until - self._deadline_s / 4
+        stop = time.monotonic() + self._deadline_s * 3 / 4
 
         def encoded() -> Iterator[kv_pb2.StoredBlock]:
             for at, (key, block) in enumerate(items):
                 if time.monotonic() > stop:
                     return
-                data = encode_block(key, block, fingerprint=self._fingerprint, secret=self._secret)
+                try:
+                    data = encode_block(key, block, fingerprint=self._fingerprint, secret=self._secret)
+                except Exception as error:
+                    # This is gRPC's thread.
+                    failures.append(error)
+                    return
                 if len(data) > MAX_KV_BYTES:
                     self._count(too_large=1)
                     outcomes[at] = Outcome.MISS
@@ -122,9 +123,11 @@ class RemoteTier(CappedTier):
                 yield kv_pb2.StoredBlock(key=key_to_proto(key), data=data, cap_bytes=self._caps.get(key.stream, 0))
 
         if items and self._peer.ready():
-            with self._peer.recorded():
-                reply = self._send(self._peer.stub.Store, self._stores(encoded()), until)
+            with self._peer.recorded() as transfer:
+                reply = transfer.send("Store", self._stores(encoded()))
                 outcomes.update(zip(sent, map(outcome_from_proto, reply.outcomes), strict=False))
+        if failures:
+            raise failures[0]
         told = [outcomes.get(at, Outcome.RETRY) for at in range(len(items))]
         self._count(stored=told.count(Outcome.HIT), retries=told.count(Outcome.RETRY))
         return told
@@ -137,10 +140,9 @@ class RemoteTier(CappedTier):
         in flight. The consumer's time counts towards the deadline."""
         given = 0
         if keys and self._peer.ready():
-            until = time.monotonic() + self._deadline_s
             request = kv_pb2.LoadRequest(fingerprint=self._fingerprint, keys=map(key_to_proto, keys))
-            with self._peer.recorded():
-                for message in self._receive(self._peer.stub.Load, request, until):
+            with self._peer.recorded() as transfer:
+                for message in transfer.receive("Load", request):
                     for answer in message.blocks[: len(keys) - given]:
                         given += 1
                         yield self._opened(keys[given - 1], answer)
@@ -150,9 +152,9 @@ class RemoteTier(CappedTier):
     def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
         if self._peer.ready():
             request = kv_pb2.ListRequest(fingerprint=self._fingerprint, stream=stream)
-            until, found = time.monotonic() + self._deadline_s, list[BlockKey]()
-            with self._peer.recorded():
-                for message in self._receive(self._peer.stub.List, request, until):
+            found: list[BlockKey] = []
+            with self._peer.recorded() as transfer:
+                for message in transfer.receive("List", request):
                     found += [BlockKey(stream, key.layer, key.head, key.block) for key in message.keys]
                 return Outcome.HIT, found
         return self._not_now(1)[0], []
@@ -163,7 +165,7 @@ class RemoteTier(CappedTier):
         of_keys = batches(map(key_to_proto, keys or ()), lambda key: key.ByteSize() + _LENGTH_BYTES)
         dropped = 0
         for request in [stored(all=True)] if keys is None else (stored(keys=batch) for batch in of_keys):
-            reply = self._peer.call(self._peer.stub.Drop, request)
+            reply = self._peer.call("Drop", request)
             if reply is None:
                 self._count(retries=1)
             if reply is None or not reply.done:
@@ -191,8 +193,8 @@ class RemoteTier(CappedTier):
                 yield kv_pb2.PutManifestRequest(piece=data[at : at + BATCH_BYTES])
 
         if self._peer.ready():
-            with self._peer.recorded():
-                reply = self._send(self._peer.stub.PutManifest, pieces(), time.monotonic() + self._deadline_s)
+            with self._peer.recorded() as transfer:
+                reply = transfer.send("PutManifest", pieces())
                 self._count(bytes_out=len(data))
                 return outcome_from_proto(reply.outcome)
         return self._not_now(1)[0]
@@ -201,10 +203,10 @@ class RemoteTier(CappedTier):
         if not self._peer.ready():
             return self._not_now(1)[0], None
         request = kv_pb2.GetManifestRequest(fingerprint=self._fingerprint, stream=stream)
-        until, data = time.monotonic() + self._deadline_s, bytearray()
+        data = bytearray()
         outcome = told = Outcome.RETRY
-        with self._peer.recorded():
-            for number, message in enumerate(self._receive(self._peer.stub.GetManifest, request, until)):
+        with self._peer.recorded() as transfer:
+            for number, message in enumerate(transfer.receive("GetManifest", request)):
                 told = outcome_from_proto(message.outcome) if number == 0 else told
                 data += message.piece
                 if len(data) > MAX_MANIFEST_BYTES:
@@ -222,9 +224,7 @@ class RemoteTier(CappedTier):
 
     def nbytes(self, stream: str | None = None) -> int:
         """See ``Tier``; 0 while the node is down."""
-        reply = self._peer.call(
-            self._peer.stub.Usage, kv_pb2.UsageRequest(fingerprint=self._fingerprint, stream=stream or "")
-        )
+        reply = self._peer.call("Usage", kv_pb2.UsageRequest(fingerprint=self._fingerprint, stream=stream or ""))
         return 0 if reply is None else int(reply.bytes)
 
     def state(self) -> TierState:
@@ -241,53 +241,6 @@ class RemoteTier(CappedTier):
         for batch in batches(blocks, lambda block: len(block.data)):
             yield kv_pb2.StoreRequest(fingerprint=self._fingerprint, blocks=batch)
             self._count(bytes_out=sum(len(block.data) for block in batch))
-
-    def _send(self, method: Callable[..., Any], messages: Iterator[Any], until: float) -> Any:
-        """Stream messages and return the reply; a refusal may come before the last one is sent."""
-        call = self._peer.run(_start(lambda left: method(timeout=left), until), until)
-        try:
-            with contextlib.suppress(CallEndedError):
-                for message in messages:
-                    self._step(write(call, message), until)
-            return self._peer.run(self._reply(call), until)
-        finally:
-            self._peer.cancel_call(call)
-
-    async def _reply(self, call: Any) -> Any:
-        """The reply to everything written, or its status."""
-        with contextlib.suppress(grpc.aio.InternalError):
-            await call.done_writing()
-        reply = await call
-        await self._peer.check_instance(call)
-        return reply
-
-    def _receive(self, method: Callable[..., Any], request: Any, until: float) -> Iterator[Any]:
-        call = self._peer.run(_start(lambda left: method(request, timeout=left), until), until)
-        try:
-            message = self._step(self._first(call), until)
-            while message is not grpc.aio.EOF:
-                yield message
-                message = self._step(call.read(), until)
-        finally:
-            self._peer.cancel_call(call)
-
-    async def _first(self, call: Any) -> Any:
-        message = await call.read()
-        if message is not grpc.aio.EOF:
-            await self._peer.check_instance(call)
-        return message
-
-    def _step(self, work: Coroutine[Any, Any, T], until: float) -> T:
-        """Await one message. A deadline shortly after the last one means a large transfer or a slow consumer, not a
-        node that is down."""
-        began = time.monotonic()
-        try:
-            return self._peer.run(work, until)
-        except (grpc.aio.AioRpcError, TimeoutError) as error:
-            late = isinstance(error, TimeoutError) or error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            if late and time.monotonic() - began < self._deadline_s / 2:
-                raise TransferTimeoutError from None
-            raise
 
     def _opened(self, key: BlockKey, answer: kv_pb2.LoadedBlock) -> Loaded:
         outcome = outcome_from_proto(answer.outcome)
@@ -309,7 +262,3 @@ class RemoteTier(CappedTier):
     def _count(self, **more: int) -> None:
         with self._lock:
             self._counts.update({what: number for what, number in more.items() if number})
-
-
-async def _start(call: Callable[[float], Any], until: float) -> Any:
-    return call(max(0.001, until - time.monotonic()))

@@ -173,12 +173,14 @@ class ReplayedWindow(_message.Message):
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., ago_s: _Optional[float] = ..., score: _Optional[float] = ..., done: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class ForgetRequest(_message.Message):
-    __slots__ = ("camera", "before_s")
+    __slots__ = ("camera", "before_s", "only_here")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     BEFORE_S_FIELD_NUMBER: _ClassVar[int]
+    ONLY_HERE_FIELD_NUMBER: _ClassVar[int]
     camera: str
     before_s: float
-    def __init__(self, camera: _Optional[str] = ..., before_s: _Optional[float] = ...) -> None: ...
+    only_here: bool
+    def __init__(self, camera: _Optional[str] = ..., before_s: _Optional[float] = ..., only_here: _Optional[bool] = ...) -> None: ...
 
 class ForgetResponse(_message.Message):
     __slots__ = ("frames", "bytes", "files", "file_bytes", "incidents", "alerts")

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from actors.cli import configuration, doctor, serve
 from actors.cli.options import parse_questions, parse_settings
-from actors.cli.output import check_writable, plural, write_json
+from actors.cli.output import plural, write_json
 from cluster.config import load_config
 from cluster.errors import ConfigError, SightlineError
+from cluster.files import check_writable
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.redaction import redact
 

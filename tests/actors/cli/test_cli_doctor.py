@@ -168,8 +168,8 @@ def test_tiers_and_sinks_of_a_running_cluster():
     assert states(memory_findings(Memories(down), cameras))["memory"] == ("wrong", "redis: nobody answers", True)
     assert states(memory_findings(Memories({"arena": ""}), cameras))["memory"][0] == "ok"
     sinks = {
-        "ops": ("webhook", SinkStatus(3, 0, 3, 0, "connection refused")),
-        "log": ("log", SinkStatus(0, 1, 0, 0, "")),
+        "ops": SinkStatus(3, 0, 3, 0, "connection refused", kind="webhook"),
+        "log": SinkStatus(0, 1, 0, 0, "", kind="log"),
     }
     rows = states(alert_findings(Outbox(sinks, "", 0, 0, 0, 0, [])))
     assert rows == {

@@ -65,7 +65,7 @@ class Scripted:
             ask.stream, self.text, MOMENTS, 0, 1_000_000_000, 40_000, 1_200, 3 * 2**20, 0.42, 1.5, self.degraded
         )
 
-    async def delete_memory(self, camera, ago_s):
+    async def delete_memory(self, camera, ago_s, *, only_here=False):
         self.forgotten.append((camera, ago_s))
         return DeletedMemory(1, 36_000_000)
 

@@ -63,7 +63,7 @@ class Site:
 
     def written(self) -> None:
         """Until all that the first replica has to write is in the lowest tier."""
-        assert self.sides[0].writer.flush(60)
+        assert self.sides[0].writer.wait_idle(60)
 
     def in_redis(self, stream: str) -> set[str]:
         return {name for name in self.redis.names() if f":{stream}" in name}
@@ -201,7 +201,7 @@ def test_a_manifest_of_another_version_is_dropped_and_the_window_begins_anew(
     monkeypatch.undo()
     site.turn(1)
     site.engine.admit(here.spec)
-    assert site.sides[1].writer.flush(30)
+    assert site.sides[1].writer.wait_idle(30)
     assert site.memory.manifest(here.spec.stream) == (Outcome.MISS, None)
     mine, natives = here.step(gap=True)
     assert mine[0].tokens.encoded == mine[0].tokens.kept < natives[0].tokens.kept
@@ -228,7 +228,7 @@ def test_forgetting_reaches_every_tier(site: Site, camera: Callable[..., Camera]
 def test_nothing_is_written_of_a_camera_without_a_memory(site: Site, camera: Callable[..., Camera]) -> None:
     here = camera(remembers=False)
     here.same()
-    assert site.sides[0].writer.flush(30)
+    assert site.sides[0].writer.wait_idle(30)
     assert not site.in_redis(here.spec.stream)
     assert site.memory.manifest(here.spec.stream) == (Outcome.MISS, None)
     # Nor of one that has none any more.

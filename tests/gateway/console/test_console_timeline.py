@@ -70,7 +70,7 @@ def test_what_has_gone_on_for_days_is_on_the_line(open_page, gateway):
     long = Incident(
         "", name, "question", "fire", "critical", 0, 1, 0.9, 2, opened_s, opened_s, question="Is there fire?"
     )
-    gateway.alerts._open_incidents.open_incident(long)
+    gateway.alerts._open_incidents.open_incident(long, "1")
     page = open_page(f"{gateway.url}/#/camera/{name}", ready=".day-line")
     expect(page.locator(".day-line .incident.critical")).to_have_count(1)
     page.locator(".day-line").press("Home")

@@ -68,7 +68,7 @@ async def test_with_tls(tmp_path):
         assert "CERTIFICATE_VERIFY_FAILED" in told
         code, told = await check(address, SIGHTLINE_CA=str(tmp_path / "none.crt"))
         assert code == 1
-        assert "files of TLS cannot be used" in told
+        assert "SIGHTLINE_CERT and SIGHTLINE_KEY are unusable" in told
 
 
 @pytest.mark.parametrize("image", ["cpu", "cuda"])

@@ -50,7 +50,7 @@ def test_every_bench_says_what_it_does(name, capsys):
 
 
 def test_a_place_that_cannot_be_written_is_told_before_the_bench_runs(tmp_path):
-    with pytest.raises(SightlineError, match=r"cannot write .*: Is a directory; choose another place"):
+    with pytest.raises(SightlineError, match=r"cannot write .*: it is a folder; name a file in it"):
         main(["window", "--json", str(tmp_path), "--clips", "/no/such/clip.mp4"])
 
 

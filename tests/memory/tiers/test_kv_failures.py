@@ -3,7 +3,7 @@
 import threading
 import time
 
-import grpc.aio
+import grpc
 import pytest
 from kv_parts import MemoryTier, Node, block, key, process, remote, same, serving
 from waiting import until
@@ -51,9 +51,9 @@ def test_a_node_that_comes_up_later_is_found() -> None:
 def test_a_node_is_looked_for_also_after_a_channel_could_not_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     """As while the files of a certificate are being replaced."""
     port = free_port()
-    opened, failed = remote_peer.open_channel, 0
+    opened, failed = remote_peer.open_blocking_channel, 0
 
-    def failing(address: str, **options: object) -> grpc.aio.Channel:
+    def failing(address: str, **options: object) -> grpc.Channel:
         nonlocal failed
         if address.endswith(f":{port}") and failed < 2:
             failed += 1
@@ -61,7 +61,7 @@ def test_a_node_is_looked_for_also_after_a_channel_could_not_be_opened(monkeypat
         return opened(address, **options)  # type: ignore[arg-type]
 
     with remote(f"127.0.0.1:{free_port()}", find=lambda: f"127.0.0.1:{port}") as tier:
-        monkeypatch.setattr(remote_peer, "open_channel", failing)
+        monkeypatch.setattr(remote_peer, "open_blocking_channel", failing)
         assert tier.lookup([key(1)]) == [RETRY]
         with serving(MemoryTier(), port=port):
             until(lambda: tier.state().up)

@@ -154,7 +154,7 @@ class Remembering:
         moment = Moment(0, 8_000_000, 0.5)
         yield AskResult(ask.stream, "Nobody came.", (moment,), 0, 60_000_000, 40, 9, 2**10, 0.1, 0.2)
 
-    async def delete_memory(self, camera: str, ago_s: float | None) -> DeletedMemory:
+    async def delete_memory(self, camera: str, ago_s: float | None, *, only_here: bool = False) -> DeletedMemory:
         """See ``WorkerMemory``."""
         return DeletedMemory(len(camera), round(ago_s is None))
 

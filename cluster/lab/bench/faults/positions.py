@@ -7,7 +7,7 @@ with lost packets. The rules below walk over a window token by token and share n
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -71,12 +71,8 @@ def qwen2_5_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_p
 def qwen2_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
     """Qwen2-VL: as Qwen2.5-VL, but time is the frame's number, whatever the pace (arXiv 2409.12191, 2.1)."""
     del tokens_per_second
-    positions = [(at, at, at) for at in range(system)]
-    largest = system - 1
-    for number, frame in enumerate(frames):
-        largest = max(largest, system + number, system + frame.rows - 1, system + frame.columns - 1)
-        positions += [(system + number, system + row, system + column) for row, column in frame.cells]
-    return positions + [(largest + 1 + at,) * 3 for at in range(question)]
+    numbered = [replace(frame, time_s=Fraction(number)) for number, frame in enumerate(frames)]
+    return qwen2_5_vl(system, numbered, question, 1)
 
 
 def _text_around(frames: Sequence[SeenFrame]) -> tuple[list[Cell], list[Cell]]:

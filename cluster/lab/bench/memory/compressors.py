@@ -7,9 +7,7 @@ late not to count. The model is large enough that arithmetic and not Python deci
 model, at the same caps, is in the rows beside it.
 
 Part ``coverage``: the area under the distribution of distances from every token there ever was to the nearest that is
-held, where a memory of each compressor was handed the same frames under the same cap; beside it the same of cosine
-distances, as published (CoRDS, figure 4), with the largest lead of each compressor's distribution over that of
-``infinipot_v``.
+held, where a memory of each compressor was handed the same frames under the same cap.
 
 Part ``objects``: the camera does not move. The KV of whole frames of made clips goes into a memory that is compressed,
 as eviction does it, whenever it holds more than a quarter of all tokens there will be. The truth of a clip says which
@@ -19,7 +17,6 @@ cells its moving objects cover.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
@@ -27,7 +24,6 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.bench.harness import BenchResult, print_progress, timed_calls
@@ -54,7 +50,6 @@ FIGURES = (PRODUCTION, "novelty", "infinipot_v", "cords")
 _COMPRESSIONS = 4
 _ROUNDS = 64
 SHARES = (8, 16)
-_BASELINE = "infinipot_v"
 _COMPARED = (("cords", "infinipot_v"), ("infinipot_v", "uniform"))
 
 
@@ -149,27 +144,6 @@ def nearest_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
     return (squared / len(parts)).amin(-1).sqrt()
 
 
-def nearest_cosine_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
-    """Cosine distance ``[H, n]`` of every token of ``full`` to the nearest ``kept`` one of its head (CoRDS, 4.6).
-
-    ``joint``: of keys beside values, each of unit length.
-    """
-    parts = _PARTS[space]
-    ours, held = (
-        torch.cat([F.normalize(getattr(kv, part).float(), dim=-1) for part in parts], dim=-1) for kv in (full, kept)
-    )
-    # Rounding may bring a token's distance to itself below 0.
-    return (1 - (ours @ held.transpose(1, 2)).amax(-1) / len(parts)).clamp(min=0)
-
-
-def largest_gap(ours: Tensor, theirs: Tensor, furthest: float) -> float:
-    """Largest lead of the distribution function of the distances ``ours`` over that of ``theirs`` at any of 256
-    distances from 0 to ``furthest``; 0 where ``ours`` covers less everywhere."""
-    at = torch.linspace(0, furthest, 257)[1:]
-    below = [torch.searchsorted(each.flatten().sort().values, at, right=True) / each.numel() for each in (ours, theirs)]
-    return float((below[0] - below[1]).max())
-
-
 def coverage_area(distances: Tensor, furthest: float) -> float:
     """Area under the distribution function of ``distances`` from 0 to ``furthest``, as a share: 1 if all are 0."""
     if furthest <= 0:
@@ -177,12 +151,8 @@ def coverage_area(distances: Tensor, furthest: float) -> float:
     return float((1 - distances.clamp(max=furthest) / furthest).mean())
 
 
-_METRICS = {"coverage": nearest_distances, "cosine": nearest_cosine_distances}
-
-
 def measure_coverage(footage: Footage) -> BenchResult:
-    """Figures: ``cap_violations``, ``coverage_<a>_over_<b>`` and ``cosine_...`` (the worst of all clips, caps and
-    spaces)."""
+    """Figures: ``cap_violations`` and ``coverage_<a>_over_<b>`` (the worst of all clips, caps and spaces)."""
     args = footage.args
     rows = [row for watched in footage.watched(args.model) for share in SHARES for row in _compare(watched, share)]
     note = (
@@ -221,17 +191,13 @@ def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
             }
         )
         memory.tiers.close()
-    for metric, space in product(_METRICS, SPACES):
+    for space in SPACES:
         # The same scale for all of them: what a random point of the cache is away from the farthest holder.
-        found = {name: [_METRICS[metric](*head, space) for head in heads] for name, heads in held.items()}
+        found = {name: [nearest_distances(*head, space) for head in heads] for name, heads in held.items()}
         furthest = max(float(head.max()) for heads in found.values() for head in heads)
         for row in rows:
-            heads = found[row["compressor"]]
             # A head that holds nothing covers nothing.
-            row[f"{metric}_{space}"] = sum(coverage_area(head, furthest) for head in heads) / count
-            if metric == "cosine":
-                ours, theirs = (torch.cat([d.flatten() for d in each]) for each in (heads, found[_BASELINE]))
-                row[f"cosine_lead_{space}"] = largest_gap(ours, theirs, furthest)
+            row[f"coverage_{space}"] = sum(coverage_area(d, furthest) for d in found[row["compressor"]]) / count
     print_progress(f"coverage: {left.clip}, 1/{share}")
     return rows
 
@@ -251,9 +217,9 @@ def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     figures = {"cap_violations": float(sum(row["over_cap"] for row in rows))}
     by_name = {(row["clip"], row["cap"], row["compressor"]): row for row in rows}
     places = sorted({(row["clip"], row["cap"]) for row in rows})
-    for metric, (ours, theirs) in product(_METRICS, _COMPARED):
-        figures[f"{metric}_{ours}_over_{theirs}"] = min(
-            by_name[(*place, ours)][f"{metric}_{space}"] / by_name[(*place, theirs)][f"{metric}_{space}"]
+    for ours, theirs in _COMPARED:
+        figures[f"coverage_{ours}_over_{theirs}"] = min(
+            by_name[(*place, ours)][f"coverage_{space}"] / by_name[(*place, theirs)][f"coverage_{space}"]
             for place in places
             for space in SPACES
         )

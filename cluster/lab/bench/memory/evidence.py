@@ -3,8 +3,7 @@
 A drawn camera watches for hours; the drawing says which token shows which object at which time. Every passage of an
 object is one piece of evidence; a head that holds one of its tokens has found it, as in ``eval memory``.
 ``evidence_recall`` is the share found, over passages, layers and heads: a fact about the memory, whatever a model could
-say about it; ``recall_4`` asks for four tokens. Frames come from production's decoder, pruner and engine, and go into
-production's memory.
+say about it. Frames come from production's decoder, pruner and engine, and go into production's memory.
 
 Every organiser and retriever is asked for each passage with the mean key of its tokens, the query of a model that
 knows what it looks for: recall is then the share of passages, layers and heads of which a token is read.
@@ -38,8 +37,6 @@ from cluster.models.base import VisionLanguageModel
 from cluster.registry import compressors, organisers, retrievers
 from cluster.types import MICROSECONDS
 
-NEEDED = (1, 4)
-"""Tokens of a passage that a head must hold, or all where there are fewer: of ``recall`` and ``recall_4``."""
 SHARES = (4, 8, 16, 64)
 _NAMES = {8: "eighth", 64: "64th"}
 CAMERA = CameraSettings(640, 360, 5.0, "h264", 4.0, 0, 27)
@@ -93,15 +90,15 @@ def measure(footage: Footage) -> BenchResult:
     weights = _weights(watched)
     for share in SHARES:
         found = {setting: _recall(watched, setting) for setting in _settings(share)}
-        own, _, _ = found[ours(1 / share)]
-        for setting, (recall, stricter, held) in found.items():
+        own, _ = found[ours(1 / share)]
+        for setting, (recall, held) in found.items():
             row = {"compressor": setting.compressor, "organiser": setting.organiser, "cap": f"1/{share}", "held": held}
-            row |= {**estimate(_mean(recall, weights)).row("recall"), "recall_4": float(stricter.mean())}
+            row |= estimate(_mean(recall, weights)).row("recall")
             rows.append(row | estimate(_mean(own - recall, weights)).row("ours_more"))
         rows += _read_rows(watched, share)
         print_progress(f"evidence: 1/{share}")
         if name := _NAMES.get(share):
-            others = [recall for setting, (recall, *_) in found.items() if setting.compressor != ours(1.0).compressor]
+            others = [recall for setting, (recall, _) in found.items() if setting.compressor != ours(1.0).compressor]
             figures[f"evidence_recall_{name}"] = float(own.mean())
             figures[f"evidence_gain_{name}"] = float(own.mean() - max(each.mean() for each in others))
     objects, tokens = (sum(counts) for counts in zip(*((len(w.passages), w.tokens) for w in watched), strict=True))
@@ -153,17 +150,14 @@ def shown_cells(renderer: SceneRenderer, second: float, rows: int, columns: int)
 
 
 def found_passages(memory: StreamMemory, watched: Watched) -> Floats:
-    """Share of layers and heads that hold enough of each passage, ``[len(NEEDED), passages]``."""
-    found = np.zeros((len(NEEDED), len(watched.passages)))
+    """Share of layers and heads that hold a token of each passage, ``[passages]``."""
+    found = np.zeros(len(watched.passages))
     heads = list(memory.iter_heads())
     for layer, h, _ in heads:
         held = load_head_tokens(memory, layer, h)
-        if held is None:
-            continue
-        tokens = watched.token_numbers(memory, held.frame[0], held.cell[0])
-        counts = [int(torch.isin(each, tokens).sum()) for each in watched.passages]
-        sizes = [len(each) for each in watched.passages]
-        found += [np.array(counts) >= np.minimum(needed, sizes) for needed in NEEDED]
+        if held is not None:
+            tokens = watched.token_numbers(memory, held.frame[0], held.cell[0])
+            found += [bool(torch.isin(each, tokens).any()) for each in watched.passages]
     return found / max(1, len(heads))
 
 
@@ -177,8 +171,8 @@ def _settings(share: int) -> list[ShareSetting]:
     ]
 
 
-def _recall(watched: Sequence[Watched], setting: ShareSetting) -> tuple[Floats, Floats, float]:
-    """(recall of every passage, the same of four tokens, share of the tokens that are held)."""
+def _recall(watched: Sequence[Watched], setting: ShareSetting) -> tuple[Floats, float]:
+    """(recall of every passage, share of the tokens that are held)."""
     found, held, total = [], 0, 0
     for each in watched:
         memory = _filled(each, setting)
@@ -186,8 +180,7 @@ def _recall(watched: Sequence[Watched], setting: ShareSetting) -> tuple[Floats, 
         held += memory.tokens
         total += each.tokens * sum(map(len, memory.heads))
         memory.tiers.close()
-    recall, stricter = np.concatenate(found, axis=1)
-    return recall, stricter, held / total
+    return np.concatenate(found), held / total
 
 
 def _filled(watched: Watched, setting: ShareSetting) -> StreamMemory:

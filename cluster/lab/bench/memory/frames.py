@@ -50,8 +50,8 @@ def measure(footage: Footage) -> BenchResult:
     }
     note = (
         f"per frame that reads; held, read: tokens of a layer and head; recall: of its {TOP} past tokens with the most "
-        "attention among those clustered (raw: before rotary, as clusters are scored); best_clusters: attention to as "
-        f"many tokens in clusters chosen by it; model {footage.args.model}"
+        "attention among those clustered; best_clusters: attention to as many tokens in clusters chosen by it; model "
+        f"{footage.args.model}"
     )
     return BenchResult(figures, rows, [note])
 
@@ -92,7 +92,6 @@ def _clip(footage: Footage, clip: str, samples: Sequence[FrameSample]) -> dict[s
         "read_share": read / held,
         "clustered_share": statistics.fmean(watched.shares),
         "top_recall": statistics.fmean(watched.recalls),
-        "raw_recall": statistics.fmean(watched.raw_recalls),
         "attention_read": statistics.fmean(watched.masses),
         "best_clusters": statistics.fmean(watched.bests),
         "ms_without": 1000 * spent["without"] / frames,
@@ -107,8 +106,7 @@ def _clip(footage: Footage, clip: str, samples: Sequence[FrameSample]) -> dict[s
 class WatchedEngine(NativeEngine):
     """An engine that compares what frames select with what they attend to, per frame, layer and head.
 
-    * ``recalls``: share of the ``TOP`` tokens with the most attention that is read; ``raw_recalls``: with attention of
-      queries and keys before rotary, by which clusters are scored
+    * ``recalls``: share of the ``TOP`` tokens with the most attention that is read
     * ``shares``: of the clustered tokens that is read, which is what chance would recall; ``masses``: of the attention
       to them; ``bests``: that with as many tokens, at most, in clusters chosen by the attention to each
     """
@@ -116,7 +114,6 @@ class WatchedEngine(NativeEngine):
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self.recalls: list[float] = []
-        self.raw_recalls: list[float] = []
         self.shares: list[float] = []
         self.masses: list[float] = []
         self.bests: list[float] = []
@@ -142,7 +139,7 @@ class WatchedEngine(NativeEngine):
         return plan
 
     def _compare(self, listener: Listener, past: FramePast, new: Sequence[int]) -> None:
-        keys: dict[int, tuple[Tensor, Tensor]] = {}
+        keys: dict[int, Tensor] = {}
         # Each layer asks for one frame after the other.
         for number, (query, tables, named) in enumerate(listener.calls):
             layer, at = divmod(number, len(new))
@@ -153,24 +150,22 @@ class WatchedEngine(NativeEngine):
             rows = query.view(len(query), len(cos), -1, query.shape[2]).transpose(1, 2)
             rows = rotate_wide(rows, cos, sin).flatten(1, 2)
             for h, (table, chosen) in enumerate(zip(tables, named, strict=True)):
-                raw, turned = (part[h, : table.tokens] for part in keys[layer])
-                mass = _attention(rows[h], turned)
+                mass = _attention(rows[h], keys[layer][h, : table.tokens])
                 self.recalls.append(_recall(mass, chosen))
-                self.raw_recalls.append(_recall(_attention(query[h], raw), chosen))
                 self.shares.append(float(chosen.float().mean()))
                 self.masses.append(float(mass[chosen].sum() / mass.sum()))
                 self.bests.append(best_clusters(mass, table, int(chosen.sum())))
 
-    def _past_keys(self, past: FramePast, layer: int, tokens: int) -> tuple[Tensor, Tensor]:
-        """Of the oldest tokens ``[Hkv, n, D]``, before rotary and after; nothing is evicted, so that the memory numbers
-        its frames as they came."""
+    def _past_keys(self, past: FramePast, layer: int, tokens: int) -> Tensor:
+        """Of the oldest tokens ``[Hkv, n, D]``, after rotary; nothing is evicted, so that the memory numbers its frames
+        as they came."""
         assert isinstance(self.memories, ListeningBank)
         chunks = self.memories.chunks
         key = torch.cat([chunk.key[layer].float() for chunk in chunks], dim=1)[:, :tokens]
         places = torch.cat([torch.stack([torch.full_like(c.cell, n), c.cell]) for n, c in enumerate(chunks)], dim=1)
         frame, cell = places[:, None, :tokens].expand(-1, len(key), -1)
         there = torch.ones_like(frame, dtype=torch.bool)
-        return key, past.rotated(RetrievedKV(key, key, frame, cell, there, frame.numel()))
+        return past.rotated(RetrievedKV(key, key, frame, cell, there, frame.numel()))
 
 
 def _attention(rows: Tensor, keys: Tensor) -> Tensor:
