@@ -64,9 +64,14 @@ def forgotten_secrets() -> Iterator[None]:
 def one_thread() -> Iterator[None]:
     """A command or a replica in the test's process takes all cores for torch's products; the tests after it would wait
     for threads that fight for them."""
+
+    def limit() -> None:
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)
+
+    limit()
     yield
-    if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)
+    limit()
 
 
 @pytest.fixture(name="until")

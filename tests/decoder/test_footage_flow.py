@@ -440,8 +440,7 @@ async def test_what_a_camera_that_is_added_again_shows_is_its_own(tmp_path, h264
         await running.collector.retain_cameras({"gate": "2", "yard": "1"})
         if restarted:
             await running.stop_alerting()
-            await running.start_alerting()
-            await refuse(running, 1)
+            await running.start_alerting(lambda: refuse(running, 1))
         erase = running.collector._erase
 
         async def counted(*arguments):
@@ -469,7 +468,8 @@ async def test_what_a_camera_that_is_added_again_shows_is_its_own(tmp_path, h264
         assert (await running.incident(new.id)).open
         assert running.store.find(old.id, "clip") is None
         assert running.store.find(new.id, "clip") is not None
-        assert json.loads((tmp_path / "known.json").read_text())["unerased"] == {}
+        # Written once it is erased.
+        await until_async(lambda: json.loads((tmp_path / "known.json").read_text())["unerased"] == {})
 
 
 async def test_cameras_of_another_run_are_not_taken_for_removed(tmp_path, h264):

@@ -6,7 +6,7 @@ import gc
 import io
 import resource
 import signal
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import count
@@ -204,7 +204,7 @@ class Site:
         await self.decoder.stop(0.0)
         self.recorder.close()
 
-    async def start_alerting(self) -> None:
+    async def start_alerting(self, before_sweeps: Callable[[], Awaitable[None]] | None = None) -> None:
         clips = self.config.clips
         self.store = FootageStore(
             self._folder / "clips",
@@ -224,6 +224,8 @@ class Site:
         )
         self.service = AlertService(self.config, self._folder, on_event=self.collector.handle_event)
         await self.service.start()
+        if before_sweeps is not None:
+            await before_sweeps()
         self.collector.start(await self.service.pending_clips(0.0))
         self.alerting = RpcServer()
         servicer = FootageServicer(self.collector, self.about, self.service.erase_camera)

@@ -232,7 +232,7 @@ def test_shells_complete_commands_and_options(cli):
 
 
 # Output of our own, of rich, and of typer.
-PRINTED = (["config", "schema"], ["models", "list"], ["--help"])
+PRINTED = (["config", "schema"], ["loadtest", "profiles"], ["--help"])
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(cli):

@@ -5,6 +5,7 @@ import pytest
 from actors.cli import main
 from actors.cli.train import _minutes, demo_model
 from cluster.errors import ConfigError
+from cluster.lab.training import run
 from cluster.models import load_model
 
 
@@ -23,7 +24,9 @@ def test_an_unknown_stage_is_refused_by_name(tmp_path, capsys):
     assert "error: unknown stage 'attic'; there are: tower" in capsys.readouterr().err
 
 
-def test_a_short_run_leaves_a_model_that_loads_and_a_log(tmp_path):
+def test_a_short_run_leaves_a_model_that_loads_and_a_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "_BEGINNING_SCENES", 2)
+    monkeypatch.setattr(run, "_EXPORT_SCENES", 1)
     demo_model(
         out=tmp_path, stage=["tower", "windows", "export"], minutes=None, steps=2, batch=1, rate=None, preset="tiny",
         codec_scenes=None, begin_with=None, optimizer="muon", device="cpu", threads=1, workers=0,

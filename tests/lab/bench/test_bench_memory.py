@@ -202,10 +202,10 @@ def test_infinipot_v_is_held_against_the_published_rule(
 
 
 def test_the_cap_holds_over_many_frames(clip: Path, tmp_path: Path) -> None:
-    found = measured(clip, tmp_path, "--part", "cap", "--frames", "4000", "--leak-cap-mib", "0.5")
+    found = measured(clip, tmp_path, "--part", "cap", "--frames", "2000", "--leak-cap-mib", "0.25")
     assert found["figures"]["cap_violations"] == 0
     assert "leak_at_ten_caps" in found["figures"]
-    assert found["rows"][-1]["frames"] == 4000
+    assert found["rows"][-1]["frames"] == 2000
     assert found["rows"][-1]["compressions"] > 0
     assert all(0 < row["most_node_kib"] <= 2048 and row["most_host_kib"] <= 1024 for row in found["rows"])
     with pytest.raises(ConfigError, match="at least 100"):
