@@ -66,6 +66,10 @@ class Measured(NamedTuple):
     dropped: int = 0
 
 
+NOTHING = Measured(0.0, 0)
+"""Where counting begins."""
+
+
 def stride_at(demand: Demand, rung: Rung) -> float:
     """A camera's stride at that rung, seconds."""
     return rung.stride_s(demand.stride_s, demand.window_s)
@@ -173,7 +177,7 @@ class DemandEstimate:
         self.declared = declared
         self._counted = False
         # Counts since the last update, tokens as of full quality, and the strides that they cover.
-        self._waiting, self._strides = Measured(0.0, 0), 0.0
+        self._waiting, self._strides = NOTHING, 0.0
         self.rate, self.busy, self.kept = declared.rate, declared.busy, declared.kept
 
     @property
@@ -203,7 +207,7 @@ class DemandEstimate:
         if self._strides < 0.9:
             return False
         counts, strides = self._waiting, self._strides
-        self._waiting, self._strides = Measured(0.0, 0), 0.0
+        self._waiting, self._strides = NOTHING, 0.0
         pace = 1 - math.exp(-counts.period_s / MEMORY_S)
         found = (counts.windows + counts.dropped) / strides
         self.rate += pace * (min(found, MOST) - self.rate)

@@ -62,12 +62,10 @@ class UnreportedCounts:
 
     def take(self, chosen: Ints, now_s: float) -> Iterator[tuple[int, Measured]]:
         """Counts of these cameras, which begin anew."""
-        period = now_s - self._since_s
-        windows = self._gated + self._computed
         rows = zip(
             chosen.tolist(),
-            period[chosen].tolist(),
-            windows[chosen].tolist(),
+            (now_s - self._since_s[chosen]).tolist(),
+            (self._gated[chosen] + self._computed[chosen]).tolist(),
             self._gated[chosen].tolist(),
             self._dropped[chosen].tolist(),
             strict=True,

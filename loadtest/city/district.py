@@ -331,7 +331,6 @@ class District:
             stride_s=stride_s,
             strides=strides,
             value_s=value_s[which],
-            work_s=work,
             useful_s=work + self.part.costs.step_s / self.plan.engine.max_batch,
         )
         order = np.argsort(owner, kind="stable")

@@ -76,7 +76,7 @@ class Timing:
     """Seconds of simulated time.
 
     * ``tick_s``: between two rounds of reports and decisions; ``detect_s``: until a dead replica is noticed
-    * ``report_s``: at least between two reports of what a camera's windows cost
+    * ``report_s``: at least between two reports of a camera's counts
     * ``bin_s``: stretches in which windows are counted
     """
 

@@ -14,15 +14,15 @@ from cluster.replica.window_queue import DropReason
 from cluster.types.cameras import Priority
 from loadtest.city import Floats, Ints
 
-COLUMNS = ("camera", "rank", "end_s", "stride_s", "strides", "value_s", "work_s", "useful_s")
+COLUMNS = ("camera", "rank", "end_s", "stride_s", "strides", "value_s", "useful_s")
 
 
 class Rows:
     """Windows that wait or are being computed, as rows whose numbers grow from 0; what becomes of them is tallied.
 
     Columns: ``camera``; ``rank`` of its priority; ``end_s``, when its last frame arrived; the stride it stands for;
-    ``strides`` it takes in; ``value_s`` of an answer; ``work_s`` it takes of a replica, without its part of the
-    step; ``useful_s`` with what that part is in a full step.
+    ``strides`` it takes in; ``value_s`` of an answer; ``useful_s`` it takes of a replica, with its part of
+    a full step.
     """
 
     def __init__(self, tally: Tally) -> None:

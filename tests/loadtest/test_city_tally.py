@@ -35,7 +35,7 @@ def test_a_pool_that_nothing_was_asked_of_has_met_no_objective():
 
 def append(rows, ends):
     count = len(ends)
-    columns = {name: np.zeros(count) for name in ("camera", "rank", "strides", "value_s", "work_s", "useful_s")}
+    columns = {name: np.zeros(count) for name in ("camera", "rank", "strides", "value_s", "useful_s")}
     columns["strides"] += 1
     columns["useful_s"] += 0.5
     return rows.append(end_s=np.array(ends, dtype=float), stride_s=np.full(count, 8.0), **columns)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
 from cluster.control.costs import CostModel, WindowWork
-from cluster.control.demand import Demand, Measured, work
+from cluster.control.demand import NOTHING, Demand, Measured, work
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import Rung, default
 from cluster.replica.window_queue import DroppedWindow, WindowQueue
@@ -20,7 +20,6 @@ from cluster.types.cameras import Priority
 
 REPLICA = "replica-0"
 MAX_BATCH = 8
-NOTHING = Measured(0.0, 0)
 MOST_STRIDES = 16
 """More strides than overlap in a window of the usual lengths."""
 
