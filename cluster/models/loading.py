@@ -307,22 +307,25 @@ def _pixel_statistics(path: str, family: Any) -> tuple[tuple[float, ...], tuple[
 
 
 def _check_template(path: str, family: Any, tokenizer: Any) -> None:
-    """``ModelError`` if the checkpoint's chat template writes a question otherwise than the family's prompt does. A
-    template may leave out the system prompt; white space does not count, which published templates and the prompts
-    that their models were trained with do not agree in."""
-    # Of processors in the library's version 4.
-    given = None if tokenizer.chat_template else _read_json(path, "chat_template.json").get("chat_template")
-    if not (given or tokenizer.chat_template):
+    """``ModelError`` if the checkpoint's chat template writes a user's turn otherwise than the family's prompt does.
+    System prompts may differ, and white space, in which published templates and the prompts that their models were
+    trained with do not agree."""
+    # The second file is that of processors in the library's version 4, whose tokenizers often keep the template of
+    # the language model alone: one of the two that fits will do.
+    templates = [tokenizer.chat_template, _read_json(path, "chat_template.json").get("chat_template")]
+    if not any(templates):
         return
     question, written = "Is anyone there?", []
-    for content in (question, [{"type": "text", "text": question}]):
-        message = [{"role": "user", "content": content}]
-        # Templates for text alone, or for parts alone, fail for the other, or leave the question out.
-        with contextlib.suppress(Exception):
-            options = {"chat_template": given, "tokenize": False, "add_generation_prompt": True}
-            written.append(str(tokenizer.apply_chat_template(message, **options)))
+    for template in filter(None, templates):
+        for content in (question, [{"type": "text", "text": question}]):
+            message = [{"role": "user", "content": content}]
+            # Templates for text alone, or for parts alone, fail for the other, or leave the question out.
+            with contextlib.suppress(Exception):
+                options = {"chat_template": template, "tokenize": False, "add_generation_prompt": True}
+                written.append(str(tokenizer.apply_chat_template(message, **options)))
     ours = family.chat_opening + question + family.chat_answer
-    if not any(question in each and "".join(ours.split()).endswith("".join(each.split())) for each in written):
+    user_turn = family.chat_opening.rpartition("<|im_end|>")[2].removeprefix("<s>") + question + family.chat_answer
+    if not any("".join(each.split()).endswith("".join(user_turn.split())) for each in written):
         raise ModelError(
             f"the chat template of {path!r} makes {written[-1:]} of a question, and here the family {family.family} is "
             f"asked {ours!r}, which it was not trained for then; take a checkpoint with the family's own template, or "

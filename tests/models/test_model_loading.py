@@ -121,6 +121,11 @@ def test_a_chat_template_that_asks_otherwise_is_refused(model, saved):
     (saved / "chat_template.json").write_text(json.dumps({"chat_template": asked}))
     with pytest.raises(ModelError, match="the chat template of"):
         load_model(str(saved))
+    # Beside a tokenizer that kept its language model's template, and with a system prompt of its own.
+    (saved / "chat_template.jinja").write_text(f"[INST]{asked}{answer}")
+    other = _published(model).replace("You are a helpful assistant.", "You are Qwen.")
+    (saved / "chat_template.json").write_text(json.dumps({"chat_template": other}))
+    assert load_model(str(saved)).chat_answer == model.chat_answer
 
 
 def _published(model):
