@@ -10,7 +10,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cluster.engine.base import completed_future
 from cluster.engine.native.ask_run import NativeAskRun
@@ -330,13 +329,13 @@ class NativeEngine(WindowedEngine):
         self, plans: Sequence[WindowPlan], results: Sequence[PassResult]
     ) -> tuple[list[list[float]], list[list[int]]]:
         """Scores and first tokens of all questions; memories get queries, before they would wait for more."""
-        rows: list[Tensor] = []
-        for plan, result in zip(plans, results, strict=True):
-            ends = np.cumsum([len(prompt) for prompt in plan.prompts]) - 1
-            rows.append(result.hidden[self.pool.index(ends)])
+        ends = [self.pool.index(np.cumsum([len(prompt) for prompt in plan.prompts]) - 1) for plan in plans]
+        rows = [result.hidden[last] for result, last in zip(results, ends, strict=True)]
         logits = self.model.logits(torch.cat(rows))
-        # All that answers want to know of the device, in one read.
-        read = np.array(torch.stack((self._score(logits).double(), logits.argmax(dim=1).double())).tolist())
+        wanted = torch.stack((self._score(logits).double(), logits.argmax(dim=1).double()))
+        with nullcontext() if self.memories is None else self.memories.writer.engine_waits():
+            # All that answers want to know of the device, in one read.
+            read = np.array(wanted.tolist())
         borders = np.cumsum([len(plan.prompts) for plan in plans])[:-1]
         scores, firsts = (np.split(part, borders) for part in (read[0], read[1].astype(np.int64)))
         for plan, result, of_plan in zip(plans, results, scores, strict=True):
@@ -355,8 +354,9 @@ class NativeEngine(WindowedEngine):
             self.idle.park()
             return False
         try:
+            # Memories are written meanwhile.
+            self._passes_ahead.wait()
             with self._model_work():
-                self._passes_ahead.wait()
                 self._encode(work)
                 with self._batch(work, lambda each: self._plan_rows(each, ())) as plans:
                     for plan, result in zip(plans, self._run(plans), strict=True):
