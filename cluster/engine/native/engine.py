@@ -199,7 +199,7 @@ class NativeEngine(WindowedEngine):
 
     @contextmanager
     def _model_work(self) -> Iterator[None]:
-        """Memories write nothing meanwhile."""
+        """Memories write nothing meanwhile, but where the device is waited for."""
         with lost_device(), nullcontext() if self.memories is None else self.memories.writer.engine_step():
             yield
 
