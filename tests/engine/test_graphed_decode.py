@@ -1,8 +1,10 @@
 """Explanations under graphs: on a CPU a trace of operations stands in for the graph, and Python does not run again."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -149,6 +151,38 @@ def test_without_a_gpu_or_with_a_kernel_of_changing_launches_nothing_is_captured
         _, rows = explain(engine)
         assert (decode.replayed, decode.eager) == (0, len(rows))
     assert capture.captured == 0
+
+
+def test_all_captures_warm_up_in_one_queue(monkeypatch) -> None:
+    """cuBLAS keeps memory for each queue that it was called in. No GPU is here: queues and graphs note what is done."""
+    log: list[str] = []
+
+    class Queue:
+        def __init__(self) -> None:
+            self.name = f"queue {sum(each.startswith('new') for each in log)}"
+            log.append(f"new {self.name}")
+
+        def wait_stream(self, other: "Queue") -> None:
+            log.append(f"{self.name} waits for {other.name}")
+
+    @contextlib.contextmanager
+    def inside(name: str):
+        log.append(f"in {name}")
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Stream", Queue)
+    main = Queue()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "stream", lambda queue: inside(queue.name))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: log.append("replayed")))
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool, capture_error_mode: inside(f"a graph of the {pool}"))
+    capture = graphed_decode.CudaCapture()
+    for _ in range(2):
+        log.clear()
+        capture(lambda: log.append("computed"))()
+        warm_up = ["queue 1 waits for queue 0", "in queue 1", "computed", "computed", "queue 0 waits for queue 1"]
+        assert log == [*warm_up, "in a graph of the pool", "computed", "replayed"]
 
 
 def test_a_block_that_pads_computes_nothing() -> None:
