@@ -153,8 +153,9 @@ def test_without_a_gpu_or_with_a_kernel_of_changing_launches_nothing_is_captured
     assert capture.captured == 0
 
 
-def test_all_captures_warm_up_in_one_queue(monkeypatch) -> None:
-    """cuBLAS keeps memory for each queue that it was called in. No GPU is here: queues and graphs note what is done."""
+@pytest.fixture
+def noted(monkeypatch) -> list[str]:
+    """No GPU is here: queues and graphs note what is done. ``fails`` in it: so does the end of the next capture."""
     log: list[str] = []
 
     class Queue:
@@ -166,23 +167,52 @@ def test_all_captures_warm_up_in_one_queue(monkeypatch) -> None:
             log.append(f"{self.name} waits for {other.name}")
 
     @contextlib.contextmanager
-    def inside(name: str):
-        log.append(f"in {name}")
+    def inside(queue: Queue):
+        log.append(f"in {queue.name}")
+        try:
+            yield
+        finally:
+            log.append("out")
+
+    @contextlib.contextmanager
+    def graph(graph, pool: str, capture_error_mode: str):
+        log.append(f"a graph of the {pool}")
         yield
+        if "fails" in log:
+            raise RuntimeError("operation failed due to a previous error during capture")
 
     monkeypatch.setattr(torch.cuda, "Stream", Queue)
     main = Queue()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
-    monkeypatch.setattr(torch.cuda, "stream", lambda queue: inside(queue.name))
+    monkeypatch.setattr(torch.cuda, "stream", inside)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: log.append("replayed")))
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool, capture_error_mode: inside(f"a graph of the {pool}"))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *given: log.append(f"ended {given}"))
+    return log
+
+
+WARM_UP = ["queue 1 waits for queue 0", "in queue 1", "computed", "computed", "out", "queue 0 waits for queue 1"]
+
+
+def test_all_captures_warm_up_in_one_queue(noted) -> None:
+    """cuBLAS keeps memory for each queue that it was called in."""
     capture = graphed_decode.CudaCapture()
     for _ in range(2):
-        log.clear()
-        capture(lambda: log.append("computed"))()
-        warm_up = ["queue 1 waits for queue 0", "in queue 1", "computed", "computed", "queue 0 waits for queue 1"]
-        assert log == [*warm_up, "in a graph of the pool", "computed", "replayed"]
+        noted.clear()
+        capture(lambda: noted.append("computed"))()
+        assert noted == [*WARM_UP, "in queue 0", "a graph of the pool", "computed", "out", "replayed"]
+
+
+def test_a_failed_capture_leaves_neither_its_queue_nor_its_memory_current(noted) -> None:
+    """As torch does where the end of a capture fails: what follows would run beside what others wait for, and uploads
+    would take ever more memory."""
+    capture = graphed_decode.CudaCapture()
+    noted[:] = ["fails"]
+    with pytest.raises(RuntimeError, match="a previous error during capture"):
+        capture(lambda: noted.append("computed"))
+    assert noted == ["fails", *WARM_UP, "in queue 0", "a graph of the pool", "computed", "out", "ended (0, 'pool')"]
 
 
 def test_a_block_that_pads_computes_nothing() -> None:

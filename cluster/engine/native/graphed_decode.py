@@ -6,6 +6,7 @@ data, which is written to buffers of fixed addresses before a replay; the KV poo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -158,7 +159,16 @@ class CudaCapture:
                 function()
         current.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        # Other threads copy memories meanwhile.
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            function()
+        try:
+            # Other threads copy memories meanwhile. Where the end of a capture fails, torch leaves its queue current.
+            with (
+                torch.cuda.stream(current),
+                torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"),
+            ):
+                function()
+        except BaseException:
+            # And its allocator as if the capture went on, in which memory of several queues is never free again.
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._memory)
+            raise
         return graph.replay
