@@ -302,11 +302,13 @@ def _joined(one: LayerKV, other: LayerKV, dim: int = 0) -> LayerKV:
 
 
 def join_frames(block: Sequence[KVChunk]) -> list[LayerKV]:
-    """Concatenate frames in time, per layer."""
-    key = torch.cat([chunk.key for chunk in block], dim=2)
-    value = torch.cat([chunk.value for chunk in block], dim=2)
-    cell = torch.cat([chunk.cell for chunk in block])
-    frame = torch.cat([torch.full_like(chunk.cell, chunk.index) for chunk in block])
+    """Concatenate frames in time, per layer; on the host, where all that follows is computed. A GPU that is asked for
+    its data answers behind all that it was given before: head by head and block by block, that would be thousands of
+    times."""
+    key = torch.cat([chunk.key for chunk in block], dim=2).cpu()
+    value = torch.cat([chunk.value for chunk in block], dim=2).cpu()
+    cell = torch.cat([chunk.cell for chunk in block]).cpu()
+    frame = torch.cat([torch.full((chunk.tokens,), chunk.index) for chunk in block])
     heads = key.shape[1]
     return [
         LayerKV(key[layer], value[layer], frame.expand(heads, -1), cell.expand(heads, -1)) for layer in range(len(key))

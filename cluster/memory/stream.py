@@ -187,7 +187,7 @@ class StreamMemory(TieredHeads):
     def observe_queries(self, queries: Sequence[Tensor]) -> None:
         """Record the latest question rows per layer ``[Hkv, r, D]``, before rotary, for compressors that use them."""
         if self.wants_queries:
-            self._queries = [rows.cpu() for rows in queries]
+            self._queries = list(torch.stack(list(queries)).cpu())
             self.compressor.observe(self._queries)
 
     @property

@@ -283,9 +283,22 @@ class MemoryWriter:
         try:
             yield
         finally:
-            with self._stepped:
-                self._stepping = False
-                self._stepped.notify_all()
+            self._let_jobs_go_on()
+
+    @contextmanager
+    def engine_waits(self) -> Iterator[None]:
+        """Context, within :meth:`engine_step`, of waiting for a GPU: most of a step there, in which jobs go on. With no
+        other time between a busy engine's steps they would end one piece a second."""
+        self._let_jobs_go_on()
+        try:
+            yield
+        finally:
+            self._stepping = True
+
+    def _let_jobs_go_on(self) -> None:
+        with self._stepped:
+            self._stepping = False
+            self._stepped.notify_all()
 
     def yield_to_engine(self) -> None:
         """Called between two pieces of a job: wait for a running engine step, at most :data:`PATIENCE_S`.

@@ -3,6 +3,10 @@
 import pytest
 
 from cluster.engine.native import NativeEngine
+from cluster.memory.bank import MemoryBank
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.types import MemorySpec
 
 STREAMS = ("a", "b")
 
@@ -49,6 +53,26 @@ def test_frames_of_the_next_step_are_encoded_once_the_scores_are_read(engine, re
     assert seen == [[False, False], [True, True]]
     engine.step([second])
     assert len(seen) == 4
+
+
+def test_a_memory_is_shown_queries_before_the_device_gets_the_next_step(model, cameras, make_spec, monkeypatch) -> None:
+    """Read behind those frames, they would come, and the answers with them, once the tower has them."""
+    engine = NativeEngine(model, memories=MemoryBank(TierStack([Arena(2**26)])))
+    engine.launches_return = True
+    for name in STREAMS:
+        engine.admit(make_spec(name, memory=MemorySpec(compressor="snapkv")))
+    first, second = [r for index in range(2) for c in cameras.values() for r in engine.push(c.sample(index))]
+    seen = []
+    observe = engine.memories.observe_queries
+
+    def observed(stream, queries):
+        seen.append((stream, len(queries), encoded(engine, "b")))
+        observe(stream, queries)
+
+    monkeypatch.setattr(engine.memories, "observe_queries", observed)
+    engine.step([first], [second])
+    assert seen == [("a", len(model.layers), [False, False])]
+    assert encoded(engine, "b") == [True, True]
 
 
 def test_answers_and_counts_are_those_of_steps_alone(engine, model, cameras, make_spec, requests_of) -> None:

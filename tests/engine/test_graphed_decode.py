@@ -1,8 +1,10 @@
 """Explanations under graphs: on a CPU a trace of operations stands in for the graph, and Python does not run again."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -149,6 +151,68 @@ def test_without_a_gpu_or_with_a_kernel_of_changing_launches_nothing_is_captured
         _, rows = explain(engine)
         assert (decode.replayed, decode.eager) == (0, len(rows))
     assert capture.captured == 0
+
+
+@pytest.fixture
+def noted(monkeypatch) -> list[str]:
+    """No GPU is here: queues and graphs note what is done. ``fails`` in it: so does the end of the next capture."""
+    log: list[str] = []
+
+    class Queue:
+        def __init__(self) -> None:
+            self.name = f"queue {sum(each.startswith('new') for each in log)}"
+            log.append(f"new {self.name}")
+
+        def wait_stream(self, other: "Queue") -> None:
+            log.append(f"{self.name} waits for {other.name}")
+
+    @contextlib.contextmanager
+    def inside(queue: Queue):
+        log.append(f"in {queue.name}")
+        try:
+            yield
+        finally:
+            log.append("out")
+
+    @contextlib.contextmanager
+    def graph(graph, pool: str, capture_error_mode: str):
+        log.append(f"a graph of the {pool}")
+        yield
+        if "fails" in log:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(torch.cuda, "Stream", Queue)
+    main = Queue()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "stream", inside)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: log.append("replayed")))
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *given: log.append(f"ended {given}"))
+    return log
+
+
+WARM_UP = ["queue 1 waits for queue 0", "in queue 1", "computed", "computed", "out", "queue 0 waits for queue 1"]
+
+
+def test_all_captures_warm_up_in_one_queue(noted) -> None:
+    """cuBLAS keeps memory for each queue that it was called in."""
+    capture = graphed_decode.CudaCapture()
+    for _ in range(2):
+        noted.clear()
+        capture(lambda: noted.append("computed"))()
+        assert noted == [*WARM_UP, "in queue 0", "a graph of the pool", "computed", "out", "replayed"]
+
+
+def test_a_failed_capture_leaves_neither_its_queue_nor_its_memory_current(noted) -> None:
+    """As torch does where the end of a capture fails: what follows would run beside what others wait for, and uploads
+    would take ever more memory."""
+    capture = graphed_decode.CudaCapture()
+    noted[:] = ["fails"]
+    with pytest.raises(RuntimeError, match="a previous error during capture"):
+        capture(lambda: noted.append("computed"))
+    assert noted == ["fails", *WARM_UP, "in queue 0", "a graph of the pool", "computed", "out", "ended (0, 'pool')"]
 
 
 def test_a_block_that_pads_computes_nothing() -> None:

@@ -1,9 +1,16 @@
 """What is computed of a window before it ends; the conformance matrix has that results are the same."""
 
+import time
+
 import pytest
+import torch
 
 from cluster.engine.native import NativeEngine
-from cluster.types import FrameSample
+from cluster.memory import writer
+from cluster.memory.bank import MemoryBank
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
+from cluster.types import FrameSample, MemorySpec
 
 
 @pytest.fixture
@@ -168,6 +175,35 @@ def test_at_most_two_passes_wait_for_the_device(engine, make_camera, make_spec, 
     for index in range(4):
         assert push_and_settle(engine, camera.sample(index)) == 1
     assert done == ["given 0", "given 1", "waited 0", "given 2", "waited 1", "given 3"]
+
+
+def test_memories_are_written_while_the_engine_waits_for_the_device(model, make_camera, make_spec, monkeypatch) -> None:
+    """Most of the time of a busy GPU's engine; jobs that paused in it, too, would end one piece a second."""
+    engine = NativeEngine(model, memories=MemoryBank(TierStack([Arena(2**26)])))
+    engine.ahead_rows = 1, 1
+    engine.admit(make_spec(memory=MemorySpec()))
+    jobs, paused = engine.memories.writer, []
+    run, wait, tolist = engine._run, engine._passes_ahead.wait, torch.Tensor.tolist
+
+    def noted(name, call):
+        return lambda *given: (paused.append((name, jobs._stepping)), call(*given))[1]
+
+    monkeypatch.setattr(engine, "_run", noted("runs", run))
+    monkeypatch.setattr(engine._passes_ahead, "wait", noted("waits", wait))
+    read = noted("reads", tolist)
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda part: (read if part.dtype == torch.float64 else tolist)(part))
+    camera = make_camera()
+    assert drive(engine, [camera.sample(index) for index in range(2)])
+    assert set(paused) == {("waits", False), ("runs", True), ("reads", False)}
+    monkeypatch.setattr(writer, "PATIENCE_S", 0.2)
+    began = time.monotonic()
+    with jobs.engine_step():
+        with jobs.engine_waits():
+            jobs.yield_to_engine()
+        assert time.monotonic() - began < 0.2
+        jobs.yield_to_engine()
+    assert time.monotonic() - began >= 0.2
+    jobs.yield_to_engine()
 
 
 def test_a_failure_is_left_for_the_step(engine, make_camera, make_spec, monkeypatch) -> None:

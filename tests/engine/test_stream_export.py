@@ -4,11 +4,15 @@ import json
 import pickle
 import struct
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from cluster.engine.native import NativeEngine
+from cluster.engine.window import export
 from cluster.errors import CapacityError, ModelError
+from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.models import load_model
 
 
@@ -33,6 +37,28 @@ def test_counters_windows_and_memory_travel(engine, model, state, make_spec) -> 
     assert len(theirs.kv) == len(ours.kv) > 0
     again = other.export_stream("cam")
     assert again == state
+
+
+def test_a_gpu_is_waited_for_once(monkeypatch) -> None:
+    """Each wait is for whatever it was given before. The fake GPU's data are there when they are copied."""
+    log: list[str] = []
+    to = torch.Tensor.to
+
+    def copied(tensor, *given, **options):
+        if tensor.device == DEVICE:
+            log.append("copy" if options.get("non_blocking") else "copy and wait")
+        return to(tensor, *given, **options)
+
+    with FakeCuda():
+        tensors = {name: torch.ones(2, 3).to(DEVICE) for name in ("k", "v", "0.embeds")}
+        window = export.Snapshot({"version": export.VERSION}, {**tensors, "cells": torch.zeros(1)})
+        monkeypatch.setattr(torch.Tensor, "to", copied)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(
+            torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: log.append("wait"))
+        )
+        assert window.dump()
+    assert (set(log[:-1]), log[-1]) == ({"copy"}, "wait")
 
 
 def test_a_window_that_ended_before_the_first_frame_here_is_not_answered_again(

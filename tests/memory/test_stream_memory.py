@@ -18,6 +18,7 @@ from kv_parts import OURS, key_of, remote, serving
 from redis_server import RedisServer
 
 from cluster.errors import NotReadyError, UnavailableError
+from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.lab.bench.memory.footage import made_chunks
 from cluster.memory.bank import MemoryBank
 from cluster.memory.compress.infinipot_v import InfiniPotV
@@ -110,6 +111,23 @@ def test_everything_is_held_with_its_own_kv(organiser: str, kv_dtype: str, error
     same(held(memory), expected(chunks), error)
     assert memory.tokens == len(expected(chunks))
     assert memory.counts.lost == 0
+
+
+@pytest.mark.parametrize("organiser", organisers.names())
+def test_a_gpu_is_asked_for_waiting_frames_once(organiser: str) -> None:
+    """Not layer by layer, head by head or block by block: whoever asks waits for all that the GPU was given before."""
+    with FakeCuda() as cuda:
+        memory = StreamMemory("cam", spec(organiser=organiser), stack())
+        for number in range(4):
+            here = chunk(number)
+            parts = ("key", "value", "cell", "mean_embedding")
+            memory.accept_chunk(replace(here, **{name: getattr(here, name).to(DEVICE) for name in parts}))
+        cuda.reset()
+        assert memory.settle()
+        # Keys, values and cells; mosaic looks at each frame.
+        assert cuda.syncs == 3 + (4 if organiser == "mosaic" else 0)
+    assert not memory.recent
+    assert memory.tokens > 0
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from cluster.engine.base import completed_future
 from cluster.engine.native.ask_run import NativeAskRun
@@ -200,7 +199,7 @@ class NativeEngine(WindowedEngine):
 
     @contextmanager
     def _model_work(self) -> Iterator[None]:
-        """Memories write nothing meanwhile."""
+        """Memories write nothing meanwhile, but where the device is waited for."""
         with lost_device(), nullcontext() if self.memories is None else self.memories.writer.engine_step():
             yield
 
@@ -285,8 +284,6 @@ class NativeEngine(WindowedEngine):
             progress = commit_plan(plan, result)
             each.stream.progress = None
             each.stream.waiting_rows = 0
-            if result.queries and self.memories is not None:
-                self.memories.observe_queries(each.request.stream, result.queries)
             tokens = TokenCount(
                 full=self._full(plan.frames),
                 kept=plan.visual,
@@ -331,19 +328,21 @@ class NativeEngine(WindowedEngine):
     def _read(
         self, plans: Sequence[WindowPlan], results: Sequence[PassResult]
     ) -> tuple[list[list[float]], list[list[int]]]:
-        """Scores and first tokens of all questions, from the last row of each."""
-        rows: list[Tensor] = []
-        for plan, result in zip(plans, results, strict=True):
-            ends = np.cumsum([len(prompt) for prompt in plan.prompts]) - 1
-            rows.append(result.hidden[self.pool.index(ends)])
+        """Scores and first tokens of all questions; memories get queries, before they would wait for more."""
+        ends = [self.pool.index(np.cumsum([len(prompt) for prompt in plan.prompts]) - 1) for plan in plans]
+        rows = [result.hidden[last] for result, last in zip(results, ends, strict=True)]
         logits = self.model.logits(torch.cat(rows))
-        # All that the host wants to know of the device in a step, in one read.
-        read = np.array(torch.stack((self._score(logits).double(), logits.argmax(dim=1).double())).tolist())
+        wanted = torch.stack((self._score(logits).double(), logits.argmax(dim=1).double()))
+        with nullcontext() if self.memories is None else self.memories.writer.engine_waits():
+            # All that answers want to know of the device, in one read.
+            read = np.array(wanted.tolist())
         borders = np.cumsum([len(plan.prompts) for plan in plans])[:-1]
         scores, firsts = (np.split(part, borders) for part in (read[0], read[1].astype(np.int64)))
-        for plan, of_plan in zip(plans, scores, strict=True):
+        for plan, result, of_plan in zip(plans, results, scores, strict=True):
             if np.isnan(of_plan).any():
                 invalidate_ahead(plan)
+            elif result.queries and self.memories is not None:
+                self.memories.observe_queries(plan.request.stream, result.queries)
         check_scores(read[0].tolist(), self.model.dtype)
         return [part.tolist() for part in scores], [part.tolist() for part in firsts]
 
@@ -355,8 +354,9 @@ class NativeEngine(WindowedEngine):
             self.idle.park()
             return False
         try:
+            # Memories are written meanwhile.
+            self._passes_ahead.wait()
             with self._model_work():
-                self._passes_ahead.wait()
                 self._encode(work)
                 with self._batch(work, lambda each: self._plan_rows(each, ())) as plans:
                     for plan, result in zip(plans, self._run(plans), strict=True):

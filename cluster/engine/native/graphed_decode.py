@@ -6,6 +6,7 @@ data, which is written to buffers of fixed addresses before a replay; the KV poo
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -146,17 +147,28 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._memory = torch.cuda.graph_pool_handle()
+        # For all of them: what cuBLAS takes for each queue, 32 MiB on a Hopper GPU, stays taken.
+        self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
         # Libraries allocate and Triton compiles at first calls, which a capture does not allow.
-        current, aside = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        current, aside = torch.cuda.current_stream(), self._aside
         aside.wait_stream(current)
         with torch.cuda.stream(aside):
             for _ in range(2):
                 function()
         current.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        # Other threads copy memories meanwhile.
-        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
-            function()
+        try:
+            # Other threads copy memories meanwhile. Where the end of a capture fails, torch leaves its queue current.
+            with (
+                torch.cuda.stream(current),
+                torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"),
+            ):
+                function()
+        except BaseException:
+            # And its allocator as if the capture went on, in which memory of several queues is never free again.
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._memory)
+            raise
         return graph.replay

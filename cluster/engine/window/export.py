@@ -61,8 +61,11 @@ class Snapshot:
 
     def dump(self) -> bytes:
         """Serialise for :func:`load`; callable from any thread."""
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.tensors.items()}
-        return dump_tensors(tensors, self.header)
+        # All are on their way from a GPU before the first is waited for, and with it all that the GPU has been given.
+        tensors = {name: tensor.to("cpu", non_blocking=True) for name, tensor in self.tensors.items()}
+        if torch.cuda.is_available() and any(tensor.device.type == "cuda" for tensor in self.tensors.values()):
+            torch.cuda.current_stream().synchronize()
+        return dump_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, self.header)
 
 
 def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
