@@ -24,7 +24,13 @@ from loadtest.target import Target
 CLIPS = {"busy": footage()}
 
 
-async def test_a_cluster_that_answers_everything_is_stable() -> None:
+@pytest.fixture
+def unhurried(monkeypatch):
+    """A machine that is busy with other tests is not the limit."""
+    monkeypatch.setattr("loadtest.stage.LATE_S", 2.0)
+
+
+async def test_a_cluster_that_answers_everything_is_stable(unhurried) -> None:
     toy, ticks = ToyCluster(), []
     async with toy.target() as target:
         found = await run_test(target, profile(), CLIPS, on_tick=ticks.append)
@@ -186,7 +192,7 @@ async def test_nobody_there_and_a_refused_camera_end_it_with_a_sentence(monkeypa
             assert "load-00000" in stage.fleet.failures[0]
 
 
-async def test_the_search_finds_where_answers_begin_to_be_late() -> None:
+async def test_the_search_finds_where_answers_begin_to_be_late(unhurried) -> None:
     """Up to three cameras are answered in time, more are not."""
     toy = ToyCluster()
     toy.fate = lambda *_: 0.0 if len(toy.cameras) <= 3 else 2 * STRIDE_S
