@@ -6,8 +6,7 @@ import json
 
 import av
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from browsing import running
+from browsing import check_axe, running
 from playwright.sync_api import expect
 from waiting import until
 
@@ -21,11 +20,6 @@ def settings_of(gateway, name):
     """Keys that were written for a camera, as the controller has them."""
     [managed] = gateway.city.table.managed([name])
     return managed.entry
-
-
-def check_axe(page):
-    found = Axe().run(page).response["violations"]
-    assert not found, [(each["id"], [node["target"] for node in each["nodes"]][:4]) for each in found]
 
 
 @pytest.mark.parametrize("options", [{}, PHONE], ids=["desk", "phone"])
