@@ -70,19 +70,15 @@ async def cookie_of(served, name):
         return next(each.value for each in client.session.cookie_jar if each.key == COOKIE)
 
 
-async def test_the_matrix_by_sessions(tmp_path):
-    async with signing_in(tmp_path, tokens=True) as (served, _):
+async def test_the_matrix_by_sessions_and_by_bearer_tokens(tmp_path):
+    async with signing_in(tmp_path, tokens=True) as (served, issuer):
         inner(served).rate = RateLimit(1000.0, 1000)
         agent = {"User-Agent": aiohttp.http.SERVER_SOFTWARE}
         callers = {}
         for role in Role:
-            callers[role] = {"headers": {"Cookie": f"{COOKIE}={await cookie_of(served, role)}", **agent}}
+            session = {"headers": {"Cookie": f"{COOKIE}={await cookie_of(served, role)}", **agent}}
+            callers[role] = [session, bearer(await issuer.robot_token(role))]
         assert not await wrong_replies(served, callers)
-
-
-async def test_the_matrix_by_bearer_tokens(tmp_path):
-    async with signing_in(tmp_path, tokens=True) as (served, issuer):
-        assert not await wrong_replies(served, {role: bearer(await issuer.robot_token(role)) for role in Role})
 
 
 @pytest.mark.parametrize(
