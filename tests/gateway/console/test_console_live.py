@@ -46,10 +46,25 @@ def test_a_gateway_that_restarts_is_not_live_and_then_live_with_what_was_missed(
     until(lambda: wall.counts()["All"] == 30)
 
 
-def test_a_page_that_opens_while_the_gateway_is_away_says_so_and_recovers(own, open_page):
-    page = open_page(f"{own.url}/", new=True)
+@pytest.fixture
+def eager_page(open_page):
+    """An empty page, in which the console waits a second before it fetches all again, and not five."""
+    page = open_page("about:blank", ready=None, new=True)
+
+    def hasten(route):
+        reply = route.fetch()
+        script = reply.text()
+        assert "RESYNC_MS = 5_000" in script
+        route.fulfill(response=reply, body=script.replace("RESYNC_MS = 5_000", "RESYNC_MS = 1_000"))
+
+    page.route("**/console/app.js*", hasten)
+    return page
+
+
+def test_a_page_that_opens_while_the_gateway_is_away_says_so_and_recovers(own, eager_page):
+    page = eager_page
     page.route("**/v1/**", lambda route: route.fulfill(status=503, json={"error": "the controller does not answer"}))
-    page.reload()
+    page.goto(f"{own.url}/")
     expect(page.locator(".failure")).to_contain_text("the controller does not answer")
     # While it is away: once it is back, the page recovers by itself and the button may be gone before it is pressed.
     page.get_by_role("button", name="Try now").click()
@@ -91,10 +106,11 @@ def test_a_gateway_that_cannot_see_the_cameras_says_so(own, open_page):
     expect(banner).to_have_count(0, timeout=30_000)
 
 
-def test_a_browser_that_missed_events_fetches_what_they_said(own, open_page):
+def test_a_browser_that_missed_events_fetches_what_they_said(own, eager_page):
     """However often it is told that it missed some, and however much it is told at once."""
     own._live.feed._limit = 1
-    page = open_page(f"{own.url}/#/incidents", ready="h1", new=True)
+    page = eager_page
+    page.goto(f"{own.url}/#/incidents")
     expect(page.locator(".live")).to_have_text("Live")
     fetched = []
     page.on("request", lambda request: "incidents?open=1" in request.url and fetched.append(request.url))

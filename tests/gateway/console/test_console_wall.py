@@ -118,7 +118,7 @@ def test_only_what_is_on_the_screen_is_fetched(open_page, gateway):
     page.on("request", lambda request: "/picture.jpg" in request.url and asked.add(request.url.split("/")[5]))
     page.reload()
     page.wait_for_selector(".picture.there")
-    page.wait_for_timeout(1500)
+    page.wait_for_timeout(700)
     assert 4 <= len(asked) <= 40
     before = set(asked)
     page.keyboard.press("End")

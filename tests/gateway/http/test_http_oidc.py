@@ -5,6 +5,7 @@ import json
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 
 import aiohttp
 import pytest
@@ -40,11 +41,18 @@ GROUPS = [
 ]
 
 
+@cache
+def usual_keys():
+    """Of every provider here that needs none of its own."""
+    return new_keys()
+
+
 @asynccontextmanager
 async def signing_in(folder, *, keys=None, port=None, inside=None, tokens=False, security=None, **options):
     """``(gateway, provider)``; ``options`` are the provider's, ``inside`` those of ``security.oidc``."""
     own = free_port()
     url = f"http://127.0.0.1:{own}"
+    keys = keys or usual_keys()
     with provider(PEOPLE, f"{url}/v1/sign-in/callback", keys=keys, port=port, **options) as issuer:
         oidc = {"issuer": issuer.url, "client_id": "sightline", "url": url, "groups": GROUPS}
         oidc |= {"bearer_audience": "urn:sightline", **(inside or {})}
