@@ -95,6 +95,7 @@ def test_a_gateway_that_cannot_see_the_cameras_says_so(own, open_page):
     banner = page.locator(".not-live")
     own.city.trouble = "the controller does not answer"
     own.publish([])
+    until(lambda: own._live.trouble)
     # It looks around every ten seconds.
     page.clock.run_for(10_000)
     expect(banner).to_have_text(
@@ -102,6 +103,7 @@ def test_a_gateway_that_cannot_see_the_cameras_says_so(own, open_page):
     )
     own.city.trouble = ""
     own.publish([])
+    until(lambda: not own._live.trouble)
     page.clock.run_for(10_000)
     expect(banner).to_have_count(0, timeout=30_000)
 
