@@ -6,7 +6,7 @@ from waiting import until
 
 from cluster.types import AskResult
 
-CAMERAS = 60
+CAMERAS = 36
 
 
 def test_an_answer_streams_in_with_the_moments_it_rests_on_and_goes_on(open_page, gateway):
