@@ -183,21 +183,27 @@ def test_control_needs_no_torch_and_no_wire() -> None:
 
 @pytest.fixture(scope="module")
 def with_torch() -> list[set[str]]:
-    """What there is after torch and transformers alone, then the models, the engine, and at last all of cluster."""
+    """What there is after torch and transformers alone, then the models, the engine, all of cluster, and at last the
+    command line."""
     return loaded_by(
         ["torch", "transformers", "transformers.models.auto.modeling_auto"],
         modules("cluster.models"),
         modules("cluster.engine"),
         modules("cluster"),
+        ["actors.cli", "loadtest.report", "loadtest.city.report"],
     )
 
 
 def test_nothing_in_cluster_loads_ray_or_actors(with_torch: list[set[str]]) -> None:
-    assert not with_torch[-1] & {"ray", "actors", "loadtest"}
+    assert not with_torch[-2] & {"ray", "actors", "loadtest"}
+
+
+def test_nothing_loads_matplotlib_before_a_chart_is_drawn(with_torch: list[set[str]]) -> None:
+    assert "matplotlib" not in with_torch[-1]
 
 
 def test_engine_and_models_know_nothing_of_the_rest(with_torch: list[set[str]]) -> None:
-    baseline, *loaded, _ = with_torch
+    baseline, *loaded, _, _ = with_torch
     for names in loaded:
         assert not names & {"ray", "grpc", "av", "pydantic", "prometheus_client", "typer"} - baseline
         assert not names & {f"cluster.{name}" for name in ("codec", "vision", "wire", "config", "control", "metrics")}

@@ -106,7 +106,7 @@ def silent(bench, replicas, until_s: float, *before: RunningCamera, found: int =
     return account_.silent
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_packets_that_are_lost_on_the_way(bench, replica, seed) -> None:
     bench.camera.route(bench.replica(replica))
     draw = random.Random(seed)
@@ -197,8 +197,7 @@ def test_a_decoder_that_dies_with_its_replica(bench, replica, away_s, both) -> N
         assert other.worker.stop(WAIT_S)
 
 
-@pytest.mark.parametrize("before_s", [7, 8, 9])
-@pytest.mark.parametrize("away_s", [0, 1, 2, 5])
+@pytest.mark.parametrize(("before_s", "away_s"), [(7, 0), (8, 0), (8, 1), (9, 2), (7, 5), (8, 5)])
 def test_a_replica_that_dies(bench, replica, before_s, away_s) -> None:
     bench.camera.route(bench.replica(replica))
     bench.push(before_s)

@@ -2,9 +2,20 @@
 
 from dataclasses import replace
 
+from axe_playwright_python.sync_playwright import Axe
+
 from cluster.types import LastAnswer
 
 PATIENCE_MS = 20_000
+
+
+def check_axe(page, *rules):
+    """axe finds nothing by its ``rules``; by all of them where none is named."""
+    options = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(Axe().axe_script)
+    found = page.evaluate("async (options) => (await axe.run(options)).violations", options)
+    assert not found, [page.url, *((each["id"], [node["target"] for node in each["nodes"]][:4]) for each in found)]
 
 
 class Wall:

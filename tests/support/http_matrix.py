@@ -139,14 +139,15 @@ def bearer(secret):
 
 async def wrong_replies(served, callers):
     """``(route, role, camera, status)`` of what the matrix does not allow; ``callers``: role -> what its requests have,
-    whose scope is cam-000."""
+    whose scope is cam-000: in one way or in several, of which each route gets each."""
     async with Client(served.url, cookie_jar=aiohttp.DummyCookieJar()) as client:
         incidents = await open_incidents(served, ["cam-000", "cam-001"])
         wrong = []
         # Last, what ends the sessions.
-        for name in sorted(MAY, key=lambda each: (each == "DELETE /v1/session", each)):
-            for role, caller in {**callers, None: {}, "unknown": bearer("sl_unknown")}.items():
-                for camera in ("cam-000", "cam-001"):
+        for number, name in enumerate(sorted(MAY, key=lambda each: (each == "DELETE /v1/session", each))):
+            for role, ways in {**callers, None: [{}], "unknown": [bearer("sl_unknown")]}.items():
+                for place, camera in enumerate(("cam-000", "cam-001")):
+                    caller = ways[(number + place) % len(ways)]
                     served.world.cameras.setdefault(camera, served.world._camera(camera, 0))
                     method, path, body = request_of(name, camera, incidents[camera], served.secrets["view"])
                     status = await status_of(client, method, path, body, caller)

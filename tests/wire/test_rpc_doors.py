@@ -145,7 +145,7 @@ async def test_a_connection_that_does_not_get_on_with_it_is_closed(said, monkeyp
         idle, writer = await asyncio.open_connection("127.0.0.1", target.rpc)
         writer.write(PREFACE + frame(SETTINGS, 0, 0))
         reading = asyncio.create_task(idle.read())
-        await asyncio.wait([reading], timeout=1.0)
+        await asyncio.wait([reading], timeout=0.6)
         assert not reading.done()
         reading.cancel()
         writer.close()

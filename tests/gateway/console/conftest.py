@@ -26,24 +26,62 @@ def gateway(tmp_path_factory, request):
         yield gateway
 
 
-@pytest.fixture
-def open_page(chromium):
-    """``open_page(url, **options)``: a page of its own context; what it complains about fails the test."""
-    contexts, complaints = [], []
+@pytest.fixture(scope="module")
+def kept_pages():
+    """Pages that stay open for the next tests of a module: to start one takes ten times as long as another address."""
+    pages = {}
+    yield pages
+    for page in pages.values():
+        page.context.close()
 
-    def open_one(url, *, ready=".tile", **options):
-        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+
+@pytest.fixture
+def open_page(chromium, kept_pages):
+    """``open_page(url, **options)``: a page with those options, which no other test has at the same time; what it
+    complains about fails the test. ``new``: one of its own context, for a test that leaves it other than it was: with
+    another clock, something stored, somebody signed in.
+    """
+    pages, contexts, complaints = [], [], []
+
+    def complained(error):
+        complaints.append(f"{error}\n{error.stack}")
+
+    def said(message):
+        if "Content Security Policy" in message.text:
+            complaints.append(message.text)
+
+    def make_page(options):
+        context = chromium.new_context(**options)
         context.set_default_timeout(PATIENCE_MS)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: complaints.append(f"{error}\n{error.stack}"))
-        page.on("console", lambda said: "Content Security Policy" in said.text and complaints.append(said.text))
+        return context.new_page()
+
+    def open_one(url, *, ready=".tile", new=False, viewport=None, **options):
+        viewport = viewport or {"width": 1280, "height": 800}
+        key = (url.partition("/#")[0].rstrip("/"), *sorted(options.items()))
+        if page := None if new else kept_pages.get(key):
+            page.set_viewport_size(viewport)
+            # What the last test left of its address is taken down before the next one's is put up.
+            page.goto(f"{key[0]}/#/nowhere")
+            page.wait_for_selector(".empty >> text=There is no such page")
+        else:
+            page = make_page({"viewport": viewport, **options})
+            if new:
+                contexts.append(page.context)
+            else:
+                kept_pages[key] = page
+        pages.append(page)
+        page.on("pageerror", complained)
+        page.on("console", said)
         page.goto(url)
         if ready:
             page.wait_for_selector(ready)
         return page
 
     yield open_one
+    for page in pages:
+        page.unroute_all()
+        page.remove_listener("pageerror", complained)
+        page.remove_listener("console", said)
     for context in contexts:
         context.close()
     assert not complaints

@@ -126,7 +126,7 @@ SLOW_EFFECTS = """() => {
 
 @pytest.mark.parametrize("slow", [False, True], ids=["page", "slow page"])
 def test_its_picture_shows_once_it_is_there(gateway, open_page, slow):
-    page = open_page(f"{gateway.url}/#/incidents", ready="h1")
+    page = open_page(f"{gateway.url}/#/incidents", ready="h1", new=slow)
     expect(page.locator(".nav-count")).to_be_visible()
     if slow:
         page.evaluate(SLOW_EFFECTS)
@@ -170,7 +170,7 @@ def test_what_may_not_be_done_is_not_offered_and_what_fails_says_why(tmp_path, o
         gateway.step(8)
         name = running(gateway)
         say_yes(gateway, name)
-        page = open_page(f"{gateway.url}/#/incidents", ready="input[type=password]")
+        page = open_page(f"{gateway.url}/#/incidents", ready="input[type=password]", new=True)
         page.fill("input[type=password]", "slt_wrong")
         page.keyboard.press("Enter")
         expect(page.locator("#login-error")).to_have_text(re.compile("not known"))

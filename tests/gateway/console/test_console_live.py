@@ -12,17 +12,19 @@ from waiting import until
 from cluster.gateway.http.live import Event
 from cluster.types import CameraStatus
 
+CAMERAS = 30
+
 
 @pytest.fixture
 def own(tmp_path):
     """A gateway that a test may stop."""
-    with ConsoleGateway(City(30), tmp_path, live=False, poll_s=0.1) as gateway:
+    with ConsoleGateway(City(CAMERAS), tmp_path, live=False, poll_s=0.1) as gateway:
         gateway.step(8)
         yield gateway
 
 
 def test_a_gateway_that_restarts_is_not_live_and_then_live_with_what_was_missed(own, open_page):
-    page = open_page(f"{own.url}/")
+    page = open_page(f"{own.url}/", new=True)
     wall = Wall(page, own)
     expect(page.locator(".live")).to_have_text("Live")
     own.stop()
@@ -44,10 +46,25 @@ def test_a_gateway_that_restarts_is_not_live_and_then_live_with_what_was_missed(
     until(lambda: wall.counts()["All"] == 30)
 
 
-def test_a_page_that_opens_while_the_gateway_is_away_says_so_and_recovers(own, open_page):
-    page = open_page(f"{own.url}/")
+@pytest.fixture
+def eager_page(open_page):
+    """An empty page, in which the console waits a second before it fetches all again, and not five."""
+    page = open_page("about:blank", ready=None, new=True)
+
+    def hasten(route):
+        reply = route.fetch()
+        script = reply.text()
+        assert "RESYNC_MS = 5_000" in script
+        route.fulfill(response=reply, body=script.replace("RESYNC_MS = 5_000", "RESYNC_MS = 1_000"))
+
+    page.route("**/console/app.js*", hasten)
+    return page
+
+
+def test_a_page_that_opens_while_the_gateway_is_away_says_so_and_recovers(own, eager_page):
+    page = eager_page
     page.route("**/v1/**", lambda route: route.fulfill(status=503, json={"error": "the controller does not answer"}))
-    page.reload()
+    page.goto(f"{own.url}/")
     expect(page.locator(".failure")).to_contain_text("the controller does not answer")
     # While it is away: once it is back, the page recovers by itself and the button may be gone before it is pressed.
     page.get_by_role("button", name="Try now").click()
@@ -57,7 +74,7 @@ def test_a_page_that_opens_while_the_gateway_is_away_says_so_and_recovers(own, o
 
 
 def test_a_browser_that_slept_catches_up(own, open_page):
-    page = open_page(f"{own.url}/", ready=None)
+    page = open_page(f"{own.url}/", ready=None, new=True)
     page.clock.install()
     page.reload()
     page.wait_for_selector(".live.live")
@@ -71,13 +88,14 @@ def test_a_browser_that_slept_catches_up(own, open_page):
 
 
 def test_a_gateway_that_cannot_see_the_cameras_says_so(own, open_page):
-    page = open_page(f"{own.url}/", ready=None)
+    page = open_page(f"{own.url}/", ready=None, new=True)
     page.clock.install()
     page.reload()
     page.wait_for_selector(".live.live")
     banner = page.locator(".not-live")
     own.city.trouble = "the controller does not answer"
     own.publish([])
+    until(lambda: own._live.trouble)
     # It looks around every ten seconds.
     page.clock.run_for(10_000)
     expect(banner).to_have_text(
@@ -85,22 +103,21 @@ def test_a_gateway_that_cannot_see_the_cameras_says_so(own, open_page):
     )
     own.city.trouble = ""
     own.publish([])
+    until(lambda: not own._live.trouble)
     page.clock.run_for(10_000)
     expect(banner).to_have_count(0, timeout=30_000)
 
 
-@pytest.mark.parametrize("slowdown", [1, 20])
-def test_a_browser_that_missed_events_fetches_what_they_said(own, open_page, slowdown):
+def test_a_browser_that_missed_events_fetches_what_they_said(own, eager_page):
     """However often it is told that it missed some, and however much it is told at once."""
     own._live.feed._limit = 1
-    page = open_page(f"{own.url}/#/incidents", ready="h1")
+    page = eager_page
+    page.goto(f"{own.url}/#/incidents")
     expect(page.locator(".live")).to_have_text("Live")
     fetched = []
     page.on("request", lambda request: "incidents?open=1" in request.url and fetched.append(request.url))
-    name = running(own)
-    answers = [yes_of(own, name) for _ in range(2)]
     other = Event.of("removed", "nobody", {"name": "nobody"})
-    page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": slowdown})
+    throttle = page.context.new_cdp_session(page)
 
     async def push_out_whatever_comes():
         while True:
@@ -108,16 +125,21 @@ def test_a_browser_that_missed_events_fetches_what_they_said(own, open_page, slo
             own._live.feed.put(other)
             await asyncio.sleep(0.002)
 
-    async def raise_incident():
+    async def raise_incident(answers):
         for answer in answers:
             own.alerts.accept_answer(answer)
 
-    storm = asyncio.run_coroutine_threadsafe(push_out_whatever_comes(), own._thread.loop)
-    until(lambda: page.evaluate("1") and fetched)
-    own._thread.run(raise_incident(), 60.0)
-    until(lambda: page.evaluate("1") and len(fetched) >= 2)
-    storm.cancel()
-    expect(page.locator(".incident-row", has_text=name)).to_be_visible(timeout=PATIENCE_MS)
+    for number, slowdown in enumerate((1, 20)):
+        fetched.clear()
+        name = running(own, number)
+        answers = [yes_of(own, name) for _ in range(2)]
+        throttle.send("Emulation.setCPUThrottlingRate", {"rate": slowdown})
+        storm = asyncio.run_coroutine_threadsafe(push_out_whatever_comes(), own._thread.loop)
+        until(lambda: page.evaluate("1") and fetched)
+        own._thread.run(raise_incident(answers), 60.0)
+        until(lambda: page.evaluate("1") and len(fetched) >= 2)
+        storm.cancel()
+        expect(page.locator(".incident-row", has_text=name)).to_be_visible(timeout=PATIENCE_MS)
 
 
 STORE = """async (script) => {
@@ -129,8 +151,8 @@ STORE = """async (script) => {
 """
 
 
-def test_lists_that_were_asked_for_before_an_event_do_not_undo_it(own, open_page):
-    page = open_page(f"{own.url}/")
+def test_lists_that_were_asked_for_before_an_event_do_not_undo_it(gateway, open_page):
+    page = open_page(f"{gateway.url}/")
     found = page.evaluate(
         STORE
         + """
@@ -148,8 +170,8 @@ def test_lists_that_were_asked_for_before_an_event_do_not_undo_it(own, open_page
     assert found == [["gate:error", "new:waiting"], ["b"]]
 
 
-def test_what_the_page_keeps_is_bounded(own, open_page):
-    page = open_page(f"{own.url}/")
+def test_what_the_page_keeps_is_bounded(gateway, open_page):
+    page = open_page(f"{gateway.url}/")
     found = page.evaluate(
         STORE
         + """
@@ -166,8 +188,8 @@ def test_what_the_page_keeps_is_bounded(own, open_page):
     assert found == [1000, 10, 120, 120, 901, 0]
 
 
-def test_the_stream_is_read_however_it_is_cut(own, open_page):
-    page = open_page(f"{own.url}/")
+def test_the_stream_is_read_however_it_is_cut(gateway, open_page):
+    page = open_page(f"{gateway.url}/")
     found = page.evaluate("""async () => {
       const { pieces, lines } = await import('/console/api.js');
       const text = 'event: a\\r\\ndata: {"x":"é"}\\r\\n\\r\\n: ping\\n\\nevent: b\\ndata: 1\\n\\nrest';
@@ -188,15 +210,15 @@ def test_the_stream_is_read_however_it_is_cut(own, open_page):
     assert found == [['event: a\r\ndata: {"x":"é"}', ": ping", "event: b\ndata: 1", "rest"]] * 7
 
 
-def test_changing_scores_do_not_move_tiles_under_the_pointer(own, open_page):
-    page = open_page(f"{own.url}/")
-    wall = Wall(page, own)
+def test_changing_scores_do_not_move_tiles_under_the_pointer(gateway, open_page):
+    page = open_page(f"{gateway.url}/")
+    wall = Wall(page, gateway)
     page.locator(".tile").nth(3).hover()
     before = wall.shown()
     name = before[-1]
-    change(own, name, state="error", reason="gone")
+    change(gateway, name, state="error", reason="gone")
     expect(wall.tile(name)).to_contain_text("Not working")
     assert wall.shown() == before
     page.mouse.move(5, 5)
-    change(own, running(own), latency_s=0.1)
+    change(gateway, running(gateway), latency_s=0.1)
     until(lambda: wall.shown() != before)

@@ -10,7 +10,7 @@ def test_a_sink_is_tried_from_the_fleet_page(tmp_path, open_page):
     dead = {"name": "desk", "kind": "webhook", "options": {"url": f"http://127.0.0.1:{free_port()}/", "timeout_s": 2}}
     alerts = {"sinks": [{"name": "log", "kind": "log"}, dead]}
     with served_in_thread(tmp_path, cameras=2, alerts=alerts) as served:
-        page = open_page(f"{served.url}/#/fleet", ready="#fleet-sinks")
+        page = open_page(f"{served.url}/#/fleet", ready="#fleet-sinks", new=True)
         rows = page.locator("section", has=page.locator("#fleet-sinks")).locator("tbody tr")
         rows.filter(has_text="log").get_by_role("button", name="Test log").press("Enter")
         expect(rows.filter(has_text="log").get_by_role("status")).to_have_text("Accepted.")

@@ -86,7 +86,7 @@ def test_a_push_that_has_ended_is_calm_whatever_it_said_last(wall):
 
 
 def test_pictures_are_plain_until_kept_patches_are_wanted(open_page, gateway):
-    page = open_page(f"{gateway.url}/", ready=None)
+    page = open_page(f"{gateway.url}/", ready=None, new=True)
     asked = []
     page.on("request", lambda request: "/picture.jpg" in request.url and asked.append("kept=1" in request.url))
     page.reload()
@@ -113,12 +113,12 @@ def test_search_filter_and_sort(wall):
 
 
 def test_only_what_is_on_the_screen_is_fetched(open_page, gateway):
-    page = open_page(f"{gateway.url}/", ready=None)
+    page = open_page(f"{gateway.url}/", ready=None, new=True)
     asked = set()
     page.on("request", lambda request: "/picture.jpg" in request.url and asked.add(request.url.split("/")[5]))
     page.reload()
     page.wait_for_selector(".picture.there")
-    page.wait_for_timeout(1500)
+    page.wait_for_timeout(700)
     assert 4 <= len(asked) <= 40
     before = set(asked)
     page.keyboard.press("End")

@@ -20,7 +20,7 @@ async def test_every_route_times_every_role_and_scope(tmp_path):
     assert names == set(MAY), "a route that the matrix does not know, or the other way round"
     assert all(route.rule in RULES or route.rule == OPEN for route in table())
     async with serving(tmp_path, cameras=2, tokens=True, scopes=["cam-000"]) as served:
-        assert not await wrong_replies(served, {role: bearer(secret) for role, secret in served.secrets.items()})
+        assert not await wrong_replies(served, {role: [bearer(secret)] for role, secret in served.secrets.items()})
 
 
 async def test_replies_hold_only_what_the_token_is_for(tmp_path):

@@ -5,6 +5,7 @@ import json
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 
 import aiohttp
 import pytest
@@ -40,11 +41,18 @@ GROUPS = [
 ]
 
 
+@cache
+def usual_keys():
+    """Of every provider here that needs none of its own."""
+    return new_keys()
+
+
 @asynccontextmanager
 async def signing_in(folder, *, keys=None, port=None, inside=None, tokens=False, security=None, **options):
     """``(gateway, provider)``; ``options`` are the provider's, ``inside`` those of ``security.oidc``."""
     own = free_port()
     url = f"http://127.0.0.1:{own}"
+    keys = keys or usual_keys()
     with provider(PEOPLE, f"{url}/v1/sign-in/callback", keys=keys, port=port, **options) as issuer:
         oidc = {"issuer": issuer.url, "client_id": "sightline", "url": url, "groups": GROUPS}
         oidc |= {"bearer_audience": "urn:sightline", **(inside or {})}
@@ -70,19 +78,15 @@ async def cookie_of(served, name):
         return next(each.value for each in client.session.cookie_jar if each.key == COOKIE)
 
 
-async def test_the_matrix_by_sessions(tmp_path):
-    async with signing_in(tmp_path, tokens=True) as (served, _):
+async def test_the_matrix_by_sessions_and_by_bearer_tokens(tmp_path):
+    async with signing_in(tmp_path, tokens=True) as (served, issuer):
         inner(served).rate = RateLimit(1000.0, 1000)
         agent = {"User-Agent": aiohttp.http.SERVER_SOFTWARE}
         callers = {}
         for role in Role:
-            callers[role] = {"headers": {"Cookie": f"{COOKIE}={await cookie_of(served, role)}", **agent}}
+            session = {"headers": {"Cookie": f"{COOKIE}={await cookie_of(served, role)}", **agent}}
+            callers[role] = [session, bearer(await issuer.robot_token(role))]
         assert not await wrong_replies(served, callers)
-
-
-async def test_the_matrix_by_bearer_tokens(tmp_path):
-    async with signing_in(tmp_path, tokens=True) as (served, issuer):
-        assert not await wrong_replies(served, {role: bearer(await issuer.robot_token(role)) for role in Role})
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import argparse
 import json
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kv_parts import serving
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError
@@ -23,6 +26,7 @@ from cluster.lab.bench.memory.footage import Footage, Listener, ListeningBank, m
 from cluster.lab.bench.memory.frames import WatchedEngine, best_clusters
 from cluster.lab.bench.memory.published import published_frames
 from cluster.lab.bench.memory.retrieval import _ask_in_turns
+from cluster.lab.bench.node import FINGERPRINT
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.evaluation.metrics import estimate
 from cluster.lab.scenes.street_clips import make_clip
@@ -33,6 +37,7 @@ from cluster.memory.retrieve.nearest import TopK
 from cluster.memory.retrieve.rekv import ReKV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.remote import RemoteTier
 from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
 from cluster.registry import compressors, organisers, retrievers
@@ -41,7 +46,7 @@ from cluster.types import MemorySpec, Question, StreamSpec
 OPTIONS = ["--model", "demo-qwen2_5_vl", "--bench-model", "demo-qwen2_5_vl", "--window", "4", "--stride", "2"]
 OPTIONS += ["--threads", "1", "--repeats", "1"]
 # A drawn camera of fewer pixels.
-SMALL = replace(evidence.CAMERA, width=320, height=180)
+SMALL = replace(evidence.CAMERA, width=224, height=128)
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +135,7 @@ def test_planted_evidence_is_looked_for_with_every_compressor(
     monkeypatch.setattr(evidence, "SHARES", (8,))
     monkeypatch.setattr(evidence, "CAMERA", SMALL)
     monkeypatch.setattr(evidence, "_filled", noted)
-    options = ("--part", "evidence", "--model", "demo", "--scenes", "1", "--scene-seconds", "90")
+    options = ("--part", "evidence", "--model", "demo", "--scenes", "1", "--scene-seconds", "80")
     found = measured(clip, tmp_path, *options)
     rows = {row["compressor"]: row for row in found["rows"] if "retriever" not in row}
     assert rows.keys() == set(compressors.names()) - {"none"}
@@ -212,9 +217,20 @@ def test_the_cap_holds_over_many_frames(clip: Path, tmp_path: Path) -> None:
         main(["memory", "--part", "cap", "--frames", "99"])
 
 
+@contextmanager
+def near_tier(total_bytes: int, kind: type[RemoteTier] = RemoteTier) -> Iterator[RemoteTier]:
+    """``far_tier`` from a server of this process, which is there at once."""
+    with (
+        serving(Arena(total_bytes, name="node", evicts=False), fingerprint=FINGERPRINT) as node,
+        closing(kind(node.address, fingerprint=FINGERPRINT, deadline_s=30.0, name="node")) as tier,
+    ):
+        yield tier
+
+
 def test_clusters_are_compared_where_they_find_as_much_as_tokens(
     clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("cluster.lab.bench.memory.retrieval.far_tier", near_tier)
     monkeypatch.setattr("cluster.lab.bench.memory.retrieval.CLUSTER_SHARES", (0.02, 1.0))
     monkeypatch.setattr("cluster.lab.bench.memory.retrieval.CLUSTERED", ("resv",))
     monkeypatch.setattr("cluster.lab.bench.memory.retrieval.REKV_TOKENS", 512)

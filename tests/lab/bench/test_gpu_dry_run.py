@@ -26,6 +26,7 @@ from cluster.lab.bench.gpu_roofline import (
     predicted_streams,
 )
 from cluster.models.loading import load_shape
+from cluster.models.presets import SHAPES
 
 INDICES = [
     0,
@@ -186,10 +187,19 @@ def test_a_fault_that_a_thread_logs_is_a_fault():
 
 @pytest.fixture
 def short_windows(monkeypatch):
-    """Half as long as the bench's, and as many: every launch is one of Python's."""
+    """A few seconds, of models with few words and few layers in their towers: every launch is one of Python's."""
     for module in (gpu, gpu_host):
-        monkeypatch.setattr(module, "WINDOW_S", 20.0)
+        monkeypatch.setattr(module, "WINDOW_S", 16.0)
         monkeypatch.setattr(module, "STRIDE_S", 4.0)
+    towers = {
+        "qwen2_5_vl-7b": {"depth": 2, "fullatt_block_indexes": [1]},
+        "internvl3-8b": {"num_hidden_layers": 2},
+    }
+    for name, tower in towers.items():
+        shape = SHAPES[name]
+        assert tower.keys() <= shape.vision.keys()
+        few = replace(shape, text={**shape.text, "vocab_size": 512}, vision={**shape.vision, **tower})
+        monkeypatch.setitem(SHAPES, name, few)
     camera_samples.cache_clear()
     yield
     camera_samples.cache_clear()

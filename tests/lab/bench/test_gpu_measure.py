@@ -22,10 +22,11 @@ from cluster.models.presets import SHAPES
 
 @pytest.fixture
 def quick(monkeypatch) -> None:
-    """Windows of 16 s, each measured once, and decoders that run for a blink."""
+    """Windows of 16 s of two cameras a step, each measured once, and decoders that run for a blink."""
     monkeypatch.setattr(gpu_measure, "WINDOW_S", 16.0)
     monkeypatch.setattr(gpu_measure, "SPEC", replace(gpu_measure.SPEC, window_s=16.0))
     monkeypatch.setattr(gpu_measure, "REPEATS", 1)
+    monkeypatch.setattr(gpu_measure, "STEP", 2)
     monkeypatch.setattr(gpu_measure, "SUSTAINED_S", 0.05)
     load: Any = DecodeLoad
     monkeypatch.setattr(gpu_measure, "DecodeLoad", lambda *size, **given: load(*size, **{**given, "run_s": 0.2}))
@@ -74,6 +75,8 @@ def test_everything_is_measured_on_a_cpu_too(capsys, tmp_path, clip, quick) -> N
         "--model",
         "tiny-qwen2_5_vl",
         "--streams",
+        "2",
+        "--layers",
         "2",
         "--clip",
         str(clip),

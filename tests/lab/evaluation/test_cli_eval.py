@@ -45,7 +45,8 @@ def validation(tmp_path_factory, small_cameras):
 
 
 def test_scenes_end_to_end_and_again(cli, tmp_path, checkpoint, scenes, validation):
-    command = ("--scenes", scenes, "--validation", validation, "--model", checkpoint, *WINDOW, "--json", "figures.json")
+    command = ("--scenes", scenes, "--validation", validation, "--model", checkpoint, *WINDOW, "--stride", "8")
+    command += ("--json", "figures.json")
     done = cli(*EVAL, *command)
     assert done.returncode == 0, done.stderr
     assert "skipped test-000009.mp4: its truth test-000009.json is missing" in done.stdout

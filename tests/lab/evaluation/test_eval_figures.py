@@ -321,11 +321,11 @@ def test_charts_are_documents_of_their_own(report, tmp_path):
 
 
 def test_the_page_stands_alone(report, tmp_path):
-    text = make_page(report).html()
+    written = write_page(make_page(report), tmp_path / "out", "accuracy", report.to_json())
+    text = (written.parent / "accuracy.html").read_text()
     assert "tiny &amp; random" in text
     assert "bad &lt;video&gt;.mp4" in text
     assert text.count("<svg") == len(make_charts(report))
     assert not any(word in text for word in ("src=", "href=", "@import", "url(", "http"))
-    written = write_page(make_page(report), tmp_path / "out", "accuracy", report.to_json())
     names = {path.name for path in written.parent.iterdir()}
     assert {"accuracy.html", "accuracy.md", "accuracy.json", "f1-tokens.svg", "calibration.svg"} <= names

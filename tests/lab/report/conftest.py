@@ -81,7 +81,7 @@ def camera(name, **changes):
     return CameraRecord(**(settings | changes))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def report():
     return Report(
         created="2026-11-20 11:20",
@@ -124,7 +124,7 @@ TRUTH = [False, None, True, True, True, True, True]
 PERSON = [0.1, 0.9, 0.2, 0.8, 0.7, 0.3, 0.6]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def told(report):
     """A trained model's report; the truth of one camera is known."""
     street = report.cameras[0]

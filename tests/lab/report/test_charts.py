@@ -1,8 +1,6 @@
-"""Charts as SVG: the same each time, complete in themselves, and free until one is drawn."""
+"""Charts as SVG: the same each time, and complete in themselves."""
 
 import math
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 
 from tooltips import get_tooltips
@@ -73,11 +71,3 @@ def test_an_svg_follows_the_page_or_its_own_light_and_dark():
     assert "xmlns" not in drawn
     assert "<style>" not in drawn
     assert all(f"--{name}:{light};" in alone and f"--{name}:{dark};" in alone for name, (light, dark) in THEME.items())
-
-
-def test_nothing_loads_matplotlib_before_a_chart_is_drawn():
-    modules = "cluster.lab.report.render, cluster.lab.planning.report, cluster.lab.evaluation.page, actors.cli"
-    modules += ", loadtest.report, loadtest.city.report"
-    code = f"import sys, {modules}; print('matplotlib' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ["False"]

@@ -68,9 +68,11 @@ def test_somebody_who_fell_lies_flat():
 
 
 def test_night_is_darker_and_monochrome_cameras_have_no_colour():
-    scenes = [make_scene("train", index) for index in range(60)]
-    night = next(scene for scene in scenes if scene.conditions.monochrome)
-    day = next(scene for scene in scenes if scene.light == "day" and not scene.conditions.noise > 2)
+    def scenes():
+        return (make_scene("train", index) for index in range(60))
+
+    night = next(scene for scene in scenes() if scene.conditions.monochrome)
+    day = next(scene for scene in scenes() if scene.light == "day" and not scene.conditions.noise > 2)
     dark, bright = (SceneRenderer(scene, 308, 168).picture(1.0, 1) for scene in (night, day))
     assert dark.mean() < 0.6 * bright.mean()
     if night.conditions.noise < 2.5:

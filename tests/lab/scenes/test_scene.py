@@ -171,7 +171,8 @@ def test_an_intrusion_lasts_while_somebody_is_in_the_zone(undrawn):
 def test_a_scene_is_drawn_anew_where_something_hides_its_event():
     """What is seen is the difference that the event's actor makes to the picture, as a share of what it makes alone."""
     shares = []
-    for index in range(24):
+    # Of the first 24 those in which the event of the first draft is hidden: at most 0.57 of it is seen.
+    for index in (2, 8, 13, 17, 19, 20):
         scene = make_scene("train", index, event=("fall", "stopped_vehicle"))
         event = next(each for each in scene.events if each.kind == "fall")
         fallen = event.actors[0]

@@ -65,7 +65,7 @@ def test_pixels_change_exactly_where_the_objects_are():
     drawn = renderer("street", 24)
     before = drawn.picture(0.0, 0).astype(int)
     seen = 0
-    for number in range(1, 300):
+    for number in range(2, 300, 2):
         second = number / 12.5
         picture = drawn.picture(second, number).astype(int)
         # One grey level is rounding.
@@ -73,7 +73,7 @@ def test_pixels_change_exactly_where_the_objects_are():
         explained = np.zeros_like(changed)
         # A shadow may be in the picture before who casts it is.
         explained[:, :30] = explained[:, -30:] = explained[-30:] = True
-        for left, top, right, bottom in pixel_boxes(drawn, second - 0.08) + pixel_boxes(drawn, second):
+        for left, top, right, bottom in pixel_boxes(drawn, second - 0.16) + pixel_boxes(drawn, second):
             explained[max(0, top - 4) : bottom + 24, max(0, left - 30) : right + 30] = True
         for each, (left, top, right, bottom) in zip(drawn.objects(second), pixel_boxes(drawn, second), strict=True):
             if each.state in ("walking", "driving") and right - left > 8:
@@ -81,7 +81,7 @@ def test_pixels_change_exactly_where_the_objects_are():
                 seen += 1
         assert not (changed & ~explained).any()
         before = picture
-    assert seen > 200
+    assert seen > 100
 
 
 def test_the_street_has_a_story(tmp_path):
