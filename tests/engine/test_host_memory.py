@@ -254,7 +254,7 @@ def parked(make_camera, make_spec, run, monkeypatch):
     monkeypatch.setattr(HostCopies, "to_host", to_host)
     with FakeCuda():
         engine = NativeEngine(load_model("tiny-qwen2_5_vl", device="cuda:0"), kv_bytes=2**24, host_kv_bytes=2**30)
-        engine.admit(make_spec(stride_s=4.0, refresh="all", memory=MemorySpec()))
+        engine.admit(make_spec(refresh="all", memory=MemorySpec()))
         camera = make_camera()
         run(engine, [camera.sample(index) for index in range(10)])
         engine.pool.make_room(engine.pool.capacity)
@@ -295,7 +295,7 @@ def test_embeddings_in_host_memory_count(parked, make_camera, make_spec, run) ->
     # What admission counts on fits.
     engine.pool.host_capacity = engine.pool.host_used + stream.moved_nbytes
     assert engine.window_tokens >= engine.pool.capacity + len(stream.kv)
-    engine.admit(make_spec("other", stride_s=4.0))
+    engine.admit(make_spec("other"))
     run(engine, [make_camera(stream="other").sample(index) for index in range(10)])
     other = engine._streams["other"]
     # Room for the other's KV, but not for its embeddings.
