@@ -50,9 +50,9 @@ def test_refreshing_all_equals_a_full_computation(
 ) -> None:
     """(b) After any number of slides, under any masks."""
     driver.engine.admit(spec_of(refresh="all"))
-    records = driver.run(take(camera, 22))
+    records = driver.run(take(camera, 16))
     slid = [record for record in records if record.plan.cached and record.request.start > 0]
-    assert len(slid) == 7
+    assert len(slid) == 4
     for record in slid:
         close(record.logits, full(model, camera, record.plan.frames, record.request.end))
         assert record.answers[0].tokens.reused == 0
@@ -78,7 +78,7 @@ def test_a_budget_of_everything_equals_all(model: VisionLanguageModel, camera: S
     for name, budget in (("all", None), (policy, 1.0)):
         driver = Driver(NativeEngine(model))
         driver.engine.admit(spec_of(refresh=name, refresh_budget=budget))
-        runs[name] = logits_of(driver.run(take(camera, 16)))
+        runs[name] = logits_of(driver.run(take(camera, 12)))
     assert runs["all"].keys() == runs[policy].keys()
     for window, logits in runs["all"].items():
         close(runs[policy][window], logits)
@@ -99,15 +99,15 @@ def test_streams_together_equal_streams_alone(model: VisionLanguageModel) -> Non
     for spec in specs.values():
         together.engine.admit(spec)
     joint: dict[str, dict[int, Tensor]] = {name: {} for name in specs}
-    for index in range(16):
+    for index in range(12):
         requests = [r for camera in cameras for r in together.engine.push(camera.sample(index))]
         for record in together.step(requests) if requests else []:
             joint[record.request.stream][record.request.window] = record.logits
     for camera in cameras:
         alone = Driver(NativeEngine(model))
         alone.engine.admit(specs[camera.stream])
-        single = logits_of(alone.run(take(camera, 16)))
-        assert len(single) == 8
+        single = logits_of(alone.run(take(camera, 12)))
+        assert len(single) == 6
         assert single.keys() == joint[camera.stream].keys()
         for window, logits in single.items():
             close(joint[camera.stream][window], logits)
@@ -118,11 +118,11 @@ def test_questions_together_equal_questions_alone(model: VisionLanguageModel, ca
     questions = (*spec_of().questions, *OTHERS)
     driver = Driver(NativeEngine(model))
     driver.engine.admit(spec_of(questions=questions))
-    together = logits_of(driver.run(take(camera, 14)))
+    together = logits_of(driver.run(take(camera, 12)))
     for number, question in enumerate(questions):
         alone = Driver(NativeEngine(model))
         alone.engine.admit(spec_of(questions=(question,)))
-        for window, logits in logits_of(alone.run(take(camera, 14))).items():
+        for window, logits in logits_of(alone.run(take(camera, 12))).items():
             close(together[window][number], logits[0])
 
 
@@ -134,7 +134,7 @@ def test_skipping_windows_changes_nothing_when_all_is_refreshed(
     for skip in ((), (1, 4, 5, 7)):
         driver = Driver(NativeEngine(model))
         driver.engine.admit(spec_of(refresh="all"))
-        runs.append(logits_of(driver.run(take(camera, 20), skip=skip)))
+        runs.append(logits_of(driver.run(take(camera, 16), skip=skip)))
     assert len(runs[1]) == len(runs[0]) - 4
     for window, logits in runs[1].items():
         close(logits, runs[0][window])
@@ -184,14 +184,14 @@ class TestOneCameraOfEveryKind:
         if policy == "topk_deviation":
             # While a window opens where the last one did, nothing below the probe deviates, and top-k would rank noise.
             camera = replace(camera, anchor_every=2)
-        return take(camera, 20)
+        return take(camera, 16)
 
     @pytest.fixture(scope="class")
     def at_end(self, model: VisionLanguageModel, spec: StreamSpec, samples: list[FrameSample]) -> list[Recorded]:
         driver = Driver(NativeEngine(model))
         driver.engine.admit(spec)
         records = driver.run(samples)
-        assert len(records) == 10
+        assert len(records) == 8
         return records
 
     def test_moving_a_stream_changes_nothing(
