@@ -16,6 +16,7 @@ from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
+from cluster.models import load_model
 from cluster.models.loading import load_truncated
 from cluster.models.upload import to_device
 from cluster.types import MemorySpec
@@ -252,7 +253,7 @@ def parked(make_camera, make_spec, run, monkeypatch):
 
     monkeypatch.setattr(HostCopies, "to_host", to_host)
     with FakeCuda():
-        engine = NativeEngine(load_truncated("qwen2_5_vl-7b", 2, DEVICE), kv_bytes=2**24, host_kv_bytes=2**30)
+        engine = NativeEngine(load_model("tiny-qwen2_5_vl", device="cuda:0"), kv_bytes=2**24, host_kv_bytes=2**30)
         engine.admit(make_spec(refresh="all", memory=MemorySpec()))
         camera = make_camera()
         run(engine, [camera.sample(index) for index in range(10)])

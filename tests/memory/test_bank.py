@@ -174,7 +174,7 @@ def test_frames_that_wait_are_written_while_no_frame_comes(site: Make, own_redis
 
 def test_damaged_and_truncated_blocks_are_lost_and_the_rest_answers(site: Make, redis_server: RedisServer) -> None:
     here = site()
-    here.watch(40)
+    here.watch(24)
     here.tend()
     held = here.held
     memory, _ = here.bank.get_memory("cam")
@@ -442,7 +442,7 @@ def test_forgetting_an_open_camera_and_letting_it_go_leaves_nothing(site: Make, 
 @pytest.mark.parametrize("prepared", [False, True])
 def test_a_closed_camera_that_is_opened_at_once_stays_forgotten_in_part(site: Make, prepared: bool) -> None:
     here = site()
-    here.watch(40)
+    here.watch(24)
     here.leave()
     go = threading.Event()
 
@@ -525,8 +525,8 @@ def test_memories_at_hand_for_questions_are_bounded(
 # -- questions meanwhile --------------------------------------------------------------------------
 def test_two_questions_at_once_are_answered_as_one_after_the_other(site: Make) -> None:
     here = site()
-    here.watch(40)
-    specs = [AskSpec("cam", "What happened?", max_new_tokens=6), AskSpec("cam", "Why?", max_new_tokens=6, since_s=20)]
+    here.watch(24)
+    specs = [AskSpec("cam", "What happened?", max_new_tokens=6), AskSpec("cam", "Why?", max_new_tokens=6, since_s=12)]
     wanted = []
     for spec in specs:
         run = here.engine.ask(spec)
@@ -543,15 +543,15 @@ def test_two_questions_at_once_are_answered_as_one_after_the_other(site: Make) -
 @pytest.mark.parametrize("event", ["windows", "evict", "forget", "forget in part"])
 def test_an_answer_under_way_ends_as_it_began_whatever_happens_to_the_camera(site: Make, event: str) -> None:
     here = site()
-    here.watch(40)
-    spec = AskSpec("cam", "What happened?", max_new_tokens=6)
+    here.watch(24)
+    spec = AskSpec("cam", "What happened?", max_new_tokens=4)
     wanted = here.engine.ask(spec)
     while wanted.step() is not None:
         pass
     run = here.engine.ask(spec)
     run.step()
     if event == "windows":
-        here.watch(24)
+        here.watch(8)
     elif event == "evict":
         here.leave()
     elif event == "forget":
@@ -582,7 +582,7 @@ from cluster.memory.writer import MemoryWriter
 began = threading.Event()
 def work(stream):
     began.set()
-    for _ in range(20_000):
+    for _ in range(5_000):
         torch.zeros(64).new_zeros(64).add_(1)
     print("written", flush=True)
 writer = MemoryWriter(work)

@@ -1,4 +1,4 @@
-"""Compiles every Triton kernel for a GPU that need not be there, and prints what each takes of its shared memory.
+"""Compiles Triton kernels for GPUs that need not be there, and prints what each takes of their shared memory.
 
 Run as a process of its own: where tests run, Triton interprets.
 """
@@ -53,6 +53,13 @@ def compile_kernel(name: str, capability: int) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", capability, 32))
 
 
+def compile_kernels(capability: int, names: list[str]) -> dict[str, tuple[int, str]]:
+    """Shared memory and PTX of each, or of all."""
+    compiled = {name: compile_kernel(name, capability) for name in names or KERNELS}
+    return {name: (each.metadata.shared, each.asm["ptx"]) for name, each in compiled.items()}
+
+
 if __name__ == "__main__":
-    compiled = {name: compile_kernel(name, int(sys.argv[1])) for name in sys.argv[2:] or KERNELS}
-    print(json.dumps({name: [each.metadata.shared, each.asm["ptx"]] for name, each in compiled.items()}))
+    # By a GPU's capability, the names of kernels.
+    wanted: dict[str, list[str]] = json.loads(sys.argv[1])
+    print(json.dumps({capability: compile_kernels(int(capability), names) for capability, names in wanted.items()}))
