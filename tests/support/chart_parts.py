@@ -69,12 +69,12 @@ def helm(command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @functools.cache
-def template(preset: str | None, *settings: str) -> subprocess.CompletedProcess[str]:
+def template(preset: str | None, *settings: str, chart: Path = CHART) -> subprocess.CompletedProcess[str]:
     """``helm template``, with one preset or, as in ``minimal+h100``, one over another; a setting that ends in ``=`` and
     more is set as it is, commas included."""
     files = [f"-f={CHART}/values-{name}.yaml" for name in (preset.split("+") if preset else [])]
     sets = [part for setting in settings for part in ("--set", setting.replace(",", "\\,"))]
-    return helm("template", "sightline", str(CHART), "-n", "cctv", "--kube-version", "1.30.0", *files, *sets)
+    return helm("template", "sightline", str(chart), "-n", "cctv", "--kube-version", "1.30.0", *files, *sets)
 
 
 @functools.cache
