@@ -154,6 +154,14 @@ def test_planted_evidence_is_looked_for_with_every_compressor(
     }
 
 
+def test_scenes_without_an_object_to_look_for_are_refused(
+    clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "watch", lambda *_: evidence.Watched([], []))
+    with pytest.raises(ConfigError, match="take more --scene-seconds"):
+        measured(clip, tmp_path, "--part", "evidence", "--model", "demo", "--scenes", "1")
+
+
 def test_intervals_of_evidence_are_over_cameras() -> None:
     """Three cameras, of which one has most of the passages and finds none."""
     cameras = [evidence.Watched((), [torch.tensor([0])] * passages) for passages in (2, 1, 30)]

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.bench.memory.footage import Footage, IntArray, covered_cells
 from cluster.lab.evaluation.memory.answer import load_head_tokens, open_memory
@@ -77,7 +78,11 @@ class Watched:
 
 def measure(footage: Footage) -> BenchResult:
     """Figures ``evidence_recall_eighth``, ``_64th`` of production's defaults, and ``evidence_gain_eighth``, ``_64th``:
-    how much more they find than the best other compressor."""
+    how much more they find than the best other compressor.
+
+    Raises:
+        ConfigError: no object to look for.
+    """
     args = footage.args
     model = footage.model(args.model)
     scenes = [LongScene(args.scene_seconds, args.scene_seed + number, camera=CAMERA) for number in range(args.scenes)]
@@ -85,6 +90,8 @@ def measure(footage: Footage) -> BenchResult:
     for scene in scenes:
         watched.append(watch(model, scene, footage.directory, args.fps))
         print_progress(f"evidence: scene {scene.seed}, {len(watched[-1].passages)} objects")
+    if not any(each.passages for each in watched):
+        raise ConfigError(f"nothing came and went in {args.scene_seconds:g} s of a scene; take more --scene-seconds")
     rows: list[dict[str, Any]] = []
     figures: dict[str, float] = {}
     weights = _weights(watched)
