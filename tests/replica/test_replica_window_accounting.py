@@ -221,7 +221,7 @@ def test_a_gap_is_believed_as_far_as_time_went(at_s: float, arrived_s: float, go
     assert not replica.accounting.continues(replace(frame, grid=other), arrived_s)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     pieces=st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(1, 9)), min_size=1, max_size=8),
     counts=st.booleans(),
@@ -265,7 +265,7 @@ def test_what_the_engine_failed_on_was_counted_with_its_windows() -> None:
     assert replica.run(7.5, 8) == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     pieces=st.lists(st.tuples(st.floats(0.0, 9.0), st.integers(1, 9), st.booleans()), min_size=1, max_size=8),
     counts=st.booleans(),

@@ -15,7 +15,6 @@ from cluster.lab.check import run
 from cluster.lab.check.clip import check_clip
 from cluster.lab.check.logits import LogitPair
 from cluster.lab.check.run import AskedWindow, run_check
-from cluster.lab.report.records import ComparedWindow, Cost
 from cluster.models import load_model
 from cluster.models.presets import PRESETS
 from cluster.models.settings import ModelSettings
@@ -94,15 +93,14 @@ def test_the_answers_that_a_person_would_give(clip):
     assert answers(32.0, 44.0) == [None] * 5
 
 
-def test_a_clip_without_truth(clip, tmp_path):
+def test_a_clip_without_truth(clip, saved, tmp_path, short):
     copy = tmp_path / "mine.mp4"
     copy.symlink_to(clip)
     copy.with_suffix(".json").write_text('{"not": "a scene"}')
-    mine = check_clip(copy, ModelSettings())
-    scores = dict.fromkeys(clips.QUESTIONS, 0.9)
-    answers = run._asked(mine, [ComparedWindow(4.0, 16.0, Cost(), Cost(), False, scores, scores)])
-    assert [(each.truth, each.full) for each in answers] == [(None, True)] * 5
-    assert run._answers_stage(answers, random_weights=False).verdict == "measured"
+    report = run_check(str(saved()), clip=copy)
+    assert verdicts(report)["answers"] == "measured"
+    assert {each.truth for each in report.answers} == {None}
+    assert not report.wrong
 
 
 @pytest.fixture
@@ -186,7 +184,6 @@ def test_kv_that_does_not_survive_a_slide(broken, monkeypatch):
 
 
 def test_pruned_frames_that_show_something_else(monkeypatch, clip, short):
-    """The stages before are left out: they compare full frames, or pruned ones with themselves."""
     cut = run._frames
 
     def negative(*given):
@@ -194,9 +191,9 @@ def test_pruned_frames_that_show_something_else(monkeypatch, clip, short):
         return replace(frames, pruned=[replace(each, patches=255 - each.patches) for each in frames.pruned])
 
     monkeypatch.setattr(run, "_frames", negative)
-    monkeypatch.setattr(run, "against_library", lambda *_: iter(()))
-    monkeypatch.setattr(run, "against_fresh", lambda *_: iter(()))
     report = run_check("demo", clip=clip)
+    found = verdicts(report)
+    assert (found["logits"], found["refresh"], found["reuse"]) == ("right", "right", "right")
     assert {stage.name for stage in report.wrong} & {"pruned", "answers"}
 
 
