@@ -231,7 +231,7 @@ def _select(compressor: Compressor, layers: Sequence[LayerKV], budget: int) -> l
     chosen = compressor.select(layers, budget)
     weights = compressor.weigh(layers, chosen)
     return [
-        [(kept.cpu(), None if of is None else of[h].cpu()) for h, kept in enumerate(stays)]
+        [(kept, None if of is None else of[h]) for h, kept in enumerate(stays)]
         for stays, of in zip(chosen, weights, strict=True)
     ]
 

@@ -319,16 +319,15 @@ class StreamMemory(TieredHeads):
         head.settled = max(head.settled, until)
         if not new.tokens:
             return HeadChange([], [])
-        frame, cell = new.frame[0].cpu(), new.cell[0].cpu()
+        frame = new.frame[0]
         tokens = NewTokens(
             key=new.key[0],
             value=new.value[0],
             frame=frame,
             partition=torch.tensor([self.partition_of.get(n, 0) for n in frame.tolist()], dtype=torch.int64),
         )
-        weight = new.weights[0].cpu()
         return head.add_tokens(
-            tokens, cell, weight, self.block_loader(number, h), self.block_loader(number, h, top=True)
+            tokens, new.cell[0], new.weights[0], self.block_loader(number, h), self.block_loader(number, h, top=True)
         )
 
     def _remove_waiting(self, frames: Sequence[KVChunk]) -> None:

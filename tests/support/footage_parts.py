@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import io
 import resource
 import signal
@@ -15,6 +14,7 @@ from typing import Any
 
 import av
 import numpy as np
+from rpc_serving import collect_servers
 
 from cluster.alerts.clips.footage_collector import FootageCollector
 from cluster.alerts.clips.footage_store import FootageStore
@@ -317,7 +317,5 @@ async def site(folder: Path, guard: Guard | None = None, **clips: object) -> Asy
         yield running
     finally:
         await running.stop()
-        # grpc.aio waits for ever when the last of its servers is collected after its loop has ended.
         vars(running).clear()
-        gc.collect()
-        await asyncio.sleep(0.01)
+        await collect_servers()

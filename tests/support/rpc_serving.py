@@ -1,5 +1,7 @@
 """Servicers behind a real server on loopback, for as long as a block lasts."""
 
+import asyncio
+import gc
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 from loop_thread import EventLoopThread
@@ -20,6 +22,12 @@ async def serving(*servicers, port=0, **options):
         yield f"127.0.0.1:{bound}"
     finally:
         await server.stop(0.0)
+
+
+async def collect_servers():
+    """grpc.aio waits for ever when the last of its servers is collected after its loop has ended."""
+    gc.collect()
+    await asyncio.sleep(0.01)
 
 
 @contextmanager

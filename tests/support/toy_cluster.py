@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -179,9 +178,7 @@ class ToyCluster:
                 yield address
             finally:
                 self.hub.close()
-        # grpc.aio waits for ever when the last of its servers is collected after its loop has ended.
-        gc.collect()
-        await asyncio.sleep(0.01)
+        await rpc_serving.collect_servers()
 
     @contextlib.asynccontextmanager
     async def target(self, *, own=True, processes=dict, **cluster):

@@ -194,7 +194,6 @@ class Mosaic(Organiser):
     def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
         """See the class; ``ValueError`` where the members of a cluster to be split are not loaded though ``defer`` is
         off."""
-        tokens = tokens.cpu()
         key, table = tokens.key.float(), self.table
         cluster = torch.full((len(key),), -1)
         marked: list[int] = []

@@ -46,7 +46,7 @@ class ReSV(Organiser):
         return torch.where(key.float() @ self._planes >= 0, 1.0, -1.0)
 
     def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
-        signs, known = self.hash(tokens.key).cpu(), len(self.table)
+        signs, known = self.hash(tokens.key), len(self.table)
         apart = _hamming(signs, self._signs(self.table.columns[_BITS]))
         apart[:, self.table.count >= self.tokens] = self._planes.shape[1] + 1
         apart = self._from_those_at_hand(apart, at_hand)

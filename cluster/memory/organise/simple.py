@@ -11,7 +11,7 @@ class Frames(Organiser):
 
     def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
         del at_hand
-        numbers, index = torch.unique_consecutive(tokens.frame.cpu(), return_inverse=True)
+        numbers, index = torch.unique_consecutive(tokens.frame, return_inverse=True)
         # Frames arrive in order: only the newest cluster can be of the same frame.
         goes_on = len(numbers) > 0 and len(self.table) > 0 and int(self.table.latest[-1]) == int(numbers[0])
         cluster: Tensor = index + len(self.table) - int(goes_on)

@@ -44,9 +44,6 @@ class NewTokens:
     def __len__(self) -> int:
         return len(self.key)
 
-    def cpu(self) -> NewTokens:
-        return NewTokens(self.key.cpu(), self.value.cpu(), self.frame.cpu(), self.partition.cpu())
-
 
 def _statistics(key: Tensor, value: Tensor, frame: Tensor, group: Tensor, groups: int) -> dict[str, Tensor]:
     """Columns of the table for tokens that are each in ``group`` ``[t]``, 0 to ``groups - 1``, none without a token."""
@@ -121,7 +118,6 @@ class ClusterTable:
             raise ValueError(f"{len(tokens)} tokens join as many clusters, not {tuple(cluster.shape)}")
         if not len(cluster):
             return
-        tokens = tokens.cpu()
         joined, group = torch.unique(cluster, return_inverse=True)
         fresh = int((joined >= len(self)).sum())
         if int(joined[0]) < 0 or (fresh and int(joined[-1]) != len(self) + fresh - 1):
