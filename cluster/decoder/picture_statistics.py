@@ -92,7 +92,8 @@ class PictureStatistics:
             self._familiar_pts += elapsed
             return 0.0
         scene = block_means(luma)
-        if self._reference is None:
+        if self._reference is None or self._reference.shape != scene.shape:
+            # Blocks of pictures of another shape are elsewhere, and may be fewer or more.
             self._reference, self._familiar_pts = scene, pts
             return 0.0
         difference = scene - self._reference
@@ -127,7 +128,7 @@ def _median(values: npt.NDArray[np.float32]) -> np.float32:
 
 
 def block_means(luma: UInt8Array) -> npt.NDArray[np.float32]:
-    """``[ROWS, COLS]`` block means of a picture ``[height, width]``, grey levels; fewer where it is smaller."""
+    """About ``[ROWS, COLS]`` block means of a picture ``[height, width]``, grey levels; fewer where it is smaller."""
     tall, wide = max(1, luma.shape[0] // ROWS), max(1, luma.shape[1] // COLS)
     rows, cols = luma.shape[0] // tall, luma.shape[1] // wide
     part = luma[: rows * tall, : cols * wide].reshape(rows, tall, cols, wide)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from codec_clips import encode, walk
 from waiting import until
 
 from cluster.codec import Backoff, CameraState, FileSource, PushSource
@@ -155,6 +156,18 @@ def test_an_odd_last_sample_is_completed(tmp_path):
     assert status.stats.frames_sampled == 5
     assert len(sink.samples) == 3
     assert np.array_equal(sink.samples[-1].patches[:, 0], sink.samples[-1].patches[:, 1])
+
+
+def test_a_camera_set_to_another_shape_of_picture_goes_on(tmp_path):
+    """Its statistics compare blocks of pictures, whose number depends on the shape."""
+    parts = [encode(tmp_path / f"{height}.h264", walk(40, 640, height)).read_bytes() for height in (480, 360)]
+    (tmp_path / "both.h264").write_bytes(b"".join(parts))
+    sink = Collector()
+    status = run_to_end(FileSource(tmp_path / "both.h264"), sink)
+    assert (status.state, status.reason) == (CameraState.ENDED, "")
+    assert {sample.grid for sample in sink.samples} == {QWEN.grid(640, 480), QWEN.grid(640, 360)}
+    assert status.picture is not None
+    assert status.picture.strangeness == 0.0
 
 
 def test_a_file_without_a_decodable_picture_is_an_error(clips):
