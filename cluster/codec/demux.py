@@ -105,8 +105,13 @@ class Demuxer:
         data = bytes(packet)
         if self._length_size:
             data = to_annexb(data, self._length_size)
-        if packet.is_keyframe and self._sets and not parameter_sets(self._codec, data)[1]:
-            return self._sets + data
+        if packet.is_keyframe and self._codec in FRAMED_CODECS:
+            sequence, found = parameter_sets(self._codec, data)
+            if sequence:
+                # Of a camera that was set to another size: some send them once, not before every keyframe.
+                self._sets = found
+            elif not found:
+                return self._sets + data
         return data
 
 

@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cluster.codec import StreamHeader
+from cluster.codec.nal import H264_PPS, H264_SPS, START_CODE, unit_end, unit_starts
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import SourceError
 from cluster.types import MICROSECONDS, EncodedPacket, SampledPicture
@@ -262,6 +263,19 @@ def test_a_resolution_change_brings_a_new_grid_and_a_fresh_anchor(tmp_path: Path
     assert samples[20].change.luma.shape == (20, 32)
     assert processor.stats.resyncs == {"resolution": 1}
     assert (processor.stats.width, processor.stats.height) == (256, 160)
+
+
+def test_parameter_sets_that_a_camera_sent_only_once_are_given_to_its_later_keyframes(tmp_path: Path) -> None:
+    small = encode(tmp_path / "small.h264", walk(20, 128, 96)).read_bytes()
+    large = encode(tmp_path / "large.h264", walk(40, 256, 160)).read_bytes()
+    units = [large[start : unit_end(large, start)] for start in unit_starts(large)]
+    sets = [place for place, unit in enumerate(units) if unit[0] & 0x1F in (H264_SPS, H264_PPS)]
+    assert len(sets) == 4
+    once = [unit for place, unit in enumerate(units) if place not in sets[2:]]
+    (tmp_path / "both.h264").write_bytes(small + b"".join(START_CODE + unit for unit in once))
+    processor, samples = process(*read(tmp_path / "both.h264"))
+    assert (processor.stats.frames_decoded, processor.stats.corrupt_frames) == (60, 0)
+    assert samples[-1].grid == GEOMETRY.grid(256, 160)
 
 
 def test_a_codec_change_starts_anew_at_its_keyframe() -> None:
