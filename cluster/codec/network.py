@@ -298,6 +298,8 @@ _INTERLEAVED = ord("$")
 _BODY = re.compile(rb"(?i)\ncontent-length: *(\d{1,6})")
 _LONGEST_HANDSHAKE = 2**18
 _REDIRECT = re.compile(rb"\+?0*3\d\d(?!\d)")
+_REPEATED = 100
+"""Packets that far back are repeated ones."""
 _DOUBTED = 3
 """Packets that FFmpeg may give between one that the relay has passed on and those that are made of it: a hole is left
 before each, as one may be a keyframe."""
@@ -339,9 +341,12 @@ class RtpNumbers:
             if channel % 2 == 0:
                 number = data[at + 6] << 8 | data[at + 7]
                 ahead = (number - self._last.get(channel, number - 1) - 1) % 2**16
-                # Else it is a repeated one.
                 if ahead < 2**15:
                     self.missing += ahead
+                    self._last[channel] = number
+                elif ahead < 2**16 - _REPEATED:
+                    # The camera began to count anew (RFC 3550 §A.1). Else it is a repeated one.
+                    self.missing += 1
                     self._last[channel] = number
             at += 4 + size
         self._rest, self._skip = data[at:], max(0, at - len(data))
