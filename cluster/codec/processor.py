@@ -82,6 +82,8 @@ class CodecProcessor(LazyFeed):
         # What the next sample is told to be: the first of a scene, or one after missing video.
         self._fresh, self._gap = True, False
         self._next_sequence: int | None = None
+        # Time of the newest keyframe that was decoded alone.
+        self._alone: int | None = None
         self._recovery_pts: int | None = None
         self._view: PictureView | None = None
         self._numbers = H264FrameNumbers()
@@ -141,9 +143,12 @@ class CodecProcessor(LazyFeed):
         return self._show(frames or [])
 
     def decode_keyframe_only(self, packet: EncodedPacket) -> list[SampledPicture]:
-        """Cheap alternative to :meth:`feed`: decodes only keyframes, each shown at once. The next packet fed follows a
-        loss that is not counted as a video fault."""
-        if packet.keyframe:
+        """Cheap alternative to :meth:`feed`: decodes only keyframes, each shown at once, and at most as many as samples
+        are wanted: in MJPEG every picture is one. The next packet fed follows a loss that is not counted as a video
+        fault."""
+        time, last = packet.decoding_time, self._alone
+        if packet.keyframe and (time is None or last is None or not 0 < time - last < self._sampling.least_step):
+            self._alone = time
             return self.feed(packet) + self.drain()
         self.stats.packets += 1
         self.stats.packets_skipped += 1

@@ -135,6 +135,11 @@ class Sampling:
         # Timestamps are rounded to the container's clock and jitter; a picture that early is the tick's own.
         self._slack = self.period // 20
 
+    @property
+    def least_step(self) -> int:
+        """Microseconds from one sample to the next, at least."""
+        return self.period - self._slack
+
     def reset(self) -> None:
         """Make the next picture a sample."""
         self._next = None

@@ -249,3 +249,14 @@ def test_glances_show_each_keyframe_by_itself_and_feeding_goes_on_at_the_next(
     stats = processor.stats
     assert (stats.gaps, stats.decode_errors, dict(stats.resyncs)) == (0, 0, {}), "nobody lost anything"
     assert stats.packets == whole.stats.packets == len(packets)
+
+
+def test_of_pictures_that_are_all_keyframes_as_many_are_decoded_as_are_sampled(tmp_path: Path) -> None:
+    header, packets = read(encode(tmp_path / "all.avi", walk(40), "mjpeg", format="yuvj420p"))
+    assert all(packet.keyframe for packet in packets)
+    processor = CodecProcessor(GEOMETRY, CodecOptions(fps=5))
+    processor.open(header)
+    samples = [sample for packet in packets for sample in processor.decode_keyframe_only(packet)]
+    assert [sample.pts for sample in samples] == [packet.pts for packet in packets[::4]]
+    assert processor.stats.frames_decoded == len(samples)
+    assert processor.stats.packets == len(packets)
