@@ -137,8 +137,9 @@ class DevicePath:
 
 
 Sink = Callable[[FrameSample], None]
-Show = Callable[[ShownPicture, BoolGrid], None]
-"""Called with the newest picture and its kept patches; keeps at most a reference."""
+Show = Callable[[ShownPicture, BoolGrid, float], None]
+"""Called with the newest decoded sample, its frame's kept patches and when it was decoded, seconds of the monotonic
+clock; keeps at most a reference."""
 
 
 class CameraPipeline:
@@ -192,6 +193,7 @@ class CameraPipeline:
         self._status = SourceStatus(CameraState.WAITING)
         self._told_at = time.monotonic()
         self._last_frame_at: float | None = None
+        self._unshown: tuple[SampledPicture, float] | None = None
         self._out = self._refused = 0
         # Unix seconds of the newest packet, for tracing; read in the camera's thread.
         self.taken_s = self.decoded_s = 0.0
@@ -344,13 +346,17 @@ class CameraPipeline:
             with self._gate:
                 if not frame.repeated:
                     self._watch.add_sample(frame)
+                    # Shown with its frame, of which a repeated picture may be the rest.
+                    self._unshown = frame, time.monotonic()
                 sample = self._sampler.feed(frame)
                 self._processor.label(frame, changed=self._sampler.activity > 0)
                 if sample is None and alone:
                     sample = self._sampler.flush()
             if sample is not None:
-                if self._show is not None and not frame.repeated:
-                    self._show(frame, sample.mask)
+                if self._show is not None and self._unshown is not None:
+                    picture, decoded_at = self._unshown
+                    self._show(picture, sample.mask, decoded_at)
+                self._unshown = None
                 self._send(sample)
 
     def _process_on_device(self, *, alone: bool = False) -> None:
@@ -365,7 +371,7 @@ class CameraPipeline:
             self._watch.add(sample.picture, sample.thumbnail, sample.difference)
             if frame is not None:
                 if self._show is not None:
-                    self._show(sample, frame.mask)
+                    self._show(sample, frame.mask, time.monotonic())
                 self._send(frame)
 
     def _send(self, sample: FrameSample) -> None:

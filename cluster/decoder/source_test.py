@@ -93,10 +93,10 @@ def watch_source(
             samples[1] += sample.grid.tokens
             samples[2] += sample.tokens
 
-    def show(frame: ShownPicture, mask: BoolGrid) -> None:
+    def show(frame: ShownPicture, mask: BoolGrid, at_s: float) -> None:
         # Anchors keep every patch, and show nothing of the cue.
         if not first.is_set() or not mask.all():
-            shown.show(frame, mask)
+            shown.show(frame, mask, at_s)
         first.set()
 
     pipeline = CameraPipeline(

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import sqlite3
+import time
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -639,7 +640,7 @@ async def test_the_command_line_saves_pictures_and_clips(tmp_path, h264, monkeyp
         running.feed(h264, 200)
         incident = await running.alert(5.0)
         await running.settled(incident.id)
-        running.cameras["gate"].latest.show(sample(3), np.ones((4, 6), bool))
+        running.cameras["gate"].latest.show(sample(3), np.ones((4, 6), bool), time.monotonic())
 
         async def sightline(*arguments):
             return await asyncio.to_thread(main, [*arguments, "--gateway", running.address])

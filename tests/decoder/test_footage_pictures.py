@@ -1,6 +1,7 @@
 """Pictures on demand: the newest sample plain and with what is kept, and stills of a moment."""
 
 import io
+import time
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ def test_plain_kept_and_smaller():
     with pytest.raises(NotReadyError, match="no picture of this camera yet"):
         latest.render()
     mask[:, :2] = True
-    latest.show(sample(3), mask)
+    latest.show(sample(3), mask, time.monotonic())
     plain = latest.render()
     assert (plain.width, plain.height, plain.pts) == (96, 64, 1_500_000)
     assert grey_of(plain.jpeg) == pytest.approx(200, abs=3)
@@ -38,17 +39,17 @@ def test_plain_kept_and_smaller():
 
 def test_a_form_is_made_once_and_another_picture_is_another():
     latest, mask = LatestPicture(), np.ones((4, 6), bool)
-    latest.show(sample(0), mask)
+    latest.show(sample(0), mask, time.monotonic())
     first = latest.render()
     assert latest.render().jpeg is first.jpeg
     tags = {latest.render(kept=kept, width=width).etag for kept in (False, True) for width in (0, 32, 48)}
     assert len(tags) == 6
-    latest.show(sample(1), mask)
+    latest.show(sample(1), mask, time.monotonic())
     assert latest.render().etag not in tags
     # The same sample of the same video, played again with a privacy mask.
     again, masked = LatestPicture(), sample(1)
     masked.rgb[:24] = 0
-    again.show(masked, mask)
+    again.show(masked, mask, time.monotonic())
     assert again.render().etag != latest.render().etag
     latest.clear()
     with pytest.raises(NotReadyError):

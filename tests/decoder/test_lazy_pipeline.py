@@ -9,7 +9,7 @@ from codec_clips import encode, visit
 from cluster.codec import CameraState, FileSource, lazy
 from cluster.config import camera_settings, load_config
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, PipelineStatus, pipeline_settings
-from cluster.types import MICROSECONDS, BoolGrid, FrameSample, PatchGeometry, ShownPicture
+from cluster.types import MICROSECONDS, BoolGrid, FrameSample, PatchGeometry, SampledPicture, ShownPicture
 
 GEOMETRY = PatchGeometry(patch=8, merge=2, temporal=2)
 FPS, FRAMES = 10, 440
@@ -26,7 +26,7 @@ class Run:
 
     def __init__(self, clip: Path, *, on: bool) -> None:
         self.frames: list[FrameSample] = []
-        self.shown: list[int] = []
+        self.shown: list[SampledPicture] = []
         self.running: list[PipelineStatus] = []
         self.pipeline = CameraPipeline(
             "gate", FileSource(clip), GEOMETRY, PipelineSettings(lazy=on), self._send, show=self._show
@@ -39,8 +39,9 @@ class Run:
         self.frames.append(frame)
         self.running.append(self.pipeline.status())
 
-    def _show(self, picture: ShownPicture, mask: BoolGrid) -> None:
-        self.shown.append(picture.pts)
+    def _show(self, picture: ShownPicture, mask: BoolGrid, at_s: float) -> None:
+        assert isinstance(picture, SampledPicture)
+        self.shown.append(picture)
 
 
 def test_a_quiet_camera_sends_empty_frames_shows_true_pictures_and_tells_what_it_spared(clip: Path) -> None:
@@ -52,8 +53,10 @@ def test_a_quiet_camera_sends_empty_frames_shows_true_pictures_and_tells_what_it
     assert spared > 0.4
     assert (full.status.decoding, lazily.status.decoding) == ("cpu", f"cpu, {spared:.0%} spared")
     assert lazily.running[3].decoding == "cpu, learning"
-    # Only decoded pictures are shown, so that their age is true.
-    assert set(lazily.shown) < set(full.shown)
+    # Only decoded pictures are shown, so that their age is true; of each GOP its keyframe at least, although the other
+    # sample of its frame repeats it.
+    assert not any(picture.repeated for picture in lazily.shown)
+    assert max(after.pts - before.pts for before, after in itertools.pairwise(lazily.shown)) == 4 * MICROSECONDS
     # A repeated picture is no frozen camera.
     still_s = [max(each.picture.still_s for each in run.running if each.picture) for run in (full, lazily)]
     assert still_s[1] <= still_s[0] < 5.0

@@ -59,9 +59,9 @@ class LatestPicture:
         self._shown: _Shown | None = None
         self._lock = threading.Lock()
 
-    def show(self, frame: ShownPicture, mask: BoolGrid) -> None:
-        """Set the newest sample; called in the camera's thread."""
-        self._shown = _Shown(frame, mask, time.monotonic())
+    def show(self, frame: ShownPicture, mask: BoolGrid, at_s: float) -> None:
+        """Set the newest sample, of ``at_s`` (monotonic seconds); called in the camera's thread."""
+        self._shown = _Shown(frame, mask, at_s)
 
     def clear(self) -> None:
         self._shown = None
