@@ -97,11 +97,12 @@ class QuietModel:
 
     def add(self, picture: CodedPicture, size: float, weight: float) -> tuple[float, float, float]:
         """Changed area of the next picture, its running mean and its mean over seconds, 0..1; infinite for an unknown
-        class. ``weight``: of the picture in the last one."""
+        class, or before a keyframe. ``weight``: of the picture in the last one."""
         self._place += 1
         key = picture.kind, picture.reference, picture.layer, bisect.bisect_left(_PLACES, self._place)
         known = self._sizes.get(key)
-        if known is None or len(known) < CLASS_LEAST:
+        # Without a keyframe there is nothing to compare with: pictures may be refreshed bit by bit.
+        if known is None or len(known) < CLASS_LEAST or math.isinf(self._keyframe):
             self._pending.append((key, size, 0.0, 0.0))
             return math.inf, math.inf, math.inf
         area = (size - median(known)) / self._keyframe
@@ -111,6 +112,12 @@ class QuietModel:
         self._slow += weight * ((size - fmean(known)) / self._keyframe - self._slow)
         self._pending.append((key, size, area, self._mean))
         return area, self._mean, self._slow
+
+    def forget(self) -> None:
+        """Forget all but the newest keyframe."""
+        self._sizes.clear()
+        self._areas.clear()
+        self._pending.clear()
 
     def spread(self) -> tuple[float, float]:
         """Area and running mean that unchanged pictures of this camera stay below."""
@@ -166,6 +173,7 @@ class LazyDecode:
     """Whether samples of what is held wait for a keyframe."""
 
     _headers: SliceHeaders = field(init=False)
+    _stream: tuple[str, int, int] | None = None
     _model: QuietModel = field(default_factory=QuietModel)
     _held: deque[HeldPacket] = field(default_factory=deque)
     _times: list[int] = field(default_factory=list)
@@ -189,11 +197,17 @@ class LazyDecode:
     _backoff_left: int = 0
 
     def open(self, codec: str, parameter_sets: bytes) -> None:
-        """Another stream of the camera; what is held of the last one is gone, what was learned stays."""
+        """Another session of the camera; what is held of the last one is gone, what was learned stays."""
         self._headers = SliceHeaders(codec, parameter_sets)
         self._last_given = self._decoded = self._group_start = self._group_length = None
         self._clock.restart()
         self.clear()
+
+    def learn_from(self, stream: tuple[str, int, int]) -> None:
+        """Codec, width and height of the pictures to come: what those of another stream cost is forgotten."""
+        if stream != self._stream:
+            self._stream, self._samples, self._calm = stream, 0, 0
+            self._model.forget()
 
     @property
     def state(self) -> str:

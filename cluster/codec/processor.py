@@ -338,6 +338,8 @@ class CodecProcessor(LazyFeed):
             aspect = Fraction(1) if self._decoder is None else self._decoder.pixel_aspect
             view = PictureView(*size, self._geometry, self._masks, self.options.zones, pixel_aspect=aspect)
             self._view = view
+            if self.lazy is not None:
+                self.lazy.learn_from((self.stats.codec, *size))
             self._fresh = self._fresh or grid != view.grid
         pts = frame.pts if frame.pts is not None else frame.dts
         time = None if self._is_repeated(pts) else self._place(pts, keyframe=frame.key_frame)

@@ -177,6 +177,34 @@ def test_a_stream_without_slice_headers_is_decoded_whole(tmp_path: Path) -> None
     assert [frame.digest for frame in lazily.frames] == [frame.digest for frame in full.frames]
 
 
+def test_what_pictures_of_another_size_cost_is_forgotten(tmp_path: Path) -> None:
+    """Pictures that cost less than quiet ones did before."""
+    scene, random = np.kron(visit(1, 0, 0)[0], np.ones((3, 3))), np.random.default_rng(0)
+    noisy = [(scene + random.integers(-4, 5, scene.shape)).clip(0, 255).astype(np.uint8) for _ in range(5 * GOP)]
+    _, large = read(encode(tmp_path / "large.mp4", noisy, gop=GOP, fps=FPS))
+    header, small = read(encode(tmp_path / "small.mp4", visit(5 * GOP, 164, 190), gop=GOP, fps=FPS))
+    before = [replace(packet, pts=packet.pts - 20 * MICROSECONDS, dts=None) for packet in large]
+    after = [replace(packet, sequence=packet.sequence + len(large)) for packet in small]
+    full, lazily = (Camera(header, on=on).run(before + after) for on in (False, True))
+    assert 0 < sum(frame.activity > 0 for frame in full.frames if frame.pts > 0) < 8
+    assert [frame.activity for frame in lazily.frames] == [frame.activity for frame in full.frames]
+    assert lazily.processor.stats.frames_spared > 2 * GOP
+
+
+def test_without_a_keyframe_to_compare_with_all_is_decoded(tmp_path: Path) -> None:
+    """A camera that refreshes its pictures bit by bit, joined after its first one."""
+    clip = encode(
+        tmp_path / "gradual.mp4",
+        visit(250, 154, 190),
+        gop=GOP,
+        fps=FPS,
+        options={"x264-params": "intra-refresh=1"},
+    )
+    header, packets = read(clip)
+    full, lazily = (Camera(header, on=on).run(packets[1:]) for on in (False, True))
+    assert [frame.activity for frame in lazily.frames] == [frame.activity for frame in full.frames]
+
+
 def test_a_hole_in_a_held_gop_is_a_gap(footage: Callable[[str], Path]) -> None:
     header, packets = read(footage("h264"))
     camera = Camera(header, on=True)
