@@ -57,8 +57,9 @@ class Demuxer:
 
     @property
     def frames(self) -> int:
-        """Number of packets from the container's index; 0 without one."""
-        return self._stream.frames
+        """Number of packets from the container's index; 0 without one, and in AVI, whose index counts the times at
+        which there was no picture."""
+        return 0 if self._container.format.name == "avi" else self._stream.frames
 
     @property
     def duration(self) -> int | None:

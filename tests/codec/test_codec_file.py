@@ -250,6 +250,13 @@ def test_a_picture_every_two_seconds_is_not_truncated(tmp_path: Path) -> None:
     assert len(read(path)[1]) == 4
 
 
+def test_an_avi_of_a_variable_frame_rate_is_not_truncated(tmp_path: Path) -> None:
+    times = [40 * index + 300 * (index // 5) for index in range(20)]
+    path = encode(tmp_path / "uneven.avi", walk(20), "mjpeg", format="yuvj420p", times=times)
+    packets = read(path)[1]
+    assert [round((packet.pts or 0) / 1000) for packet in packets] == times
+
+
 def test_addresses_choose_sources(tmp_path: Path) -> None:
     assert isinstance(open_source("rtsp://camera/1"), NetworkSource)
     assert isinstance(open_source("RTSPS://camera/1"), NetworkSource)
