@@ -182,7 +182,7 @@ def _sei_types(data: bytes, at: int) -> list[int]:
 
 
 class Bits:
-    """RBSP bit reader; returns zeros past the end."""
+    """RBSP bit reader."""
 
     def __init__(self, payload: bytes) -> None:
         raw = payload.replace(b"\x00\x00\x03", b"\x00\x00")

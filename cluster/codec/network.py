@@ -67,7 +67,7 @@ class NetworkSource:
 
     FFmpeg's network calls cannot be interrupted from Python, so a thread per session reads into a bounded queue.
     ``close`` returns at once; the thread ends at its next packet or timeout. A slow decoder loses packets up to the
-    next keyframe, counted in ``dropped``. Redirects are followed only with ``follow_redirects``, and those of RTSP with
+    next keyframe. Redirects are followed only with ``follow_redirects``, and those of RTSP with
     credentials never: FFmpeg would send them to the other host. ``roots``: folders one of which must hold a device;
     None allows any. ``ca_file``: authorities one of which must have signed the certificate of a server of ``rtsps``,
     ``https`` or ``rtmps``, for the host of its address; None trusts any.
@@ -97,7 +97,6 @@ class NetworkSource:
         self.name = str(self.url)
         self.connect_timeout_s = connect_timeout_s
         self.frozen_timeout_s = frozen_timeout_s
-        self.dropped = 0
         self._limits = (max_packets, max_bytes)
         self._closed = threading.Event()
         self._session: _Session | None = None
@@ -128,7 +127,6 @@ class NetworkSource:
             if session.error is not None:
                 raise session.error
         finally:
-            self.dropped += session.queue.dropped
             session.abandon()
 
     @property

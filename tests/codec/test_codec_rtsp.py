@@ -239,8 +239,8 @@ def test_a_slow_decoder_loses_whole_groups_and_counts_them(server: RtspServer) -
     # Nothing is taken until the server has sent all.
     session.join(PATIENCE_S)
     taken += packets
-    assert len(taken) + source.dropped == 30
-    assert source.dropped > 0
+    assert len(taken) + session.queue.dropped == 30
+    assert session.queue.dropped > 0
     for before, after in itertools.pairwise(taken):
         assert after.sequence == before.sequence + 1 or after.keyframe
 
