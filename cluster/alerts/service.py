@@ -125,6 +125,7 @@ class AlertService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._feed.close()
         await self._dispatcher.stop()
+        self._tracker.store_all()
         await self._flush()
         await self._journal.stop()
         await self.timelines.stop()
