@@ -277,10 +277,10 @@ class _SinkQueue:
     def _fail(self, delivery: Delivery, error: DeliveryError) -> float:
         """Record a failure; returns seconds until the retry, 0 for a dead letter."""
         self._failures += 1
+        self._trouble = str(error)
         old = time.time() - delivery.event.at_s > self._retry.give_up_s
         if error.retryable:
             self._in_a_row += 1
-            self._trouble = str(error)
             if self._in_a_row == DOWN_AFTER:
                 log.warning("sink %s is down: %s", self._name, error)
             pause_s = min(PAUSE_S, delay_s(self._retry, self._in_a_row, self._chance.random()))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from operator import add
+from pathlib import Path
 from typing import TypeVar
 
 from cluster.alerts.incident import Changes, Dropped, ErasureScope, Incident, IncidentDetail, IncidentQuery
@@ -32,6 +33,7 @@ class Journal:
         open_store: opens the store; retried later when it fails.
         deadline_s: longest wait of :meth:`write` for the disk.
         on_late: receives the state of a store that could only be opened after :meth:`start`.
+        on_anew: called where a damaged file was put aside: what goes on is to be written to the new one.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class Journal:
         deadline_s: float = 2.0,
         memory_events: int = 1000,
         on_late: Callable[[StoredState], None] = lambda _: None,
+        on_anew: Callable[[], None] = lambda: None,
     ) -> None:
         self._open_store = open_store
         self._deadline_s = deadline_s
         self._memory_events = memory_events
-        self._on_late = on_late
+        self._on_late, self._on_anew = on_late, on_anew
+        self._damaged: Path | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="alert-store")
         self._store: AlertStore | None = None
         self._waiting, self._batch = Changes(), Changes()
@@ -201,6 +205,9 @@ class Journal:
         if self._late is not None:
             late, self._late = self._late, None
             self._on_late(late)
+        if self._store is not None and self._store.damaged != self._damaged:
+            self._damaged = self._store.damaged
+            self._on_anew()
         error = None if done.cancelled() else done.exception()
         if error is None and not done.cancelled():
             if self.trouble:

@@ -38,17 +38,32 @@ class OpenIncidents:
         self.memory_shifts: dict[str, int] = {}
         self._open: dict[Subject, Incident] = {}
         self._mutes: dict[Subject, Mute] = {}
+        # As stored, or to be.
+        self._tracks: dict[Subject, Mapping[str, object]] = {}
         self._changes = Changes()
 
-    def load(self, incidents: Iterable[Incident], mutes: Iterable[Mute], now_s: float) -> None:
-        """Restore stored state: open incidents and mutes. What happened meanwhile, where the state could only be read
-        late, counts more: a stored incident ends if its subject has another open one."""
+    def load(
+        self,
+        incidents: Iterable[Incident],
+        mutes: Iterable[Mute],
+        now_s: float,
+        tracks: Mapping[Subject, Mapping[str, object]] | None = None,
+    ) -> None:
+        """Restore stored state: open incidents, mutes and states of detectors. What happened meanwhile, where the state
+        could only be read late, counts more: a stored incident ends if its subject has another open one."""
         for incident in incidents:
             if self._open.setdefault((incident.camera, incident.subject), incident) is not incident:
                 reason = "another one began while its record could not be read"
                 self._add_event(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
         for mute in mutes:
             self._mutes.setdefault((mute.camera, mute.subject), mute)
+        self._tracks = {**(tracks or {}), **self._tracks}
+
+    def store_all(self) -> None:
+        """Record everything once more, in a store that begins anew."""
+        self._changes.incidents.update({each.id: each for each in self._open.values()})
+        self._changes.mutes.update(self._mutes)
+        self._changes.tracks.update(self._tracks)
 
     def pop_changes(self) -> Changes:
         changes, self._changes = self._changes, Changes()
@@ -57,6 +72,10 @@ class OpenIncidents:
     def store_track(self, where: Subject, track: Mapping[str, object] | None) -> None:
         """Record detector state to restore after a restart; None deletes it."""
         self._changes.tracks[where] = track
+        if track is None:
+            self._tracks.pop(where, None)
+        else:
+            self._tracks[where] = track
 
     # -- incidents ------------------------------------------------------------------------------
     def get(self, camera: str, subject: str) -> Incident | None:

@@ -85,6 +85,7 @@ class AlertService:
         self._journal = Journal(
             lambda: AlertStore(folder / FILE, max_events=alerts.max_events, max_bytes=alerts.max_bytes),
             on_late=self._load,
+            on_anew=lambda: self._open_incidents.store_all(),
         )
         self.timelines = TimelineStore(folder / TIMELINES, keep_s=min(KEEP_S, alerts.retention))
         self.routes = SinkRoutes(alerts.sinks)
@@ -124,6 +125,7 @@ class AlertService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._feed.close()
         await self._dispatcher.stop()
+        self._tracker.store_all()
         await self._flush()
         await self._journal.stop()
         await self.timelines.stop()
@@ -358,7 +360,7 @@ class AlertService:
         """Go on from stored state, at the start or when the disk can be read again."""
         now_s = time.time()
         self._newest_s = max(self._newest_s, kept.newest_s)
-        self._open_incidents.load(kept.incidents, kept.mutes, now_s)
+        self._open_incidents.load(kept.incidents, kept.mutes, now_s, kept.tracks)
         self._tracker.load(kept.tracks, now_s)
         self._health.load(kept.tracks)
         if self._cameras:

@@ -120,6 +120,11 @@ class IncidentTracker:
                 # Downtime of this process is not silence of the camera.
                 self._tracks[where] = Track(**{**body, "seen_s": now_s, "last_s": min(body["last_s"], now_s)})
 
+    def store_all(self) -> None:
+        """Record also what is not worth a write of its own: which answers were here, for the next process."""
+        for where, track in self._tracks.items():
+            self._open_incidents.store_track(where, asdict(track))
+
     def shift(self, by_s: float) -> None:
         """The clock was set forward by so much, or back: silences go on."""
         for track in self._tracks.values():

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from cluster import metrics
 from cluster.replica.memory import MemoryDeletions, WorkerMemory
@@ -14,6 +15,7 @@ from cluster.types.reports import HandedOver, WindowCounters
 from cluster.wire import answers as results
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 ORPHAN_S = 60.0
 """Seconds a camera's window is kept after its decoder's connection broke."""
@@ -35,7 +37,7 @@ class WorkerFrames:
         self._traces = traces
         self._deletions = deletions
         self._orphans: dict[str, float] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[Any]] = set()
 
     async def on_open(self, spec: StreamSpec) -> None:
         self._orphans.pop(spec.stream, None)
@@ -59,8 +61,13 @@ class WorkerFrames:
 
     async def on_hand_over(self, camera: str) -> HandedOver:
         self._orphans.pop(camera, None)
+        # To the end also when its decoder dies meanwhile: nobody else would delete what stays here.
+        return await asyncio.shield(self._start(self._hand_over(camera)))
+
+    async def _hand_over(self, camera: str) -> HandedOver:
         handed = await asyncio.wrap_future(self._worker.hand_over(camera))
-        if self._deletions is not None:
+        # Unless it was opened here again before it could leave.
+        if self._deletions is not None and camera not in self._worker.open_streams():
             await self._deletions.leave_camera(camera, elsewhere=True)
         return handed
 
@@ -78,9 +85,13 @@ class WorkerFrames:
             del self._orphans[camera]
             self._worker.close(camera, abandoned=True)
             # Beside the heartbeats that call this: it waits for the memory's last write.
-            task = asyncio.create_task(self._leave(camera))
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            self._start(self._leave(camera))
+
+    def _start(self, leaving: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(leaving)
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+        return task
 
     async def _leave(self, camera: str) -> None:
         if self._deletions is not None:

@@ -184,7 +184,10 @@ class FrameIntake:
                 offer = stream.inbox.popleft()
             try:
                 self._push(stream, offer)
-            except ValueError as error:
+            except DeviceError:
+                raise
+            except Exception as error:
+                # Whatever one camera sends, the others go on; its decoder is told, and goes on with a fresh frame.
                 offer.taken.set_exception(error)
             else:
                 offer.taken.set_result(None)

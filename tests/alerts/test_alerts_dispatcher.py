@@ -137,6 +137,20 @@ async def test_what_a_sink_will_never_take_is_a_dead_letter(make, until):
         assert desk.settled[0].error == "no"
 
 
+async def test_a_sink_that_refuses_for_good_does_not_work(make, until):
+    """A wrong token, a path that is not there: nothing arrives, and nothing is tried again."""
+    wrong = [True]
+    sink = Recorder(lambda event: refuse(retryable=False) if wrong[0] else None)
+    async with Desk(ops=sink) as desk:
+        desk.dispatcher.enqueue([Delivery(now_event(make, 0), "ops")])
+        await until(lambda: desk.states("dead"))
+        assert desk.dispatcher.status()["ops"].trouble == "no"
+        wrong[0] = False
+        desk.dispatcher.enqueue([Delivery(now_event(make, 1), "ops")])
+        await until(lambda: desk.states("delivered"))
+        assert desk.dispatcher.status()["ops"].trouble == ""
+
+
 async def test_an_old_alert_is_given_up_and_a_young_one_is_not(make, until):
     sink = Recorder(lambda event: refuse(retryable=True))
     async with Desk(RetryConfig(first_s=0.01, longest_s=0.02, give_up_s=100.0), ops=sink) as desk:

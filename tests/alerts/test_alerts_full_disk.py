@@ -1,6 +1,8 @@
-"""A disk that is really full: what is announced on it gets its end, also by another process."""
+"""A disk that is really full, or damages a page: what is announced on it gets its end, also by another process."""
 
+import contextlib
 import os
+import sqlite3
 import subprocess
 
 import pytest
@@ -8,7 +10,8 @@ from alert_parts import bodies, configuration, running
 from sink_parts import Receiver
 
 from cluster.alerts import store
-from cluster.alerts.store import RESERVE_BYTES, DiskReserve
+from cluster.alerts.service import FILE
+from cluster.alerts.store import PAGE_BYTES, RESERVE_BYTES, DiskReserve
 
 
 @pytest.fixture
@@ -74,3 +77,36 @@ def test_the_reserve_is_taken_where_there_is_room_and_given_once(disk):
     again = DiskReserve(disk / "reserve")
     again.hold()
     assert not again.release()
+
+
+def mutes_in(file):
+    with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(sqlite3.connect(file)) as db:
+        return db.execute("SELECT COUNT(*) FROM mutes").fetchone()[0]
+    # It is being made.
+    return 0
+
+
+async def test_what_goes_on_is_in_the_file_that_replaces_a_damaged_one(make, until, tmp_path):
+    """Or a restart would know of no mute, and never end what sinks have been told of."""
+    async with running(configuration(), tmp_path) as service:
+        for window in range(3):
+            service.accept_answer(make.answer(window))
+        await until(service.open_incidents)
+        await service.mute("yard", "", 3600.0, "ann")
+    file = tmp_path / FILE
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        [(page,)] = db.execute("SELECT rootpage FROM sqlite_master WHERE name = 'incidents_by_time'")
+    with file.open("r+b") as pages:
+        pages.seek((page - 1) * PAGE_BYTES)
+        pages.write(b"\xa5" * PAGE_BYTES)
+    async with running(configuration(), tmp_path) as service:
+        for window in range(3, 5):
+            service.accept_answer(make.answer(window, camera="yard"))
+        await until(lambda: list(tmp_path.glob("*.damaged-*")))
+        # Until the next probe of the disk, and the writing after it.
+        await until(lambda: mutes_in(file) == 1, timeout_s=10.0)
+    async with running(configuration(), tmp_path) as service:
+        assert {each.camera for each in service.open_incidents()} == {"gate", "yard"}
+        assert [each.camera for each in service.mutes()] == ["yard"]
+        service.accept_answer(make.answer(2))
+        assert service._tracker.repeated == 1

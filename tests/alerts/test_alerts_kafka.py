@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -125,6 +126,39 @@ async def test_a_broker_that_died(broker, make):
         again = KafkaSink(other.address)
         await again.send(make.event(1))
         await again.close()
+
+
+class Fatal:
+    """A producer after a fatal error, as when the brokers lost records it had sent: it takes nothing any more."""
+
+    def produce(self, *_, **__):
+        raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._FATAL))
+
+    def poll(self, timeout_s):
+        time.sleep(timeout_s)
+
+    def purge(self): ...
+    def flush(self, timeout_s): ...
+
+
+async def test_a_producer_that_can_never_send_again_is_replaced(broker, make, monkeypatch):
+    sink = KafkaSink(broker.address)
+    with monkeypatch.context() as patch:
+        patch.setattr(sink, "_make", Fatal)
+        with pytest.raises(DeliveryError, match="kafka: ") as failure:
+            await sink.send(make.event(0))
+    assert failure.value.retryable
+    await delivered(sink, make.event(0))
+    await sink.close()
+
+
+async def test_an_alert_that_is_too_large_is_refused_for_good(broker, make):
+    sink = KafkaSink(broker.address, settings={"message.max.bytes": "1000"})
+    with pytest.raises(DeliveryError, match="too large") as failure:
+        await sink.send(make.event(0, text="x" * 2000))
+    assert not failure.value.retryable
+    await delivered(sink, make.event(1))
+    await sink.close()
 
 
 async def test_settings_that_librdkafka_does_not_know(make):

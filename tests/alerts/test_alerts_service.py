@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -417,3 +418,13 @@ async def test_lists_go_on_without_the_disk(tmp_path, make):
         [incident] = await service.incidents()
         assert incident.camera == "gate"
         assert "cannot be opened" in (await service.outbox()).trouble
+
+
+async def test_answers_that_are_sent_again_after_a_restart_are_in_the_timeline_once(make, tmp_path):
+    """Also those that were part of no incident."""
+    for _ in range(2):
+        async with running(configuration(), tmp_path) as service:
+            for window in range(6):
+                service.accept_answer(make.answer(window, 0.1))
+            timeline = await service.timelines.read("gate", time.time() - 300, time.time() + 60)
+            assert sum(each.windows for each in timeline.scores["person"]) == 6

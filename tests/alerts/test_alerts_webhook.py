@@ -117,6 +117,15 @@ def test_what_is_no_address(url):
         WebhookSink(url)
 
 
+@pytest.mark.parametrize("sink", [WebhookSink, AlertmanagerSink])
+@pytest.mark.parametrize(("name", "value"), [("Authorization", "Bearer geheim\n"), ("X Token", "t"), ("", "t")])
+def test_headers_that_no_client_sends(sink, name, value):
+    """A secret that was mounted as a file ends with a line break."""
+    with pytest.raises(ConfigError, match="its value one line") as refused:
+        sink("http://h/", headers={name: value})
+    assert "geheim" not in str(refused.value)
+
+
 # -- Alertmanager -------------------------------------------------------------------------------
 def alerts(server) -> list[dict]:
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/api/v2/alerts", timeout=5) as reply:

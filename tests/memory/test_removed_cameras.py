@@ -1,6 +1,7 @@
 """A replica carries out the controller's orders to forget removed cameras, in every tier, also one that is down."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -107,7 +108,7 @@ def test_memory_pictures_and_conversations_of_a_removed_camera_go(replica: Repli
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("how", ["handed over", "surrendered", "abandoned"])
+@pytest.mark.parametrize("how", ["handed over", "handed over to nobody", "surrendered", "abandoned"])
 def test_a_replica_that_let_a_camera_go_has_nothing_of_it_alone(
     replica: Replica, own_redis: RedisServer, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,6 +121,13 @@ def test_a_replica_that_let_a_camera_go_has_nothing_of_it_alone(
         assert replica.site.tiers.usage("cam")["host"] > 0
         if how == "handed over":
             assert (await frames.on_hand_over("cam")).saved
+        elif how == "handed over to nobody":
+            # The decoder that asked for it dies, and its call with it.
+            asked = asyncio.create_task(frames.on_hand_over("cam"))
+            await asyncio.sleep(0)
+            asked.cancel()
+            await asyncio.wait([asked])
+            await until_async(lambda: not frames._leaving)
         elif how == "surrendered":
             await replica.forgetting.surrender_all(replica.worker)
         else:
@@ -139,6 +147,24 @@ def test_a_replica_that_let_a_camera_go_has_nothing_of_it_alone(
 
     replica.watch()
     held = replica.site.bank.memory_reports()["cam"].frames
+    asyncio.run(run())
+
+
+def test_a_camera_that_is_opened_again_before_it_could_leave_keeps_its_pictures(replica: Replica) -> None:
+    async def run() -> None:
+        frames = WorkerFrames(replica.worker, replica.memory, deletions=replica.forgetting)
+        held, free = threading.Event(), threading.Event()
+        replica.worker.call_on_engine_thread(lambda _: (held.set(), free.wait(WAIT_S)))
+        await asyncio.to_thread(held.wait)
+        leaves = asyncio.create_task(frames.on_hand_over("cam"))
+        await asyncio.sleep(0.01)
+        again = replica.worker.open(replica.site.spec)
+        free.set()
+        assert not (await leaves).saved
+        assert again.done()
+        assert "cam" in replica.album._streams
+
+    replica.watch()
     asyncio.run(run())
 
 

@@ -407,6 +407,27 @@ def test_one_camera_that_fails_costs_the_others_nothing(start, held_engine, reco
     assert len(set(incarnations(recorder, "bad"))) == 1
 
 
+def test_a_frame_that_the_engine_fails_on_costs_the_other_cameras_nothing(start, held_engine, engine, recorder) -> None:
+    bad = [2]
+
+    def push(made):
+        if made.stream == "bad" and made.index in bad:
+            raise RuntimeError("out of luck")
+        return engine.push(made)
+
+    held_engine.push = push
+    worker = start()
+    for name in ("good", "bad"):
+        worker.open(spec(name)).result(WAIT_S)
+        feed(worker, name, 2)
+    with pytest.raises(RuntimeError, match="out of luck"):
+        worker.offer(sample("bad", 2)).result(WAIT_S)
+    feed(worker, "good", 2, first=2)
+    worker.offer(replace(sample("bad", 3, fresh=False), gap=True)).result(WAIT_S)
+    recorder.wait(lambda r: r.windows("good") == r.windows("bad") == [0, 1])
+    worker.check()
+
+
 def test_health_fails_when_every_window_fails(start, held_engine, recorder) -> None:
     worker = start()
     held_engine.poison = {"a"}

@@ -97,7 +97,6 @@ class FootageStore:
         self._files: dict[tuple[str, Kind], StoredFile] = {}
         self._bytes = self._being_written = 0
         self._drafts: set[DraftFile] = set()
-        self.trimmed = self.failed = 0
         self.trouble = ""
         self._opened = False
         with contextlib.suppress(StorageError), self._explained():
@@ -186,7 +185,6 @@ class FootageStore:
 
     def _trouble(self, sentence: str) -> StorageError:
         with self._lock:
-            self.failed += 1
             if sentence != self.trouble:
                 log.error("cannot store snapshots and clips: %s", sentence)
             self.trouble = sentence
@@ -260,7 +258,7 @@ class FootageStore:
                 break
             wanted -= stored.size
             chosen.append(stored)
-        self.trimmed += self._delete(chosen).files
+        self._delete(chosen)
 
     def _delete(self, files: list[StoredFile]) -> Deleted:
         count = freed = 0

@@ -5,6 +5,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,6 +38,13 @@ def check_url(url: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_is_fine:
         raise ConfigError(f"url must be an address like https://host/path, not {redact(url)!r}")
     return url
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Raises ``ConfigError``: no client sends such a header, like one of a file's whole content."""
+    for name, value in headers.items():
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not value.isprintable():
+            raise ConfigError(f"headers: {name!r} must be letters, digits and -, and its value one line")
 
 
 class HttpPoster:
@@ -100,6 +108,7 @@ class WebhookSink:
     def __post_init__(self) -> None:
         if not self.timeout_s > 0:
             raise ConfigError(f"timeout_s must be above 0, not {self.timeout_s:g}")
+        check_headers(self.headers)
         self._poster = HttpPoster(check_url(self.url), self.timeout_s)
 
     async def send(self, event: AlertEvent) -> None:
@@ -136,6 +145,7 @@ class AlertmanagerSink:
     def __post_init__(self) -> None:
         if not self.timeout_s > 0 or not self.hold_s > 0:
             raise ConfigError("timeout_s and hold_s must be above 0")
+        check_headers(self.headers)
         self._poster = HttpPoster(check_url(self.url).rstrip("/") + PATH, self.timeout_s)
 
     async def send(self, event: AlertEvent) -> None:

@@ -77,6 +77,8 @@ class KafkaSink:
                 loop.call_soon_threadsafe(settle, None if error is None else _refusal(error))
 
         producer = await asyncio.to_thread(self._started)
+        from confluent_kafka import KafkaError, KafkaException
+
         try:
             producer.produce(
                 self.topic,
@@ -87,15 +89,22 @@ class KafkaSink:
             )
         except BufferError:
             raise DeliveryError("kafka: the client's queue is full", retryable=True) from None
+        except KafkaException as error:
+            refused = error.args[0]
+            if refused.code() == KafkaError._FATAL:
+                # It takes nothing any more: the next alert gets another one.
+                await self.close()
+            raise _refusal(refused) from None
         await taken
 
     async def close(self) -> None:
         with self._starting:
             producer, self._producer = self._producer, None
             polling, self._polling = self._polling, None
+            closed = self._closed
         if producer is not None and polling is not None:
             producer.purge()
-            self._closed.set()
+            closed.set()
             await asyncio.to_thread(polling.join)
 
     # -- inside ---------------------------------------------------------------------------------

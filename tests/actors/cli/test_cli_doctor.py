@@ -4,6 +4,7 @@ import json
 import socket
 
 import pytest
+from alert_parts import Make
 from redis_server import RedisServer
 
 from actors.cli.doctor import findings
@@ -15,6 +16,7 @@ from actors.cli.doctor_cluster import (
     replica_findings,
 )
 from cluster.alerts.dispatcher import Outbox, SinkStatus
+from cluster.alerts.incident import Delivery
 from cluster.config import load_config
 from cluster.errors import NotReadyError
 from cluster.types import CameraStatus, MemoryStatus
@@ -169,12 +171,16 @@ def test_tiers_and_sinks_of_a_running_cluster():
     assert states(memory_findings(Memories({"arena": ""}), cameras))["memory"][0] == "ok"
     sinks = {
         "ops": SinkStatus(3, 0, 3, 0, "connection refused", kind="webhook"),
-        "log": SinkStatus(0, 1, 0, 0, "", kind="log"),
+        # Its dead letter was sent again.
+        "log": SinkStatus(0, 1, 0, 1, "", kind="log"),
+        "mail": SinkStatus(0, 0, 0, 0, "", kind="notify"),
     }
-    rows = states(alert_findings(Outbox(sinks, "", 0, 0, 0, 0, [])))
+    letter = Delivery(Make().event(), "mail", "dead")
+    rows = states(alert_findings(Outbox(sinks, "", 0, 0, 0, 0, [letter])))
     assert rows == {
-        "alerts": ("ok", "kept; 2 sinks", False),
+        "alerts": ("ok", "kept; 3 sinks", False),
         "sink ops": ("wrong", "webhook: connection refused", True),
+        "sink mail": ("wrong", "notify: 1 alerts refused for good", True),
     }
     assert states(alert_findings(Outbox({}, "disk is full", 4, 0, 0, 0, [])))["alerts"][0] == "wrong"
     assert states(alert_findings(Outbox({}, "", 0, 0, 2, 0, [])))["alerts"][0] == "wrong"
