@@ -227,7 +227,7 @@ async def fleet_text(
 ) -> AsyncGenerator[str | FleetEnd, None]:
     """The answer as text: a line for each camera that says yes as it comes, then the best moments, and how many
     answered."""
-    answers, progress = [], AskAllProgress(0, 0, 0, 0, False)
+    answers, progress = [], AskAllProgress(0, 0, 0, 0, 0, False)
     async with aclosing(events):
         async for event in events:
             if isinstance(event, AskAllProgress):
@@ -238,7 +238,8 @@ async def fleet_text(
                 yield f"{event.camera}: {event.told.result.text} ({event.told.result.yes:.2f})\n"
     for number, each in enumerate(ranked(answers)[:MOST_RANKED], start=1):
         yield f"{number}. {each.camera}, {each.ago_s:.0f} s ago, rank {each.rank:.2f}: {each.text}\n"
-    yield f"{progress.answered} of {progress.cameras} cameras answered.\n"
+    empty = f"; {progress.empty} with no memory of that time" if progress.empty else ""
+    yield f"{progress.answered} of {progress.cameras} cameras answered{empty}.\n"
     yield FleetEnd(tuple(answers), progress)
 
 
