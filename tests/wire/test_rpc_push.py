@@ -8,6 +8,7 @@ from itertools import pairwise
 import av
 import numpy as np
 import pytest
+import rpc_serving
 from ingest_parts import HEADER, LIMIT, QUICK, Decoder, Scripted, chain, serving
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
@@ -20,11 +21,15 @@ from cluster.errors import (
     ConfigError,
     NotReadyError,
     SourceError,
+    UnauthenticatedError,
     UnavailableError,
     UnknownCameraError,
 )
+from cluster.gateway.guard import Guard
+from cluster.security.roles import Principal, Role
 from cluster.wire.push import PushAgent, PushOptions
 from cluster.wire.status import abort
+from cluster.wire.tls import ClientCredentials
 
 
 @asynccontextmanager
@@ -357,6 +362,34 @@ async def test_a_server_that_is_unavailable_is_tried_again(make, until):
             await until(lambda: servicer.calls > 5)
     reasons = {status.reason for status in told if status.state is CameraState.BACKOFF}
     assert reasons == {"the controller restarts"}
+
+
+async def test_a_renewed_token_is_read_with_the_next_connection(make, until, tmp_path):
+    """An agent runs for months, and its token, like its certificate, ends before that."""
+    token, decoder = tmp_path / "agent.token", Decoder()
+    token.write_text("old")
+
+    def verify(secret):
+        if secret != "new":
+            raise UnauthenticatedError("the token 'agent' has expired")
+        return Principal("agent", frozenset({Role.INGEST}))
+
+    def credentials():
+        return ClientCredentials.from_environment({"SIGHTLINE_TOKEN_FILE": str(token)})
+
+    async with rpc_serving.serving(decoder.servicer, guard=Guard(verify)) as address:
+        decoder.consume()
+        source = Scripted((HEADER, make.packets(20)))
+        agent = PushAgent(source, address, "gate", options=PushOptions(**QUICK), credentials=credentials)
+        async with running(agent) as task:
+            await until(lambda: "has expired" in agent.status.reason)
+            # A renewal may take the old file away first.
+            token.unlink()
+            before = agent.status.reconnects
+            await until(lambda: agent.status.reconnects > before + 1)
+            token.write_text("new")
+            assert (await asyncio.wait_for(task, 5.0)).packets == 20
+    decoder.close()
 
 
 async def test_the_time_without_a_connection_begins_where_the_last_one_ended(monkeypatch):
