@@ -167,7 +167,7 @@ def test_a_slow_collector_gets_the_newest_spans_and_the_rest_is_counted(collecto
 
 def test_a_queue_smaller_than_a_batch_is_exported_when_it_is_full(collector, monkeypatch):
     """And not only after a while, in which newer spans push out those that wait."""
-    monkeypatch.setattr("cluster.tracing.export.LINGER_S", 60.0)
+    monkeypatch.setattr("cluster.tracing.export.LINGER_S", 600.0)
     spans = make_spans(TracingConfig(endpoint=collector.endpoint, timeout_s=10, queue=64), "p")
     for _ in range(64):
         spans.span("frame", 1.0, 2.0)
