@@ -21,7 +21,7 @@ from cluster.types import EncodedPacket
 from cluster.wire.channel import Call, CallEndedError, finish, first_reply, open_channel, read, split_address, write
 from cluster.wire.convert import packet_to_proto
 from cluster.wire.edge_buffer import EdgeBuffer
-from cluster.wire.status import to_error
+from cluster.wire.status import is_ours, to_error
 from cluster.wire.tls import ClientCredentials
 
 Code = grpc.StatusCode
@@ -189,7 +189,9 @@ class PushAgent:
                 refused = failure.code() is Code.RESOURCE_EXHAUSTED and self._was_connected
                 exhausted = exhausted + 1 if refused else 0
                 occupied = failure.code() is Code.ALREADY_EXISTS and time.monotonic() - down_since > _OCCUPIED_S
-                if failure.code() in _FOR_GOOD or exhausted >= _EXHAUSTED_TRIES or occupied:
+                # Where the gateway has been, one that speaks no language of ours is a proxy before it.
+                for_good = failure.code() in _FOR_GOOD and (is_ours(failure) or not self.status.packets)
+                if for_good or exhausted >= _EXHAUSTED_TRIES or occupied:
                     raise error from None
             except (UnavailableError, TimeoutError) as failure:
                 error = UnavailableError(str(failure) or f"the gateway at {self._address} does not answer")

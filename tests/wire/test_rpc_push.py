@@ -20,6 +20,7 @@ from cluster.errors import (
     CapacityError,
     ConfigError,
     NotReadyError,
+    SightlineError,
     SourceError,
     UnauthenticatedError,
     UnavailableError,
@@ -144,6 +145,28 @@ async def test_the_server_restarts_and_the_agent_resumes(make, until):
     assert second.sequences() == list(range(40, 60))
     assert status.packets == 60
     assert status.reconnects >= 1
+
+
+async def test_another_server_in_the_gateways_place_is_waited_out(make, until):
+    """While a gateway is replaced, a proxy before it may answer with a page of its own (404: UNIMPLEMENTED)."""
+    decoder = Decoder()
+    decoder.consume()
+    source = Scripted((HEADER, make.packets(60)), hold_at=40)
+    async with serving(decoder.servicer) as address:
+        agent = PushAgent(source, address, "gate", options=PushOptions(**QUICK))
+        task = asyncio.create_task(agent.run())
+        await until(lambda: agent.status.packets == 40)
+    port = int(address.rpartition(":")[2])
+    async with rpc_serving.serving(port=port):
+        await until(lambda: task.done() or "UNIMPLEMENTED" in agent.status.reason)
+    source.gate.set()
+    async with serving(decoder.servicer, port=port):
+        assert (await task).packets == 60
+    # Where there never was a gateway, the address is wrong.
+    async with rpc_serving.serving() as address:
+        with pytest.raises(SightlineError, match="UNIMPLEMENTED"):
+            await PushAgent(Scripted((HEADER, [])), address, "gate", options=PushOptions(**QUICK)).run()
+    decoder.close()
 
 
 async def test_the_connection_breaks_and_the_session_goes_on(make, until):
