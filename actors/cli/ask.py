@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -283,7 +283,11 @@ def _show_all(
             else:
                 progress = event
                 if clear:
-                    print(f"{event.answered + event.failed} of {event.cameras} cameras", end="", file=sys.stderr)
+                    print(
+                        f"{event.answered + event.failed + event.empty} of {event.cameras} cameras",
+                        end="",
+                        file=sys.stderr,
+                    )
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
     finally:
@@ -300,7 +304,7 @@ def _show_all(
         body = [
             as_json(each.told, files.get(each.camera, [])) | {"incidents": list(each.incidents)}
             if each.told is not None
-            else {"camera": each.camera, "error": each.error}
+            else {"camera": each.camera, "error": each.error, "empty": each.empty}
             for each in answers
         ]
         write_json(json, {"cameras": progress.cameras, "answers": body})
@@ -312,8 +316,14 @@ def _show_all(
     ]
     if rows:
         screen.print(make_table("!camera|>when|>rank|>yes|clip of incident", rows), markup=False)
-    missing = progress.cameras - progress.answered
+    missing = progress.cameras - progress.answered - progress.empty
     print(f"{progress.answered} of {progress.cameras} cameras answered")
+    if progress.empty:
+        print(f"{progress.empty} with no memory of that time: {_reason(answers, empty=True)}", file=sys.stderr)
     if missing:
-        reasons = sorted({each.error for each in answers if each.error})
-        print(f"{missing} did not: {reasons[0] if reasons else 'not reached in time'}", file=sys.stderr)
+        print(f"{missing} did not: {_reason(answers, empty=False) or 'not reached in time'}", file=sys.stderr)
+
+
+def _reason(answers: Sequence[CameraTold], *, empty: bool) -> str:
+    """What one of those without an answer says."""
+    return min((each.error for each in answers if each.error and each.empty is empty), default="")

@@ -75,7 +75,7 @@ def push(
             camera,
             options=PushOptions(give_up_s=give_up),
             on_progress=show,
-            credentials=client_credentials(),
+            credentials=client_credentials,
         )
         status = asyncio.run(agent.run())
         show(status)

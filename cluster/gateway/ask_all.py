@@ -15,7 +15,7 @@ from cluster.errors import CapacityError, ConfigError, SightlineError
 from cluster.security.roles import current_principal, in_scope
 from cluster.types import CameraStatus
 from cluster.wire.memory_wire import check_name, check_question, check_seconds
-from cluster.wire.status import as_told
+from cluster.wire.status import Code, as_told, code_of
 
 log = logging.getLogger(__name__)
 
@@ -122,8 +122,7 @@ class _Run:
         self._ask, self._request, self._text, self._clips, self._ends_s = ask, request, text, clips, ends_s
         self._waiting = iter(cameras)
         self._total = len(cameras)
-        self._answered = self._failed = 0
-        self._tokens = 0
+        self._answered = self._failed = self._empty = self._tokens = 0
 
     async def events(self, at_once: int) -> AsyncGenerator[memory_pb2.AskAllEvent, None]:
         queue: asyncio.Queue[memory_pb2.AskAllEvent | None] = asyncio.Queue(at_once)
@@ -172,11 +171,15 @@ class _Run:
                     result = await self._ask(request, left_s)
             except (SightlineError, grpc.aio.AioRpcError, TimeoutError) as error:
                 told = _explained(error, camera)
-                if isinstance(told, CapacityError) and left_s > 2 * RETRY_S:
+                # By its code: what a replica says comes as a refusal of the far server's.
+                code = code_of(told)
+                if code is Code.RESOURCE_EXHAUSTED and left_s > 2 * RETRY_S:
                     await asyncio.sleep(RETRY_S)
                     continue
-                self._failed += 1
-                return memory_pb2.CameraAnswer(camera=camera, error=str(told))
+                empty = code is Code.FAILED_PRECONDITION
+                self._empty += empty
+                self._failed += not empty
+                return memory_pb2.CameraAnswer(camera=camera, error=str(told), empty=empty)
             except Exception:
                 # One camera's fault must not keep the others' answers.
                 log.exception("camera %s: a question to all failed", camera)
@@ -200,6 +203,7 @@ class _Run:
             cameras=self._total,
             answered=self._answered,
             failed=self._failed,
+            empty=self._empty,
             tokens=self._tokens,
             finished=finished,
         )

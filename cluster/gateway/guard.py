@@ -1,5 +1,6 @@
 """The gateway's door: every call is told apart by its token, checked against the rules, rated and written down."""
 
+import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -12,7 +13,14 @@ import grpc.aio
 
 from cluster import metrics
 from cluster.config.security import SecurityConfig
-from cluster.errors import CapacityError, ConfigError, ForbiddenError, SightlineError, UnauthenticatedError
+from cluster.errors import (
+    CapacityError,
+    ConfigError,
+    ForbiddenError,
+    SightlineError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from cluster.gateway.oidc import OidcProvider
 from cluster.security.audit import AuditLog, QueuedAuditLog
 from cluster.security.limits import RateLimit
@@ -38,6 +46,9 @@ STRANGER = Principal("?", frozenset(), ())
 REFUSALS_NOTED = 60
 """Refusals of one token, or of all callers without one, that are written down at once; then one a second, with the
 number of others and where they came from."""
+RECHECK_S = 15.0
+"""Between looks whether the caller of a stream, which may have no end, may still make it; over HTTP it is
+``ping_s``."""
 PEERS_NAMED = 8
 """Most addresses that such a line names."""
 
@@ -91,7 +102,10 @@ class Guard(grpc.aio.ServerInterceptor):
         if method.startswith(REFLECTION):
             return handler
         kind = next(each for each in _KINDS if getattr(handler, each))
-        return handler._replace(**{kind: self._guarded(getattr(handler, kind), method, principal)})
+        serve = self._guarded(getattr(handler, kind), method, principal)
+        if handler.request_streaming or handler.response_streaming:
+            serve = self._rechecked(serve, method, principal, authorization)
+        return handler._replace(**{kind: serve})
 
     def admit(self, credentials: Credentials, method: str, peer: str) -> Principal:
         """Who calls from ``peer``, if they may make this call at all and do not make too many; a refusal is written
@@ -177,6 +191,40 @@ class Guard(grpc.aio.ServerInterceptor):
             return await behavior(request, context)
 
         return serve
+
+    def _rechecked(
+        self, serve: Callable[..., Awaitable[Any]], method: str, principal: Principal, authorization: Credentials
+    ) -> Callable[..., Awaitable[Any]]:
+        """Ends the call once its token has ended, or is for something else."""
+
+        async def follow(request: Any, context: Context) -> Any:
+            serving = asyncio.ensure_future(serve(request, context))
+            try:
+                while not (await asyncio.wait({serving}, timeout=RECHECK_S))[0]:
+                    error = self._ended(principal, authorization)
+                    if error is not None:
+                        self._note(principal.name, _address(context), method, [], error)
+                        serving.cancel()
+                        await asyncio.wait({serving})
+                        await abort(context, error)
+                return await serving
+            finally:
+                serving.cancel()
+                await asyncio.wait({serving})
+
+        return follow
+
+    def _ended(self, principal: Principal, authorization: Credentials) -> SightlineError | None:
+        """Why a call of ``principal`` must not go on."""
+        try:
+            if self.identify(authorization) == principal:
+                return None
+        except UnavailableError:
+            # Nobody says so just now.
+            return None
+        except SightlineError as error:
+            return error
+        return UnavailableError(f"what {principal.name!r} may do was changed; call again")
 
     def _note(
         self, who: str, peer: str, method: str, cameras: list[str], error: Exception | None, text: str = ""

@@ -4,6 +4,7 @@ import importlib
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -29,17 +30,23 @@ class GpuCollector(Collector):
         )
         memory = GaugeMetricFamily("sightline_gpu_memory_bytes", "Memory of a GPU.", labels=["gpu", "kind"])
         for gpu, handle in self._handles.items():
-            try:
+            with self._supported(gpu):
                 busy.add_metric([gpu], self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+            with self._supported(gpu):
                 decoder.add_metric([gpu], self._nvml.nvmlDeviceGetDecoderUtilization(handle)[0] / 100)
+            with self._supported(gpu):
                 held = self._nvml.nvmlDeviceGetMemoryInfo(handle)
-            except self._nvml.NVMLError as error:
-                # MIG partitions support only some queries.
-                log.debug("GPU %s: no metrics: %s", gpu, error)
-                continue
-            memory.add_metric([gpu, "used"], held.used)
-            memory.add_metric([gpu, "total"], held.total)
+                memory.add_metric([gpu, "used"], held.used)
+                memory.add_metric([gpu, "total"], held.total)
         yield from (busy, decoder, memory)
+
+    @contextmanager
+    def _supported(self, gpu: str) -> Iterator[None]:
+        """One query, of which MIG partitions support only some."""
+        try:
+            yield
+        except self._nvml.NVMLError as error:
+            log.debug("GPU %s: no metrics: %s", gpu, error)
 
 
 def gpu_collector(visible: str | None = None) -> GpuCollector | None:

@@ -23,7 +23,7 @@ class BoundedProcessor(SpanProcessor):
     """
 
     def __init__(self, exporter: SpanExporter, *, queue: int = 2048) -> None:
-        self._exporter, self._limit = exporter, queue
+        self._exporter, self._limit, self._batch = exporter, queue, min(BATCH, queue)
         self._waiting: deque[ReadableSpan] = deque()
         self._wake = threading.Condition()
         self._closing = False
@@ -43,7 +43,7 @@ class BoundedProcessor(SpanProcessor):
             if len(self._waiting) > self._limit:
                 self._waiting.popleft()
                 metrics.spans.labels("dropped").inc()
-            if len(self._waiting) >= min(BATCH, self._limit):
+            if len(self._waiting) >= self._batch:
                 self._wake.notify()
 
     def close(self, timeout_s: float) -> None:
@@ -61,8 +61,8 @@ class BoundedProcessor(SpanProcessor):
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._closing or len(self._waiting) >= BATCH, LINGER_S)
-                batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+                self._wake.wait_for(lambda: self._closing or len(self._waiting) >= self._batch, LINGER_S)
+                batch = [self._waiting.popleft() for _ in range(min(self._batch, len(self._waiting)))]
                 if not batch and self._closing:
                     return
             if batch:

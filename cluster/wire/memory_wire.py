@@ -41,23 +41,26 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class CameraTold:
-    """One camera's answer to a question to all: ``told``, or None and the ``error``. ``incidents``: for each moment,
-    the one whose clip shows it, or empty."""
+    """One camera's answer to a question to all: ``told``, or None and the ``error``, which is none of a camera that
+    remembers nothing of that time (``empty``). ``incidents``: for each moment, the one whose clip shows it, or empty.
+    """
 
     camera: str
     told: Told | None = None
     error: str = ""
     incidents: tuple[str, ...] = ()
+    empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AskAllProgress:
-    """Cameras asked in all, those that answered, those that could not; ``tokens`` of text so far. ``finished``: the
-    last one."""
+    """Cameras asked in all, those that answered, those that could not, those that remember nothing of that time
+    (``empty``); ``tokens`` of text so far. ``finished``: the last one."""
 
     cameras: int
     answered: int
     failed: int
+    empty: int
     tokens: int
     finished: bool
 
@@ -97,7 +100,7 @@ def all_from_proto(message: memory_pb2.AskAllEvent) -> CameraTold | AskAllProgre
         return from_message(AskAllProgress, message.progress)
     answer = message.answer
     told = told_from_proto(answer.result, answer.camera) if answer.HasField("result") else None
-    return CameraTold(answer.camera, told, answer.error, tuple(answer.incidents))
+    return CameraTold(answer.camera, told, answer.error, tuple(answer.incidents), answer.empty)
 
 
 def ago_s(result: AskResult, moment: Moment) -> float:

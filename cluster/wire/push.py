@@ -1,6 +1,7 @@
 """``PushAgent``: the edge's side of ``Ingest``. Reads a source and sends its packets, through every interruption."""
 
 import asyncio
+import contextlib
 import random
 import threading
 import time
@@ -14,13 +15,13 @@ from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec.source import CameraState, Source, SourceStatus, StreamHeader
 from cluster.codec.supervisor import Backoff, SourceSupervisor
-from cluster.errors import SightlineError, SourceError, UnavailableError
+from cluster.errors import ConfigError, SightlineError, SourceError, UnavailableError
 from cluster.hosts import is_loopback
 from cluster.types import EncodedPacket
 from cluster.wire.channel import Call, CallEndedError, finish, first_reply, open_channel, read, split_address, write
 from cluster.wire.convert import packet_to_proto
 from cluster.wire.edge_buffer import EdgeBuffer
-from cluster.wire.status import to_error
+from cluster.wire.status import is_ours, to_error
 from cluster.wire.tls import ClientCredentials
 
 Code = grpc.StatusCode
@@ -76,7 +77,7 @@ class PushAgent:
 
     Args:
         on_progress: called on the event loop at every change of state and every ``progress_s`` while packets move.
-        credentials: token and TLS; none unless given.
+        credentials: reads token and TLS, with every connection: an agent outlives them; none unless given.
     """
 
     def __init__(
@@ -87,14 +88,12 @@ class PushAgent:
         *,
         options: PushOptions | None = None,
         on_progress: Callable[[PushStatus], None] = lambda _: None,
-        credentials: ClientCredentials | None = None,
+        credentials: Callable[[], ClientCredentials] = ClientCredentials,
     ) -> None:
-        host, _ = split_address(address)
-        credentials = credentials or ClientCredentials()
-        self._metadata = credentials.metadata(loopback=is_loopback(host))
-        self._tls = credentials.channel_credentials()
-        self._source = source
+        self._credentials = credentials
         self._address = address
+        self._read_credentials()
+        self._source = source
         self._camera = camera
         self._options = options or PushOptions()
         self._session = uuid.uuid4().hex
@@ -190,7 +189,9 @@ class PushAgent:
                 refused = failure.code() is Code.RESOURCE_EXHAUSTED and self._was_connected
                 exhausted = exhausted + 1 if refused else 0
                 occupied = failure.code() is Code.ALREADY_EXISTS and time.monotonic() - down_since > _OCCUPIED_S
-                if failure.code() in _FOR_GOOD or exhausted >= _EXHAUSTED_TRIES or occupied:
+                # Where the gateway has been, one that speaks no language of ours is a proxy before it.
+                for_good = failure.code() in _FOR_GOOD and (is_ours(failure) or not self.status.packets)
+                if for_good or exhausted >= _EXHAUSTED_TRIES or occupied:
                     raise error from None
             except (UnavailableError, TimeoutError) as failure:
                 error = UnavailableError(str(failure) or f"the gateway at {self._address} does not answer")
@@ -206,9 +207,17 @@ class PushAgent:
             await asyncio.sleep(self._options.backoff.delay_s(attempt, random.random()))
             attempt += 1
 
+    def _read_credentials(self) -> None:
+        credentials, (host, _) = self._credentials(), split_address(self._address)
+        self._metadata = credentials.metadata(loopback=is_loopback(host))
+        self._tls = credentials.channel_credentials()
+
     async def _connection(self) -> bool:
         """Sends one epoch over one connection; True when the source's end was confirmed."""
         self._was_connected = False
+        # In the middle of a renewal a file may be missing: those that were read before are tried.
+        with contextlib.suppress(ConfigError):
+            self._read_credentials()
         epoch = await self._begun()
         if epoch is None:
             return True

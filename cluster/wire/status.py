@@ -117,7 +117,10 @@ def to_error(error: grpc.RpcError) -> SightlineError:
     sentence = error.details() or f"the call ended with {error.code().name}"
     if is_ours(error):
         return _ERRORS.get(error.code(), SightlineError)(sentence)
-    if error.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED):
+    if error.code() is Code.CANCELLED:
+        # All that core says where more calls came than a server looks at.
+        return UnavailableError("the other side has too many calls to look at; try again in a moment")
+    if error.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
         return UnavailableError(sentence)
     if error.code() is Code.RESOURCE_EXHAUSTED:
         return CapacityError(f"the message is too large for the other side ({sentence}); see gateway.max_packet_bytes")

@@ -56,7 +56,7 @@ async def test_all_are_asked_so_many_at_once_and_moments_are_ranked_by_p_yes_tim
     cameras = Cameras(0.01)
     answers, end = await told(cameras, at_once=3, since_s=60.0)
     assert cameras.most == 3
-    assert end == AskAllProgress(12, 12, 0, 48, True)
+    assert end == AskAllProgress(12, 12, 0, 0, 48, True)
     best = ranked(answers)
     assert [each.camera for each in best] == [f"cam-{number:03d}" for number in range(11, -1, -1)]
     assert best[0].rank == pytest.approx(0.11 * 0.5)
@@ -97,7 +97,8 @@ async def test_one_that_fails_says_why_and_one_that_is_full_is_asked_again():
         "cam-003": "camera 'cam-003' has seen nothing yet",
         "cam-005": "the gateway failed to ask it",
     }
-    assert (end.answered, end.failed) == (10, 2)
+    assert (end.answered, end.failed, end.empty) == (10, 1, 1)
+    assert [each.camera for each in answers if each.empty] == ["cam-003"]
 
 
 async def test_its_time_is_bounded():
@@ -202,6 +203,7 @@ async def test_over_grpc_and_http_a_token_asks_its_own_cameras(tmp_path):
                 "cameras": 2,
                 "answered": 2,
                 "failed": 0,
+                "empty": 0,
                 "tokens": 0,
                 "finished": True,
             }
@@ -227,12 +229,42 @@ def test_on_the_command_line(cli, tmp_path):
         shown = run("--all", "Was there a red van?", "--pictures", "out")
         assert shown.startswith("cam-003: Somebody in a red coat came in. (0.90)")
         assert "5 of 5 cameras answered" in shown
+        assert "no memory" not in shown
         best = next(line for line in shown.splitlines() if "0.54" in line)
         assert "cam-003" in best
         assert len(list((cli.folder / "out").glob("*.jpg"))) == 10
         body = json.loads(run("--all", "Van?", "--camera", "cam-00[01]", "--json", "-"))
         assert (body["cameras"], sorted(each["camera"] for each in body["answers"])) == (2, ["cam-000", "cam-001"])
+        served.world.cameras["dark"] = CameraStatus("dark")
+        shown = run("--all", "Van?", "--camera", "cam-000", "--camera", "dark")
+        assert "1 of 2 cameras answered" in shown
+        assert "1 with no memory of that time: camera 'dark' has seen nothing yet" in shown
+        assert "did not" not in shown
         assert "leave 'gate' away" in run("gate", "Who?", "--all", code=2)
         with GatewayClient(served.rpc) as client, pytest.raises(ConfigError):
             list(client.ask_all("Van?", at_once=99))
         served.alerts.accept_answer(make_answer("cam-000", "person", 0.1, 1))
+
+
+async def test_a_replica_that_is_full_is_asked_again_and_a_camera_without_a_memory_has_not_failed(tmp_path):
+    async with serving(tmp_path, cameras=2) as served:
+        served.world.cameras["dark"] = CameraStatus("dark", replica="replica-0")
+        ask, full = served.replica.ask, [CapacityError("9 questions wait")] * 2
+
+        async def ask_in_turn(spec):
+            if full:
+                raise full.pop()
+            async for event in ask(spec):
+                yield event
+
+        served.replica.ask = ask_in_turn
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(f"{served.url}/v1/ask/all", json={"text": "Who?"}) as reply,
+        ):
+            lines = [json.loads(line) async for line in reply.content]
+    assert not full
+    end = lines[-1]["progress"]
+    assert (end["cameras"], end["answered"], end["failed"], end["empty"]) == (3, 2, 0, 1)
+    said = {"camera": "dark", "error": "camera 'dark' has seen nothing yet", "empty": True}
+    assert [each["answer"] for each in lines if "error" in each.get("answer", {})] == [said]

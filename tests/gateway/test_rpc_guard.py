@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import grpc
+import grpc.aio
 import pytest
 from memory_parts import replica
 from oidc_parts import provider
@@ -33,7 +35,8 @@ from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
 from cluster.security.oidc import Attempt
 from cluster.security.roles import RULES, Role
-from cluster.security.tokens import write_tokens
+from cluster.security.tokens import read_tokens, write_tokens
+from cluster.wire.channel import open_channel
 from cluster.wire.tls import ClientCredentials
 
 Code = grpc.StatusCode
@@ -193,6 +196,38 @@ async def test_lists_and_answers_hold_only_what_the_token_is_for(monkeypatch, tm
                 return seen, [next(answers)[0].stream for _ in range(2)]
 
         assert await asyncio.to_thread(look) == (["gate", "yard"], ["yard", "gate"])
+
+
+@pytest.mark.parametrize(
+    ("cameras", "code"), [(None, Code.UNAUTHENTICATED), (["yard"], Code.UNAVAILABLE)], ids=["revoked", "other cameras"]
+)
+async def test_a_stream_ends_with_its_token(monkeypatch, tmp_path, make, cameras, code):
+    """Pushes and watches have no end of their own."""
+    monkeypatch.setattr("cluster.gateway.guard.RECHECK_S", 0.1)
+    async with (
+        guarded_gateway(monkeypatch, tmp_path) as (gateway, addresses, _, secrets),
+        open_channel(addresses.rpc) as channel,
+    ):
+        metadata = (("authorization", f"Bearer {secrets[Role.VIEW]}"),)
+        call = results_pb2_grpc.ResultsStub(channel).Watch(results_pb2.WatchRequest(), metadata=metadata)
+        await call.initial_metadata()
+        await asyncio.sleep(0.3)
+        gateway._hub.publish([make.answer(stream="gate")])
+        assert (await call.read()).camera == "gate"
+        tokens = [token for token in read_tokens(tmp_path / "tokens.json") if token.name == "view-token"]
+        kept = [] if cameras is None else [replace(token, cameras=tuple(cameras)) for token in tokens]
+        write_tokens(tmp_path / "tokens.json", kept)
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await asyncio.wait_for(call.read(), 5.0)
+        assert ended.value.code() is code
+        assert gateway._hub.subscribers == 1, "of the watchers only the console's is left"
+    if cameras is None:
+        last = json.loads((tmp_path / "audit.jsonl").read_text().splitlines()[-1])
+        assert (last["who"], last["call"], last["outcome"]) == (
+            "view-token",
+            "/sightline.v1.Results/Watch",
+            "unauthenticated",
+        )
 
 
 async def test_probes_need_no_token_and_reflection_does(monkeypatch, tmp_path):

@@ -222,7 +222,7 @@ def test_every_reason_to_drop_something_is_there_from_the_first_scrape_on():
 
 
 class Nvml:
-    """As the management library answers for two GPUs, of which one is a partition that tells nothing."""
+    """As the management library answers for two GPUs, of which one is a partition that tells its memory only."""
 
     class NVMLError(Exception):
         pass
@@ -233,13 +233,15 @@ class Nvml:
         return SimpleNamespace(gpu=75)
 
     def nvmlDeviceGetDecoderUtilization(self, handle):  # noqa: N802
+        if handle == "partition":
+            raise self.NVMLError("not supported")
         return [20, 1000]
 
     def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
         return SimpleNamespace(used=3, total=4)
 
 
-def test_gpus_tell_their_busy_share_and_a_partition_that_tells_nothing_is_left_out():
+def test_gpus_tell_their_busy_share_and_a_partition_what_it_can():
     registry = CollectorRegistry()
     registry.register(GpuCollector(Nvml(), {"0": "whole", "MIG-1": "partition"}))
     assert samples(registry) == {
@@ -247,6 +249,8 @@ def test_gpus_tell_their_busy_share_and_a_partition_that_tells_nothing_is_left_o
         ("sightline_gpu_decoder_busy_ratio", "0"): 0.2,
         ("sightline_gpu_memory_bytes", "0", "used"): 3,
         ("sightline_gpu_memory_bytes", "0", "total"): 4,
+        ("sightline_gpu_memory_bytes", "MIG-1", "used"): 3,
+        ("sightline_gpu_memory_bytes", "MIG-1", "total"): 4,
     }
 
 

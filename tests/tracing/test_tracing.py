@@ -165,6 +165,16 @@ def test_a_slow_collector_gets_the_newest_spans_and_the_rest_is_counted(collecto
     spans.close()
 
 
+def test_a_queue_smaller_than_a_batch_is_exported_when_it_is_full(collector, monkeypatch):
+    """And not only after a while, in which newer spans push out those that wait."""
+    monkeypatch.setattr("cluster.tracing.export.LINGER_S", 600.0)
+    spans = make_spans(TracingConfig(endpoint=collector.endpoint, timeout_s=10, queue=64), "p")
+    for _ in range(64):
+        spans.span("frame", 1.0, 2.0)
+    until(lambda: len(collector.spans) == 64, "a full queue is exported")
+    spans.close()
+
+
 def test_closing_does_not_wait_for_a_collector_that_hangs(collector):
     collector.go_on.clear()
     spans = make_spans(TracingConfig(endpoint=collector.endpoint, timeout_s=60), "p")

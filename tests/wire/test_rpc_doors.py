@@ -10,15 +10,15 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from http2_attacks import PREFACE, SETTINGS, Http2, Target, frame, message, name_request
-from sightline.v1 import results_pb2_grpc
+from sightline.v1 import results_pb2, results_pb2_grpc
 from waiting import until_async
 
 from cluster.errors import UnauthenticatedError
 from cluster.gateway.guard import Guard
 from cluster.wire.answers import SERVICE, AnswerHub, ResultsServicer
-from cluster.wire.channel import open_channel
+from cluster.wire.channel import open_blocking_channel, open_channel
 from cluster.wire.server import MOST_READING, MOST_WATCHING, RpcServer, host_of
-from cluster.wire.status import Malformed
+from cluster.wire.status import Malformed, to_error
 
 Status = health_pb2.HealthCheckResponse
 CHECK, WATCH, RESULTS = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", f"/{SERVICE}/Watch"
@@ -128,6 +128,24 @@ async def test_connections_that_come_when_as_many_as_may_be_are_there():
             assert sum(end.done() for end in ends) == 8
             for end in ends:
                 end.cancel()
+
+
+async def test_calls_that_a_server_has_no_time_to_look_at_are_refused_with_a_sentence():
+    def flood(address):
+        with contextlib.ExitStack() as stack:
+            channels = [stack.enter_context(open_blocking_channel(address)) for _ in range(4)]
+            stubs = [results_pb2_grpc.ResultsStub(channel) for channel in channels]
+            calls = [stubs[number % 4].Watch(results_pb2.WatchRequest(), timeout=30) for number in range(800)]
+            return {str(to_error(call.exception())) for call in calls}
+
+    async with serving() as (_, target, _):
+        flooding = asyncio.create_task(asyncio.to_thread(flood, f"127.0.0.1:{target.rpc}"))
+        await asyncio.sleep(0)
+        time.sleep(2.0)  # noqa: ASYNC251
+        assert await flooding == {
+            "this gateway wants a token; set SIGHTLINE_TOKEN, or send it as a bearer token",
+            "the other side has too many calls to look at; try again in a moment",
+        }
 
 
 @pytest.mark.parametrize("said", [b"", b"PRI * HTTP/2.0", PREFACE])

@@ -8,6 +8,7 @@ from itertools import pairwise
 import av
 import numpy as np
 import pytest
+import rpc_serving
 from ingest_parts import HEADER, LIMIT, QUICK, Decoder, Scripted, chain, serving
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
@@ -19,12 +20,17 @@ from cluster.errors import (
     CapacityError,
     ConfigError,
     NotReadyError,
+    SightlineError,
     SourceError,
+    UnauthenticatedError,
     UnavailableError,
     UnknownCameraError,
 )
+from cluster.gateway.guard import Guard
+from cluster.security.roles import Principal, Role
 from cluster.wire.push import PushAgent, PushOptions
 from cluster.wire.status import abort
+from cluster.wire.tls import ClientCredentials
 
 
 @asynccontextmanager
@@ -139,6 +145,28 @@ async def test_the_server_restarts_and_the_agent_resumes(make, until):
     assert second.sequences() == list(range(40, 60))
     assert status.packets == 60
     assert status.reconnects >= 1
+
+
+async def test_another_server_in_the_gateways_place_is_waited_out(make, until):
+    """While a gateway is replaced, a proxy before it may answer with a page of its own (404: UNIMPLEMENTED)."""
+    decoder = Decoder()
+    decoder.consume()
+    source = Scripted((HEADER, make.packets(60)), hold_at=40)
+    async with serving(decoder.servicer) as address:
+        agent = PushAgent(source, address, "gate", options=PushOptions(**QUICK))
+        task = asyncio.create_task(agent.run())
+        await until(lambda: agent.status.packets == 40)
+    port = int(address.rpartition(":")[2])
+    async with rpc_serving.serving(port=port):
+        await until(lambda: task.done() or "UNIMPLEMENTED" in agent.status.reason)
+    source.gate.set()
+    async with serving(decoder.servicer, port=port):
+        assert (await task).packets == 60
+    # Where there never was a gateway, the address is wrong.
+    async with rpc_serving.serving() as address:
+        with pytest.raises(SightlineError, match="UNIMPLEMENTED"):
+            await PushAgent(Scripted((HEADER, [])), address, "gate", options=PushOptions(**QUICK)).run()
+    decoder.close()
 
 
 async def test_the_connection_breaks_and_the_session_goes_on(make, until):
@@ -357,6 +385,34 @@ async def test_a_server_that_is_unavailable_is_tried_again(make, until):
             await until(lambda: servicer.calls > 5)
     reasons = {status.reason for status in told if status.state is CameraState.BACKOFF}
     assert reasons == {"the controller restarts"}
+
+
+async def test_a_renewed_token_is_read_with_the_next_connection(make, until, tmp_path):
+    """An agent runs for months, and its token, like its certificate, ends before that."""
+    token, decoder = tmp_path / "agent.token", Decoder()
+    token.write_text("old")
+
+    def verify(secret):
+        if secret != "new":
+            raise UnauthenticatedError("the token 'agent' has expired")
+        return Principal("agent", frozenset({Role.INGEST}))
+
+    def credentials():
+        return ClientCredentials.from_environment({"SIGHTLINE_TOKEN_FILE": str(token)})
+
+    async with rpc_serving.serving(decoder.servicer, guard=Guard(verify)) as address:
+        decoder.consume()
+        source = Scripted((HEADER, make.packets(20)))
+        agent = PushAgent(source, address, "gate", options=PushOptions(**QUICK), credentials=credentials)
+        async with running(agent) as task:
+            await until(lambda: "has expired" in agent.status.reason)
+            # A renewal may take the old file away first.
+            token.unlink()
+            before = agent.status.reconnects
+            await until(lambda: agent.status.reconnects > before + 1)
+            token.write_text("new")
+            assert (await asyncio.wait_for(task, 5.0)).packets == 20
+    decoder.close()
 
 
 async def test_the_time_without_a_connection_begins_where_the_last_one_ended(monkeypatch):

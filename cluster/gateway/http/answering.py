@@ -98,7 +98,7 @@ def result_body(told: Told) -> dict[str, Any]:
 def answer_body(answer: CameraTold) -> dict[str, Any]:
     """One camera's answer to a question to all as JSON: the result, with the rank and the incident of each moment."""
     if answer.told is None:
-        return {"camera": answer.camera, "error": answer.error}
+        return {"camera": answer.camera, "error": answer.error, "empty": answer.empty}
     body = result_body(answer.told)
     for entry, incident in zip(body["moments"], answer.incidents, strict=True):
         entry |= {"rank": body["yes"] * entry["weight"], "incident": incident}

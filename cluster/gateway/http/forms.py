@@ -196,8 +196,9 @@ class AskLine(TypedDict, total=False):
 
 
 class AskAllLine(TypedDict, total=False):
-    """One line of a question to all: a camera's answer (an ``AskReply``, or its ``error``), progress (``cameras``,
-    ``answered``, ``failed``, ``tokens``, ``finished``), or what went wrong."""
+    """One line of a question to all: a camera's answer (an ``AskReply``, or its ``error`` and whether that is only that
+    it remembers nothing of that time: ``empty``), progress (``cameras``, ``answered``, ``failed``, ``empty``,
+    ``tokens``, ``finished``), or what went wrong."""
 
     answer: AskReply
     progress: AskAllProgress

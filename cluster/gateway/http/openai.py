@@ -13,12 +13,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fastapi import Response
+from fastapi import Request, Response
 from pydantic import ConfigDict, Field
 from sightline.v1 import cameras_pb2, memory_pb2
 
 from cluster.errors import ConfigError
-from cluster.gateway.http.answering import ASK, answer_body, result_body, written
+from cluster.gateway.http.answering import ASK, ASK_ALL, answer_body, result_body, written
 from cluster.gateway.http.forms import ChatCompletion, Model, Models
 from cluster.gateway.http.replies import HttpError, Reply, Stream, jsonable, openai_error
 from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes
@@ -169,7 +169,7 @@ End = Told | FleetEnd
 
 
 @router.on("POST /v1/chat/completions", ASK, ChatCompletion, errors=(404, 409, 504), openai=True)
-async def chat(body: Chat, gateway: Gateway) -> Response:
+async def chat(request: Request, body: Chat, gateway: Gateway) -> Response:
     """OpenAI's chat completions: model camera/NAME answers from what the camera has seen; stream: true sends chunks as
     server-sent events.
     """
@@ -177,6 +177,8 @@ async def chat(body: Chat, gateway: Gateway) -> Response:
     most, longest = body.max_completion_tokens or body.max_tokens or 0, gateway.longest_answer
     if body.model == FLEET:
         question, _ = conversation(body.messages)
+        # The route let a question to one camera through; this one costs more.
+        await gateway.door.admit(request, ASK_ALL)
         every = memory_pb2.AskAllRequest(text=question, since_s=body.since_s, max_new_tokens=min(most, longest))
         return await _reply(body, fleet_text(gateway.answering.ask_all(every)), 0)
     camera, limit = camera_of(body.model), min(most or longest, longest)
@@ -227,7 +229,7 @@ async def fleet_text(
 ) -> AsyncGenerator[str | FleetEnd, None]:
     """The answer as text: a line for each camera that says yes as it comes, then the best moments, and how many
     answered."""
-    answers, progress = [], AskAllProgress(0, 0, 0, 0, False)
+    answers, progress = [], AskAllProgress(0, 0, 0, 0, 0, False)
     async with aclosing(events):
         async for event in events:
             if isinstance(event, AskAllProgress):
@@ -238,7 +240,8 @@ async def fleet_text(
                 yield f"{event.camera}: {event.told.result.text} ({event.told.result.yes:.2f})\n"
     for number, each in enumerate(ranked(answers)[:MOST_RANKED], start=1):
         yield f"{number}. {each.camera}, {each.ago_s:.0f} s ago, rank {each.rank:.2f}: {each.text}\n"
-    yield f"{progress.answered} of {progress.cameras} cameras answered.\n"
+    empty = f"; {progress.empty} with no memory of that time" if progress.empty else ""
+    yield f"{progress.answered} of {progress.cameras} cameras answered{empty}.\n"
     yield FleetEnd(tuple(answers), progress)
 
 

@@ -51,30 +51,34 @@ class AskAllEvent(_message.Message):
     def __init__(self, answer: _Optional[_Union[CameraAnswer, _Mapping]] = ..., progress: _Optional[_Union[AskAllProgress, _Mapping]] = ...) -> None: ...
 
 class CameraAnswer(_message.Message):
-    __slots__ = ("camera", "result", "error", "incidents")
+    __slots__ = ("camera", "result", "error", "incidents", "empty")
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     INCIDENTS_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_FIELD_NUMBER: _ClassVar[int]
     camera: str
     result: AskResult
     error: str
     incidents: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, camera: _Optional[str] = ..., result: _Optional[_Union[AskResult, _Mapping]] = ..., error: _Optional[str] = ..., incidents: _Optional[_Iterable[str]] = ...) -> None: ...
+    empty: bool
+    def __init__(self, camera: _Optional[str] = ..., result: _Optional[_Union[AskResult, _Mapping]] = ..., error: _Optional[str] = ..., incidents: _Optional[_Iterable[str]] = ..., empty: _Optional[bool] = ...) -> None: ...
 
 class AskAllProgress(_message.Message):
-    __slots__ = ("cameras", "answered", "failed", "tokens", "finished")
+    __slots__ = ("cameras", "answered", "failed", "tokens", "finished", "empty")
     CAMERAS_FIELD_NUMBER: _ClassVar[int]
     ANSWERED_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    EMPTY_FIELD_NUMBER: _ClassVar[int]
     cameras: int
     answered: int
     failed: int
     tokens: int
     finished: bool
-    def __init__(self, cameras: _Optional[int] = ..., answered: _Optional[int] = ..., failed: _Optional[int] = ..., tokens: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...
+    empty: int
+    def __init__(self, cameras: _Optional[int] = ..., answered: _Optional[int] = ..., failed: _Optional[int] = ..., tokens: _Optional[int] = ..., finished: _Optional[bool] = ..., empty: _Optional[int] = ...) -> None: ...
 
 class History(_message.Message):
     __slots__ = ("turns",)

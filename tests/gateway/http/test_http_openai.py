@@ -242,3 +242,12 @@ async def test_the_fleet_answers_for_the_cameras_that_the_token_sees(tmp_path):
         whole = "".join(chunks)
         assert whole.startswith("cam-001: Somebody in a red coat came in. (0.90)\n1. cam-001")
         assert len([each for each in chunks if each]) >= 3
+
+
+async def test_the_fleet_is_asked_as_seldom_as_over_other_ways(tmp_path):
+    """The rate limit has it as a question to all, and not as one to a camera."""
+    async with asking(tmp_path, security={"calls_burst": 12, "calls_per_s": 0.01}) as (client, _):
+        for _ in range(2):
+            await client.chat.completions.create(model="fleet", messages=said("Who?"))
+        with pytest.raises(openai.RateLimitError, match="calls too often"):
+            await client.chat.completions.create(model="fleet", messages=said("Who?"))

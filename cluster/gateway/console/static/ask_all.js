@@ -74,11 +74,11 @@ function step(before, { answer, progress }) {
 
 function Found({ run }) {
   const { moments, progress, failed, state, error } = run;
-  const asked = progress ? progress.answered + progress.failed : 0;
+  const asked = progress ? progress.answered + progress.failed + progress.empty : 0;
   return html`<section class="asked" aria-label="Answers">
     <p class="ask-progress" role="status" aria-busy=${state === "asking"}>
       ${state === "asking" && html`<progress max=${progress?.cameras || 1} value=${asked} aria-label="Cameras asked"></progress> `}
-      ${progress ? `${count(progress.answered)} of ${plural(progress.cameras, "camera")} answered${state === "done" && asked < progress.cameras ? "; the rest was not reached in time" : ""}.` : "Asking…"}
+      ${progress ? `${count(progress.answered)} of ${plural(progress.cameras, "camera")} answered${progress.empty ? `; ${count(progress.empty)} with no memory of that time` : ""}${state === "done" && asked < progress.cameras ? "; the rest was not reached in time" : ""}.` : "Asking…"}
     </p>
     ${error && html`<p class="error" role="alert">${error}</p>`}
     <ol class="found">${moments.map((moment) => html`<li key=${`${moment.camera} ${moment.start}`}>
@@ -90,7 +90,7 @@ function Found({ run }) {
       ${moment.incident && html`<a href=${`#/incidents/${encodeURIComponent(moment.incident)}`}>Clip</a>`}
       <span class="soft">${moment.text}</span>
     </li>`)}</ol>
-    ${failed.size > 0 && html`<details><summary>${plural(failed.size, "camera")} could not answer</summary>
+    ${failed.size > 0 && html`<details><summary>${plural(failed.size, "camera")} did not answer</summary>
       <ul class="plain">${[...failed].map(([camera, why]) => html`<li key=${camera}>${camera}: <span class="soft">${why}</span></li>`)}</ul></details>`}
   </section>`;
 }
