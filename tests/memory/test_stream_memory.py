@@ -1303,6 +1303,24 @@ def test_an_upper_tier_that_is_down_is_not_said_to_have_forgotten_and_costs_no_r
     assert _oldest(TierStack([node])) == 7
 
 
+def test_a_closed_camera_is_asked_about_as_the_last_process_that_had_it_left_it() -> None:
+    """A replica that was asked about it before answered, and forgot, by what it had been then."""
+    node = Arena(64 * MIB, name="node", evicts=False)
+    first, second = (MemoryBank(TierStack([Arena(MIB, name="host"), node]), default=spec()) for _ in range(2))
+    for bank, numbers in ((first, range(8)), (second, range(8, 40))):
+        bank.open_stream("cam", spec())
+        _feed(bank, [chunk(number) for number in numbers])
+        bank.release_stream("cam")
+        assert bank.wait_written()
+        assert bank.get_memory("cam")[0].frames == numbers.stop
+    held = first.get_memory("cam")[0]
+    assert held.frames == 40
+    assert first.get_memory("cam")[0] is held
+    assert second.delete_memory("cam", 5.0).result(60.0).frames == 34
+    assert first.delete_memory("cam", 3.0).result(60.0).frames == 2
+    assert second.get_memory("cam")[0].oldest == 36 * MICROSECONDS
+
+
 def test_a_camera_that_is_handed_over_leaves_nothing_of_its_index_behind(redis_server: RedisServer) -> None:
     """A replica that cameras came and left for weeks held the index of each, and counted their bytes as its own."""
     with closing(RedisTier(redis_server.url, fingerprint=OURS, cap_bytes=32 * MIB, ttl_s=99)) as tier:
