@@ -271,13 +271,21 @@ class MemoryBank:
 
     def get_memory(self, stream: str) -> tuple[StreamMemory, Retriever]:
         """A stream's memory and its retriever; ``NotReadyError`` where it has none."""
-        memory = self._memories.get(stream) or self._reopen(stream)
+        memory = self._current(stream) or self._reopen(stream)
         if memory is None:
             raise NotReadyError(
                 f"camera {stream!r} has no memory: nothing was recorded since its memory was deleted, or "
                 "memory.enabled is off for it"
             )
         return memory, self._retrievers[stream]
+
+    def _current(self, stream: str) -> StreamMemory | None:
+        """A stream's memory, unless it was opened for questions and another process has written it since."""
+        memory = self._memories.get(stream)
+        if memory is not None and stream in self._visited and memory.manifest.is_replaced():
+            self._close_visited(stream)
+            return None
+        return memory
 
     def _reopen(self, stream: str) -> StreamMemory | None:
         released = self._released.get(stream)
@@ -379,7 +387,7 @@ class MemoryBank:
         with self._lock:
             self._deletions += 1
             self._prepared.pop(stream, None)
-        memory = self._memories.get(stream)
+        memory = self._current(stream)
         if memory is None and ago_s is not None:
             memory = self._reopen(stream)
         if memory is not None and ago_s is not None:

@@ -26,8 +26,10 @@ def quantised_bytes(width: int) -> int:
 
 def measure_channels(key: Tensor, value: Tensor) -> Tensor:
     """``key``, ``value`` ``[n, D]``, ``n`` at least 1 -> ``[2, 2, D]`` float32 on the CPU: centre and spread of the
-    channels of either."""
+    channels of either, by tokens that are finite: one that is not would make all that come later so."""
     kv = torch.stack([key, value]).float()
+    finite = kv.isfinite().all(2).all(0)
+    kv = kv[:, finite] if bool(finite.any()) else torch.zeros_like(kv)
     centre = kv.mean(1)
     spread = (kv - centre[:, None]).square().mean(1).sqrt()
     size = kv.square().mean((1, 2)).sqrt()

@@ -18,7 +18,7 @@ from torch import Tensor
 from cluster.errors import UnavailableError
 from cluster.memory.cap import WAITING
 from cluster.memory.compress import Compressor
-from cluster.memory.eviction import Heads, delete_expired, evict, join_frames
+from cluster.memory.eviction import Heads, delete_expired, evict, join_frames, not_deleted
 from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV, MemoryShape, MemoryView
 from cluster.memory.manifest import FrameLog, dump_tensors
 from cluster.memory.organise import NewTokens
@@ -278,7 +278,9 @@ class StreamMemory(TieredHeads):
         self._split_pending()
         if not self.publish():
             return False
-        self._trim_frames()
+        if self.unsaved:
+            # No head has changed otherwise; an open camera is settled every second, and this looks at every token.
+            self._trim_frames()
         return True
 
     def _cluster_frames(self, frames: list[KVChunk]) -> bool:
@@ -420,17 +422,19 @@ class StreamMemory(TieredHeads):
                 )
         with self.exclusive:
             self.stored.delete_unnamed()
+            if not self.stored.deleted_everywhere(newest):
+                raise not_deleted(self.stream)
 
     def _delete_old(self) -> bool:
         self.publish()
         compressor = self.spec.compressor
         for number, h, head in list(self.iter_heads()):
-            kept = (head.frame >= self.first_frame).nonzero()[:, 0]
+            first = int(torch.searchsorted(head.frame, self.first_frame))
             # Weights that another compressor has set mean nothing to this one.
             weight = None if self._weighed_by == compressor else head.weight[:0]
-            if len(kept) == head.tokens and weight is None:
+            if not first and weight is None:
                 continue
-            if not self.keep_tokens(number, h, kept, weight=weight):
+            if not self.keep_tokens(number, h, torch.arange(first, head.tokens), weight=weight):
                 return False
         if not self.publish():
             return False

@@ -49,7 +49,7 @@ class StoredBlocks:
         # Per tier: blocks to delete.
         self._unnamed: list[dict[BlockKey, int]] = [{} for _ in tiers.tiers]
         # Tiers that may hold unnamed blocks of another process.
-        self._unlisted = set(range(len(tiers.tiers)))
+        self._lists, self._unlisted = True, set(range(len(tiers.tiers)))
         self._list_after = 0.0
         # Random start: numbers of other processes must not be reused.
         self._numbers = itertools.count(secrets.randbits(30) << 32)
@@ -76,6 +76,8 @@ class StoredBlocks:
             raise
         if not done:
             self._discard(key for key, _ in items)
+            # A full tier is tried every second: what it may have of each attempt must not add up to the cap.
+            self.delete_unnamed()
         return done
 
     def byte_items(self, data: bytes, layer: int, head: int) -> list[tuple[BlockKey, Block]]:
@@ -120,7 +122,8 @@ class StoredBlocks:
         self._replaced.clear()
 
     def delete_unnamed(self) -> None:
-        """Delete blocks that no manifest names and no open view reads, in every available tier."""
+        """Delete blocks that no manifest names and no open view reads, in every available tier. An upper tier that is
+        down is listed later: what the lowest has deleted meanwhile is not remembered, or that would be ever more."""
         for level, unnamed in enumerate(self._unnamed):
             if level in self._unlisted and time.monotonic() >= self._list_after:
                 outcome, keys = self.tiers.tiers[level].list_blocks(self.stream)
@@ -136,9 +139,20 @@ class StoredBlocks:
                     del unnamed[key]
                     if level == len(self._unnamed) - 1:
                         self.nbytes -= self._sizes.pop(key, 0)
+        for level, unnamed in enumerate(self._unnamed[:-1] if self._lists else ()):
+            if gone := [key for key in unnamed if key not in self._sizes]:
+                self._unlisted.add(level)
+                for key in gone:
+                    del unnamed[key]
+
+    def deleted_everywhere(self, generation: int) -> bool:
+        """Whether no tier has anything that was replaced up to a generation."""
+        left = itertools.chain.from_iterable(unnamed.values() for unnamed in self._unnamed)
+        return not self._unlisted and all(since > generation for since in left)
 
     def keep_unlisted(self) -> None:
         """Delete only blocks replaced here, as another process may be writing this stream."""
+        self._lists = False
         self._unlisted.clear()
 
     def verify_lowest_tier(self) -> bool:

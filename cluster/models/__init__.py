@@ -8,8 +8,8 @@ Adding a family, in six steps:
    ``cluster.registry`` under the ``model_type`` of the checkpoint's ``config.json``.
 2. Vision: ``_encode_kept`` packs the kept patches of many frames through the tower. Whatever depends on a patch's place
    (rotary, position embedding, window) is computed from its cell, never from its index among the kept.
-3. Prompt: ``chat_opening``, ``chat_answer``, ``chat_follow_up`` and ``video_brackets`` cut the family's chat template
-   at the first and the last frame; ``_frame_text`` is what it writes around each.
+3. Prompt: ``chat_system``, ``chat_user``, ``chat_answer``, ``chat_follow_up`` and ``video_brackets`` cut the family's
+   chat template at the first and the last frame; ``_frame_text`` is what it writes around each.
 4. Positions: ``frame_place``, ``next_position``, ``token_positions`` give each kept token its place in the full
    layout, and a rule in ``cluster.lab.bench.faults.positions`` writes the same out by hand.
 5. The oracle: ``reference_logits`` calls the family's own transformers forward, nothing of ours in between.

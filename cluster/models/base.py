@@ -107,8 +107,10 @@ class VisionLanguageModel(ABC):
     position_rule: ClassVar[str]
     # Special tokens its prompt is made of: a tokenizer that would spell them out letter by letter is refused.
     prompt_tokens: ClassVar[tuple[str, ...]]
-    # Its chat template: up to the user's first words, from the question to the answer, and from there to the next one.
-    chat_opening: ClassVar[str] = f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n<|im_start|>user\n"
+    # Its chat template: before the user's turn, from there to the user's first words, from the question to the answer,
+    # and from there to the next question.
+    chat_system: ClassVar[str] = f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n"
+    chat_user: ClassVar[str] = "<|im_start|>user\n"
     chat_answer: ClassVar[str] = "<|im_end|>\n<|im_start|>assistant\n"
     chat_follow_up: ClassVar[str] = "<|im_end|>\n<|im_start|>user\n"
     # Position axes that a frame's place moves: time alone, or all.
@@ -229,7 +231,7 @@ class VisionLanguageModel(ABC):
     # -- text -----------------------------------------------------------------------------------
     def system_ids(self) -> list[int]:
         """Token ids before the first frame, equal for every stream, so that their KV is computed once and shared."""
-        return self._ids(self.chat_opening + self.video_brackets[0])
+        return self._ids(self.chat_system + self.chat_user + self.video_brackets[0])
 
     def question_ids(self, text: str) -> list[int]:
         """Token ids from the end of the last frame to the prediction of the answer's first token."""

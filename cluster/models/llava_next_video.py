@@ -21,7 +21,7 @@ class LlavaNextVideo(Llava):
     library = (LlavaNextVideoConfig, LlavaNextVideoForConditionalGeneration)
     special_tokens = ("<unk>", "</s>", "<s>", "<image>", "<video>")
     prompt_tokens = ("<s>", "</s>")
-    chat_opening, chat_answer, chat_follow_up = "<s>USER: ", " ASSISTANT:", "</s>USER: "
+    chat_system, chat_user, chat_answer, chat_follow_up = "<s>", "USER: ", " ASSISTANT:", "</s>USER: "
     video_brackets = ("", "\n")
     pixel_mean, pixel_std = CLIP_MEAN, CLIP_STD
 

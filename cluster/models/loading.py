@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from cluster.registry import families
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 META = torch.device("meta")
 MAX_PIXELS = 448 * 448
+# Of decoder layers, and as families call those of their towers.
+_OF_LAYER = re.compile(r"\.(layers?|blocks)\.\d")
 
 PUBLISHED = {
     "Qwen/Qwen2-VL-7B-Instruct": "qwen2_vl-7b",
@@ -212,7 +215,7 @@ def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels:
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"the checkpoint {path!r} lacks {len(missing)} weights, {missing[0]} the first; get it again")
     # Rotary frequencies were saved by old versions of the library, which computes them.
-    if strange := sorted(k for k in report["unexpected_keys"] if ".layers." in k and not k.endswith("inv_freq")):
+    if strange := sorted(k for k in report["unexpected_keys"] if _OF_LAYER.search(k) and not k.endswith("inv_freq")):
         raise ModelError(
             f"the checkpoint {path!r} has {len(strange)} weights in its layers that its config.json leaves out, "
             f"{strange[0]} the first; correct it, or merge its adapters"
@@ -323,13 +326,12 @@ def _check_template(path: str, family: Any, tokenizer: Any) -> None:
             with contextlib.suppress(Exception):
                 options = {"chat_template": template, "tokenize": False, "add_generation_prompt": True}
                 written.append(str(tokenizer.apply_chat_template(message, **options)))
-    ours = family.chat_opening + question + family.chat_answer
-    user_turn = family.chat_opening.rpartition("<|im_end|>")[2].removeprefix("<s>") + question + family.chat_answer
+    user_turn = family.chat_user + question + family.chat_answer
     if not any("".join(each.split()).endswith("".join(user_turn.split())) for each in written):
         raise ModelError(
             f"the chat template of {path!r} makes {written[-1:]} of a question, and here the family {family.family} is "
-            f"asked {ours!r}, which it was not trained for then; take a checkpoint with the family's own template, or "
-            "remove this one's template if it was trained with the family's"
+            f"asked {family.chat_system + user_turn!r}, which it was not trained for then; take a checkpoint with the "
+            "family's own template, or remove this one's template if it was trained with the family's"
         )
 
 

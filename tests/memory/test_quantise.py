@@ -44,6 +44,17 @@ def test_channels_by_hand() -> None:
     assert measure_channels(torch.zeros(1, 3), torch.zeros(1, 3))[:, 1].tolist() == [[1.0] * 3] * 2
 
 
+def test_a_first_block_that_is_not_finite_spoils_no_later_one() -> None:
+    first = block(20, 1)
+    first.key[3, 2] = torch.inf
+    first.value[5] = torch.nan
+    finite = [row for row in range(20) if row not in (3, 5)]
+    wanted = measure_channels(first.key[finite], first.value[finite])
+    assert torch.equal(measure_channels(first.key, first.value), wanted)
+    nothing = measure_channels(first.key * torch.nan, first.value)
+    assert bool(dequantise(quantise([block(5)], nothing), nothing)[0].key.isfinite().all())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @given(count=st.integers(1, 40), seed=st.integers(0, 9))
 def test_every_number_is_off_by_half_a_step_of_its_channel(dtype: torch.dtype, count: int, seed: int) -> None:

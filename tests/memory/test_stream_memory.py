@@ -113,6 +113,21 @@ def test_everything_is_held_with_its_own_kv(organiser: str, kv_dtype: str, error
     assert memory.counts.lost == 0
 
 
+def test_an_open_camera_of_which_nothing_changes_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second, all of its tokens were sorted."""
+    memory = StreamMemory("cam", spec(), stack())
+    for number in range(8):
+        memory.add_chunk(chunk(number))
+    assert memory.save() is Outcome.HIT
+    monkeypatch.setattr(memory, "_trim_frames", None)
+    assert memory.settle(-1)
+    assert memory.save(None) is Outcome.HIT
+    monkeypatch.undo()
+    memory.delete_frames(before_frame=3)
+    assert memory.settle(-1)
+    assert (memory.frames, memory.oldest) == (5, 3 * MICROSECONDS)
+
+
 @pytest.mark.parametrize("organiser", organisers.names())
 def test_a_gpu_is_asked_for_waiting_frames_once(organiser: str) -> None:
     """Not layer by layer, head by head or block by block: whoever asks waits for all that the GPU was given before."""
@@ -1262,6 +1277,83 @@ def test_a_deletion_fails_while_a_tier_is_down_and_is_made_up_for(
     assert _oldest(tiers) == 7
     # What was saved of the window has what was to be deleted, and nobody made another one since.
     assert MemoryBank(tiers).open_stream("cam", spec()) in (None, b"")
+
+
+def test_an_upper_tier_that_is_down_is_not_said_to_have_forgotten_and_costs_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A deletion was done while the node still had what it deleted, and every block of the meantime was remembered."""
+    node = Arena(64 * MIB, name="node")
+    bank = MemoryBank(TierStack([node, Arena(64 * MIB, name="redis", evicts=False)]))
+    bank.open_stream("cam", spec())
+    _feed(bank, [chunk(number) for number in range(12)])
+    memory, _ = bank.get_memory("cam")
+    with monkeypatch.context() as patched:
+        patched.setattr(node, "store", lambda items: [Outcome.RETRY] * len(items))
+        patched.setattr(node, "load", lambda keys: [Loaded(Outcome.RETRY)] * len(keys))
+        patched.setattr(node, "list_blocks", lambda stream: (Outcome.RETRY, []))
+        patched.setattr(node, "drop", lambda stream, keys=None: None)
+        _feed(bank, [chunk(number) for number in range(12, 60)])
+        assert sum(map(len, memory.stored._unnamed)) == 0
+        with pytest.raises(UnavailableError, match="not deleted in every tier"):
+            bank.delete_memory("cam", 52.0).result(60.0)
+    assert _oldest(TierStack([node])) == 0
+    monkeypatch.setattr("cluster.memory.writer.time", SimpleNamespace(monotonic=lambda: time.monotonic() + 60))
+    assert bank.delete_memory("cam", 52.0).result(60.0).frames == 0
+    assert _oldest(TierStack([node])) == 7
+
+
+def test_a_closed_camera_is_asked_about_as_the_last_process_that_had_it_left_it() -> None:
+    """A replica that was asked about it before answered, and forgot, by what it had been then."""
+    node = Arena(64 * MIB, name="node", evicts=False)
+    first, second = (MemoryBank(TierStack([Arena(MIB, name="host"), node]), default=spec()) for _ in range(2))
+    for bank, numbers in ((first, range(8)), (second, range(8, 40))):
+        bank.open_stream("cam", spec())
+        _feed(bank, [chunk(number) for number in numbers])
+        bank.release_stream("cam")
+        assert bank.wait_written()
+        assert bank.get_memory("cam")[0].frames == numbers.stop
+    held = first.get_memory("cam")[0]
+    assert held.frames == 40
+    assert first.get_memory("cam")[0] is held
+    assert second.delete_memory("cam", 5.0).result(60.0).frames == 34
+    assert first.delete_memory("cam", 3.0).result(60.0).frames == 2
+    assert second.get_memory("cam")[0].oldest == 36 * MICROSECONDS
+
+
+def test_a_camera_that_is_handed_over_leaves_nothing_of_its_index_behind(redis_server: RedisServer) -> None:
+    """A replica that cameras came and left for weeks held the index of each, and counted their bytes as its own."""
+    with closing(RedisTier(redis_server.url, fingerprint=OURS, cap_bytes=32 * MIB, ttl_s=99)) as tier:
+        bank = MemoryBank(TierStack([Arena(MIB, name="host"), tier]))
+        bank.open_stream("cam", spec())
+        _feed(bank, [chunk(number) for number in range(12)])
+        bank.hand_over("cam", lambda: None).result(60.0)
+        assert tier.nbytes() > 0
+        bank.drop_copies("cam")
+        assert (tier.nbytes(), tier._indexes) == (0, {})
+        bank.open_stream("cam", spec())
+        assert bank.get_memory("cam")[0].frames == 12
+        assert tier.nbytes("cam") > 0
+
+
+def test_what_a_full_server_refuses_takes_no_room(own_redis: RedisServer) -> None:
+    """Every attempt was counted until the cap was reached, and then waiting frames were dropped."""
+    own_redis.start()
+    with closing(RedisTier(own_redis.url, fingerprint=OURS, cap_bytes=MIB, ttl_s=99)) as tier:
+        bank = MemoryBank(TierStack([Arena(MIB, name="host"), tier]))
+        bank.open_stream("cam", spec(cap_bytes=MIB))
+        _feed(bank, [chunk(number) for number in range(12)])
+        memory, _ = bank.get_memory("cam")
+        before = memory.stored.nbytes
+        own_redis.client.config_set("maxmemory", 1)
+        _feed(bank, [chunk(number) for number in range(12, 24)])
+        for _ in range(10):
+            _maintain(bank)
+        assert len(memory.recent) == 12
+        assert memory.stored.nbytes == before
+        own_redis.client.config_set("maxmemory", 0)
+        _maintain(bank)
+        assert not memory.recent
 
 
 def test_a_deletion_before_the_memory_was_read_spares_what_is_newer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,6 +299,15 @@ def test_a_checkpoint_with_weights_that_its_config_leaves_out(saved, extra):
         load_model(str(saved))
 
 
+def test_a_checkpoint_whose_tower_has_more_layers_than_its_config_says(saved):
+    """Towers whose layers are called blocks, or layer, ran without the last ones."""
+    config = json.loads((saved / "config.json").read_text())
+    config["vision_config"] |= {key: 2 for key in ("depth", "num_hidden_layers") if key in config["vision_config"]}
+    (saved / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"weights in its layers that its config.json leaves out"):
+        load_model(str(saved))
+
+
 def change_text_config(folder, **entries):
     config = json.loads((folder / "config.json").read_text())
     config["text_config"] |= entries

@@ -164,6 +164,9 @@ class Tier(ABC):
     def renew(self, stream: str) -> None:  # noqa: B027
         """Keep a stream that is still in use, where a tier forgets what is not written again."""
 
+    def leave(self, stream: str) -> None:  # noqa: B027
+        """Another process has the stream now: keep nothing in this one's memory that only its writer needs."""
+
     @abstractmethod
     def nbytes(self, stream: str | None = None) -> int:
         """Bytes held for one stream, or for all."""

@@ -175,13 +175,16 @@ class RedisTier(CappedTier):
                     for found in self._link.scan(until, index.deletion, self._named(stream, ""), _FIELD):
                         gone += self._link.execute(until, "UNLINK", *found) if found else 0
                 self._link.execute(until, "UNLINK", self._sizes(stream), self._named(stream, MANIFEST))
-                with self._lock:
-                    del self._indexes[stream]
+                self.leave(stream)
         except RedisUnavailableError as error:
             self._doubt(stream)
             self._refused(error, 1)
             return None
         return gone
+
+    def leave(self, stream: str) -> None:
+        with self._lock:
+            self._indexes.pop(stream, None)
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
         """See :class:`Tier`. Without ``HIT`` the previous manifest stays. Also :meth:`renew`."""
@@ -236,7 +239,7 @@ class RedisTier(CappedTier):
 
     def nbytes(self, stream: str | None = None) -> int:
         """Bytes as counted towards the cap; values the server evicted count until noticed. Without ``stream``, of all
-        streams that this process used. Asks the server only about unknown streams."""
+        streams that this process has. Asks the server only about unknown streams."""
         if stream is not None:
             until = self._link.deadline()
             try:
@@ -356,12 +359,12 @@ class RedisTier(CappedTier):
             self._trouble = ""
 
     def _delete(self, stream: str, names: Sequence[str], until: float) -> int:
-        """Delete blocks before their entries, so that no block is ever without one."""
+        """Blocks before their entries, so that none is without one. A full server refuses transactions that delete."""
         gone = 0
         for part in split_parts(names, _KEYS_AT_ONCE):
             blocks = [self._named(stream, name) for name in part]
             commands = [("UNLINK", *blocks), ("HDEL", self._sizes(stream), *part)]
-            gone += (deleted := self._link.execute_all(until, commands, whole=True)[0])
+            gone += (deleted := self._link.execute_all(until, commands)[0])
             with self._lock:
                 self._index(stream).remove(part)
                 self._counts["dropped"] += deleted

@@ -22,10 +22,10 @@ from cluster.errors import ConfigError
 from cluster.lab.bench.harness import against_goals, main, timed_calls
 from cluster.lab.bench.memory import GOALS, PARTS, add_arguments, evidence
 from cluster.lab.bench.memory.compressors import COMPARED, object_cells
-from cluster.lab.bench.memory.footage import Footage, Listener, ListeningBank, made_chunks
+from cluster.lab.bench.memory.footage import Footage, Listener, ListeningBank, Watched, made_chunks, model_chunks
 from cluster.lab.bench.memory.frames import WatchedEngine, best_clusters
 from cluster.lab.bench.memory.published import published_frames
-from cluster.lab.bench.memory.retrieval import _ask_in_turns
+from cluster.lab.bench.memory.retrieval import JoinedHeads, _ask_in_turns, remembered
 from cluster.lab.bench.node import FINGERPRINT
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.evaluation.metrics import estimate
@@ -265,6 +265,23 @@ def test_clusters_are_compared_where_they_find_as_much_as_tokens(
         assert found["figures"][f"transfers_vs_token_retrieval_{row['organiser']}"] == row["transfers_ratio"]
     for figure in ("ttft_vs_token_retrieval", "transfers_vs_token_retrieval"):
         assert found["figures"][figure] == found["figures"][f"{figure}_{MemorySpec().organiser}"]
+
+
+def test_a_memory_is_read_from_another_process() -> None:
+    model = load_model("tiny-qwen2_5_vl")
+    watched = Watched("drawn", [], list(model_chunks(model, 40, rows=4, columns=4)))
+    with remembered(model, watched, "frames", JoinedHeads) as found:
+        node = found.bank.tiers.lowest
+        assert isinstance(node, JoinedHeads)
+        before = node.state().counts
+        found.choose([("top_k", {"share": 1.0})], 1.0, found.top_recall)
+        assert found.recall == 1.0
+        read, blocks, first_token_s = found.ask("What happened?")
+        layers, heads = found.keys.shape[:2]
+        assert (read, blocks) == (1.0, 40 * layers * heads)
+        assert first_token_s > 0
+        assert node.state().counts["bytes_in"] > before["bytes_in"]
+        assert node.state().trouble == ""
 
 
 def test_all_memories_are_asked_in_turns_and_held_against_the_first() -> None:

@@ -175,6 +175,19 @@ def test_a_full_server_keeps_what_it_has(own_redis: RedisServer, opened: Opened)
     assert len(own_redis.names()) == 2
 
 
+def test_a_full_server_deletes_what_it_is_told_to(own_redis: RedisServer, opened: Opened) -> None:
+    """It refuses every command of a transaction: nothing could be forgotten, nor room made."""
+    own_redis.start()
+    tier = opened()
+    tier.store([(key(n), block(n)) for n in range(9)])
+    tier.put_manifest("yard", b"")
+    own_redis.client.config_set("maxmemory", 1)
+    assert tier.store([(key(9), block(9))]) == [RETRY]
+    assert tier.drop("yard", [key(0)]) == 1
+    assert tier.drop("yard") == 8
+    assert not own_redis.names()
+
+
 def test_a_server_that_evicts_gives_misses_and_still_forgets_all(own_redis: RedisServer, opened: Opened) -> None:
     own_redis.start("--maxmemory", "6mb", "--maxmemory-policy", "allkeys-lru")
     tier = opened()
