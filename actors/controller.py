@@ -49,7 +49,7 @@ FORGET_HEARTBEATS = 4
 """Heartbeats for which a removal waits until every live replica has deleted the camera's memory."""
 
 COUNT_REPLICAS_S = 5.0
-"""Interval of per-replica metrics, which iterate over all cameras."""
+"""Interval of per-replica metrics, and of storing counts."""
 
 
 @dataclass(frozen=True, slots=True)

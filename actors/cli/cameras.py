@@ -146,6 +146,9 @@ def update(
 def pause(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GATEWAY) -> None:
     """Stop a camera without forgetting it: neither connected nor decoded nor asked until `cameras resume`.
 
+    One that came from files with `cameras apply` stays theirs: the next `apply` of files without `paused: true` resumes
+    it.
+
     $ sightline cameras pause gate
     """
     _set_paused(name, True, takeover, gateway)
@@ -163,13 +166,21 @@ def resume(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GA
 
 
 def _set_paused(name: str, paused: bool, takeover: bool, gateway: str) -> None:
-    from cluster.control.cameras.managed import settings_of
+    from cluster.control.cameras.managed import CONFIGURATION, KUBERNETES, settings_of
 
     with connect(gateway) as client:
         [camera] = client.cameras_export([name])
-        settings = {**settings_of(camera.entry), "paused": paused}
+        # As files have it: one that is not paused is the same for them as before.
+        settings = {key: value for key, value in settings_of(camera.entry).items() if key != "paused"}
+        manager = "" if takeover or camera.manager in (CONFIGURATION, KUBERNETES) else camera.manager
         # The source as it is shown: the cluster keeps its secrets.
-        client.camera_update(name, str(camera.entry.source), settings, takeover=takeover)
+        client.camera_update(
+            name,
+            str(camera.entry.source),
+            settings | ({"paused": True} if paused else {}),
+            manager=manager,
+            takeover=takeover,
+        )
 
 
 @app.command("test")

@@ -287,19 +287,19 @@ class Directory:
         return next(status for status in self.replica_statuses() if status.name == replica)
 
     def replica_statuses(self) -> list[ReplicaStatus]:
-        plans = [self._fleet.plan(name) for name in self._cameras]
-        full = self._fleet.ladder.rungs[0].name
-        return [
-            member.replica_status(
+        found = []
+        for name, member in sorted(self._replicas.items()):
+            cameras, lowered = self._fleet.counts_on(name)
+            status = member.replica_status(
                 name,
                 draining=self._fleet.draining(name),
-                cameras=sum(plan.owner == name for plan in plans),
-                lowered=sum(plan.owner == name and plan.rung != full for plan in plans),
+                cameras=cameras,
+                lowered=lowered,
                 utilisation=self._fleet.utilisation(name) if self._measured else 0.0,
                 expected_lag_s=self._lag_s(name),
             )
-            for name, member in sorted(self._replicas.items())
-        ]
+            found.append(status)
+        return found
 
     def expire(self, now_s: float) -> list[str]:
         """Remove members without a heartbeat for too long; returns their names. If it is called less often than half

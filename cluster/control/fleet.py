@@ -225,6 +225,11 @@ class Fleet:
             known.report(busy_share, max(0.0, backlog_s), self._now_s, unshared_s=unshared_s, settle_s=self._settle_s)
             self._dirty.add(replica)
 
+    def counts_on(self, replica: str) -> tuple[int, int]:
+        """Its cameras, and those of them below full quality."""
+        known = self._replicas[replica]
+        return len(known.cameras), known.lowered
+
     def utilisation(self, replica: str) -> float:
         """Load over capacity, with the backlog; 1 is full."""
         return self._replicas[replica].utilisation

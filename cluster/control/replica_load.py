@@ -7,8 +7,12 @@ from dataclasses import dataclass, field
 from cluster.control.admission import UNBOUNDED, Holding
 from cluster.control.ladder import CameraOnLadder
 
-AVERAGE_S = 5.0
-"""Averaging time of reports, seconds: a single second depends on chance more than on the cameras."""
+AVERAGE_S = 16.0
+"""Averaging time of reports, seconds: in less than the usual strides, the load is that of the cameras whose windows end
+just then, and quality follows them up and down."""
+
+SURGE, SURGE_S = 1.25, 5.0
+"""Work over what can be done, in so many seconds, that is no chance: then these alone count."""
 
 SMOOTH, URGENT = 0.1, 0.5
 """Weights per second of reports: normally, and of those that report overload."""
@@ -94,8 +98,10 @@ class ReplicaLoad:
         self._recent_reports.append((period_s, came_s, self.load * period_s))
         while sum(each[0] for each in self._recent_reports) - self._recent_reports[0][0] >= AVERAGE_S:
             self._recent_reports.popleft()
-        heard_s, came_s, expected_s = map(sum, zip(*self._recent_reports, strict=True))
-        # Work that arrived over work that could be done, in the last ``AVERAGE_S``.
+        heard_s, came_s, expected_s = self._sums(SURGE_S)
+        if came_s <= SURGE * heard_s:
+            heard_s, came_s, expected_s = self._sums(AVERAGE_S)
+        # Work that arrived over work that could be done.
         offered = max(0.0, came_s / heard_s)
         found = min(max(offered * heard_s * self.capacity / expected_s, 0.25), 4.0)
         if now_s < (self._fell_s if found > self.ratio else self._grew_s):
@@ -103,6 +109,15 @@ class ReplicaLoad:
             return
         weight = URGENT if offered > 1.0 and found > self.ratio else SMOOTH
         self.ratio += (1 - (1 - weight) ** period_s) * (found - self.ratio)
+
+    def _sums(self, seconds: float) -> tuple[float, float, float]:
+        """Of the newest reports: seconds that they cover, of work that came, and of work that was predicted."""
+        heard_s = came_s = expected_s = 0.0
+        for period_s, came, expected in reversed(self._recent_reports):
+            if heard_s >= seconds:
+                break
+            heard_s, came_s, expected_s = heard_s + period_s, came_s + came, expected_s + expected
+        return heard_s, came_s, expected_s
 
     def _ignore_reports_until(self, felt_s: float) -> None:
         """Discard reports until ``felt_s`` that date from before an abrupt change: those of overload where the load

@@ -133,13 +133,20 @@ class Reconciler:
             UnavailableError: the controller is unavailable; the next call continues.
         """
         now_s = self._clock()
+        failed: UnavailableError | None = None
         if self._wake.is_set() or now_s - self._passed_s >= self._config.resync_s:
             self._wake.clear()
             self._passed_s = now_s
-            await self.reconcile()
+            try:
+                await self.reconcile()
+            except UnavailableError as error:
+                # It may be of one camera alone, and last: the others' statuses must not stand still.
+                failed = error
         if now_s - self._told_s >= self._config.status_s:
             self._told_s = now_s
             await self.write_statuses()
+        if failed is not None:
+            raise failed
 
     # -- resources to cameras ---------------------------------------------------------------------
     async def reconcile(self) -> None:
@@ -155,7 +162,7 @@ class Reconciler:
             raise
         self._finish_pass(resources, began_s, errors)
         if errors:
-            raise UnavailableError(f"not every camera could be reconciled:  {errors[0]}")
+            raise UnavailableError(f"not every camera could be reconciled: {errors[0]}")
 
     async def _compare(self, resources: Mapping[str, CameraResource]) -> list[BaseException]:
         """Apply all resources; returns the errors of single cameras."""

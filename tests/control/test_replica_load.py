@@ -46,6 +46,16 @@ def test_seconds_that_scatter_around_what_was_predicted_correct_nothing() -> Non
     assert max(seen[50:]) < 1.15
 
 
+def test_strides_of_which_one_part_brings_more_windows_than_the_other_correct_nothing() -> None:
+    engine = Engine(replica(0.9))
+    seen = []
+    for second in range(160):
+        engine.second_of(1.2 if second % 16 < 8 else 0.6)
+        seen.append(engine.made.ratio)
+    assert max(seen[32:]) < 1.05
+    assert min(seen[32:]) > 0.95
+
+
 def test_work_that_was_not_predicted_is_seen_within_seconds_and_forgotten_when_it_is_over() -> None:
     engine = Engine(replica(0.7))
     for _ in range(10):

@@ -12,7 +12,7 @@ from waiting import until_async
 
 from cluster.config import CameraEntry
 from cluster.control.cameras.managed import ManagedCamera
-from cluster.errors import CapacityError
+from cluster.errors import CapacityError, UnavailableError
 from cluster.types import LastAnswer
 
 
@@ -191,6 +191,20 @@ async def test_no_room_is_said_and_tried_again(kube):
         assert await rig.condition("gate", "Accepted", "False", "NoRoom") == "the fleet is full"
         cluster.refuse = None
         await rig.condition("gate", "Accepted", "True", "Accepted")
+
+
+async def test_a_camera_that_cannot_be_stored_now_keeps_no_status_of_the_others(kube):
+    cluster = CameraCluster()
+    kube.apply("gate", {})
+    async with Rig(kube, cluster) as rig:
+        await rig.condition("gate", "Accepted", "True", "Accepted")
+        cluster.refuse = UnavailableError("the cameras cannot be written: the disk is full")
+        kube.apply("yard", {})
+        await until_async(lambda: cluster.calls.count(("add", "yard")) > 2)
+        cluster.running("gate")
+        await rig.condition("gate", "Running", "True", "Running")
+        cluster.refuse = None
+        await rig.condition("yard", "Accepted", "True", "Accepted")
 
 
 async def test_a_controller_that_restarts_is_waited_for(kube):

@@ -109,6 +109,21 @@ def test_a_file_is_applied_changed_and_pruned(rules, run, tmp_path):
     assert "file" in run("cameras", "list")
 
 
+def test_a_camera_of_files_is_paused_and_resumed_and_stays_theirs(rules, run, tmp_path):
+    file = tmp_path / "cameras.yaml"
+    file.write_text(FILE)
+    run("cameras", "apply", "-f", file)
+    run("cameras", "pause", "gate")
+    settings = rules.directory.settings("gate")
+    assert (settings.paused, settings.source.reveal()) == (True, "rtsp://viewer:s3cret@10.0.0.1/stream")
+    assert "paused: True -> (not given)" in run("cameras", "apply", "-f", file, "--dry-run")
+    run("cameras", "resume", "gate")
+    assert "0 cameras changed, 2 as they were" in run("cameras", "apply", "-f", file)
+    assert "is written in the cluster's configuration" in run("cameras", "pause", "written", code=1)
+    run("cameras", "pause", "written", "--takeover")
+    assert rules.managers() == {"written": "cluster", "gate": "file", "yard": "file"}
+
+
 def test_standing_in_another_managers_way_changes_nothing_at_all(rules, run, tmp_path, monkeypatch):
     text = "cameras: [{name: new}, {name: written, priority: critical}]"
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
