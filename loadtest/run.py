@@ -195,6 +195,7 @@ def city(stage: Stage, found: Measurement) -> dict[str, Any]:
         "phases": profile.phases if profile.churn_per_min or profile.storm else [*chain(*phases.values())],
         "max_batch": config.cluster.max_batch,
         "per_stream": config.cluster.window_queue,
+        "budget_s": config.scheduling.step_budget_s,
         "ladder": any(rung != "full" for rung in found.rungs),
         "cost": asdict(costs.load(config.simulated.costs)) if config.simulated.costs else None,
         "measured": {
