@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from cluster.client import GatewayClient
-from cluster.errors import SightlineError
+from cluster.errors import SightlineError, UnavailableError
 from cluster.lab.bench.window_accounting import Account, CameraLedger, Counted, Slot, account
 from cluster.types import Answer, CameraStatus, EncodedPacket, Question
 from cluster.wire.push import PushStatus
@@ -70,6 +70,9 @@ T = TypeVar("T")
 
 CALLS = 8
 """Calls to the gateway that are under way at once."""
+
+AWAY_S, AGAIN_S = 15.0, 0.5
+"""How long a gateway that does not answer is asked again, and how often: it may be restarting."""
 
 CLOSE_S = 2.0
 """Seconds of video that close a window which ended before them: a frame's samples, and what the decoder holds back."""
@@ -300,7 +303,14 @@ class Fleet:
     # -- inside ---------------------------------------------------------------------------------
     async def _call(self, method: Callable[..., T], *arguments: object) -> T:
         """A blocking call beside the loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, method, *arguments)
+        loop, until_s = asyncio.get_running_loop(), time.monotonic() + AWAY_S
+        while True:
+            try:
+                return await loop.run_in_executor(self._threads, method, *arguments)
+            except UnavailableError:
+                if time.monotonic() >= until_s:
+                    raise
+            await asyncio.sleep(AGAIN_S)
 
     def _next_stride(self, after_s: float) -> float:
         if self._grid_s is None:

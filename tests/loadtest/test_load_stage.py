@@ -145,6 +145,25 @@ async def test_a_camera_leaves_once() -> None:
         assert toy.added == ["load-00000", "load-00001"]
 
 
+async def test_cameras_come_and_go_while_the_gateway_restarts(unhurried) -> None:
+    """As with churn beside ``kill-gateway``: who cannot reach it asks again."""
+    toy = ToyCluster()
+    async with toy.target() as target, stage_on(target) as stage:
+        await stage.warm_up(2)
+        get, away = toy.get, iter([True, True])
+
+        async def restarting(name):
+            if name != "load-00002" and next(away, False):
+                raise UnavailableError("the gateway restarts")
+            return await get(name)
+
+        toy.get = restarting
+        await stage.fleet.replace_one()
+        assert (len(stage.fleet.cameras), len(toy.added)) == (2, 3)
+        found = await stage.conclude(await stage.mark())
+    assert (found.silent, found.failures) == (0, ())
+
+
 async def test_packets_of_a_camera_that_leaves_stay_counted() -> None:
     async with ToyCluster().target() as target, stage_on(target) as stage:
         await stage.warm_up(2)
@@ -262,6 +281,23 @@ async def test_a_fault_that_nobody_notices_is_over_with_the_next_window() -> Non
     assert victim.wait(5) == -signal.SIGKILL
     assert found.recovery_s < 2 * STRIDE_S
     assert found.struck == 4
+
+
+async def test_a_struck_camera_that_leaves_is_not_waited_for(monkeypatch) -> None:
+    monkeypatch.setattr("loadtest.faults.PATIENCE_S", 6.0)
+    toy = ToyCluster()
+    async with toy.target() as target, stage_on(target) as stage:
+        await stage.warm_up(3)
+        toy.fate = lambda camera, _: "drop" if camera == "load-00000" else 0.0
+        struck = asyncio.create_task(inflict(stage, "cut-connections"))
+        await asyncio.sleep(0.1)
+        await stage.fleet.remove("load-00000")
+        assert (await struck).recovery_s < 4.0
+        # Nobody is left to tell whether it is over.
+        struck = asyncio.create_task(inflict(stage, "cut-connections"))
+        await asyncio.sleep(0.1)
+        await stage.fleet.shrink(0)
+        assert math.isinf((await struck).recovery_s)
 
 
 async def test_what_never_recovers_is_said_to_after_a_while(monkeypatch) -> None:
