@@ -232,6 +232,8 @@ async def test_the_search_finds_where_answers_begin_to_be_late(unhurried) -> Non
     assert saved == list(range(1, len(tried) + 1))
     assert found.best is not None
     assert found.best.streams == 3
+    # From one start to the next, which its charts show in a row.
+    assert [tick.at_s for tick in found.ticks] == sorted(tick.at_s for tick in found.ticks)
 
 
 async def test_a_running_cluster_has_the_replicas_that_its_gateway_lists() -> None:
