@@ -51,8 +51,8 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The most streams that a cluster of ``replicas`` kept up with. ``best``: the measurement at that count; ``ticks``: of
-    all starts, from the search's beginning on."""
+    """The most streams that a cluster of ``replicas`` kept up with. ``best``: the measurement at that count;
+    ``ticks``: of all starts, from the search's beginning on."""
 
     replicas: int
     streams: int
