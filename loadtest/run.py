@@ -142,7 +142,8 @@ async def run_search(
             target, even, footage, camera_setup(target.config), on_tick=on_tick, prefix=prefix
         ) as stage:
             await one(stage, wanted.fresh)
-            while (again := search.next()) is not None and not again.fresh:
+            # What too many cameras lost would count against fewer of them.
+            while found[-1][0].stable and (again := search.next()) is not None and not again.fresh:
                 await one(stage, fresh=False)
             ticks += [replace(tick, at_s=tick.at_s + stage.began_s - began_s) for tick in stage.ticks]
             if search.next() is not None:

@@ -236,6 +236,16 @@ async def test_the_search_finds_where_answers_begin_to_be_late(unhurried) -> Non
     assert [tick.at_s for tick in found.ticks] == sorted(tick.at_s for tick in found.ticks)
 
 
+async def test_what_too_many_cameras_lost_does_not_count_against_fewer(unhurried) -> None:
+    toy = ToyCluster()
+    toy.fate = lambda *_: "lose" if len(toy.cameras) > 3 else 0.0
+    async with toy.target() as target:
+        quick = profile(warmup_s=1.1, measure_s=0.6)
+        found = await run_search(target, quick, CLIPS, Search(first=4, most=64))
+    assert (found.streams, found.limit) == (3, "cluster")
+    assert found.silent > 0
+
+
 async def test_a_running_cluster_has_the_replicas_that_its_gateway_lists() -> None:
     toy, search = ToyCluster(), Search(first=2, most=2)
     for own, number in ((False, 3), (True, 1)):
