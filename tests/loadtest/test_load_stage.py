@@ -13,7 +13,7 @@ import pytest
 from toy_cluster import STRIDE_S, ToyCluster, footage, profile
 from waiting import until_async
 
-from cluster.errors import ConfigError, SightlineError, UnavailableError
+from cluster.errors import CapacityError, ConfigError, SightlineError, UnavailableError
 from loadtest.faults import inflict
 from loadtest.profile import Storm, script
 from loadtest.run import camera_setup, city, run_search, run_test
@@ -192,6 +192,28 @@ async def test_cameras_of_a_cluster_of_somebody_elses_are_gone_afterwards() -> N
         assert list(toy.cameras) == ["load-00000"]
         assert len(stage.fleet.everyone()) == 3
     assert toy.cameras == {}
+
+
+async def test_nor_does_a_test_that_ends_early_leave_cameras_there() -> None:
+    toy = ToyCluster()
+    add = toy.add
+
+    async def full(name, *given, **options):
+        if name == "load-00002":
+            raise CapacityError("the cluster is full")
+        return await add(name, *given, **options)
+
+    toy.add = full
+    async with toy.target(own=False) as target:
+        with pytest.raises(CapacityError, match="full"):
+            await run_test(target, profile(), CLIPS)
+        assert (len(toy.added), toy.cameras) == (3, {})
+        async with stage_on(target) as stage:
+            await stage.warm_up(2)
+            leaving = asyncio.create_task(stage.fleet.replace_one())
+            await asyncio.sleep(0.1)
+            leaving.cancel()
+        assert toy.cameras == {}
 
 
 async def test_nobody_there_and_a_refused_camera_end_it_with_a_sentence(monkeypatch) -> None:
