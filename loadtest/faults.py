@@ -75,18 +75,18 @@ async def inflict(stage: Stage, name: str) -> FaultResult:
 
 
 async def _recovery(stage: Stage, strike: Strike, at_s: float) -> float:
-    """The moment from which on all cameras of the strike were on time; infinite when that did not come."""
+    """The moment from which on all cameras of the strike were on time that have not left meanwhile; infinite when that
+    did not come, or none of them is there."""
     stride_s = stage.setup.stride_s
-    cameras = [stage.fleet.cameras[name] for name in strike.cameras if name in stage.fleet.cameras]
     deadline_s = time.monotonic() + max(PATIENCE_S, PATIENCE_STRIDES * stride_s)
     while time.monotonic() < deadline_s:
         now_s = time.monotonic()
-        moments = [camera.ledger.on_time_since(at_s, now_s) for camera in cameras]
+        there = [camera for name, camera in stage.fleet.cameras.items() if name in strike.cameras]
+        moments = [camera.ledger.on_time_since(at_s, now_s) for camera in there]
         known = [moment for moment in moments if moment is not None]
-        last_s = max(known, default=at_s)
         # All of a stride must have passed, or a window under way when it happened could be taken for recovery.
-        if len(known) == len(moments) and now_s - last_s >= stride_s:
-            return last_s
+        if known and len(known) == len(moments) and now_s - max(known) >= stride_s:
+            return max(known)
         await asyncio.sleep(LOOK_S)
     return math.inf
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import math
 import random
@@ -15,7 +16,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from cluster.client import GatewayClient
-from cluster.errors import SightlineError
+from cluster.errors import SightlineError, UnavailableError, UnknownCameraError
 from cluster.lab.bench.window_accounting import Account, CameraLedger, Counted, Slot, account
 from cluster.types import Answer, CameraStatus, EncodedPacket, Question
 from cluster.wire.push import PushStatus
@@ -70,6 +71,9 @@ T = TypeVar("T")
 
 CALLS = 8
 """Calls to the gateway that are under way at once."""
+
+AWAY_S, AGAIN_S = 15.0, 0.5
+"""How long a gateway that does not answer is asked again, and how often: it may be restarting."""
 
 CLOSE_S = 2.0
 """Seconds of video that close a window which ended before them: a frame's samples, and what the decoder holds back."""
@@ -184,6 +188,8 @@ class Fleet:
         self.setup = setup
         self.cameras: dict[str, Camera] = {}
         self._ever: dict[str, Camera] = {}
+        # Names that the cluster may know.
+        self._added: set[str] = set()
         self.failures: list[str] = []
         self.loss = 0.0
         self._footage = dict(footage)
@@ -212,7 +218,10 @@ class Fleet:
         scripts = [script(self.profile, next(self._numbers), self._prefix) for _ in range(count)]
         if not scripts:
             return time.monotonic()
-        await asyncio.gather(*(self._register(each) for each in scripts))
+        # All of them, before the first refusal is told: none is added behind the back of who takes them away.
+        for told in await asyncio.gather(*map(self._register, scripts), return_exceptions=True):
+            if told is not None:
+                raise told
         begin_s = self._next_stride(time.monotonic() + ramp_s + CONNECT_S)
         for number, each in enumerate(scripts):
             self._start(each, begin_s + each.phase * self.setup.stride_s)
@@ -237,7 +246,12 @@ class Fleet:
         await asyncio.sleep(min(CLOSE_S, self.setup.stride_s))
         await self._stop(camera)
         await self._last_word(camera)
-        await self._call(self._client.camera_remove, camera.name)
+        await self._take_away(camera.name)
+
+    async def _take_away(self, name: str) -> None:
+        with contextlib.suppress(UnknownCameraError):
+            await self._call(self._client.camera_remove, name)
+        self._added.discard(name)
 
     async def _last_word(self, camera: Camera) -> None:
         """Wait until the cluster has answered or counted what the camera sent, for so long as it may take."""
@@ -268,7 +282,7 @@ class Fleet:
         # Those that were on their way out, too.
         await asyncio.gather(*(self._stop(camera) for camera in self._ever.values()))
         if remove:
-            await asyncio.gather(*(self._call(self._client.camera_remove, name) for name in self.cameras))
+            await asyncio.gather(*map(self._take_away, self._added))
         self._client.close()
         self._threads.shutdown(wait=False)
 
@@ -300,7 +314,14 @@ class Fleet:
     # -- inside ---------------------------------------------------------------------------------
     async def _call(self, method: Callable[..., T], *arguments: object) -> T:
         """A blocking call beside the loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, method, *arguments)
+        loop, until_s = asyncio.get_running_loop(), time.monotonic() + AWAY_S
+        while True:
+            try:
+                return await loop.run_in_executor(self._threads, method, *arguments)
+            except UnavailableError:
+                if time.monotonic() >= until_s:
+                    raise
+            await asyncio.sleep(AGAIN_S)
 
     def _next_stride(self, after_s: float) -> float:
         if self._grid_s is None:
@@ -309,6 +330,7 @@ class Fleet:
 
     async def _register(self, camera: CameraScript) -> None:
         source = "" if self._rtsp is None else self._rtsp.url(camera.name)
+        self._added.add(camera.name)
         # By force: to find out what a cluster keeps up with, it has to be given more than it thinks it can take.
         add = partial(self._client.camera_add, settings=dict(self.setup.settings), force=True)
         await self._call(add, camera.name, source, self.setup.questions)

@@ -66,7 +66,7 @@ def search_json(facts: Facts, results: Sequence[SearchResult], *, two_cores: boo
 
 
 def run_figures(result: RunResult) -> dict[str, float]:
-    """``recovery_s``: the slowest of the faults that killed or stopped something; ``recovery_strides`` likewise."""
+    """``recovery_s``: of the fault with the slowest; ``recovery_strides`` likewise."""
     found = result.measurement
     figures = {
         "streams": float(found.streams),
@@ -159,6 +159,10 @@ def verdict_text(found: RunResult) -> tuple[str, bool]:
         return f"{found.silent} windows were neither answered nor counted while things went wrong.", False
     if found.extra:
         return f"{found.extra} windows were counted that were never due while things went wrong.", False
+    if found.during is not None and (failures := found.during.failures):
+        return f"{len(failures)} cameras failed while things went wrong, the first: {failures[0]}.", False
+    if never := [each.name for each in found.faults if math.isinf(each.recovery_s)]:
+        return f"After {', '.join(never)} not all cameras were on time again.", False
     return f"The cluster kept up with {measured.streams} streams.", True
 
 

@@ -1,8 +1,9 @@
 """A whole load test: warm up, measure, let things go wrong; or one measurement after another to find the limit."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -50,7 +51,8 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The most streams that a cluster of ``replicas`` kept up with. ``best``: the measurement at that count."""
+    """The most streams that a cluster of ``replicas`` kept up with. ``best``: the measurement at that count;
+    ``ticks``: of all starts, from the search's beginning on."""
 
     replicas: int
     streams: int
@@ -131,7 +133,7 @@ async def run_search(
         on_result(result, measurement)
 
     replicas = await asyncio.to_thread(target.replicas)
-    starts = 0
+    starts, began_s = 0, time.monotonic()
     while (wanted := search.next()) is not None:
         starts += 1
         even = profile if wanted.phase == "coarse" else profile.model_copy(update={"phases": "even"})
@@ -140,9 +142,10 @@ async def run_search(
             target, even, footage, camera_setup(target.config), on_tick=on_tick, prefix=prefix
         ) as stage:
             await one(stage, wanted.fresh)
-            while (again := search.next()) is not None and not again.fresh:
+            # What too many cameras lost would count against fewer of them.
+            while found[-1][0].stable and (again := search.next()) is not None and not again.fresh:
                 await one(stage, fresh=False)
-            ticks += stage.ticks
+            ticks += [replace(tick, at_s=tick.at_s + stage.began_s - began_s) for tick in stage.ticks]
             if search.next() is not None:
                 # The next start is on the same cluster: these cameras have to leave it first.
                 await stage.fleet.shrink(0)
@@ -195,6 +198,7 @@ def city(stage: Stage, found: Measurement) -> dict[str, Any]:
         "phases": profile.phases if profile.churn_per_min or profile.storm else [*chain(*phases.values())],
         "max_batch": config.cluster.max_batch,
         "per_stream": config.cluster.window_queue,
+        "budget_s": config.scheduling.step_budget_s,
         "ladder": any(rung != "full" for rung in found.rungs),
         "cost": asdict(costs.load(config.simulated.costs)) if config.simulated.costs else None,
         "measured": {

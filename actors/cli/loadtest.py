@@ -81,7 +81,8 @@ def run(
 ) -> None:
     """Run a fixed number of cameras, open loop: they send on schedule, whether the cluster keeps up or not.
 
-    Exits with 1 when the cluster did not keep up, or when a window is neither answered nor counted.
+    Exits with 1 when the cluster did not keep up, when a window is neither answered nor counted, or when a camera
+    failed or was not on time again after a fault.
 
     $ sightline loadtest run -c configs/loadtest.yaml --streams 100 --out out/load.html
 

@@ -121,7 +121,12 @@ def test_faults_count_by_the_slowest_and_losses_over_the_whole_test() -> None:
     figures = run_json(FACTS, result)["figures"]
     assert (figures["recovery_s"], figures["recovery_strides"], figures["silent_losses"]) == (9.6, 1.2, 1)
     assert not verdict_text(result)[1]
-    body = run_json(FACTS, run_result(faults=(KILLED, LOST)))
+    assert verdict_text(run_result(faults=(KILLED,), during=GOOD))[1]
+    lost = run_result(faults=(KILLED, LOST), during=GOOD)
+    assert verdict_text(lost) == ("After freeze-decoder not all cameras were on time again.", False)
+    refused = run_result(faults=(KILLED,), during=replace(GOOD, failures=("load-1: refused",)))
+    assert verdict_text(refused) == ("1 cameras failed while things went wrong, the first: load-1: refused.", False)
+    body = run_json(FACTS, lost)
     assert body["figures"]["recovery_s"] is None, "it never recovered"
     assert [each["recovered"] for each in body["faults"]] == [True, False]
 
@@ -242,7 +247,8 @@ def test_the_simulator_is_told_what_was_measured_of_each_kind_of_camera() -> Non
     loaded = config()
     window = loaded.window.model_copy(update={"length_s": 10.0})
     sampling = loaded.sampling.model_copy(update={"fps": 2.0, "anchor_interval_s": 2.0})
-    loaded = loaded.model_copy(update={"window": window, "sampling": sampling})
+    scheduling = loaded.scheduling.model_copy(update={"step_budget_s": 0.3})
+    loaded = loaded.model_copy(update={"window": window, "sampling": sampling, "scheduling": scheduling})
     kinds = {number: kind_at(settings, script(settings, number).rank, 0.0) for number in range(6)}
     cameras = [camera(number, gated=kind == "quiet") for number, kind in kinds.items()]
     found = replace(GOOD, from_s=0.0, until_s=2.1, measured=24, missing=0, gated=12, lost={"late": 21})
@@ -265,4 +271,5 @@ def test_the_simulator_is_told_what_was_measured_of_each_kind_of_camera() -> Non
     assert told["measured"]["gated_per_s"] == pytest.approx(12 / 2.1)
     assert told["measured"]["answered_per_s"] == pytest.approx(12 / 2.1)
     assert told["measured"]["dropped_per_s"] == pytest.approx(10)
+    assert told["budget_s"] == 0.3
     json.dumps(told)

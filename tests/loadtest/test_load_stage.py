@@ -13,7 +13,7 @@ import pytest
 from toy_cluster import STRIDE_S, ToyCluster, footage, profile
 from waiting import until_async
 
-from cluster.errors import ConfigError, SightlineError, UnavailableError
+from cluster.errors import CapacityError, ConfigError, SightlineError, UnavailableError
 from loadtest.faults import inflict
 from loadtest.profile import Storm, script
 from loadtest.run import camera_setup, city, run_search, run_test
@@ -145,6 +145,25 @@ async def test_a_camera_leaves_once() -> None:
         assert toy.added == ["load-00000", "load-00001"]
 
 
+async def test_cameras_come_and_go_while_the_gateway_restarts(unhurried) -> None:
+    """As with churn beside ``kill-gateway``: who cannot reach it asks again."""
+    toy = ToyCluster()
+    async with toy.target() as target, stage_on(target) as stage:
+        await stage.warm_up(2)
+        get, away = toy.get, iter([True, True])
+
+        async def restarting(name):
+            if name != "load-00002" and next(away, False):
+                raise UnavailableError("the gateway restarts")
+            return await get(name)
+
+        toy.get = restarting
+        await stage.fleet.replace_one()
+        assert (len(stage.fleet.cameras), len(toy.added)) == (2, 3)
+        found = await stage.conclude(await stage.mark())
+    assert (found.silent, found.failures) == (0, ())
+
+
 async def test_packets_of_a_camera_that_leaves_stay_counted() -> None:
     async with ToyCluster().target() as target, stage_on(target) as stage:
         await stage.warm_up(2)
@@ -173,6 +192,28 @@ async def test_cameras_of_a_cluster_of_somebody_elses_are_gone_afterwards() -> N
         assert list(toy.cameras) == ["load-00000"]
         assert len(stage.fleet.everyone()) == 3
     assert toy.cameras == {}
+
+
+async def test_nor_does_a_test_that_ends_early_leave_cameras_there() -> None:
+    toy = ToyCluster()
+    add = toy.add
+
+    async def full(name, *given, **options):
+        if name == "load-00002":
+            raise CapacityError("the cluster is full")
+        return await add(name, *given, **options)
+
+    toy.add = full
+    async with toy.target(own=False) as target:
+        with pytest.raises(CapacityError, match="full"):
+            await run_test(target, profile(), CLIPS)
+        assert (len(toy.added), toy.cameras) == (3, {})
+        async with stage_on(target) as stage:
+            await stage.warm_up(2)
+            leaving = asyncio.create_task(stage.fleet.replace_one())
+            await asyncio.sleep(0.1)
+            leaving.cancel()
+        assert toy.cameras == {}
 
 
 async def test_nobody_there_and_a_refused_camera_end_it_with_a_sentence(monkeypatch) -> None:
@@ -213,6 +254,18 @@ async def test_the_search_finds_where_answers_begin_to_be_late(unhurried) -> Non
     assert saved == list(range(1, len(tried) + 1))
     assert found.best is not None
     assert found.best.streams == 3
+    # From one start to the next, which its charts show in a row.
+    assert [tick.at_s for tick in found.ticks] == sorted(tick.at_s for tick in found.ticks)
+
+
+async def test_what_too_many_cameras_lost_does_not_count_against_fewer(unhurried) -> None:
+    toy = ToyCluster()
+    toy.fate = lambda *_: "lose" if len(toy.cameras) > 3 else 0.0
+    async with toy.target() as target:
+        quick = profile(warmup_s=1.1, measure_s=0.6)
+        found = await run_search(target, quick, CLIPS, Search(first=4, most=64))
+    assert (found.streams, found.limit) == (3, "cluster")
+    assert found.silent > 0
 
 
 async def test_a_running_cluster_has_the_replicas_that_its_gateway_lists() -> None:
@@ -262,6 +315,23 @@ async def test_a_fault_that_nobody_notices_is_over_with_the_next_window() -> Non
     assert victim.wait(5) == -signal.SIGKILL
     assert found.recovery_s < 2 * STRIDE_S
     assert found.struck == 4
+
+
+async def test_a_struck_camera_that_leaves_is_not_waited_for(monkeypatch) -> None:
+    monkeypatch.setattr("loadtest.faults.PATIENCE_S", 6.0)
+    toy = ToyCluster()
+    async with toy.target() as target, stage_on(target) as stage:
+        await stage.warm_up(3)
+        toy.fate = lambda camera, _: "drop" if camera == "load-00000" else 0.0
+        struck = asyncio.create_task(inflict(stage, "cut-connections"))
+        await asyncio.sleep(0.1)
+        await stage.fleet.remove("load-00000")
+        assert (await struck).recovery_s < 4.0
+        # Nobody is left to tell whether it is over.
+        struck = asyncio.create_task(inflict(stage, "cut-connections"))
+        await asyncio.sleep(0.1)
+        await stage.fleet.shrink(0)
+        assert math.isinf((await struck).recovery_s)
 
 
 async def test_what_never_recovers_is_said_to_after_a_while(monkeypatch) -> None:

@@ -7,14 +7,16 @@ slide, all of whose tokens are refreshed, against the same windows computed at o
 
 import argparse
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from cluster.lab.bench import window
 from cluster.lab.bench.harness import BenchResult, against_goals, print_progress
 from cluster.lab.bench.soak import SyntheticCamera
-from cluster.lab.check.logits import against_fresh, against_library
+from cluster.lab.check.logits import LogitPair, against_fresh, against_library
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.models.presets import PRESETS
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> BenchResult:
         }
         print_progress(f"{name}: logits {row['logit_diff']:.1e}, reuse {row['reuse_diff']:.1e}")
         rows.append(row)
-    figures: dict[str, float] = {name: max(row[name] for row in rows) for name in GOALS}
+    figures: dict[str, float] = {name: float(np.max([row[name] for row in rows])) for name in GOALS}
     goals = dict(GOALS)
     if args.speed:
         for row in rows:
@@ -66,13 +68,18 @@ def preset_of(family: str, size: str) -> str:
 def logit_diff(model: VisionLanguageModel) -> float:
     """Largest difference of a window's logits to transformers' own, nothing pruned, over windows that grow."""
     samples = [_camera(model, kept=1.0).sample(index) for index in range(round(WINDOW_S))]
-    return max(pair.largest for pair in against_library(model, _spec(), samples))
+    return _largest(against_library(model, _spec(), samples))
 
 
 def reuse_diff(model: VisionLanguageModel) -> float:
     """Largest difference of the logits of windows that slide, all refreshed, to those of windows computed at once."""
     samples = [_camera(model, kept=0.3).sample(index) for index in range(FRAMES)]
-    return max(pair.largest for pair in against_fresh(model, _spec(), samples))
+    return _largest(against_fresh(model, _spec(), samples))
+
+
+def _largest(pairs: Iterable[LogitPair]) -> float:
+    """NaN where any has one, which ``max`` would pass over."""
+    return float(np.max([pair.largest for pair in pairs]))
 
 
 def _camera(model: VisionLanguageModel, kept: float) -> SyntheticCamera:

@@ -179,7 +179,7 @@ def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over
     found = []
     for drop in drops:
         each = copy.deepcopy(cameras) if len(drops) > 1 else cameras
-        found.append(Replica(each, costs, fleet=fleet, drop=drop, budget_s=0.5, seed=args.seed).run(args.seconds))
+        found.append(Replica(each, costs, fleet=fleet, drop=drop, seed=args.seed).run(args.seconds))
     return max(found, key=Run.quality)
 
 

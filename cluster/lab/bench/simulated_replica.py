@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 
+from cluster.config.cluster import ClusterConfig, SchedulingConfig
 from cluster.control.costs import CostModel, WindowWork
 from cluster.control.demand import NOTHING, Demand, Measured, work
 from cluster.control.fleet import Fleet
@@ -19,7 +20,7 @@ from cluster.types import MICROSECONDS, WindowRequest
 from cluster.types.cameras import Priority
 
 REPLICA = "replica-0"
-MAX_BATCH = 8
+_CLUSTER = ClusterConfig()
 MOST_STRIDES = 16
 """More strides than overlap in a window of the usual lengths."""
 
@@ -97,7 +98,7 @@ class Replica:
         *,
         fleet: Fleet | None = None,
         drop: float = 0.0,
-        budget_s: float = math.inf,
+        budget_s: float = SchedulingConfig().step_budget_s,
         seed: int = 0,
     ) -> None:
         self.cameras = cameras
@@ -105,7 +106,7 @@ class Replica:
         self._costs, self._fleet = costs, fleet
         self._drop, self._budget_s = drop, budget_s
         self._random = random.Random(seed)
-        self._queue = WindowQueue(per_stream=1, capacity=100_000)
+        self._queue = WindowQueue(per_stream=_CLUSTER.window_queue, capacity=100_000)
         self._names = {camera.demand.camera: camera for camera in cameras}
         self._works: dict[tuple[str, int, int, int], tuple[WindowWork, float]] = {}
         self._arrivals = [(camera.phase * camera.demand.stride_s, i) for i, camera in enumerate(cameras)]
@@ -119,7 +120,7 @@ class Replica:
         until = self.now_s + seconds
         while self.now_s < until:
             self._arrive(self.now_s)
-            batch = self._queue.take_batch(MAX_BATCH, self.now_s, self._budget_s)
+            batch = self._queue.take_batch(_CLUSTER.max_batch, self.now_s, self._budget_s)
             self._update_metrics(batch.dropped)
             if batch.requests:
                 self._step(batch.requests)

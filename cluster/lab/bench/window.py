@@ -96,8 +96,9 @@ def _logit(answer: Answer) -> float:
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Measure every clip; figures ``speedup_<clip>``, and of the worst clip ``decision_overhead`` and
-    ``end_latency_share``: latency of windows computed ahead over that of windows computed at their end."""
+    """Measure every clip; figures ``speedup_<clip>``, and of the worst clip ``decision_overhead``: seconds of deciding
+    over a full window's latency, and ``end_latency_share``: latency of windows computed ahead over that of windows
+    computed at their end."""
     model = load_model(args.model, device=args.device, dtype=args.dtype)
     engine = NativeEngine(model)
     parameters = sum(p.numel() for p in model.model.parameters())

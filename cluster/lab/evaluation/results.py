@@ -155,16 +155,17 @@ class Results:
         return np.array(scores, dtype=np.float64), np.array(labels, dtype=np.bool_)
 
     def disagreement(self, setting: Setting) -> float:
-        """Mean absolute difference of window scores to full computation; ``nan`` for other windows."""
+        """Mean absolute difference of scores to full computation's of the same windows; ``nan`` without any."""
         shapes = setting.shape, self.full.shape
         if len({(each.window_s, each.stride_s) for each in shapes}) > 1:
             return float("nan")
-        differences = [
-            abs(a - b)
-            for video in self.videos
-            for ours, whole in zip(self.run(video, setting).windows, self.run(video, self.full).windows, strict=True)
-            for a, b in zip(ours.scores, whole.scores, strict=True)
-        ]
+        differences: list[float] = []
+        for video in self.videos:
+            # Where a video's clock jumps, a copy that was encoded again has windows that the camera's stream has not.
+            runs = self.run(video, setting), self.run(video, self.full)
+            ours, whole = ({round(window.start_s): window for window in run.windows} for run in runs)
+            for at in ours.keys() & whole.keys():
+                differences += (abs(a - b) for a, b in zip(ours[at].scores, whole[at].scores, strict=True))
         return float(np.mean(differences)) if differences else float("nan")
 
     def flops_share(self, setting: Setting) -> float:

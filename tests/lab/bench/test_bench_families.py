@@ -1,8 +1,13 @@
 """``bench families``: every family is there, within its bounds."""
 
 import json
+import math
 
+import torch
+
+from cluster.lab.bench import families as families_bench
 from cluster.lab.bench.harness import main
+from cluster.lab.check.logits import LogitPair
 from cluster.models.presets import PRESETS
 from cluster.registry import families
 
@@ -19,6 +24,23 @@ def test_every_family_is_within_its_bounds(tmp_path, capsys):
         assert row["lines_per_family"] <= 260, row
     assert set(body["figures"]) == {"logit_diff", "reuse_diff", "lines_per_family"}
     assert "logit_diff = " in capsys.readouterr().out
+
+
+def test_logits_that_are_no_numbers_are_the_largest_difference(monkeypatch, capsys):
+    pairs = [LogitPair(torch.zeros(1, 2), torch.tensor([[0.0, logit]])) for logit in (1e-6, math.nan, 1e-6)]
+    for name in ("against_library", "against_fresh"):
+        monkeypatch.setattr(families_bench, name, lambda *_: iter(pairs))
+    assert main(["families", "--families", "qwen2_5_vl"]) == 0
+    said = capsys.readouterr().out
+    assert "logit_diff = nan" in said
+    # One family's is not hidden behind another's.
+    found = iter([1e-6, math.nan, 1e-6])
+    monkeypatch.setattr(families_bench, "logit_diff", lambda _: next(found))
+    assert main(["families", "--families", "qwen2_5_vl", "qwen2_vl", "internvl"]) == 0
+    said = capsys.readouterr().out
+    assert "logit_diff = nan" in said
+    [row] = [line.split() for line in said.splitlines() if line.startswith("families") and "logit_diff" in line]
+    assert row[-1] == "no"
 
 
 def test_every_family_has_presets_of_both_sizes():

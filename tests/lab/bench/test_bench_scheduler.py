@@ -5,6 +5,7 @@ from collections import Counter
 
 import pytest
 
+from cluster.config import ClusterConfig
 from cluster.control import costs as cost_models
 from cluster.control.costs import load
 from cluster.control.demand import Demand
@@ -33,6 +34,13 @@ def test_scheduler_figures(tmp_path, capsys) -> None:
 def test_a_window_that_the_ladder_leaves_out_is_missed_like_a_late_or_a_dropped_one() -> None:
     found = Class(due=9, answered=5, late=1, left_out=2, dropped=Counter(replaced=2))
     assert _misses(Run({Priority.CRITICAL: found}), Priority.CRITICAL) == 5
+
+
+def test_the_queue_holds_what_productions_does_by_default() -> None:
+    """With a stride below a step's time: all that it may hold of one camera, but for what the last step took."""
+    replica = Replica([Camera(Demand("c", stride_s=1e-3), 0.0)], cost_models.load("qwen2.5-vl-7b-h100"))
+    waiting = {replica.run(0.01).classes[Priority.NORMAL].waiting for _ in range(50)}
+    assert max(waiting) == ClusterConfig().window_queue - 1
 
 
 def test_the_same_seed_simulates_the_same() -> None:

@@ -132,6 +132,15 @@ def test_a_shorter_window_at_the_same_stride_is_not_compared_window_by_window(ma
     assert math.isnan(report.lines[1].row["disagreement"])
 
 
+def test_windows_that_full_computation_has_not_are_not_compared(make_results, make_run):
+    """As where a video's clock jumps: full computation begins anew, of the copy encoded again pictures stand."""
+    results = make_results(TRUTH, {FULL: hits(4), PUBLISHED: hits(4)}, {FULL: 1000, PUBLISHED: 100})
+    runs = dict(results.runs)
+    runs["v0", PUBLISHED.key] = make_run([0.9, 0.5, 0.0, 0.7])
+    report = make_report("Accuracy", replace(results, runs=runs), HALF)
+    assert report.lines[1].row["disagreement"] == round(0.4 / 24, 5)
+
+
 def test_no_setting_reaches_the_published_rule(make_results):
     table = {FULL: hits(4), PUBLISHED: hits(4), CHEAP: hits(1)}
     found = compute_figures(make_results(TRUTH, table, {FULL: 1000, PUBLISHED: 200, CHEAP: 50}), HALF)
