@@ -47,7 +47,8 @@ class FedAgent(PushAgent):
         credentials: ClientCredentials | None = None,
     ) -> None:
         options = PushOptions(flush_s=gather_s, buffer_packets=BUFFER_PACKETS, buffer_bytes=BUFFER_BYTES)
-        super().__init__(_Fed(), address, camera, options=options, credentials=credentials)
+        fixed = credentials or ClientCredentials()
+        super().__init__(_Fed(), address, camera, options=options, credentials=lambda: fixed)
         self._header = header
         self._line: asyncio.Task[bool] | None = None
         self._cut = False

@@ -1,6 +1,7 @@
 """Camera state, picture health, specifications and counters."""
 
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -85,6 +86,9 @@ class MemorySpec:
     life: str = ""
 
 
+IDLE_SPREAD = 1 / 3
+
+
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
     """A camera's specification for an engine.
@@ -109,6 +113,12 @@ class StreamSpec:
     memory: MemorySpec | None = None
     priority: str = "normal"
     life: str = ""
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds for which answers stand while nothing changes: by the camera's name ``max_idle_s`` or up to
+        ``IDLE_SPREAD`` less, so that cameras that became quiet together are not computed together for ever after."""
+        return self.max_idle_s * (1 - IDLE_SPREAD * zlib.crc32(self.stream.encode()) / 2**32)
 
     @property
     def own_memory(self) -> MemorySpec | None:

@@ -4,12 +4,14 @@ A tick of simulated time is a few numpy operations over all cameras; windows tha
 Times are simulated seconds.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cluster.control.demand import Measured
+from cluster.types.cameras import IDLE_SPREAD
 from loadtest.city import Bools, Floats, Ints
 from loadtest.city.mix import CameraClass, Wake
 
@@ -113,7 +115,9 @@ class Cameras:
         self.stride_s = np.array([each.stride_s for each in classes])[kinds]
         self.window_s = np.array([each.window_s for each in classes])[kinds]
         self._gate = np.array([each.static_gate for each in classes])[kinds]
-        self._max_idle_s = np.array([each.max_idle_s for each in classes])[kinds]
+        # Even, as the engine's are by the cameras' names.
+        spread = IDLE_SPREAD * (np.arange(len(kinds)) * (math.sqrt(5) - 1) / 2 % 1)
+        self._idle_s = np.array([each.max_idle_s for each in classes])[kinds] * (1 - spread)
         self._dwell_s = np.array([each.activity.dwell_s for each in classes])[kinds]
         self._hour = hour
         self._rng = rng
@@ -176,7 +180,7 @@ class Cameras:
             | self._unencoded[now]
             | ~self._gate[now]
             | (self._since_fresh[now] < FIRST_WINDOWS)
-            | (end - self._covered_s[now] > self._max_idle_s[now] + SAME_S)
+            | (end - self._covered_s[now] > self._idle_s[now] + SAME_S)
         )
         taken = np.minimum(end - self._covered_s[now], self.window_s[now]) / stride
         strides = np.where(computed, np.maximum(1.0, np.round(taken)), 0.0)

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from cluster.config.problems import Duration, Section
 from cluster.control.demand import Demand
 from cluster.types import PatchGeometry
-from cluster.types.cameras import Priority
+from cluster.types.cameras import IDLE_SPREAD, Priority
 from loadtest.city import Bools, Floats, Ints
 from loadtest.shipped import ShippedFiles
 
@@ -164,12 +164,13 @@ class CameraClass(Section):
         return cls(name=demand.camera, share=share, **shared)
 
     def computed_share(self, hour: float) -> float:
-        """Share of its windows that the gate lets through: those with motion, and of the others one per max_idle_s."""
+        """Share of its windows that the gate lets through: those with motion, and of the others one per ``idle_s``."""
         if not self.static_gate:
             return 1.0
         busy = self.activity.share(hour)
-        # An answer stands while at most max_idle_s have passed: the first window after that is computed.
-        return busy + (1 - busy) / (self.max_idle_s // self.stride_s + 1)
+        # The first window is computed after which an answer may not stand, which differs by camera (StreamSpec.idle_s).
+        spread = IDLE_SPREAD * (np.arange(100) + 0.5) / 100
+        return float(busy + (1 - busy) * (1 / (self.max_idle_s * (1 - spread) // self.stride_s + 1)).mean())
 
     def demand(self, camera: str, geometry: GeometrySection, hour: float) -> Demand:
         """What a controller would be told of one camera of the class."""

@@ -64,6 +64,15 @@ def test_a_quiet_camera_is_computed_twice_at_first_and_then_once_in_max_idle():
     assert due.strides[~due.gated].tolist() == [1.0, 1.0, 3.0, 3.0, 3.0]
 
 
+def test_cameras_that_became_quiet_together_are_computed_at_different_times():
+    due = cameras(300, stride_s=8.0, busy=0.0, max_idle_s=60.0).due(83.0, ())
+    # Answers stand 40 to 60 s from the second windows' end at 18 s on: until 66 s where less than 48, 74 s where less
+    # than 56.
+    again, count = np.unique(due.end_s[~due.gated & (due.end_s > 18.0)], return_counts=True)
+    assert again.tolist() == [66.0, 74.0, 82.0]
+    assert count == pytest.approx([120, 120, 60], abs=3)
+
+
 def test_without_the_gate_everything_is_computed():
     due = cameras(stride_s=8.0, busy=0.0, static_gate=False).due(100.0, ())
     assert not due.gated.any()

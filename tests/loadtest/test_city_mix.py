@@ -37,8 +37,9 @@ def test_a_class_becomes_a_demand():
     assert (demand.camera, demand.priority, demand.stride_s) == ("yard-1", Priority.BACKGROUND, 16.0)
     # 1920x1080 within 448x448 pixels: 597x336, hence 21 by 12 tokens of 28 pixels.
     assert demand.frame_tokens == 21 * 12
-    # Of the quiet windows, one in four is computed: with 16 s strides, 64 s are the first time beyond 60 s.
-    assert demand.busy == pytest.approx(0.1 + 0.9 / 4)
+    # Of the quiet windows, one in four is computed where answers stand 48 s and more (64 s are the first time beyond
+    # with 16 s strides), and one in three where they stand less, which is so for 8 s of the 20 by which cameras differ.
+    assert demand.busy == pytest.approx(0.1 + 0.9 * (0.6 / 4 + 0.4 / 3))
 
 
 def test_frame_tokens_may_be_given():

@@ -391,12 +391,12 @@ def last_valid_answers(stream: Stream, end: int) -> LastWindow | None:
     ``None``.
 
     They are valid while nothing changed in any frame since that window's end (anchors included), the questions are the
-    same, and at most ``max_idle_s`` of camera time has passed.
+    same, and at most ``idle_s`` of camera time has passed.
     """
     spec, last = stream.spec, stream.last
     if not spec.static_gate or last is None or stream.windows_since_fresh < FIRST_WINDOWS:
         return None
-    if last.questions != spec.questions or end - last.end > spec.max_idle_s * MICROSECONDS:
+    if last.questions != spec.questions or end - last.end > spec.idle_s * MICROSECONDS:
         return None
     if stream.last_motion_dropped is not None and stream.last_motion_dropped >= last.end:
         return None
