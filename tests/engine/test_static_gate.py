@@ -27,8 +27,8 @@ def gated(answers: list[Answer]) -> list[bool]:
 def test_a_still_camera_costs_nothing_but_looks_again_in_time(engine, night, gated_spec, run) -> None:
     engine.admit(gated_spec)
     answers = run(engine, [night.sample(i) for i in range(16)])
-    # Two windows to begin with, then at most 4.05 s on one answer: two strides, and the next is computed. Of the third of
-    # 6 s, the camera's name (its CRC-32) takes 0.977.
+    # Two windows to begin with, then at most 4.05 s on one answer: two strides, and the next is computed. The camera's
+    # name (its CRC-32) takes off 0.977 of a third of 6 s.
     assert gated(answers) == [False, False, True, True, False, True, True, False]
     assert [answer.window for answer in answers] == list(range(8))
     standing = [answer for answer in answers if answer.gated]
