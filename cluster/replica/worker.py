@@ -300,8 +300,7 @@ class EngineWorker:
                 self._wake.wait_for(self._has_work, self._steps.backoff_s)
                 if self._stopping:
                     return
-                commands = list(self._commands)
-                self._commands.clear()
+                commands, self._commands = self._commands, deque()
             began = self._busy_since = time.monotonic()
             for command in commands:
                 command()
