@@ -97,8 +97,7 @@ class Alerting(ActorProcess):
         await self._service.start(self._footage.cameras)
         # Where nothing is recorded, pending clips become missing ones.
         records = self._config.clips.enabled
-        pending = await self._service.pending_clips(time.time() - AGAIN_S if records else math.inf)
-        self._footage.start(pending)
+        self._footage.start(lambda: self._service.pending_clips(time.time() - AGAIN_S if records else math.inf))
         self._server.add(IncidentsServicer(self._service))
         self._server.add(pictures.FootageServicer(self._footage, self._about, self._service.erase_camera))
         port = self._server.bind(self._host, 0)

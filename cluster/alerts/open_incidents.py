@@ -20,6 +20,7 @@ from cluster.alerts.incident import (
 from cluster.errors import CapacityError, ConfigError, NotReadyError
 
 MOST_MUTES = 10_000
+YEAR_S = 365 * 86_400.0
 
 
 class OpenIncidents:
@@ -164,6 +165,9 @@ class OpenIncidents:
 
     def shift(self, by_s: float) -> None:
         """The clock was set forward by so much, or back: mutes last as long."""
+        if by_s > YEAR_S:
+            # It was not set before: stored mutes are of a right clock, and would last for decades.
+            return
         moved = {where: replace(mute, until_s=mute.until_s + by_s) for where, mute in self._mutes.items()}
         self._mutes.update(moved)
         self._changes.mutes.update(moved)

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import logging
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from cluster.config import CameraConfig
 from cluster.config.alerts import SinkConfig
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.registry import sinks
+
+log = logging.getLogger(__name__)
 
 TEST = "test"
 """Camera and question of a test message."""
@@ -88,6 +91,9 @@ class SinkRoutes:
             raise UnavailableError(f"sink {name!r} did not finish within {TEST_S:g} s") from None
         except DeliveryError as error:
             raise UnavailableError(f"sink {name!r}: {error}") from None
+        except Exception as error:
+            log.exception("sink %s", name)
+            raise UnavailableError(f"sink {name!r}: {type(error).__name__}: {error}") from None
 
 
 def _test_incident() -> Incident:

@@ -104,7 +104,7 @@ class AlertService:
     async def start(self, lives: Mapping[str, str] | None = None) -> None:
         """Restore stored state and start sending pending deliveries. ``lives``: of the cameras, by name, that the
         process before knew."""
-        self._lives = dict(lives or {})
+        self._lives, self._began_s = dict(lives or {}), time.time()
         kept = await self._journal.start() or StoredState({}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
         self._tracker = IncidentTracker(self._open_incidents, self._rule, on_window=self._add_window)
@@ -214,17 +214,14 @@ class AlertService:
     async def pending_clips(self, since_s: float) -> list[Incident]:
         """Incidents opened since ``since_s`` whose clip was in progress when this process started.
 
-        The clips of older ones are recorded as missing: their packets are gone.
+        The clips of older ones are recorded as missing: their packets are gone. Raises ``UnavailableError``: the
+        records cannot be read.
         """
-        try:
-            recent = await self._journal.read(lambda store: store.incidents(IncidentQuery(limit=MOST_WAITING)))
-            waiting = [incident for incident in recent if incident.clip == "waiting"]
-            for incident in waiting:
-                if incident.opened_s < since_s:
-                    await self.set_clip_state(incident.id, "none", "no clip: alerting was not running")
-        except UnavailableError as error:
-            log.warning("%s", error)
-            return []
+        recent = await self._journal.read(lambda store: store.incidents(IncidentQuery(limit=MOST_WAITING)))
+        waiting = [incident for incident in recent if incident.clip == "waiting" and incident.opened_s < self._began_s]
+        for incident in waiting:
+            if incident.opened_s < since_s:
+                await self.set_clip_state(incident.id, "none", "no clip: alerting was not running")
         return [incident for incident in waiting if incident.opened_s >= since_s]
 
     async def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:

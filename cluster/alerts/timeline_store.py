@@ -102,6 +102,7 @@ class TimelineStore:
         self._states: deque[tuple[str, StateChange]] = deque(maxlen=MOST_STATES)
         self._known: dict[str, StateChange] = {}
         self._gone: set[str] = set()
+        self._expired_hour = 0.0
         self._task: asyncio.Task[None] | None = None
         self._flushing: asyncio.Task[None] | None = None
         self.trouble = ""
@@ -198,7 +199,7 @@ class TimelineStore:
         try:
             for camera in gone:
                 await self._on_disk(lambda db, camera=camera: _delete(db, camera, math.inf))  # type: ignore[misc]
-            await self._on_disk(lambda db: _write(db, hours, states, self._keep_s))
+            await self._on_disk(lambda db: _write(db, hours, states))
         except UnavailableError:
             newest = max((key[2] for key in (*hours, *self._hours)), default=0)
             for key, bins in hours.items():
@@ -208,6 +209,11 @@ class TimelineStore:
             self._states = deque([*back, *self._states], MOST_STATES)
             self._gone |= gone
             raise
+        newest_s = max([each.at_s for _, each in states] + [key[2] * HOUR_S for key in hours], default=0.0)
+        # It reads all rows, and whoever looks at a camera waits for these writings.
+        if newest_s and self._expired_hour != (hour := newest_s // HOUR_S):
+            await self._on_disk(lambda db: _expire(db, newest_s - self._keep_s))
+            self._expired_hour = hour
 
     def _forget_pending(self, camera: str, until_s: float) -> None:
         for key in [key for key in self._hours if key[0] == camera and key[2] * HOUR_S < until_s]:
@@ -306,27 +312,26 @@ def _merged(bins: np.ndarray, other: np.ndarray | None) -> np.ndarray:
     return np.concatenate([np.maximum(bins[:, :2], other[:, :2]), counts], axis=1)
 
 
-def _write(
-    db: sqlite3.Connection, hours: dict[Hour, np.ndarray], states: Collection[tuple[str, StateChange]], keep_s: float
-) -> None:
-    newest_s = max((each.at_s for _, each in states), default=0.0)
+def _write(db: sqlite3.Connection, hours: dict[Hour, np.ndarray], states: Collection[tuple[str, StateChange]]) -> None:
     for key, bins in hours.items():
         held = db.execute("SELECT bins FROM scores WHERE camera = ? AND question = ? AND hour = ?", key).fetchone()
         before = None if held is None else np.frombuffer(held[0], np.uint8).reshape(BINS, 4)
         db.execute("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?)", (*key, _merged(bins, before).tobytes()))
-        newest_s = max(newest_s, key[2] * HOUR_S)
     db.executemany(
         "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?)",
         [(camera, each.at_s, each.state, each.rung, each.gaps) for camera, each in states],
     )
-    if newest_s:
-        db.execute("DELETE FROM scores WHERE (hour + 1) * ? < ?", (HOUR_S, newest_s - keep_s))
-        # The newest of before is the state at the beginning.
-        db.execute(
-            "DELETE FROM states WHERE at_s < ?1 AND EXISTS (SELECT 1 FROM states newer WHERE newer.camera = "
-            "states.camera AND newer.at_s > states.at_s AND newer.at_s <= ?1)",
-            (newest_s - keep_s,),
-        )
+    db.commit()
+
+
+def _expire(db: sqlite3.Connection, before_s: float) -> None:
+    db.execute("DELETE FROM scores WHERE (hour + 1) * ? < ?", (HOUR_S, before_s))
+    # The newest of before is the state at the beginning.
+    db.execute(
+        "DELETE FROM states WHERE at_s < ?1 AND EXISTS (SELECT 1 FROM states newer WHERE newer.camera = states.camera "
+        "AND newer.at_s > states.at_s AND newer.at_s <= ?1)",
+        (before_s,),
+    )
     db.commit()
 
 

@@ -118,9 +118,7 @@ class LazyFeed(ABC):
         samples = []
         for pts in times:
             self._sampled_until = max(self._sampled_until or pts, pts)
-            time = self._place(pts, keyframe=False)
-            if self._trust is Trust.LOST:
-                break
+            time = self._place(pts)
             if time is None:
                 continue
             view, last = self._view, self._last_sample
@@ -175,7 +173,7 @@ class LazyFeed(ABC):
     def _recover(self, each: HeldPacket) -> bool: ...
 
     @abstractmethod
-    def _place(self, pts: int | None, *, keyframe: bool) -> int | None: ...
+    def _place(self, pts: int | None) -> int | None: ...
 
     @abstractmethod
     def _sample(self, frame: VideoFrame, time: int, view: PictureView) -> SampledPicture | None: ...

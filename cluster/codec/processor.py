@@ -45,10 +45,10 @@ class CodecOptions:
 class CodecProcessor(LazyFeed):
     """Decoder, sampler and change grid of one camera. One thread; never raises on bad packets.
 
-    After a gap, damage, a clock jump, or a join in mid-GOP, packets are skipped until the next keyframe, and the next
-    sample is an anchor. It is *fresh*, the first of a scene, where the stream begins, the clock jumped (back by more
-    than a second, or ahead by more than 10 s with no video missing) or the grid changed. Otherwise it follows a *gap*,
-    also after a reconnect: earlier content is still valid.
+    After a gap, damage, or a join in mid-GOP, packets are skipped until the next keyframe. The next sample, and that
+    after a clock jump, is an anchor. It is *fresh*, the first of a scene, where the stream begins, the clock jumped
+    (back by more than a second, or ahead by more than 10 s with no video missing) or the grid changed. Otherwise it
+    follows a *gap*, also after a reconnect: earlier content is still valid.
 
     With a session of ``nvdec`` samples stay on the GPU (:meth:`pop_device_pictures`). Where there is none, or the GPU
     refuses the stream, the CPU decodes it until it is opened again.
@@ -342,9 +342,7 @@ class CodecProcessor(LazyFeed):
                 self.lazy.learn_from((self.stats.codec, *size))
             self._fresh = self._fresh or grid != view.grid
         pts = frame.pts if frame.pts is not None else frame.dts
-        time = None if self._is_repeated(pts) else self._place(pts, keyframe=frame.key_frame)
-        if self._trust is Trust.LOST:
-            return None
+        time = None if self._is_repeated(pts) else self._place(pts)
         past, future = self._order.scale_factors(pts, self._decoder is not None and self._decoder.reorders)
         if self.device.name == "cpu":
             view.change.add_picture(frame, past, future)
@@ -384,17 +382,14 @@ class CodecProcessor(LazyFeed):
         if self._view is not None:
             self._view.change.reset()
 
-    def _place(self, pts: int | None, *, keyframe: bool) -> int | None:
+    def _place(self, pts: int | None) -> int | None:
         timeline, stats = self._timeline, self.stats
         time = timeline.place_picture(pts)
         if timeline.jumped:
             stats.resyncs["timestamps"] += 1
+            # Its references are there: nothing is missing but the time between.
             self._fresh = True
-            if keyframe or self._gap:
-                # Or the first of known time since one.
-                self._restart()
-            else:
-                self._lose()
+            self._restart()
         stats.pts_missing, stats.pts_repeated, stats.pts_jumps = timeline.missing, timeline.repeated, timeline.jumps
         return time
 

@@ -93,9 +93,7 @@ class Conversations:
         if known is None:
             raise _over(id)
         if known.camera != camera:
-            raise ConfigError(
-                f"conversation {id!r} is about camera {known.camera!r}; begin a new one about camera {camera!r}"
-            )
+            raise ConfigError(f"conversation {id!r} is about another camera; begin a new one about camera {camera!r}")
         if known.users >= 2:
             raise CapacityError(f"conversation {id!r} has a question waiting already; wait for its answer")
         return known

@@ -102,7 +102,7 @@ class WindowQueue:
     """At most ``per_stream`` waiting windows of a camera, and at most ``capacity`` in total; every call is O(log n).
 
     A *patient* camera (a file read as fast as possible) loses nothing to newer windows and is never late: its feeder
-    must stop while it has a window waiting.
+    must stop while it has a window waiting. Above ``capacity`` its windows are dropped as others are.
     """
 
     def __init__(self, *, per_stream: int = 1, capacity: int = 1024, order: str = "deadline") -> None:
@@ -144,7 +144,7 @@ class WindowQueue:
         Args:
             stride_s: it is due that long after its last frame arrived.
             late_s: seconds after the arrival of its last frame from which an answer is worthless.
-            patient: never drop its windows.
+            patient: drop its windows only where the queue as a whole is full.
             priority: class of the camera.
             seconds: expected time that it adds to a step.
             again: it was taken, but could not be started: it goes ahead of its camera's newer ones, as if it had never

@@ -291,16 +291,16 @@ class EngineWorker:
             # What the engine holds is lost; the next process takes windows and memories from the tiers.
             self._broken = str(error)
             log.critical("the engine stops: %s", error)
+        finally:
+            self._asks.close()
 
     def _serve(self) -> None:
         while True:
             with self._wake:
                 self._wake.wait_for(self._has_work, self._steps.backoff_s)
                 if self._stopping:
-                    self._asks.close()
                     return
-                commands = list(self._commands)
-                self._commands.clear()
+                commands, self._commands = self._commands, deque()
             began = self._busy_since = time.monotonic()
             for command in commands:
                 command()

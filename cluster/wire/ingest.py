@@ -246,12 +246,17 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
     @asynccontextmanager
     async def _claim(self, camera: str, session: str) -> AsyncIterator[_Connection]:
         """One pusher per camera. The same session may take over: its old connection is one it gave up."""
-        async with asyncio.timeout(self._open_s):
-            while old := self._connections.get(camera):
-                if old.session != session:
-                    raise CameraExistsError(f"another agent already pushes for camera {camera!r}")
-                old.evicted.set()
-                await old.closed.wait()
+        try:
+            async with asyncio.timeout(self._open_s):
+                while old := self._connections.get(camera):
+                    if old.session != session:
+                        raise CameraExistsError(f"another agent already pushes for camera {camera!r}")
+                    old.evicted.set()
+                    await old.closed.wait()
+        except TimeoutError:
+            raise TimeoutError(
+                f"the connection that pushed for camera {camera!r} before has not ended within {self._open_s:g} s"
+            ) from None
         connection = self._connections[camera] = _Connection(session)
         try:
             yield connection

@@ -185,6 +185,8 @@ class PushAgent:
                 continue
             except grpc.aio.AioRpcError as failure:
                 error: SightlineError = to_error(failure)
+                if failure.code() is Code.UNIMPLEMENTED and not is_ours(failure):
+                    error = UnavailableError(f"{self._address} answers, but it is no Sightline gateway")
                 # Before it is connected it has only come at a time when too many do.
                 refused = failure.code() is Code.RESOURCE_EXHAUSTED and self._was_connected
                 exhausted = exhausted + 1 if refused else 0

@@ -123,7 +123,9 @@ def to_error(error: grpc.RpcError) -> SightlineError:
     if error.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
         return UnavailableError(sentence)
     if error.code() is Code.RESOURCE_EXHAUSTED:
-        return CapacityError(f"the message is too large for the other side ({sentence}); see gateway.max_packet_bytes")
+        if "larger than max" in sentence:
+            sentence = f"the message is too large for the other side ({sentence}); see gateway.max_packet_bytes"
+        return CapacityError(sentence)
     return SightlineError(f"{error.code().name}: {sentence}")
 
 

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from cluster.alerts.sinks import DeliveryError
 from cluster.alerts.sinks.notify import NotifySink
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, UnavailableError
 from cluster.lab.bench.processes import free_port
 
 JPEG = b"\xff\xd8\xff\xe0" + b"picture" * 50 + b"\xff\xd9"
@@ -281,8 +281,12 @@ def test_what_is_no_address_is_refused_without_being_repeated(url):
     assert "not-a-token" not in str(refusal.value)
 
 
-async def test_a_test_message(tmp_path, make):
+async def test_a_test_message(tmp_path, make, monkeypatch):
     """`alerts test`: to the sink that is named, and what it said."""
+
+    async def broken(_):
+        raise RuntimeError("out of luck")
+
     async with smtp_server() as (mailbox, port):
         address = f"mailto://127.0.0.1:{port}?from=a@b.example&to=c@d.example"
         dead = f"mailto://127.0.0.1:{free_port()}?from=a@b.example&to=c@d.example"
@@ -297,6 +301,9 @@ async def test_a_test_message(tmp_path, make):
                 await service.routes.test("dead")
             with pytest.raises(Exception, match="there is no sink 'mial'; there are: mail, dead"):
                 await service.routes.test("mial")
+            monkeypatch.setattr(service.routes.sinks["mail"], "send", broken)
+            with pytest.raises(UnavailableError, match="sink 'mail': RuntimeError: out of luck"):
+                await service.routes.test("mail")
         [(_, _, mail)] = mailbox.got
         assert mail["Subject"] == "test: test (info)"
         assert "nothing has happened" in mail.get_body(("plain", "html")).get_content()

@@ -163,6 +163,21 @@ async def test_a_mute_lasts_as_long_whichever_way_the_clock_is_set(tmp_path, mon
         assert service.mutes() == []
 
 
+async def test_a_stored_mute_ends_when_it_was_to_where_the_clock_was_not_set_at_start(tmp_path, monkeypatch):
+    """A machine without a clock of its own begins in 1970."""
+    clocks = Clocks()
+    monkeypatch.setattr("cluster.alerts.wall_clock.time", clocks)
+    async with running(configuration(), tmp_path) as service:
+        [mute] = await service.mute("gate", "", 3600.0, "ann")
+    right_s, clocks.wall_s = clocks.wall_s, 10.0
+    async with running(configuration(), tmp_path) as service:
+        assert service.mutes() == [mute]
+        clocks.wall_s = right_s + 60.0
+        assert service.mutes() == [mute]
+        clocks.go_on(3600.0)
+        assert service.mutes() == []
+
+
 async def test_which_sink_gets_what(tmp_path, make, until):
     grave, here, ends = Receiver(), Receiver(), Receiver()
     sinks = [

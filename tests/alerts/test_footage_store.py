@@ -167,7 +167,9 @@ def test_a_full_disk_is_said_and_leaves_nothing_half(tmp_path):
     # The parts before it are good; a file ends with one of them.
     with store.open(draft.commit()) as file:
         assert file.read() == b"a" * 60
-    assert (store.trouble, store.bytes_stored) == ("", 60)
+    assert (store.trouble, store.bytes_stored) == ("the disk is full", 60)
+    store.begin("gate", incident(3), "clip", NOW).commit()
+    assert store.trouble == ""
 
 
 def test_room_is_left_to_others(tmp_path):

@@ -12,7 +12,7 @@ from alert_parts import configuration
 from cluster.alerts import timeline_store
 from cluster.alerts.health import CameraStates
 from cluster.alerts.service import TIMELINES, AlertService
-from cluster.alerts.timeline_store import HOUR_S, STEPS, TimelineStore
+from cluster.alerts.timeline_store import BIN_S, HOUR_S, STEPS, TimelineStore
 from cluster.errors import UnavailableError
 
 HALF = 0.5 / STEPS + 1e-6
@@ -78,12 +78,18 @@ async def test_states_are_kept_where_they_change_and_begin_with_what_was_so(tmp_
     await store.stop()
 
 
-async def test_it_goes_with_its_age(tmp_path):
+async def test_it_goes_with_its_age(tmp_path, monkeypatch):
+    """Rows are searched for it once an hour."""
+    searched = []
+    expire = timeline_store._expire
+    monkeypatch.setattr(timeline_store, "_expire", lambda *given: searched.append(given) or expire(*given))
     store = TimelineStore(tmp_path / "t.sqlite", keep_s=2 * HOUR_S)
     for hour in range(6):
-        store.add_window("gate", "person", NOON + hour * HOUR_S, 0.9, 0.9, True)
-        await store.flush()
-    hours = {(each.at_s - NOON) / HOUR_S for each in (await read(store, until_s=NOON + 9 * HOUR_S)).scores["person"]}
+        for minute in range(3):
+            store.add_window("gate", "person", NOON + hour * HOUR_S + minute * BIN_S, 0.9, 0.9, True)
+            await store.flush()
+    assert len(searched) == 6
+    hours = {(each.at_s - NOON) // HOUR_S for each in (await read(store, until_s=NOON + 9 * HOUR_S)).scores["person"]}
     assert hours == {2, 3, 4, 5}
     await store.stop()
 

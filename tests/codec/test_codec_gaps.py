@@ -347,21 +347,15 @@ def shifted(packets: list[EncodedPacket], start: int, by_s: float) -> list[Encod
 
 
 @pytest.mark.parametrize("by_s", [3600.0, -3600.0])
-def test_a_jump_of_the_clock_waits_for_a_keyframe(by_s: float) -> None:
+@pytest.mark.parametrize("first", [10, 20])
+def test_a_jump_of_the_clock_loses_nothing(by_s: float, first: int) -> None:
+    """Within a GOP, whose references are there, as at its keyframe."""
     header, packets, _ = clip("plain")
-    processor, samples = process(header, shifted(packets, 10, by_s))
-    shown = [round((seconds(sample) - (by_s if index >= 10 else 0)) * FPS) for index, sample in enumerate(samples)]
-    assert shown == [*range(10), *range(20, 60)]
-    assert [sample.index for sample in samples if sample.fresh] == [0, 10]
+    processor, samples = process(header, shifted(packets, first, by_s))
+    shown = [round((seconds(sample) - (by_s if index >= first else 0)) * FPS) for index, sample in enumerate(samples)]
+    assert shown == [*range(60)]
+    assert [sample.index for sample in samples if sample.fresh] == [0, first]
     assert (processor.stats.pts_jumps, processor.stats.resyncs) == (1, {"timestamps": 1})
-
-
-def test_a_jump_at_a_keyframe_loses_nothing() -> None:
-    header, packets, _ = clip("plain")
-    processor, samples = process(header, shifted(packets, 20, 3600.0))
-    assert len(samples) == 60
-    assert [sample.index for sample in samples if sample.fresh] == [0, 20]
-    assert processor.stats.pts_jumps == 1
 
 
 def test_a_session_whose_first_packet_has_no_time_is_not_placed_on_the_last_ones_clock() -> None:

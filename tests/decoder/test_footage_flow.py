@@ -271,15 +271,25 @@ async def test_a_clip_that_takes_too_much_memory_to_decode_says_so(tmp_path, h26
         assert "source_options.decoded_bytes" in settled.footage_note
 
 
-async def test_alerting_that_is_restarted_makes_the_clip_again(tmp_path, h264):
+@pytest.mark.parametrize("readable", [True, False])
+async def test_alerting_that_is_restarted_makes_the_clip_again(tmp_path, h264, monkeypatch, readable):
+    """Also where the database cannot be opened until later."""
+
+    def unreadable(_):
+        raise sqlite3.OperationalError("unable to open database file")
+
     async with site(tmp_path, after_s=3) as running:
         running.feed(h264, 110)
         incident = await running.alert(5.0)
         await asyncio.sleep(0.3)
         await running.stop_alerting()
         assert not [path for path in (tmp_path / "clips").iterdir() if path.suffix == ".part"]
-        await running.start_alerting()
+        with monkeypatch.context() as patch:
+            if not readable:
+                patch.setattr(AlertStore, "_open", unreadable)
+            await running.start_alerting()
         running.feed(h264, 200)
+        await until_async(lambda: not running.service._journal.trouble)
         settled = await running.settled(incident.id)
         assert (settled.clip, settled.footage_note) == ("whole", "")
 

@@ -10,9 +10,9 @@ import pytest
 from waiting import until
 from worker_parts import sample, spec
 
-from cluster.errors import CapacityError, ConfigError, UnknownCameraError
+from cluster.errors import CapacityError, ConfigError, UnavailableError, UnknownCameraError
 from cluster.replica.worker import EngineWorker
-from cluster.types import Question
+from cluster.types import AskSpec, Question
 from cluster.types.reports import WindowCounters
 
 WAIT_S = 20
@@ -461,7 +461,13 @@ def test_a_failed_gpu_ends_the_engine_at_once_and_says_why(start, held_engine) -
     worker = start()
     worker.open(spec("a")).result(WAIT_S)
     held_engine.lost = "CUDA error: an illegal memory access was encountered"
+    held_engine.gate.clear()
     feed(worker, "a", 2)
+    assert held_engine.entered.wait(WAIT_S)
+    asked = worker.ask(AskSpec("a", "Who is there?"), lambda _: None, timeout_s=600)
+    held_engine.gate.set()
+    with pytest.raises(UnavailableError, match="the replica is stopping"):
+        asked.result(WAIT_S)
     until(lambda: not worker._thread.is_alive())
     with pytest.raises(RuntimeError, match="illegal memory access"):
         worker.check()

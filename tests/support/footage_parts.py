@@ -226,7 +226,7 @@ class Site:
         await self.service.start()
         if before_sweeps is not None:
             await before_sweeps()
-        self.collector.start(await self.service.pending_clips(0.0))
+        self.collector.start(lambda: self.service.pending_clips(0.0))
         self.alerting = RpcServer()
         servicer = FootageServicer(self.collector, self.about, self.service.erase_camera)
         self.alerting.add(servicer)

@@ -148,10 +148,11 @@ class World:
 
     async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
         self._check()
-        if name in self.cameras:
+        added = self._entry(name, source, questions, settings)
+        if name in self.cameras and self.entries.get(name) != added:
             raise CameraExistsError(f"there is a camera {name!r} already")
         self.cameras[name] = CameraStatus(name, source=str(source))
-        self.entries[name] = self._entry(name, source, questions, settings)
+        self.entries[name] = added
         return self.cameras[name]
 
     async def update(self, name, source, questions, settings, manager="", takeover=False):

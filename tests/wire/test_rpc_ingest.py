@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import re
 
+import grpc
 import pytest
 from http2_deaf import DeafClient
 from ingest_parts import LIMIT, Decoder, Gateway, chain, pusher, serving
 from sightline.v1 import ingest_pb2
 
+from cluster.decoder.packet_sink import QueueSink
 from cluster.wire.channel import CallEndedError, write
 from cluster.wire.convert import packet_to_proto
 
@@ -173,6 +175,20 @@ async def test_the_same_session_takes_over_and_resumes(make, hops):
             await new.end()
             await asyncio.wait_for(decoder.ended.wait(), 5.0)
         assert decoder.sequences() == [0, 1, 2, 3, 4, 5]
+
+
+async def test_an_old_connection_that_does_not_end_is_told(monkeypatch):
+    never = asyncio.Event()
+    monkeypatch.setattr(QueueSink, "close", lambda _: never.wait())
+    async with chain("decoder", open_s=0.2) as (decoder, address), pusher(address) as old:
+        decoder.consume()
+        await old.open(session="s1")
+        async with pusher(address) as new:
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await new.open(session="s1")
+        assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert ended.value.details() == "the connection that pushed for camera 'gate' before has not ended within 0.2 s"
+        never.set()
 
 
 @HOPS

@@ -10,7 +10,7 @@ from kv_parts import OURS
 from memory_parts import Replica
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
-from cluster.errors import ConfigError, UnknownCameraError
+from cluster.errors import CapacityError, ConfigError, UnknownCameraError
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.server import KVServicer
 from cluster.replica import memory_service as memory
@@ -74,6 +74,20 @@ async def test_junk(kind, caplog):
     assert isinstance(error, ConfigError)
     assert "is no message of its kind" in str(error)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Received message larger than max (9 vs. 4)", "the message is too large for the other side (Received"),
+        ("received metadata size exceeds hard limit", "received metadata size exceeds hard limit"),
+    ],
+)
+def test_what_is_exhausted_is_not_always_a_message(said, told):
+    none = grpc.aio.Metadata()
+    error = to_error(grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, none, none, said))
+    assert isinstance(error, CapacityError)
+    assert str(error).startswith(told)
 
 
 async def test_messages_pass():

@@ -158,13 +158,13 @@ async def test_another_server_in_the_gateways_place_is_waited_out(make, until):
         await until(lambda: agent.status.packets == 40)
     port = int(address.rpartition(":")[2])
     async with rpc_serving.serving(port=port):
-        await until(lambda: task.done() or "UNIMPLEMENTED" in agent.status.reason)
+        await until(lambda: task.done() or "no Sightline gateway" in agent.status.reason)
     source.gate.set()
     async with serving(decoder.servicer, port=port):
         assert (await task).packets == 60
     # Where there never was a gateway, the address is wrong.
     async with rpc_serving.serving() as address:
-        with pytest.raises(SightlineError, match="UNIMPLEMENTED"):
+        with pytest.raises(SightlineError, match=f"{address} answers, but it is no Sightline gateway"):
             await PushAgent(Scripted((HEADER, [])), address, "gate", options=PushOptions(**QUICK)).run()
     decoder.close()
 

@@ -39,6 +39,8 @@ KNOWN = "cameras.json"
 Record = Callable[[RecordRequest], AsyncGenerator[RecordPart, None]]
 """Records a clip at the camera's decoder; raises ``SightlineError``."""
 
+Pending = Callable[[], Awaitable[Iterable[Incident]]]
+"""Incidents whose clip a previous process had not finished; raises ``UnavailableError`` and is asked again."""
 
 Tell = Callable[[str, ClipState, str], Awaitable[object]]
 """(incident, state of its clip, what is missing and why: empty when it is complete)."""
@@ -83,9 +85,19 @@ class FootageCollector:
         self._erase = erase
         self.cameras, self._unerased = _read_known(known, run)
 
-    def start(self, waiting: Iterable[Incident] = ()) -> None:
-        """Start collecting; ``waiting``: incidents whose clip a previous process had not finished."""
-        self._tasks = [asyncio.create_task(self._report_outcomes()), asyncio.create_task(self._sweep())]
+    def start(self, pending: Pending) -> None:
+        """Start collecting, and go on with the clips of ``pending``."""
+        self._tasks = [
+            asyncio.create_task(each) for each in (self._report_outcomes(), self._sweep(), self._resume(pending))
+        ]
+
+    async def _resume(self, pending: Pending) -> None:
+        while True:
+            # A database that cannot be opened says so itself.
+            with contextlib.suppress(UnavailableError):
+                waiting = await pending()
+                break
+            await asyncio.sleep(PAUSE_S)
         for incident in waiting:
             if self.store.find(incident.id, "clip") is None:
                 self._begin(incident, "clip")

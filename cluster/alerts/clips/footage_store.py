@@ -125,6 +125,7 @@ class FootageStore:
     def _write(self, draft: DraftFile, file: FileIO, data: bytes) -> None:
         with self._lock:
             self._check_wanted(draft)
+            draft.whole = False
             with self._explained():
                 if self._being_written + len(data) > self._max_bytes:
                     raise StorageError(f"the files being written exceed clips.max_bytes = {self._max_bytes}")
@@ -140,6 +141,7 @@ class FootageStore:
                     raise
                 self._being_written += len(data)
                 draft.size += len(data)
+            draft.whole = True
 
     def _check_wanted(self, draft: DraftFile) -> None:
         if draft not in self._drafts:
@@ -161,9 +163,10 @@ class FootageStore:
             self._done(draft)
             self._files[stored.incident, stored.kind] = stored
             self._bytes += stored.size
-            if self.trouble:
+            # Of one that was cut short the beginning is kept: the disk takes no more than before.
+            if self.trouble and draft.whole:
                 log.info("snapshots and clips are stored again")
-            self.trouble = ""
+                self.trouble = ""
             return stored
 
     def _done(self, draft: DraftFile) -> None:
@@ -316,6 +319,7 @@ class DraftFile:
         self.stored = stored
         self.path = path
         self.size = 0
+        self.whole = True
         self._store = store
         self._file = open(path, "wb", buffering=0, opener=open_private)  # noqa: SIM115
 

@@ -11,7 +11,7 @@ from sightline.v1 import cameras_pb2, incidents_pb2, pictures_pb2
 from cluster.alerts.grpc_service import timeline_from_proto
 from cluster.alerts.timeline_store import BIN_S
 from cluster.config.camera_list import parse_camera_list
-from cluster.control.cameras.managed import settings_of
+from cluster.control.cameras.managed import entry_to_json, settings_of
 from cluster.errors import SightlineError, UnknownCameraError
 from cluster.gateway.http import forms
 from cluster.gateway.http.answering import NDJSON, lines
@@ -123,17 +123,24 @@ class CameraList(Body):
 
 @router.on("POST /v1/cameras/import", IMPORT, forms.ImportedCameras, errors=(409,), body_bytes=LIST_BYTES)
 async def import_cameras(body: CameraList, gateway: Gateway) -> Reply:
-    """Check a list of cameras line by line, and with ``apply`` add them. With anything wrong in it, none is added."""
+    """Check a list of cameras line by line, and with ``apply`` add them. With anything wrong in it, none is added. A
+    camera that is there already as listed is not wrong: a list that was added in part can be sent again."""
     listed = parse_camera_list(body.text)
     known = {each.name for each in await gateway.live.list()}
     sees = current_principal().sees
+    there: dict[str, Any] = {}
+    if twice := [each.name for each in listed if each.name in known and sees(each.name)]:
+        found = await gateway.calls.unary(f"{SERVICE}Export", cameras_pb2.ExportCamerasRequest(names=twice))
+        there = {each.name: json.loads(each.entry_json) for each in found.cameras}
     checked = []
     for each in listed:
         error = each.error
+        # Passwords, which are hidden here, are compared where it is added.
+        same = each.entry is not None and json.loads(entry_to_json(each.entry, secrets=False)) == there.get(each.name)
         if not error and not sees(each.name):
             error = f"camera {each.name!r} is not among those that this token may touch"
-        elif not error and each.name in known:
-            error = f"there is a camera {each.name!r} already"
+        elif not error and each.name in known and not same:
+            error = f"there is a camera {each.name!r} already, with other settings"
         source = "" if each.entry is None else str(each.entry.source)
         checked.append({"line": each.line, "name": each.name, "source": source, "error": error, "added": False})
     if not body.apply or any(line["error"] for line in checked):

@@ -1,11 +1,12 @@
 """The door of the gateway's HTTP: who asks, whether they may, and what a browser may do with the reply."""
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from email.utils import formatdate
 from urllib.parse import urlsplit
 
@@ -13,11 +14,11 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster import metrics
-from cluster.errors import SightlineError
+from cluster.errors import SightlineError, UnavailableError
 from cluster.gateway.guard import Credentials, Guard
 from cluster.gateway.http.replies import HttpError, failure, status_of
 from cluster.hosts import is_loopback
-from cluster.security.roles import ANYBODY, RULES, Principal, serve_as
+from cluster.security.roles import ANYBODY, RULES, Principal, Role, serve_as
 from cluster.security.sessions import Sessions, SessionStore
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,17 @@ class Door:
         """Whose token or session a request has. Raises ``UnauthenticatedError``, and ``UnavailableError`` where nobody
         says whether it has a session."""
         return ANYBODY if self.guard is None else self.guard.identify(await self._credentials(request))
+
+    async def recheck(self, request: Request, principal: Principal, cameras: Sequence[str] = ()) -> Principal | None:
+        """Who may still see a stream that ``principal`` began, None: nobody. A token that was revoked, has expired or
+        lost a camera sees no more, nor does a session that has ended; while nobody can say, the stream goes on."""
+        try:
+            with contextlib.suppress(UnavailableError):
+                principal = await self.identify(request)
+            principal.require(Role.VIEW, cameras)
+        except SightlineError:
+            return None
+        return principal
 
     async def begin_session(self, request: Request, secret: str) -> tuple[Principal, str]:
         """Whose token ``secret`` is, and the id of a session with it; no id where nobody is asked for tokens. Raises

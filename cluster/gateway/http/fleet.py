@@ -12,12 +12,11 @@ from typing import Annotated, Any
 from fastapi import Query, Request
 from sightline.v1 import replicas_pb2
 
-from cluster.errors import SightlineError
 from cluster.gateway.http.door import names
 from cluster.gateway.http.forms import Fleet, Replicas
 from cluster.gateway.http.replies import Reply, Stream
 from cluster.gateway.http.routes import Backend, Body, Gateway, Routes
-from cluster.security.roles import EVENTS, FLEET, Role, current_principal
+from cluster.security.roles import EVENTS, FLEET, current_principal
 from cluster.types import CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.mapping import from_message
@@ -114,12 +113,9 @@ async def _events(gateway: Backend, wanted: frozenset[str], request: Request) ->
         while (piece := await reader.take(gateway.ping_s)) is not None:
             if loop.time() - checked_s >= gateway.ping_s:
                 checked_s = loop.time()
-                try:
-                    # A token that was revoked, or has expired, sees no more, nor does a session that has ended; one
-                    # that was changed, what it is for.
-                    principal = await gateway.door.identify(request)
-                    principal.require(Role.VIEW)
-                except SightlineError:
+                if (still := await gateway.door.recheck(request, principal)) is None:
                     return
+                # One that was changed sees what it is for.
+                principal = still
             yield piece or b": ping\n\n"
             await asyncio.sleep(PACE_S)

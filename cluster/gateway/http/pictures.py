@@ -10,11 +10,11 @@ import grpc
 from fastapi import Query, Request, Response
 from sightline.v1 import pictures_pb2
 
-from cluster.errors import NotReadyError, SightlineError
+from cluster.errors import NotReadyError
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import HttpError, Stream
 from cluster.gateway.http.routes import Backend, Count, Flag, Gateway, Routes
-from cluster.security.roles import Role
+from cluster.security.roles import current_principal
 from cluster.wire.status import RefusedError
 
 SERVICE = "/sightline.v1.Pictures/"
@@ -53,16 +53,13 @@ async def live(request: Request, name: str, gateway: Gateway) -> Response:
 
 
 async def _watched(gateway: Backend, camera: str, request: Request) -> AsyncGenerator[bytes, None]:
-    loop = asyncio.get_running_loop()
+    principal, loop = current_principal(), asyncio.get_running_loop()
     checked_s = loop.time()
     async with aclosing(gateway.calls.stream(f"{SERVICE}Live", pictures_pb2.LiveRequest(camera=camera))) as parts:
         async for part in parts:
             if loop.time() - checked_s >= gateway.ping_s:
                 checked_s = loop.time()
-                try:
-                    # As for events: a token that was revoked, has expired or lost the camera sees no more of it.
-                    (await gateway.door.identify(request)).require(Role.VIEW, [camera])
-                except SightlineError:
+                if await gateway.door.recheck(request, principal, [camera]) is None:
                     return
             yield part.data
 

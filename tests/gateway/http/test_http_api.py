@@ -21,7 +21,7 @@ async def test_a_camera_comes_changes_and_goes(tmp_path):
         question = {"id": "person", "text": "Is there a person?", "threshold": 0.7}
         new = {"name": "gate", "source": "rtsp://gate/1", "questions": [question], "settings": {"priority": "critical"}}
         assert (await client("POST", "/v1/cameras", new))[1]["source"] == "rtsp://gate/1"
-        status, body = await client("POST", "/v1/cameras", new)
+        status, body = await client("POST", "/v1/cameras", new | {"source": "rtsp://gate/2"})
         assert (status, body["error"]) == (409, "there is a camera 'gate' already")
         changed = {"source": "rtsp://gate/2", "questions": []}
         assert (await client("PUT", "/v1/cameras/gate", changed))[1]["source"] == "rtsp://gate/2"
@@ -202,3 +202,24 @@ def test_what_is_no_number_is_none():
     }
     with pytest.raises(TypeError, match="object has no JSON form"):
         jsonable(object())
+
+
+async def test_a_list_that_was_added_in_part_can_be_sent_again(tmp_path):
+    """The browser left, or the controller did not answer, in the midst of it."""
+    lines = [f"listed-{number},rtsp://u:hunter2horse@10.0.0.{number}/s,Is the gate open?" for number in range(3)]
+
+    async def send(client, *lines):
+        text = "\n".join(["name,source,question", *lines])
+        _, told = await client("POST", "/v1/cameras/import", json={"text": text, "apply": True})
+        return [(each["added"], each["error"]) for each in told["cameras"]]
+
+    async with serving(tmp_path, cameras=1) as served, Client(served.url) as client:
+        assert await send(client, *lines[:2]) == [(True, "")] * 2
+        assert await send(client, *lines) == [(True, "")] * 3
+        # Another camera of that name is not replaced, nor is one whose password is another.
+        assert await send(client, lines[0].replace("gate", "door")) == [
+            (False, "there is a camera 'listed-0' already, with other settings")
+        ]
+        [(added, error)] = await send(client, lines[0].replace("hunter2horse", "hunter3horse"))
+        assert not added
+        assert "there is a camera 'listed-0' already" in error

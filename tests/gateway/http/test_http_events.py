@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from sightline.v1 import incidents_pb2
 from waiting import until_async
 
-from cluster.errors import CapacityError
+from cluster.errors import CapacityError, UnavailableError
 from cluster.gateway.guard import Guard
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.live import KEPT, MOST_QUESTIONS, Event, Feed, History, Live, Ring
@@ -130,9 +130,17 @@ async def test_only_what_is_asked_for_and_may_be_seen(tmp_path):
 async def test_a_token_that_is_revoked_sees_no_more(tmp_path):
     secret, token = make_token("somebody", [Role.VIEW], ["*"])
     write_tokens(tmp_path / "tokens.json", [token])
-    guard = Guard(TokenFile(tmp_path / "tokens.json").verify)
-    application = bare_application(guard=guard, ping_s=0.2)
+    tokens, asked = TokenFile(tmp_path / "tokens.json"), []
+
+    def verify(secret):
+        asked.append(secret)
+        if 2 <= len(asked) <= 4:
+            raise UnavailableError("the controller, which has the sessions, does not answer")
+        return tokens.verify(secret)
+
+    application = bare_application(guard=Guard(verify), ping_s=0.2)
     async with listening(application) as (url, _), Client(url, secret) as client, following(client) as event:
+        await until_async(lambda: len(asked) > 4, "a look after those when nobody could say", 20.0)
         write_tokens(tmp_path / "tokens.json", [])
         assert await event("nothing of this kind") is None, "the stream ended"
 
