@@ -1,6 +1,7 @@
 """The pool of slots against a dictionary; keys out of it as they came in."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -76,6 +77,17 @@ def test_a_full_pool_says_so(model) -> None:
     assert len(kv) == 8
     with pytest.raises(ValueError, match="9 slots cannot be dropped of 8"):
         kv.drop_slots(9)
+
+
+def test_what_a_window_takes_and_gives_back_costs_the_same_beside_many_free_slots(model) -> None:
+    pool = pool_of(model, 2**17)
+    pool.give_back(pool.take(2**17))
+    tracemalloc.start()
+    try:
+        pool.give_back(pool.take(100))
+        assert tracemalloc.get_traced_memory()[1] < 2**17, "a byte for each of them"
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_container_s_limit_counts(model, monkeypatch, tmp_path) -> None:

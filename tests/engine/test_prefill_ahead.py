@@ -128,6 +128,24 @@ def test_a_move_takes_the_progress_along(engine, model, make_camera, make_spec, 
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in expected]
 
 
+def test_a_shorter_stride_ends_windows_before_frames_that_have_kv(engine, model, make_camera, make_spec, run) -> None:
+    """Answers are those of an engine that computes nothing ahead, and so are counts behind what it has computed."""
+    camera, answers = make_camera(kept=0.5), []
+    for each in (engine, NativeEngine(model)):
+        each.admit(make_spec(stride_s=8.0))
+        run(each, [camera.sample(index) for index in range(14)])
+        if each is engine:
+            assert settle(each) > 0
+        each.admit(make_spec(refresh="budget"))
+        answers.append(run(each, [camera.sample(index) for index in range(14, 20)]))
+        assert len(each._streams["cam"].kv) == each.pool.used
+    ahead, alone = answers
+    assert [answer.end // 1_000_000 for answer in ahead] == [10, 12, 14, 16, 18, 20]
+    computed = [[(answer.tokens.kept, answer.tokens.computed) for answer in each[1:]] for each in answers]
+    assert computed[0] == computed[1]
+    assert scores(ahead) == pytest.approx(scores(alone), abs=1e-5)
+
+
 def test_another_policy_refreshes_again(engine, make_camera, make_spec) -> None:
     camera = make_camera()
     engine.admit(make_spec(refresh="none"))

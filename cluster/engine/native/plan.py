@@ -132,6 +132,10 @@ def plan_window(
         CapacityError: the pool is full.
     """
     stream.drop_frames(stream.frames.index(frames[0]))
+    for later in stream.frames[len(frames) :]:
+        # Computed ahead, for a stride that is shorter now: its slots are behind those of this window's new tokens.
+        if later.computed is not None:
+            stream.next_token, later.computed = min(stream.next_token, later.first), None
     visual = sum(token_counts(frames))
     cached = sum(token_counts([frame for frame in frames if frame.computed is not None]))
     tails = question_tails(len(system) + visual, [len(p) for p in prompts], [p.reserved for p in prompts])

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,10 @@ from cluster.engine.vllm.served_model import write_model_folder
 from cluster.engine.vllm.settings import VllmSettings, engine_arguments
 from cluster.engine.vllm.window_checkpoint import WindowCheckpoints
 from cluster.engine.window.score import answer_text, check_scores, end_token_ids, make_score
-from cluster.engine.window.stream import token_counts
+from cluster.engine.window.stream import StreamFrame, encoded_tokens, token_counts
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
 from cluster.errors import ConfigError
-from cluster.models.base import VisionLanguageModel
+from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.types import Answer, DeletedMemory, StreamSpec, TokenCount, WindowRequest
 
 if TYPE_CHECKING:
@@ -126,6 +127,14 @@ class VllmEngine(WindowedEngine):
             if keeper is not None:
                 keeper.queue_window(request.stream, self._snapshot(request.stream))
         return answers
+
+    def _encode_frames(self, frames: Sequence[StreamFrame]) -> Sequence[PatchBatch]:
+        """As every engine, to host memory: from there they go to vLLM, whose KV cache leaves a GPU no room for them."""
+        batches = super()._encode_frames(frames)
+        for frame in frames:
+            tokens = encoded_tokens(frame)
+            frame.tokens = replace(tokens, embeds=tokens.embeds.cpu())
+        return batches
 
     def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
         began = time.perf_counter()

@@ -55,16 +55,15 @@ class TimeOrderLayout:
         """Embeddings ``[n, W]`` on the CPU, each of their parts padded to the served model's hidden size."""
         parts = 1 + self.model.deepstack
         more = (self.served.width - embeds.shape[1]) // parts
-        embeds = embeds.cpu()
         return F.pad(embeds.reshape(len(embeds), parts, -1), (0, more)).flatten(1) if more else embeds
 
     def _embed_token(self, token: int) -> tuple[Tensor, str]:
-        embeds = self.pad_embeds(self.model.embed(torch.tensor([token])))
+        embeds = self.pad_embeds(self.model.embed(torch.tensor([token])).cpu())
         return embeds, content_digest(embeds)
 
 
 def embeds_digest(frame: StreamFrame) -> str:
     """Digest of an encoded frame's embeddings, cached in the frame."""
     if not frame.content:
-        frame.content = content_digest(encoded_tokens(frame).embeds.cpu())
+        frame.content = content_digest(encoded_tokens(frame).embeds)
     return frame.content

@@ -5,19 +5,19 @@ wrote it. A tier (host arena, Redis, a node's tier over gRPC) is slow and may be
 background threads write through.
 """
 
+import logging
 import uuid
 from concurrent.futures import wait
 from dataclasses import replace
 
 from cluster.engine.window.export import Snapshot
 from cluster.memory.manifest import read_header
-from cluster.memory.tiers.base import Outcome
+from cluster.memory.tiers.base import CappedTier, Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.memory.writer import MemoryWriter
 from cluster.types import StreamSpec
 
-MAX_BYTES = 15 * 2**20
-"""Largest checkpoint."""
+log = logging.getLogger(__name__)
 
 HAND_OVER_S = 5.0
 """Longest wait for a running write at a hand-over; after that the stream starts with an empty window elsewhere."""
@@ -40,6 +40,7 @@ class WindowCheckpoints:
         self._waiting: dict[str, Snapshot] = {}
         # To be deleted before anything of them is written.
         self._clears: set[str] = set()
+        self._refused = False
 
     def find_window(self, spec: StreamSpec) -> bytes | None:
         """The window another process saved of a camera. One saved by this process is stale and ignored."""
@@ -55,16 +56,17 @@ class WindowCheckpoints:
         return None if stream in self._clears else self.tiers.manifest(stream)[1]
 
     def queue_window(self, stream: str, window: Snapshot) -> None:
-        """Queue a checkpoint, unless it is too large. It is serialised in the writing thread, and only if no newer one
-        replaces it first."""
-        if window.nbytes <= MAX_BYTES:
+        """Queue a checkpoint, unless it is above the stream's cap. It is serialised in the writing thread, and only if
+        no newer one replaces it first."""
+        if self._fits(stream, window):
             self._waiting[stream] = window
             self.writer.schedule(stream)
 
     def hand_over(self, stream: str, window: Snapshot) -> bool:
         """Write a checkpoint where another process finds it; False if that is impossible or takes too long."""
         self.cancel_window(stream)
-        if window.nbytes > MAX_BYTES or not self.tiers.shared or not self._finish_write(stream, HAND_OVER_S):
+        fits = self.tiers.shared and self._fits(stream, window)
+        if not fits or not self._finish_write(stream, HAND_OVER_S):
             return False
         return self.tiers.put_manifest(stream, self._serialised(window)) is Outcome.HIT
 
@@ -97,6 +99,17 @@ class WindowCheckpoints:
     def close(self) -> None:
         """Stop writing; what is queued is dropped."""
         self.writer.end(CLOSE_S)
+
+    def _fits(self, stream: str, window: Snapshot) -> bool:
+        """Whether the tiers may hold it; to find that out from them takes as long as writing it."""
+        lowest = self.tiers.lowest
+        if not isinstance(lowest, CappedTier) or window.nbytes <= (cap := lowest.cap(stream)):
+            return True
+        if not self._refused:
+            sizes = f"{window.nbytes // 2**10} KiB is above its cap of {cap // 2**10} KiB (memory.cap, tiers)"
+            log.warning("camera %s: its window of %s and is not saved; raise that to keep such windows", stream, sizes)
+        self._refused = True
+        return False
 
     def _finish_write(self, stream: str, deadline_s: float) -> bool:
         return bool(wait([self.writer.schedule(stream)], deadline_s).done)

@@ -90,14 +90,14 @@ class KVPool:
             host_bytes = 0 if model.device.type == "cpu" else int(HOST_SHARE * host_memory_bytes())
         self.host_used, self.host_capacity = 0, host_bytes
         self.block_tokens = max(1, HOST_BLOCK // (self.slot_bytes // 2))
-        # Slots from here on were never used.
-        self._fresh = 0
-        self._free = np.zeros(0, np.int64)
+        # Slots from here on were never used; of those before, so many are free again, the first of this stack.
+        self._fresh = self._spare = 0
+        self._free = np.empty(self.capacity, np.int64)
 
     @property
     def used(self) -> int:
         """Slots that streams hold."""
-        return self._fresh - len(self._free)
+        return self._fresh - self._spare
 
     def take(self, count: int) -> IntArray:
         """``count`` free slots, ascending.
@@ -107,20 +107,22 @@ class KVPool:
         """
         if count > self.capacity - self.used:
             self.make_room(count - (self.capacity - self.used))
-        again = self._free[len(self._free) - min(count, len(self._free)) :]
-        more = count - len(again)
+        again = min(count, self._spare)
+        more = count - again
         if self._fresh + more > self.capacity:
             raise CapacityError(
                 f"{count} tokens do not fit the KV pool: {self.used} of its {self.capacity} slots of "
                 f"{self.slot_bytes} bytes are in use"
             )
-        self._free = self._free[: len(self._free) - len(again)]
+        self._spare -= again
         self._fresh += more
-        return np.sort(np.concatenate((again, np.arange(self._fresh - more, self._fresh))))
+        given = self._free[self._spare : self._spare + again], np.arange(self._fresh - more, self._fresh)
+        return np.sort(np.concatenate(given))
 
     def give_back(self, slots: IntArray) -> None:
         """The counterpart of :meth:`take`."""
-        self._free = np.concatenate((self._free, slots))
+        self._free[self._spare : self._spare + len(slots)] = slots
+        self._spare += len(slots)
         self.copies.mark_freed()
 
     def clear(self, slots: IntArray) -> None:

@@ -9,11 +9,14 @@ import torch
 
 pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
 
+from cluster.engine.vllm.engine import VllmEngine
 from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.score import YesNoScore
 from cluster.engine.window.stream import StreamFrame
 from cluster.errors import ConfigError, NotReadyError
 from cluster.lab.bench import harness
+from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
+from cluster.models.loading import load_truncated
 from cluster.types import MICROSECONDS, AskSpec, DeletedMemory, Question
 
 # Both compute in float32, in another order of sums.
@@ -65,6 +68,16 @@ def test_a_window_of_nothing_stands_where_the_native_engine_puts_it(family: Any,
     ours, native = (family.drive(engine, spec(), samples) for engine in (family.engine, family.native))
     assert ours[0].tokens.kept == 0
     assert scores(ours) == pytest.approx(scores(native), abs=SAME)
+
+
+def test_embeddings_wait_in_host_memory(qwen: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's is vLLM's: those of a camera's window are tens of MiB, and nothing counted them there."""
+    monkeypatch.setattr(VllmEngine, "_start", lambda *_, **__: None)
+    frames = [StreamFrame.of(sample) for sample in qwen.frames(3)]
+    with FakeCuda():
+        model = load_truncated("qwen2_5_vl-7b", 1, DEVICE)
+        VllmEngine(model)._encode_frames(frames)
+        assert [frame.tokens.embeds.device.type for frame in frames] == ["cpu"] * 3
 
 
 def test_streams_of_one_step_do_not_touch_each_other(family: Any, spec: Any) -> None:

@@ -10,7 +10,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.engine.vllm import window_checkpoint
 from cluster.engine.vllm.settings import tier_fingerprint
 from cluster.engine.vllm.window_checkpoint import WindowCheckpoints
 from cluster.engine.window.export import Snapshot
@@ -30,8 +29,8 @@ class Shared(Arena):
     down = False
     stuck: Collection[str] = ()
 
-    def __init__(self) -> None:
-        super().__init__(2**22, name="node", slab_bytes=2**16)
+    def __init__(self, nbytes: int = 2**22) -> None:
+        super().__init__(nbytes, name="node", slab_bytes=2**16)
         self.asked, self.free = threading.Event(), threading.Event()
         self.free.set()
         self.put: list[tuple[str, bytes]] = []
@@ -108,14 +107,19 @@ def test_a_window_is_handed_over_only_where_others_find_it() -> None:
         assert not here.hand_over("gate", state("newer"))
 
 
-def test_a_window_that_is_too_large_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window_checkpoint, "MAX_BYTES", 10)
-    large = Snapshot({}, {"kv": torch.zeros(11, dtype=torch.int8)})
-    with keeper(stack(Shared())) as here:
-        here.queue_window("gate", large)
-        assert not here.hand_over("gate", large)
-        assert here.writer.wait_idle(10)
-        assert here.read_manifest("gate") is None
+def test_a_window_above_its_camera_s_cap_is_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+    """Of a window of Qwen2.5-VL-7B, 16 MiB are the embeddings of 2,300 tokens."""
+    large = Snapshot({"name": "large"}, {"embeds": torch.zeros(2**24, dtype=torch.uint8)})
+    for cap in (2**25, 2**23):
+        node = Shared(2**26)
+        with keeper(stack(node)) as here:
+            here.tiers.set_cap("gate", cap)
+            for _ in range(2):
+                here.queue_window("gate", large)
+            assert here.writer.wait_idle(10)
+            assert (here.read_manifest("gate") is not None) is (cap == 2**25)
+            assert here.hand_over("gate", large) is (cap == 2**25)
+    assert caplog.text.count("camera gate: its window of 16384 KiB is above its cap of 8192 KiB") == 1
 
 
 def test_while_a_tier_is_slow_only_the_newest_window_waits() -> None:
