@@ -24,8 +24,8 @@ from cluster.redaction.known_secrets import redact_tracebacks
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-EXIT_S = 1.0
-"""Until a process exits of which a task has failed."""
+EXIT_S, TOLD_S = 1.0, 60.0
+"""Until a process exits of which a task has failed, and where somebody may be told of it first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +39,20 @@ class Addresses:
 def run_task(work: Coroutine[Any, Any, T], *, told: type[Exception] | tuple[()] = ()) -> asyncio.Task[T]:
     """Run what the process is of no use without: when it fails, the process exits, and Ray restarts it.
 
-    ``told``: errors that whoever awaits the task is told of instead. A task that was cancelled may end as it likes.
+    ``told``: errors that whoever awaits the task is told of before. After a restart nobody does, and what was in the
+    way, as another's lock or port, may be gone later. A task that was cancelled may end as it likes.
     """
     task = asyncio.create_task(work, name=getattr(work, "__qualname__", None))
 
     def ended(_: object) -> None:
-        if task.cancelled() or task.cancelling() or (error := task.exception()) is None or isinstance(error, told):
+        if task.cancelled() or task.cancelling() or (error := task.exception()) is None:
             return
-        log.critical("%s failed, so this process exits to be restarted", task.get_name(), exc_info=error)
+        if isinstance(error, told):
+            log.error("%s failed, so this process exits in %g s: %s", task.get_name(), TOLD_S, error)
+        else:
+            log.critical("%s failed, so this process exits to be restarted", task.get_name(), exc_info=error)
         # Calls that wait for it have its error by then.
-        asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)
+        asyncio.get_running_loop().call_later(TOLD_S if isinstance(error, told) else EXIT_S, os._exit, 1)
 
     task.add_done_callback(ended)
     return task

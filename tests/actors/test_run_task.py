@@ -77,6 +77,23 @@ async def test_stops_and_errors_that_are_told_end_no_process(monkeypatch):
     assert exits == [1]
 
 
+async def test_a_process_that_told_why_it_does_not_start_exits_after_a_while(monkeypatch, caplog):
+    """After a restart nobody asks it: the lock or port that it waits for must not keep it from starting for good."""
+    exits = []
+    monkeypatch.setattr("actors.startup.TOLD_S", 0.01)
+    monkeypatch.setattr("actors.startup.os._exit", exits.append)
+
+    async def refused():
+        raise ConfigError("the folder is in use")
+
+    with pytest.raises(ConfigError, match="is in use"):
+        await run_task(refused(), told=ConfigError)
+    assert exits == []
+    await asyncio.sleep(0.1)
+    assert exits == [1]
+    assert "the folder is in use" in caplog.text
+
+
 @pytest.mark.parametrize("error", [RpcError("the head is away"), RaySystemError("no such id"), GetTimeoutError("late")])
 @pytest.mark.parametrize("where", ["looking it up", "calling it"])
 async def test_a_ray_that_is_away_ends_no_loop(monkeypatch, error, where):

@@ -87,10 +87,8 @@ def test_a_page_that_stays_open_shows_the_last_day_and_not_that_of_its_opening(o
     page.goto(f"{gateway.url}/#/camera/{running(gateway, 5)}")
     page.reload()
     page.wait_for_selector(".day-line")
-    ends = []
-    page.on(
-        "request", lambda request: "/timeline?" in request.url and ends.append(float(request.url.rpartition("=")[2]))
-    )
+    asked = []
+    page.on("request", lambda request: "/timeline?" in request.url and asked.append(request.url.rpartition("=")[2]))
     page.locator(".day-line").press("Home")
     page.clock.fast_forward(3 * 3_600_000)
     until(lambda: page.evaluate("Date.now() / 1000") - 60 <= max(map(float, asked), default=0.0))
