@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.options import Json, Settings, State, parse_settings
-from actors.cli.output import console, plural, trouble_lines, write_json
+from actors.cli.output import check_json_target, console, plural, trouble_lines, write_json
 from cluster.errors import SightlineError
 
 if TYPE_CHECKING:
@@ -53,6 +53,10 @@ def serve(
     from cluster.models.presets import PRESETS
 
     loaded = with_state(load_config(config, parse_settings(settings)), state)
+    if json not in (None, "-") and Path(json).is_file() and not Path(json).is_symlink():
+        # Whoever waits for it must not find the addresses of an earlier run.
+        Path(json).unlink()
+    check_json_target(json)
     screen = console(stderr=json == "-")
     stop = threading.Event()
     failure: str | None = None
