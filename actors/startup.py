@@ -2,7 +2,9 @@
 ``log_dir``; build information and zero series among its metrics."""
 
 import asyncio
+import fcntl
 import hashlib
+import itertools
 import logging
 import os
 import socket
@@ -77,17 +79,38 @@ class ActorProcess:
         return os.getpid()
 
 
-def configure_logging(process: str, cluster: ClusterConfig) -> None:
-    """Send records from INFO on to this process's log, formatted as ``cluster.log_format`` says."""
+def configure_logging(process: str, cluster: ClusterConfig, *, numbered: str = "") -> None:
+    """Send records from INFO on to this process's log, formatted as ``cluster.log_format`` says.
+
+    ``numbered``: kind of a process that has another name after each start, whose file would stay for ever. It goes on
+    with the first one of its kind that no running process writes.
+    """
     redact_tracebacks()
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if cluster.log_dir is not None:
         folder = Path(cluster.log_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        handlers.append(RotatingFileHandler(folder / f"{process}.log", maxBytes=10 * 2**20, backupCount=2, delay=True))
+        file = folder / f"{_free_number(folder, numbered) if numbered else process}.log"
+        handlers.append(RotatingFileHandler(file, maxBytes=10 * 2**20, backupCount=2, delay=True))
     for handler in handlers:
         handler.setFormatter(JsonFormatter(process) if cluster.log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[*handlers, CountingHandler()], force=True)
+
+
+def _free_number(folder: Path, kind: str) -> str:
+    for number in itertools.count():
+        lock = os.open(folder / f".{kind}-{number}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            # Held until this process ends.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        except OSError:
+            # A file system without locks: all write the first one.
+            pass
+        break
+    return f"{kind}-{number}"
 
 
 def config_digest(config: SightlineConfig) -> str:

@@ -61,9 +61,10 @@ def serve(
     stop = threading.Event()
     failure: str | None = None
 
-    def terminate(number: int, _: object) -> None:
+    def terminate(*_: object) -> None:
         stop.set()
-        sys.exit(number)
+        # With 0, also while the libraries are loaded: it was asked for.
+        sys.exit()
 
     signal.signal(signal.SIGTERM, terminate)
     sys.unraisablehook = _report_unraisable

@@ -41,6 +41,40 @@ def test_a_process_whose_task_fails_exits_and_says_why():
     assert "KeyError: 'camera gate'" in ended.stderr
 
 
+LOGGING = """
+import logging, sys
+from actors.startup import configure_logging
+from cluster.config.cluster import ClusterConfig
+
+configure_logging(f"replica-{sys.argv[2]}", ClusterConfig(log_dir=sys.argv[1]), numbered="replica")
+logging.info("%s has started", sys.argv[2])
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_replica_that_starts_goes_on_with_the_log_of_one_that_has_ended(tmp_path):
+    """Each has another name: with files of these names, a replica that fails to start over and over fills the disk."""
+
+    def start(name):
+        command = [sys.executable, "-c", LOGGING, str(tmp_path), name]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout.readline()
+        return process
+
+    def end(process):
+        process.communicate(timeout=30)
+
+    first, second = start("a1"), start("b2")
+    end(first)
+    third = start("c3")
+    end(second)
+    end(third)
+    logs = {file.name: file.read_text() for file in tmp_path.glob("*.log")}
+    assert sorted(logs) == ["replica-0.log", "replica-1.log"]
+    assert [name in logs["replica-0.log"] for name in ("a1 has", "b2 has", "c3 has")] == [True, False, True]
+
+
 async def test_stops_and_errors_that_are_told_end_no_process(monkeypatch):
     exits = []
     monkeypatch.setattr("actors.startup.EXIT_S", 0.0)

@@ -185,6 +185,19 @@ def test_a_file_for_addresses_is_tried_before_anything_starts_and_keeps_none_of_
     assert not before.exists()
 
 
+def test_an_end_that_is_asked_for_while_the_libraries_load_is_no_failure(cli, monkeypatch):
+    import signal
+
+    (cli.folder / "c.yaml").write_text("model: {name: tiny-qwen2_5_vl}\n")
+    monkeypatch.setattr("actors.runtime.Cluster", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("sys.unraisablehook", None)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        assert cli("serve", "-c", "c.yaml").returncode in (None, 0)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
 def test_ctrl_c_while_nobody_answers(cli, wait_for):
     make_clip("street", cli.folder / "street.mp4", seconds=1, fps=10, size=(64, 64))
     process, log = cli.start("push", "street.mp4", "--to", "127.0.0.1:1", "--camera", "x", "--realtime", "--loop")
