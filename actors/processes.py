@@ -1,7 +1,7 @@
 """Table of a cluster's processes beside its replicas, for `sightline serve` and for Kubernetes."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from cluster.config.alerts import AlertsConfig
 from cluster.config.cluster import ClusterConfig, PlacementConfig
 from cluster.config.sources import decoder_roots
 from cluster.control.decoders import decoder_names
+from cluster.errors import UnavailableError
 from cluster.redaction import REVEAL
 
 
@@ -130,9 +131,16 @@ def processes(
     return found
 
 
-def wanted_decoders() -> list[str]:
-    """Names of the decoders that must run, as the controller decided. Raises ``UnavailableError``."""
-    names: list[str] = await_reply_blocking(controller().decoder_names.remote())
+def wanted_decoders(config: SightlineConfig, there: Collection[str]) -> list[str] | None:
+    """Names of the decoders that must run, where their number follows the load; ``None`` where it does not. Until the
+    controller says: those among the processes that are ``there``, and as many as at the start."""
+    if config.cluster.max_decoders is None:
+        return None
+    try:
+        names: list[str] = await_reply_blocking(controller().decoder_names.remote())
+    except UnavailableError:
+        found = (name for name in there if name.startswith("decoder-"))
+        names = sorted({*found, *decoder_names(config.cluster.decoders)})
     return names
 
 

@@ -63,7 +63,7 @@ class Replica:
         self._config = config = load()
         self._tls = peer_tls(config.security)
         self._instance = uuid.uuid4().hex[:12]
-        configure_logging(f"replica-{self._instance}", config.cluster)
+        configure_logging(f"replica-{self._instance}", config.cluster, numbered="replica")
         try:
             engine, bank = await self._load(config)
             # A collection would look through a model's objects for a tenth of a second.

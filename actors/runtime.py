@@ -18,7 +18,7 @@ from actors.alerting import private_folder
 from actors.controller import Readiness
 from actors.preflight import preflight
 from actors.processes import Process, processes, tiers, wanted_decoders
-from actors.remote import ALERTING, CONTROLLER, RECONCILER, await_reply_blocking, gateway_names
+from actors.remote import ALERTING, CONTROLLER, RECONCILER, await_reply_blocking, find_actor, gateway_names
 from actors.session import RaySession
 from actors.startup import Addresses
 from cluster.config import SightlineConfig
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 APPLICATION = "sightline"
 POLL_S = 0.05
 FOLLOW_S = 1.0
-"""Interval of comparing the decoders with those that are wanted, where their number follows the load."""
+"""Interval of comparing the processes with those that are wanted."""
 
 
 class Cluster:
@@ -170,9 +170,8 @@ class Cluster:
                     await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
         with self._phase("decoders and replicas"):
             self._wait_until_ready(config, deadline)
-        if config.cluster.max_decoders is not None:
-            self._following = threading.Thread(target=self._follow_decoders, args=(config, host), daemon=True)
-            self._following.start()
+        self._following = threading.Thread(target=self._follow_processes, args=(config, host), daemon=True)
+        self._following.start()
 
     def _start_process(self, process: Process, config: SightlineConfig) -> None:
         try:
@@ -182,19 +181,25 @@ class Cluster:
                 f"a Sightline cluster runs at Ray address {self._config.cluster.ray_address!r} already; stop it first"
             ) from None
 
-    def _follow_decoders(self, config: SightlineConfig, host: str | None) -> None:
-        """Start and stop decoders as the controller decides."""
+    def _follow_processes(self, config: SightlineConfig, host: str | None) -> None:
+        """Start those that are gone for good, as Ray does not restart one that failed while it started; start and stop
+        decoders as the controller decides."""
         most = set(decoder_names(config.cluster.max_decoders or 0))
         while not self._ending.wait(FOLLOW_S):
             try:
-                wanted = {each.name: each for each in processes(config, self._run_id, host, wanted_decoders())}
-                for name in wanted.keys() - self._actors.keys():
-                    self._start_process(wanted[name], config)
+                decoders = wanted_decoders(config, self._actors)
+                every = (*processes(config, self._run_id, host, decoders), *tiers(config, host))
+                wanted = {each.name: each for each in every}
+                for name, process in wanted.items():
+                    if find_actor(name) is None:
+                        if name in self._actors:
+                            log.warning("%s has ended; it is started again", name)
+                        self._start_process(process, config)
                 for name in (self._actors.keys() & most) - wanted.keys():
                     # It has no camera any more.
                     ray.kill(self._actors.pop(name))
             except (RayError, SightlineError) as error:
-                log.warning("the number of decoders does not follow the load: %s", error)
+                log.warning("not every process is as it should be: %s", error)
 
     def _serve(self, config: SightlineConfig, host: str | None) -> None:
         # Imported here: Serve reads its flags from the environment when it is imported.

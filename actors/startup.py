@@ -2,7 +2,9 @@
 ``log_dir``; build information and zero series among its metrics."""
 
 import asyncio
+import fcntl
 import hashlib
+import itertools
 import logging
 import os
 import socket
@@ -24,8 +26,8 @@ from cluster.redaction.known_secrets import redact_tracebacks
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-EXIT_S = 1.0
-"""Until a process exits of which a task has failed."""
+EXIT_S, TOLD_S = 1.0, 60.0
+"""Until a process exits of which a task has failed, and where somebody may be told of it first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +41,20 @@ class Addresses:
 def run_task(work: Coroutine[Any, Any, T], *, told: type[Exception] | tuple[()] = ()) -> asyncio.Task[T]:
     """Run what the process is of no use without: when it fails, the process exits, and Ray restarts it.
 
-    ``told``: errors that whoever awaits the task is told of instead. A task that was cancelled may end as it likes.
+    ``told``: errors that whoever awaits the task is told of before. After a restart nobody does, and what was in the
+    way, as another's lock or port, may be gone later. A task that was cancelled may end as it likes.
     """
     task = asyncio.create_task(work, name=getattr(work, "__qualname__", None))
 
     def ended(_: object) -> None:
-        if task.cancelled() or task.cancelling() or (error := task.exception()) is None or isinstance(error, told):
+        if task.cancelled() or task.cancelling() or (error := task.exception()) is None:
             return
-        log.critical("%s failed, so this process exits to be restarted", task.get_name(), exc_info=error)
+        if isinstance(error, told):
+            log.error("%s failed, so this process exits in %g s: %s", task.get_name(), TOLD_S, error)
+        else:
+            log.critical("%s failed, so this process exits to be restarted", task.get_name(), exc_info=error)
         # Calls that wait for it have its error by then.
-        asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)
+        asyncio.get_running_loop().call_later(TOLD_S if isinstance(error, told) else EXIT_S, os._exit, 1)
 
     task.add_done_callback(ended)
     return task
@@ -73,17 +79,38 @@ class ActorProcess:
         return os.getpid()
 
 
-def configure_logging(process: str, cluster: ClusterConfig) -> None:
-    """Send records from INFO on to this process's log, formatted as ``cluster.log_format`` says."""
+def configure_logging(process: str, cluster: ClusterConfig, *, numbered: str = "") -> None:
+    """Send records from INFO on to this process's log, formatted as ``cluster.log_format`` says.
+
+    ``numbered``: kind of a process that has another name after each start, whose file would stay for ever. It goes on
+    with the first one of its kind that no running process writes.
+    """
     redact_tracebacks()
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if cluster.log_dir is not None:
         folder = Path(cluster.log_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        handlers.append(RotatingFileHandler(folder / f"{process}.log", maxBytes=10 * 2**20, backupCount=2, delay=True))
+        file = folder / f"{_free_number(folder, numbered) if numbered else process}.log"
+        handlers.append(RotatingFileHandler(file, maxBytes=10 * 2**20, backupCount=2, delay=True))
     for handler in handlers:
         handler.setFormatter(JsonFormatter(process) if cluster.log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[*handlers, CountingHandler()], force=True)
+
+
+def _free_number(folder: Path, kind: str) -> str:
+    for number in itertools.count():
+        lock = os.open(folder / f".{kind}-{number}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            # Held until this process ends.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        except OSError:
+            # A file system without locks: all write the first one.
+            pass
+        break
+    return f"{kind}-{number}"
 
 
 def config_digest(config: SightlineConfig) -> str:

@@ -15,7 +15,6 @@ from actors.processes import Process, processes, tiers, wanted_decoders
 from actors.remote import ALERTING, NAMESPACE, RayTable, await_reply, find_actor, gateway_names
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
-from cluster.control.decoders import decoder_names
 from cluster.control.fleet_settings import unknown_load
 from cluster.decoder.footage.camera import clip_shortages
 from cluster.errors import SightlineError, UnavailableError
@@ -124,7 +123,7 @@ class Supervisor:
         """Start what is missing, and end what is not wanted any more or has another configuration."""
         if not self._registry.is_owner():
             return
-        decoders = self._decoders()
+        decoders = wanted_decoders(self._config, self._registry.names())
         every = (*processes(self._config, RUN_ID, None, decoders), *tiers(self._config, None))
         wanted = {each.name: each for each in every}
         ending = dict.fromkeys(self._registry.names() - wanted.keys(), True)
@@ -135,17 +134,6 @@ class Supervisor:
         for name, process in wanted.items():
             if find_actor(name) is None:
                 self._start(process)
-
-    def _decoders(self) -> list[str] | None:
-        """Names of the decoders, where their number follows the load; ``None`` where it does not."""
-        if self._config.cluster.max_decoders is None:
-            return None
-        try:
-            return wanted_decoders()
-        except UnavailableError:
-            # Those that there are, until the controller says.
-            there = [name for name in self._registry.names() if name.startswith("decoder-")]
-            return sorted({*there, *decoder_names(self._config.cluster.decoders)})
 
     def _start(self, process: Process) -> None:
         log.info("starting %s", process.name)

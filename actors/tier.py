@@ -44,7 +44,7 @@ class TierNode(ActorProcess):
     """Ray actor. Serves ``KV`` once a replica has given the model's fingerprint."""
 
     def __init__(self, config: SightlineConfig, name: str, host: str | None) -> None:
-        configure_logging(short_tier(name), config.cluster)
+        configure_logging(short_tier(name), config.cluster, numbered="tier")
         # Torch, for what opens a tier: a replica that asks for one waits for seconds only.
         importlib.import_module("cluster.memory.tiers.server")
         self._config, self._host = config, own_host(host)

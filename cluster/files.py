@@ -10,11 +10,16 @@ from cluster.errors import SightlineError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file beside ``path``, which takes its place at the end; if writing fails, ``path`` is as before.
+    """A new file beside ``path``, which takes its place at the end; if writing fails, ``path`` is as before. What a
+    link leads to is replaced, and not the link; a pipe or terminal, such as /dev/stdout, is itself written.
 
     Raises:
         OSError: it cannot be moved there.
     """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    path = path.resolve()
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield part
@@ -38,13 +43,8 @@ def writing(what: object) -> Iterator[None]:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file, which appears when it is complete. Raises ``SightlineError``: it cannot be written."""
-    with writing(path):
-        if path.exists() and not path.is_file():
-            # A pipe or terminal, such as /dev/stdout, is not replaced.
-            path.write_text(text, encoding="utf-8")
-            return
-        with replacing(path) as part:
-            part.write_text(text, encoding="utf-8")
+    with writing(path), replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def check_writable(folder: Path, needed_bytes: int = 1 << 16) -> None:

@@ -5,6 +5,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 from cluster.errors import SightlineError, install_hint
 
@@ -19,6 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from cluster.redaction.known_secrets import redact_tracebacks
 
     redact_tracebacks()
+    if isinstance(sys.stdout, TextIOWrapper):
+        # As on standard error: what a locale other than UTF-8 cannot show is escaped, and no reason to fail.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         done = command().main(
             args=list(sys.argv[1:] if argv is None else argv), prog_name="sightline", standalone_mode=False

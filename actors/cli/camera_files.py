@@ -14,7 +14,8 @@ import typer
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
 from actors.cli.output import console, plural, save, write_json
 from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError
-from cluster.files import writing
+from cluster.files import replacing, writing
+from cluster.security.private_files import open_private
 
 if TYPE_CHECKING:
     from cluster.client import GatewayClient
@@ -69,7 +70,7 @@ def apply(
 
     if manager_from_outside(manager) == CLUSTER:
         raise ConfigError("--manager must not be 'cluster', which is the command line's own name; take another")
-    entries = read_cameras("standard input", sys.stdin.read()) if file == "-" else read_cameras(Path(file))
+    entries = read_cameras("standard input", _standard_input()) if file == "-" else read_cameras(Path(file))
     screen = console(stderr=json == "-")
     errors: dict[str, str] = {}
     with connect(gateway) as client:
@@ -112,6 +113,14 @@ def apply(
     screen.print(f"{plural(done, 'camera')} {what}, {same} as they were")
     if errors:
         raise SightlineError(f"{plural(len(errors), 'camera')} could not be changed: {', '.join(errors)}")
+
+
+def _standard_input() -> str:
+    try:
+        # Whatever the locale says, as files are read.
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        raise ConfigError("standard input: is not a text in UTF-8; cameras are YAML") from None
 
 
 def _carry_out(
@@ -166,9 +175,8 @@ def export(
     if output is None:
         sys.stdout.write(text)
         return
-    with writing(output):
-        output.touch(mode=0o600)
-        output.write_text(text, encoding="utf-8")
+    with writing(output), replacing(output) as part, open(part, "w", encoding="utf-8", opener=open_private) as written:
+        written.write(text)
 
 
 def _literal(value: object) -> dict[str, object]:

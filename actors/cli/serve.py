@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.options import Json, Settings, State, parse_settings
-from actors.cli.output import console, plural, trouble_lines, write_json
+from actors.cli.output import check_json_target, console, plural, trouble_lines, write_json
 from cluster.errors import SightlineError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def serve(
     state: State = "",
     json: Json = None,
 ) -> None:
-    """Start a cluster and keep it running until Ctrl-C or SIGTERM. Ends with exit code 1 when the cluster does.
+    """Start a cluster and keep it running until Ctrl-C, SIGTERM or SIGHUP. Ends with exit code 1 when the cluster does.
 
     Starts the gateway, the controller, the decoders and the model replicas on this machine (or on the Ray cluster that
     cluster.ray_address names), then prints where they listen. With --json the addresses are also written to FILE
@@ -53,15 +53,24 @@ def serve(
     from cluster.models.presets import PRESETS
 
     loaded = with_state(load_config(config, parse_settings(settings)), state)
+    if json not in (None, "-") and Path(json).is_file() and not Path(json).is_symlink():
+        # Whoever waits for it must not find the addresses of an earlier run.
+        Path(json).unlink()
+    check_json_target(json)
     screen = console(stderr=json == "-")
     stop = threading.Event()
     failure: str | None = None
 
-    def terminate(number: int, _: object) -> None:
+    def terminate(*_: object) -> None:
         stop.set()
-        sys.exit(number)
+        # With 0, also while the libraries are loaded: it was asked for.
+        sys.exit()
 
-    signal.signal(signal.SIGTERM, terminate)
+    # A terminal that is closed ends it as well; under nohup it goes on.
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    ends = [signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])]
+    for each in ends:
+        signal.signal(each, terminate)
     sys.unraisablehook = _report_unraisable
     with screen.status("loading the libraries") as status:
         from actors.runtime import Cluster
@@ -85,8 +94,9 @@ def serve(
             screen.print("stopped")
             return
     try:
-        # From here on it ends the wait below.
-        signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        # From here on they end the wait below.
+        for each in ends:
+            signal.signal(each, lambda *_: stop.set())
         others = {} if len(cluster.gateways) == 1 else {"gateways": [asdict(each) for each in cluster.gateways]}
         if json is not None:
             write_json(json, {"gateway": cluster.gateway_address, "metrics": cluster.metrics_address, **others})

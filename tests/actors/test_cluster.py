@@ -14,7 +14,7 @@ import ray
 from cluster_parts import Answers, ray_processes, until
 from dashboards_bench import panels
 
-from actors.remote import CONTROLLER, GATEWAY, NAMESPACE
+from actors.remote import ALERTING, CONTROLLER, GATEWAY, NAMESPACE
 from actors.runtime import Cluster
 from cluster.client import GatewayClient
 from cluster.codec import FileSource
@@ -279,6 +279,15 @@ def test_killed_gateway_is_back_on_its_port(client, answers: Answers, agent) -> 
     for camera in (*PULLED, "dock"):
         answers.wait_for_more(camera, 2)
     assert agent.status.reconnects >= 1
+
+
+def test_processes_that_are_gone_for_good_are_started_again(client, answers: Answers) -> None:
+    """As those are that fail while they are restarted: Ray leaves them dead."""
+    for name in (ALERTING, GATEWAY):
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
+    assert until("the gateway", lambda: client.cameras_list())
+    until("alerting", lambda: client.outbox(0) is not None)
+    answers.wait_for_more(PULLED[0], 2)
 
 
 def test_stopping_leaves_no_process(cluster: Cluster) -> None:

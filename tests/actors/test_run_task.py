@@ -41,6 +41,40 @@ def test_a_process_whose_task_fails_exits_and_says_why():
     assert "KeyError: 'camera gate'" in ended.stderr
 
 
+LOGGING = """
+import logging, sys
+from actors.startup import configure_logging
+from cluster.config.cluster import ClusterConfig
+
+configure_logging(f"replica-{sys.argv[2]}", ClusterConfig(log_dir=sys.argv[1]), numbered="replica")
+logging.info("%s has started", sys.argv[2])
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_replica_that_starts_goes_on_with_the_log_of_one_that_has_ended(tmp_path):
+    """Each has another name: with files of these names, a replica that fails to start over and over fills the disk."""
+
+    def start(name):
+        command = [sys.executable, "-c", LOGGING, str(tmp_path), name]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout.readline()
+        return process
+
+    def end(process):
+        process.communicate(timeout=30)
+
+    first, second = start("a1"), start("b2")
+    end(first)
+    third = start("c3")
+    end(second)
+    end(third)
+    logs = {file.name: file.read_text() for file in tmp_path.glob("*.log")}
+    assert sorted(logs) == ["replica-0.log", "replica-1.log"]
+    assert [name in logs["replica-0.log"] for name in ("a1 has", "b2 has", "c3 has")] == [True, False, True]
+
+
 async def test_stops_and_errors_that_are_told_end_no_process(monkeypatch):
     exits = []
     monkeypatch.setattr("actors.startup.EXIT_S", 0.0)
@@ -75,6 +109,23 @@ async def test_stops_and_errors_that_are_told_end_no_process(monkeypatch):
         await run_task(refused())
     await asyncio.sleep(0.05)
     assert exits == [1]
+
+
+async def test_a_process_that_told_why_it_does_not_start_exits_after_a_while(monkeypatch, caplog):
+    """After a restart nobody asks it: the lock or port that it waits for must not keep it from starting for good."""
+    exits = []
+    monkeypatch.setattr("actors.startup.TOLD_S", 0.01)
+    monkeypatch.setattr("actors.startup.os._exit", exits.append)
+
+    async def refused():
+        raise ConfigError("the folder is in use")
+
+    with pytest.raises(ConfigError, match="is in use"):
+        await run_task(refused(), told=ConfigError)
+    assert exits == []
+    await asyncio.sleep(0.1)
+    assert exits == [1]
+    assert "the folder is in use" in caplog.text
 
 
 @pytest.mark.parametrize("error", [RpcError("the head is away"), RaySystemError("no such id"), GetTimeoutError("late")])

@@ -45,6 +45,7 @@ from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.server import HttpServer
 from cluster.replica import memory_service as memory
+from cluster.replica.ask_queue import Conversations
 from cluster.security.tokens import TokenFile
 from cluster.types import Answer
 from cluster.wire.answers import AnswerHub
@@ -143,8 +144,8 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
 class CityAnswers(memory.MemoryServicer):
     """One replica that answers for the city; questions to all go through the gateway's own fan-out."""
 
-    def __init__(self, city: City, alerts: AlertService) -> None:
-        super().__init__(CityMemory(city))
+    def __init__(self, city: City, alerts: AlertService, conversations: Conversations) -> None:
+        super().__init__(CityMemory(city), conversations=conversations)
         servicer = IncidentsServicer(alerts)
         self._all = AskAll(self._ask_one, city.list, lambda request: servicer.List(request, None))
 
@@ -187,6 +188,7 @@ class ConsoleGateway:
         self.alerts = AlertService(self.config, folder)
         self.url = ""
         self._pictures = CityPictures(city, self.alerts)
+        self.conversations = Conversations(limit=64)
         self.footage, self.footage_of = self._pictures.footage, self._pictures.footage_of
         self._port = port
         self._guard = None if tokens is None else Guard(TokenFile(tokens, check_s=0.0).verify)
@@ -238,7 +240,7 @@ class ConsoleGateway:
             "sightline.v1.Cameras": directory.CamerasServicer(self.city),
             "sightline.v1.Replicas": directory.ReplicasServicer(self.city),
             "sightline.v1.Incidents": IncidentsServicer(self.alerts),
-            memory.SERVICE: CityAnswers(self.city, self.alerts),
+            memory.SERVICE: CityAnswers(self.city, self.alerts, self.conversations),
             PICTURES: self._pictures,
         }
         self._hub = AnswerHub(limit=10_000)

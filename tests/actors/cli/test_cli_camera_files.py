@@ -126,13 +126,16 @@ def test_a_camera_of_files_is_paused_and_resumed_and_stays_theirs(rules, run, tm
 
 def test_standing_in_another_managers_way_changes_nothing_at_all(rules, run, tmp_path, monkeypatch):
     text = "cameras: [{name: new}, {name: written, priority: critical}]"
-    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     said = run("cameras", "apply", "-f", "-", code=1)
     assert "nothing was changed; these belong to other managers: written (configuration); see --takeover" in said
     assert rules.managers() == {"written": CONFIGURATION}
-    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert "! takeover written (belongs to configuration)" in run("cameras", "apply", "-f", "-", "--takeover")
     assert rules.managers() == {"new": "file", "written": "file"}
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode("utf-16"))))
+    said = run("cameras", "apply", "-f", "-", code=2)
+    assert "standard input: is not a text in UTF-8; cameras are YAML" in said
     said = run("cameras", "remove", "written", "--yes", code=1)
     assert "camera 'written' belongs to the files that were applied as 'file'; change it there" in said
     run("cameras", "remove", "written", "--yes", "--takeover")
@@ -159,7 +162,10 @@ def test_an_export_applies_elsewhere(rules, run, tmp_path, monkeypatch):
     run("cameras", "apply", "-f", file)
     run("cameras", "add", "literal", "-q", "q=Is ${this} there?")
     out = tmp_path / "out.yaml"
+    out.write_text("written by others, for everybody")
+    out.chmod(0o644)
     run("cameras", "export", "-o", out)
+    assert out.stat().st_mode & 0o777 == 0o600
     assert "# Set GATE_PASSWORD to the password of camera gate, escaped." in out.read_text()
     assert "s3cret" not in out.read_text()
     monkeypatch.setenv("GATE_PASSWORD", "s3cret")

@@ -115,12 +115,17 @@ def test_a_cluster_from_the_command_line(cli, wait_for):
     assert cli.orphans() == []
 
 
-@pytest.mark.parametrize("phase", ["starting ray", "starting serve"])
-def test_terminating_serve_while_it_starts_is_a_clean_end(cli, wait_for, phase):
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [("starting ray", signal.SIGTERM), ("starting serve", signal.SIGTERM), ("starting gateway", signal.SIGHUP)],
+)
+def test_terminating_serve_while_it_starts_is_a_clean_end(cli, wait_for, phase, number):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip("these tests run under nohup, and so does what they start")
     (cli.folder / "c.yaml").write_text(CONFIG)
     process, log = cli.start("serve", "-c", "c.yaml")
     wait_for(lambda: phase in log.read_text() or process.poll() is not None)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     assert process.wait(60) == 0, log.read_text()
     told = log.read_text()
     assert told.endswith("stopped\n")

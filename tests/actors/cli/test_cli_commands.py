@@ -170,6 +170,34 @@ def test_the_port_of_another_program_is_named_before_anything_starts(cli):
     assert "starting ray" not in done.stdout
 
 
+def test_a_file_for_addresses_is_tried_before_anything_starts_and_keeps_none_of_before(cli):
+    import socket
+
+    (cli.folder / "c.yaml").write_text("model: {name: tiny-qwen2_5_vl}\ngateway: {port: 1, metrics_port: 0}\n")
+    done = cli("serve", "-c", "c.yaml", "--json", cli.folder)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "it is a folder; name a file in it" in done.stderr
+    before = cli.folder / "addresses.json"
+    before.write_text('{"gateway": "127.0.0.1:50051"}')
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli("serve", "-c", "c.yaml", "--set", f"gateway.port={port}", "--json", before).returncode == 2
+    assert not before.exists()
+
+
+def test_an_end_that_is_asked_for_while_the_libraries_load_is_no_failure(cli, monkeypatch):
+    import signal
+
+    (cli.folder / "c.yaml").write_text("model: {name: tiny-qwen2_5_vl}\n")
+    monkeypatch.setattr("actors.runtime.Cluster", lambda *_, **__: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("sys.unraisablehook", None)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        assert cli("serve", "-c", "c.yaml").returncode in (None, 0)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
 def test_ctrl_c_while_nobody_answers(cli, wait_for):
     make_clip("street", cli.folder / "street.mp4", seconds=1, fps=10, size=(64, 64))
     process, log = cli.start("push", "street.mp4", "--to", "127.0.0.1:1", "--camera", "x", "--realtime", "--loop")
@@ -244,6 +272,14 @@ def test_a_reader_that_has_seen_enough_is_no_error(cli):
     assert done.stderr == ""
 
 
+def test_a_locale_without_the_letters_of_a_name_is_no_error(cli):
+    cli("tokens", "create", "門衛", "--role", "view", "--file", "t.json")
+    cli.environment["PYTHONIOENCODING"] = "latin-1"
+    done = cli.process("tokens", "list", "--file", "t.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u9580" in done.stdout
+
+
 @pytest.mark.parametrize("command", PRINTED, ids=" ".join)
 def test_a_full_disk_under_standard_output_is_one_line(cli, command):
     with open("/dev/full", "w") as full:  # noqa: PTH123
@@ -305,6 +341,11 @@ def test_a_full_or_forbidden_disk_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SightlineError, match=r"cannot write .*file/deeper: "):
         check_writable(tmp_path / "file" / "deeper")
+    # A link is as /dev/stdout of a shell's `> file`: it stays, and its file is written.
+    (tmp_path / "link").symlink_to("linked.json")
+    write_json(str(tmp_path / "link"), {})
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "linked.json").read_text() == "{}\n"
     check_writable(tmp_path / "new" / "deeper")
     assert list((tmp_path / "new" / "deeper").iterdir()) == []
 

@@ -53,6 +53,48 @@ def test_what_fails_says_why_and_an_answer_can_be_stopped(open_page, gateway):
     expect(page.locator(".turn .error").last).to_have_text("Stopped.")
 
 
+def test_after_a_conversation_that_is_over_the_next_question_begins_another(open_page, gateway):
+    name = running(gateway, 4)
+    page = open_page(f"{gateway.url}/#/ask/{name}", ready="textarea")
+    asked = []
+    page.on("request", lambda request: request.url.endswith("/v1/ask") and asked.append(request.post_data_json))
+
+    def ask(text):
+        page.fill("textarea", text)
+        page.keyboard.press("Enter")
+
+    ask("What happened?")
+    expect(page.locator(".grounds")).to_have_count(1)
+    # The replica restarted, and conversations are in its memory only.
+    gateway.conversations.end_camera(name)
+    ask("And then?")
+    expect(page.locator(".turn .error")).to_contain_text("begin a new one")
+    ask("And then?")
+    expect(page.locator(".grounds")).to_have_count(2)
+    assert ["conversation" in each for each in asked] == [False, True, False]
+
+
+def test_a_reply_that_takes_longer_than_the_period_is_waited_for(open_page, gateway):
+    page = open_page(f"{gateway.url}/", ready=None, new=True)
+    page.clock.install()
+    held = []
+    page.route("**/v1/replicas", lambda route: held.append(route))
+    page.goto(f"{gateway.url}/#/fleet")
+    page.reload()
+    # With the first lists, it is asked for anew.
+    page.wait_for_selector(".fleet-figures >> text=of 36")
+    page.wait_for_timeout(500)
+    asked = len(held)
+    for _ in range(3):
+        page.clock.run_for(6_000)
+    page.wait_for_timeout(500)
+    assert len(held) == asked
+    held[-1].continue_()
+    expect(page.get_by_role("region", name="Table of replicas")).to_be_visible()
+    page.clock.run_for(6_000)
+    until(lambda: page.evaluate("1") and len(held) == asked + 1)
+
+
 def test_an_answer_of_one_word_to_more_than_that_is_said(open_page, gateway, monkeypatch):
     async def one_word(self, ask):
         yield AskResult(ask.stream, "Yes", (), 0, 8, 64, 64, 0, 0.1, 0.1, yes=0.9)

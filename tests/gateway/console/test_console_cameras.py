@@ -60,6 +60,7 @@ def test_a_camera_is_tested_added_paused_and_removed(open_page, gateway):
     page.get_by_role("button", name=f"Resume {name}").click()
     until(lambda: not settings_of(gateway, name).paused)
     page.get_by_role("button", name=f"Remove {name}").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Its memory, incidents and clips are deleted.")
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     assert name in gateway.city.cameras
     page.get_by_role("button", name=f"Remove {name}").click()

@@ -40,6 +40,21 @@ def test_one_that_begins_appears_and_is_announced(incident):
     until(lambda: row.locator("img").evaluate("image => image.naturalWidth") > 0)
 
 
+def test_a_list_of_the_last_hour_that_stays_open_is_not_one_of_its_opening(gateway, open_page):
+    name = running(gateway, next(OTHERS))
+    say_yes(gateway, name)
+    say_no(gateway, name)
+    page = open_page(f"{gateway.url}/", ready=None, new=True)
+    page.clock.install()
+    page.goto(f"{gateway.url}/#/incidents")
+    page.reload()
+    page.locator(".toolbar select").first.select_option("3600")
+    row = page.locator(".incident-row", has_text=name)
+    expect(row).to_have_count(1)
+    page.clock.fast_forward(2 * 3_600_000)
+    expect(row).to_have_count(0)
+
+
 def test_a_card_says_what_was_asked(gateway, open_page):
     page = open_page(f"{gateway.url}/#/incidents", ready="h1")
     name = min(gateway.city.hot)

@@ -1,6 +1,7 @@
 """What keeps a page current: a gateway that restarts, a connection that dies, a browser that slept."""
 
 import asyncio
+import re
 
 import pytest
 from browsing import PATIENCE_MS, Wall, change, running, yes_of
@@ -85,6 +86,53 @@ def test_a_browser_that_slept_catches_up(own, open_page):
     until(lambda: page.evaluate("1") and len(opened) == 1)
     page.clock.resume()
     expect(page.locator(".live")).to_have_text("Live")
+
+
+def test_a_clock_that_is_set_back_stops_neither_pictures_nor_the_look_for_silence(own, open_page):
+    page = open_page("about:blank", ready=None, new=True)
+
+    def hasten(route):
+        reply = route.fetch()
+        script = reply.text()
+        hastened = script.replace("SILENCE_MS = 40_000", "SILENCE_MS = 4_000").replace("= 5_000", "= 1_000")
+        assert hastened != script
+        route.fulfill(response=reply, body=hastened)
+
+    page.route(re.compile("/console/(live|pictures).js"), hasten)
+    fetched, opened = [], []
+    page.on("request", lambda request: "/picture.jpg" in request.url and fetched.append(request.url))
+    page.goto(own.url)
+    page.wait_for_selector(".picture.there")
+    page.evaluate("const now = Date.now; Date.now = () => now() - 3_600_000")
+    before = set(fetched)
+    # What was due by the former clock.
+    page.wait_for_timeout(1_500)
+    fetched.clear()
+    page.on("request", lambda request: request.url.endswith("/v1/events") and opened.append(request.url))
+    until(lambda: page.evaluate("1") and before <= set(fetched), timeout_s=15.0)
+    # The connection has died silently: nothing comes until the gateway's next ping.
+    until(lambda: page.evaluate("1") and opened, timeout_s=10.0)
+
+
+def test_lists_that_come_late_do_not_undo_those_asked_for_after_them(own, open_page):
+    page = open_page(f"{own.url}/")
+    wall = Wall(page, own)
+    late = []
+    page.route("**/v1/cameras", lambda route: late.append((route, route.fetch())) if not late else route.continue_())
+    # It connects twice; the first lists are still on their way when the second ones are there.
+    own.stop()
+    own.restart()
+    until(lambda: page.evaluate("1") and late)
+    own.stop()
+    gone = running(own)
+    del own.city.cameras[gone]
+    own.restart()
+    expect(page.locator(".live")).to_have_text("Live")
+    until(lambda: wall.counts()["All"] == CAMERAS - 1)
+    [(route, reply)] = late
+    route.fulfill(response=reply)
+    page.wait_for_timeout(1_000)
+    assert wall.counts()["All"] == CAMERAS - 1
 
 
 def test_a_gateway_that_cannot_see_the_cameras_says_so(own, open_page):

@@ -11,6 +11,18 @@ from cluster.decoder.footage.camera import CameraFootage
 
 CAMERAS = 12
 VIDEO = ".live-view video"
+LISTENERS = """() => {
+  window.listeners = 0;
+  const { addEventListener, removeEventListener } = SourceBuffer.prototype;
+  SourceBuffer.prototype.addEventListener = function (kind, ...rest) {
+    if (kind === "error") window.listeners += 1;
+    return addEventListener.call(this, kind, ...rest);
+  };
+  SourceBuffer.prototype.removeEventListener = function (kind, ...rest) {
+    if (kind === "error") window.listeners -= 1;
+    return removeEventListener.call(this, kind, ...rest);
+  };
+}"""
 
 
 def test_it_shows_what_the_camera_sends_as_it_comes(open_page, gateway):
@@ -19,12 +31,15 @@ def test_it_shows_what_the_camera_sends_as_it_comes(open_page, gateway):
     with LiveCamera(ring):
         until(lambda: ring.seconds > 1)
         page = open_page(f"{gateway.url}/#/camera/{name}", ready=".plot svg")
+        page.evaluate(LISTENERS)
         page.get_by_role("button", name="Live view").press("Enter")
         until(lambda: page.locator(VIDEO).evaluate("video => video.currentTime") > 1)
         ages_s = page.evaluate(READ, [VIDEO, 2 * FPS])
         # Each frame carries when it was taken: they are its own, one after the other, and not those of long ago.
         assert all(0 <= each < 10 for each in ages_s)
         assert page.locator(VIDEO).evaluate("video => [video.videoWidth, video.videoHeight]") == [512, 96]
+        # A view that stays open for days: no fragment leaves anything behind.
+        assert page.evaluate("window.listeners") <= 1
         for width in (1280, 360):
             page.set_viewport_size({"width": width, "height": 720})
             assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -1,10 +1,12 @@
 """A day of one camera in a real browser: by pointer, by keyboard, and as a table."""
 
+import re
 import time
 
 import pytest
 from browsing import change, running, say_yes
 from playwright.sync_api import expect
+from waiting import until
 
 from cluster.alerts.incident import Incident
 from cluster.alerts.timeline_store import StateChange
@@ -55,6 +57,8 @@ def test_a_day_is_scrubbed_by_pointer_and_keyboard_and_read_as_a_table(open_page
     page.get_by_text("as a table").last.click()
     expect(day.locator("tbody tr")).to_have_count(60)
     expect(day.locator("table")).to_contain_text("0.87")
+    # Of a clock of twelve hours, the half of the day as well.
+    expect(reading).to_contain_text(re.compile(r"^\d\d:\d\d\s[AP]M: "))
     # By pointer: the left edge is a day ago.
     box = line.bounding_box()
     line.hover(position={"x": 2, "y": box["height"] / 2})
@@ -75,3 +79,18 @@ def test_what_has_gone_on_for_days_is_on_the_line(open_page, gateway):
     expect(page.locator(".day-line .incident.critical")).to_have_count(1)
     page.locator(".day-line").press("Home")
     expect(page.locator(".day-reading")).to_contain_text("incident: Is there fire?")
+
+
+def test_a_page_that_stays_open_shows_the_last_day_and_not_that_of_its_opening(open_page, gateway):
+    page = open_page(f"{gateway.url}/", ready=None, new=True)
+    page.clock.install()
+    page.goto(f"{gateway.url}/#/camera/{running(gateway, 5)}")
+    page.reload()
+    page.wait_for_selector(".day-line")
+    asked = []
+    page.on("request", lambda request: "/timeline?" in request.url and asked.append(request.url.rpartition("=")[2]))
+    page.locator(".day-line").press("Home")
+    page.clock.fast_forward(3 * 3_600_000)
+    until(lambda: page.evaluate("Date.now() / 1000") - 60 <= max(map(float, asked), default=0.0))
+    # What is read stays where it was.
+    expect(page.locator(".day-line")).to_have_attribute("aria-valuenow", "0")

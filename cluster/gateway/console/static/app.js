@@ -29,11 +29,19 @@ const PAGES = [
 /** Pages below that of the cameras. */
 const MANAGED = new Set(["add-camera", "settings", "import-cameras"]);
 
+let asked = 0;
+let taken = 0;
+
 async function sync() {
   const touched = store.track();
+  const turn = (asked += 1);
   try {
     const [cameras, incidents] = await Promise.all([get("/v1/cameras"), openIncidents()]);
-    store.takeAll(cameras.cameras, incidents, touched);
+    // Lists that come later than those asked for after them are older.
+    if (turn > taken) {
+      taken = turn;
+      store.takeAll(cameras.cameras, incidents, touched);
+    }
   } catch (error) {
     store.error = error;
     store.touch("cameras", "epoch");

@@ -46,6 +46,7 @@ export function AskBox({ camera }) {
   const [since, setSince] = useState(0);
   const [turns, setTurns] = useState([]);
   const [busy, setBusy] = useState(false);
+  const conversation = useRef("");
   const abort = useRef(null);
   const end = useRef(null);
   const box = useRef(null);
@@ -56,7 +57,6 @@ export function AskBox({ camera }) {
     event?.preventDefault();
     const question = text.trim();
     if (!question || busy) return;
-    const conversation = turns.findLast((turn) => turn.result)?.result.conversation;
     setTurns((before) => [...before, { question, answer: "", state: "thinking" }].slice(-MOST_TURNS));
     setText("");
     setBusy(true);
@@ -65,7 +65,7 @@ export function AskBox({ camera }) {
     try {
       const body = { camera, text: question, with_pictures: true };
       if (since) body.since_s = since;
-      if (conversation) body.conversation = conversation;
+      if (conversation.current) body.conversation = conversation.current;
       const headers = { "Content-Type": "application/json" };
       const response = await open("/v1/ask", { method: "POST", headers, body: JSON.stringify(body), signal: abort.current.signal });
       let finished = false;
@@ -74,11 +74,14 @@ export function AskBox({ camera }) {
         if (event.text) last({ answer: (answer += event.text), state: "answering" });
         if (event.result) {
           finished = true;
+          conversation.current = event.result.conversation;
           last({ answer: event.result.text || answer, result: event.result, state: "done" });
         }
       }
       if (!finished) throw new Error("The answer ended before it was complete.");
     } catch (error) {
+      // It ends with its replica: the next question begins another.
+      if (error.status === 409) conversation.current = "";
       last({ state: "failed", error: error.name === "AbortError" ? "Stopped." : error.message });
     }
     setBusy(false);

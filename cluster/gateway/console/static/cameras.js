@@ -88,7 +88,7 @@ function RemoveDialog({ camera, onClose }) {
   return html`<dialog ref=${dialog} class="dialog" aria-labelledby="remove-title" onClose=${onClose}>
     <form onSubmit=${go}>
       <h2 id="remove-title">Remove ${camera.name}?</h2>
-      <p>Its memory is deleted. Its incidents stay until their age deletes them. To stop it for a time, pause it.</p>
+      <p>Its memory, incidents and clips are deleted. To stop it for a time, pause it.</p>
       ${foreign && html`<label class="field"><input type="checkbox" checked=${takeover} onChange=${(event) => setTakeover(event.target.checked)} /> It belongs to ${camera.manager}: remove it all the same</label>`}
       ${error && html`<p class="error" role="alert">${error}</p>`}
       <div class="actions"><button type="button" class="button" onClick=${onClose}>Cancel</button>

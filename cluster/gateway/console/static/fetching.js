@@ -1,6 +1,6 @@
 // Fetching for what is on the screen: a few requests at once, dropped when what wanted them is gone.
 import { cameraPath, get } from "./api.js";
-import { useEffect, useState } from "./dom.js";
+import { useEffect, useRef, useState } from "./dom.js";
 import { store, useTopics } from "./store.js";
 
 const AT_ONCE = 4;
@@ -45,21 +45,31 @@ function pump() {
 export function useFetched(path, { periodS = 0, topics = ["epoch"] } = {}) {
   const [state, setState] = useState({ data: null, error: null, path });
   const [serial, setSerial] = useState(0);
+  const underWay = useRef(false);
   useTopics(...topics);
   const epoch = store.epoch;
   useEffect(() => {
     if (!path) return undefined;
     const abort = new AbortController();
+    underWay.current = true;
     get(path, abort.signal).then(
-      (data) => setState({ data, error: null, path }),
-      (error) => error.name !== "AbortError" && setState((before) => ({ ...before, error, path })),
+      (data) => {
+        underWay.current = false;
+        setState({ data, error: null, path });
+      },
+      (error) => {
+        if (error.name === "AbortError") return;
+        underWay.current = false;
+        setState((before) => ({ ...before, error, path }));
+      },
     );
     return () => abort.abort();
   }, [path, serial, epoch]);
   useEffect(() => {
     if (!periodS) return undefined;
     const period = setInterval(() => {
-      if (document.visibilityState === "visible") setSerial((before) => before + 1);
+      // A reply that takes longer than the period is waited for: dropped each time, none would ever come.
+      if (document.visibilityState === "visible" && !underWay.current) setSerial((before) => before + 1);
     }, periodS * 1000);
     return () => clearInterval(period);
   }, [periodS]);

@@ -1,6 +1,7 @@
 // Numbers and times as people read them.
 const WHOLE = new Intl.NumberFormat();
 const CLOCK = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const MINUTE = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
 const DAY = new Intl.DateTimeFormat(undefined, { weekday: "long", day: "numeric", month: "long" });
 const FULL = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
@@ -10,6 +11,7 @@ export const plural = (value, one, many = `${one}s`) => `${count(value)} ${value
 export const percent = (share, digits = 0) => `${(100 * (share ?? 0)).toFixed(digits)} %`;
 export const score = (value) => (value ?? 0).toFixed(2);
 export const clock = (unix) => CLOCK.format(new Date(unix * 1000));
+export const toMinute = (unix) => MINUTE.format(new Date(unix * 1000));
 export const day = (unix) => DAY.format(new Date(unix * 1000));
 export const moment = (unix) => FULL.format(new Date(unix * 1000));
 

@@ -29,10 +29,11 @@ export function IncidentsPage({ id }) {
   const { data, error, reload } = useFetched(`/v1/incidents?limit=${LIMIT}${onlyOpen ? "&open=1" : ""}${sinceAsked ? `&since_s=${sinceAsked}` : ""}${verdict ? `&verdict=${verdict}` : ""}`);
   const found = new Map((data?.incidents ?? []).map((incident) => [incident.id, incident]));
   for (const incident of store.incidents.values()) {
-    if ((!span || incident.updated_s >= since) && !isOlder(incident, found.get(incident.id))) found.set(incident.id, incident);
+    if (!isOlder(incident, found.get(incident.id))) found.set(incident.id, incident);
   }
   const needle = camera.trim().toLocaleLowerCase();
   const listed = [...found.values()]
+    .filter((incident) => incident.updated_s >= since)
     .filter((incident) => (!onlyOpen || incident.ended_s == null) && (!severity || incident.severity === severity))
     .filter((incident) => !verdict || (incident.verdict || "unreviewed") === verdict)
     .filter((incident) => `${incident.camera}\n${words(incident.subject)}\n${incident.question}`.toLocaleLowerCase().includes(needle))

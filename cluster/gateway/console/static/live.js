@@ -50,7 +50,7 @@ export class Live {
     if (this.stopped) return;
     if (this.state === "down") {
       if (awake || slept) this.connect();
-    } else if (slept || now - this.heard > SILENCE_MS) {
+    } else if (slept || performance.now() - this.heard > SILENCE_MS) {
       this.connect();
     }
   }
@@ -60,15 +60,15 @@ export class Live {
     this.abort?.abort();
     const abort = new AbortController();
     this.abort = abort;
-    this.heard = Date.now();
+    this.heard = performance.now();
     this.tell("connecting", 0, "");
     let reason = "the gateway ended the connection";
     try {
       const response = await open("/v1/events", { signal: abort.signal, headers: { Accept: "text/event-stream" } });
-      this.heard = Date.now();
+      this.heard = performance.now();
       this.tell("live", 0, "");
       this.onOpen();
-      for await (const block of pieces(response, /\r?\n\r?\n/, () => (this.heard = Date.now()))) {
+      for await (const block of pieces(response, /\r?\n\r?\n/, () => (this.heard = performance.now()))) {
         if (abort.signal.aborted) return;
         this.failures = 0;
         this.dispatch(block);

@@ -83,8 +83,9 @@ async function play(video, path, signal, say) {
 
 function append(buffer, data) {
   return new Promise((done, failed) => {
-    buffer.addEventListener("updateend", done, { once: true });
-    buffer.addEventListener("error", () => failed(new Error("The video cannot be played.")), { once: true });
+    // Not as listeners: those of errors, which never come, would grow by one with every fragment.
+    buffer.onupdateend = done;
+    buffer.onerror = () => failed(new Error("The video cannot be played."));
     buffer.appendBuffer(data);
   });
 }
@@ -99,7 +100,7 @@ async function keepUp(video, buffer) {
   const first = ranges.start(0);
   if (video.currentTime - first > 2 * KEPT_S) {
     await new Promise((done) => {
-      buffer.addEventListener("updateend", done, { once: true });
+      buffer.onupdateend = done;
       buffer.remove(first, video.currentTime - KEPT_S);
     });
   }

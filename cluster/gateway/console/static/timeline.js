@@ -1,8 +1,8 @@
 // A day of one camera to scrub through: scores, incidents and their clips, what was missing, and at which quality.
 import { cameraPath } from "./api.js";
-import { html, useRef, useState } from "./dom.js";
+import { html, useEffect, useRef, useState } from "./dom.js";
 import { useFetched } from "./fetching.js";
-import { clock, day, now, score, words } from "./format.js";
+import { day, now, score, toMinute, words } from "./format.js";
 import { titleOf } from "./incident_row.js";
 import { Failure, Skeleton } from "./parts.js";
 
@@ -13,14 +13,25 @@ const LANES = { scores: [0, 70], incidents: [76, 14], state: [94, 10], rung: [10
 const STEPS = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageDown: -60, PageUp: 60 };
 const DAYS = [[0, "the last 24 hours"], [1, "the 24 hours before"]];
 
+const nextMinute = () => (Math.floor(now() / MINUTE) + 1) * MINUTE;
+
 export function Timeline({ name }) {
   const [back, setBack] = useState(0);
   const [question, setQuestion] = useState("");
-  // To the minute, once: the paths are names of what is fetched.
-  const [end] = useState(() => (Math.floor(now() / MINUTE) + 1) * MINUTE);
-  const until = end - back * DAY_S;
+  // To the minute: the path is the name of what is fetched, and changes with it.
+  const [end, setEnd] = useState(nextMinute);
+  useEffect(() => {
+    const period = setInterval(() => document.visibilityState === "visible" && setEnd(nextMinute()), MINUTE * 1000);
+    return () => clearInterval(period);
+  }, []);
+  const newest = end - back * DAY_S;
+  const fetched = useFetched(`${cameraPath(name)}/timeline?since_s=${newest - DAY_S}&until_s=${newest}`);
+  // Until the next one is there, the last one stays on the screen.
+  const drawn = useRef(null);
+  if (fetched.data) drawn.current = { data: fetched.data, until: newest };
+  const { error, reload } = fetched;
+  const { data, until } = drawn.current ?? {};
   const since = until - DAY_S;
-  const { data, error, reload } = useFetched(`${cameraPath(name)}/timeline?since_s=${since}&until_s=${until}`, { periodS: 60 });
   const listed = useFetched(`/v1/incidents?camera=${encodeURIComponent(name)}&limit=1000`, { periodS: 60 });
   if (error && !data) return html`<${Failure} error=${error} onRetry=${reload} />`;
   if (!data) return html`<${Skeleton} rows=${3} />`;
@@ -33,7 +44,7 @@ export function Timeline({ name }) {
       ${questions.length > 1 && html`<label class="field">Question
         <select value=${shown} onChange=${(event) => setQuestion(event.target.value)}>${questions.map((id) => html`<option key=${id} value=${id}>${words(id)}</option>`)}</select></label>`}
     </div>
-    <${Day} key=${since} name=${name} since=${since} until=${until} question=${shown} bins=${data.scores[shown] ?? []} states=${data.states} incidents=${incidents} />`;
+    <${Day} key=${back} name=${name} since=${since} until=${until} question=${shown} bins=${data.scores[shown] ?? []} states=${data.states} incidents=${incidents} />`;
 }
 
 /** `bins`: rows of time, highest score, level, windows, positives; `states`: rows of time, state, rung, gaps. */
@@ -71,7 +82,7 @@ function Day({ name, since, until, question, bins, states, incidents }) {
         ${periods.filter((each) => each.rung && each.rung !== "full").map((each) => box("lowered", LANES.rung, each.from, each.to, each.from))}
         ${minute !== null && html`<line class="cursor" x1=${minute + 0.5} x2=${minute + 0.5} y1="0" y2="120" />`}
       </svg>
-      <div class="day-hours soft" aria-hidden="true"><span>${day(since)}, ${clock(since).slice(0, 5)}</span><span>${clock(until).slice(0, 5)}</span></div>
+      <div class="day-hours soft" aria-hidden="true"><span>${day(since)}, ${toMinute(since)}</span><span>${toMinute(until)}</span></div>
     </div>
     <p class="soft">From the top: highest score of each minute, incidents, not running or video lost, quality below full. Move over it, or use the arrow keys.</p>
     <div class="day-reading"><span>${reading.text}</span>
@@ -93,7 +104,7 @@ function readingOf({ at, until, question, bins, periods, incidents }) {
     ...(period && period.gaps > period.before && period.from >= at ? ["video was lost"] : []),
     ...found.map((each) => `incident: ${titleOf(each)}`),
   ];
-  return { text: `${clock(at).slice(0, 5)}: ${said.join("; ")}`, incidents: found };
+  return { text: `${toMinute(at)}: ${said.join("; ")}`, incidents: found };
 }
 
 function HourTable({ at, until, question, bins, periods, incidents }) {
@@ -103,7 +114,7 @@ function HourTable({ at, until, question, bins, periods, incidents }) {
     <tbody>${minutes.map((time) => {
       const bin = bins.find(([start]) => start >= time && start < time + MINUTE);
       const period = periods.findLast((each) => each.from < time + MINUTE);
-      return html`<tr key=${time}><td>${clock(time).slice(0, 5)}</td><td>${bin ? score(bin[1]) : "–"}</td><td>${bin ? `${bin[4]} of ${bin[3]}` : "–"}</td>
+      return html`<tr key=${time}><td>${toMinute(time)}</td><td>${bin ? score(bin[1]) : "–"}</td><td>${bin ? `${bin[4]} of ${bin[3]}` : "–"}</td>
         <td>${period?.state ?? "–"}</td><td>${period?.rung ?? "–"}</td><td>${incidentsAt(incidents, time, until).map((each) => titleOf(each)).join(", ") || "–"}</td></tr>`;
     })}</tbody>
   </table></div>`;

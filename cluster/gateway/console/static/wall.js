@@ -162,7 +162,7 @@ function Grid({ entries, least, held }) {
   }
   const stop = activeIndex >= 0 ? activeIndex : (inRange[0] ?? 0);
   const hold = (busy) => () => {
-    Object.assign(held, { busy, until: Date.now() + HOLD_MS });
+    Object.assign(held, { busy, until: performance.now() + HOLD_MS });
     clearTimeout(held.timer);
     // What came meanwhile finds its place when the hold is over, also where nothing else comes.
     if (!busy) held.timer = setTimeout(() => store.touch("cameras"), HOLD_MS);
@@ -184,7 +184,7 @@ function Grid({ entries, least, held }) {
 /** Sorted; while somebody is busy on the wall, tiles stay where they are and new ones come last. */
 function ordered(entries, sort, held, key) {
   const byName = (a, b) => collator.compare(a.camera.name, b.camera.name);
-  if (held.key === key && (held.busy || Date.now() < (held.until ?? 0))) {
+  if (held.key === key && (held.busy || performance.now() < (held.until ?? 0))) {
     const place = new Map(held.order.map((name, i) => [name, i]));
     const of = ({ camera }) => place.get(camera.name) ?? Infinity;
     entries.sort((a, b) => (of(a) === of(b) ? byName(a, b) : of(a) - of(b)));
