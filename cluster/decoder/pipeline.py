@@ -143,7 +143,8 @@ clock; keeps at most a reference."""
 
 
 class CameraPipeline:
-    """Runs one camera; every error in it becomes its state ``error`` and affects no other camera.
+    """Runs one camera; every error in it becomes its state and affects no other camera: ``backoff`` where trying again
+    may help, else ``error``.
 
     ``sink`` is called in the camera's thread with every frame. It may raise :class:`CapacityError`: the frame is
     dropped and counted, and the next one keeps everything and follows a gap. ``on_end`` is called in that thread once
@@ -266,7 +267,7 @@ class CameraPipeline:
     # -- the camera's thread --------------------------------------------------------------------
     def _run(self) -> None:
         try:
-            final = self._supervisor.run(self._open, self._feed, self._on_state)
+            final = self._supervisor.run(self._open, self._feed, self._on_state, self._on_defect)
             if not self._stopping.is_set():
                 self._finish()
                 stats = self._processor.stats
@@ -281,6 +282,16 @@ class CameraPipeline:
         self._log_state(final)
         if self._on_end is not None:
             self._on_end(self.status())
+
+    def _on_defect(self) -> None:
+        logger.exception("camera %s failed and is connected again", self.name)
+        # In the middle of a picture, what they hold may be anything.
+        self._drop_picture_state()
+
+    def _drop_picture_state(self) -> None:
+        self._sampler.drop_waiting()
+        self._sampler.pruner.reset()
+        self._device.clear()
 
     def _on_state(self, status: SourceStatus) -> None:
         # _run reports the end, after the decoder's remaining pictures have gone out.
@@ -302,9 +313,7 @@ class CameraPipeline:
             return
         if device.name != before[0]:
             # Samples of two devices make no frame, and what one of them remembers is old when it is used again.
-            self._sampler.drop_waiting()
-            self._sampler.pruner.reset()
-            self._device.clear()
+            self._drop_picture_state()
         if device.fallback:
             logger.warning("camera %s decodes on the CPU: %s", self.name, device.fallback)
         elif device.name != "cpu":
