@@ -11,7 +11,7 @@ from waiting import until
 
 from cluster.codec import Backoff, CameraState, FileSource, PushSource
 from cluster.decoder.decode_load import DecodeGate
-from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
+from cluster.decoder.pipeline import SILENT, CameraPipeline, PipelineSettings
 from cluster.errors import CapacityError, ConfigError
 from cluster.types import PatchGeometry
 
@@ -321,6 +321,22 @@ def test_a_defect_of_a_live_camera_is_a_lost_connection(clips, caplog):
         (4, False, True),
     ]
     assert entries[1].complete
+
+
+def test_a_connected_camera_of_which_nothing_can_be_decoded_says_so(clips, monkeypatch):
+    monkeypatch.setattr("cluster.decoder.pipeline.SILENT_S", 0.3)
+    source = PushSource(max_packets=1000)
+    file = FileSource(clips["street"])
+    source.begin_session(file.open(), "edge-1")
+    pipeline = CameraPipeline("cam", source, QWEN, PipelineSettings(), Collector())
+    pipeline.start()
+    packets = list(file.packets())
+    source.offer([replace(packet, data=bytes(len(packet.data))) for packet in packets[:100]])
+    until(lambda: pipeline.status().reason == SILENT)
+    assert pipeline.status().state is CameraState.RUNNING
+    source.offer(packets[100:])
+    until(lambda: pipeline.status().reason == "")
+    pipeline.stop()
 
 
 def test_an_unknown_codec_is_an_error(clips):
