@@ -15,6 +15,7 @@ from actors.cli.doctor_cluster import (
     replica_findings,
 )
 from cluster.alerts.dispatcher import Outbox, SinkStatus
+from cluster.alerts.incident import Delivery
 from cluster.config import load_config
 from cluster.errors import NotReadyError
 from cluster.types import CameraStatus, MemoryStatus
@@ -176,6 +177,11 @@ def test_tiers_and_sinks_of_a_running_cluster():
         "alerts": ("ok", "kept; 2 sinks", False),
         "sink ops": ("wrong", "webhook: connection refused", True),
     }
+    sinks = {"log": SinkStatus(0, 9, 8, 8, "", kind="log")}
+    assert list(states(alert_findings(Outbox(sinks, "", 0, 0, 0, 0, [])))) == ["alerts"], "they were sent again"
+    refused = [Delivery(None, "log", "dead", 1, "answered 404")] * 2
+    rows = states(alert_findings(Outbox(sinks, "", 0, 0, 0, 0, refused)))
+    assert rows["sink log"] == ("wrong", "log: 2 alerts refused for good", True)
     assert states(alert_findings(Outbox({}, "disk is full", 4, 0, 0, 0, [])))["alerts"][0] == "wrong"
     assert states(alert_findings(Outbox({}, "", 0, 0, 2, 0, [])))["alerts"][0] == "wrong"
 
