@@ -393,7 +393,10 @@ class GatewayClient:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             return self._unavailable(error.details() or "")
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return UnavailableError(f"the gateway at {self.address} did not answer in time")
+            return UnavailableError(
+                f"the gateway at {self.address} did not answer in time: it hangs, or the process that it asked does "
+                "(controller, alerting, decoder or replica); see their logs"
+            )
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             return UnavailableError(f"{self.address} answers, but it is no Sightline gateway")
         return to_error(error)

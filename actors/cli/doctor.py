@@ -163,10 +163,11 @@ def _gpu(config: SightlineConfig) -> Iterator[Finding]:
 
 def _disk(config: SightlineConfig) -> Finding:
     folder = Path(config.alerts.folder or config.cluster.state_dir or ".")
+    key = "alerts.folder" if config.alerts.folder else "--state"
     there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
     free = shutil.disk_usage(there).free
     enough = free > LEAST_FREE_BYTES
-    remedy = "" if enough else "make room, or choose another --state; clips stop below clips.keep_free"
+    remedy = "" if enough else f"make room, or choose another {key}; clips stop below clips.keep_free"
     return Finding("disk", "ok" if enough else "warning", f"{size(free)} free for {folder}", remedy)
 
 

@@ -48,7 +48,7 @@ def cluster_findings(client: GatewayClient) -> Iterator[Finding]:
 
 def _alerts(client: GatewayClient) -> Iterator[Finding]:
     try:
-        outbox = client.outbox(MOST_DEAD)
+        outbox = client.outbox(dead=MOST_DEAD)
     except NotReadyError:
         yield Finding("alerts", "ok", "off (alerts.enabled)")
         return
@@ -145,7 +145,7 @@ def alert_findings(outbox: Outbox) -> Iterator[Finding]:
         )
     else:
         yield Finding("alerts", "ok", f"kept; {len(outbox.sinks)} sinks")
-    # Not the sink's own count: it goes on after they were sent again, and begins anew with the process.
+    # Those that are on disk now: a sink's own count goes on after they were sent again, and restarts with alerting.
     dead = Counter(letter.sink for letter in outbox.dead)
     for name, lane in outbox.sinks.items():
         if lane.trouble or dead[name]:

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, JsonStream, connect, parse_duration, spoken
-from actors.cli.output import JsonLines, console, make_table, plural, print_json, save, warn_of_missed, works_or
+from actors.cli.output import (
+    JsonLines,
+    console,
+    make_table,
+    plural,
+    print_json,
+    reconnecting,
+    save,
+    warn_of_missed,
+    works_or,
+)
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -191,7 +201,8 @@ def follow(
     gateway: Gateway = DEFAULT_GATEWAY,
     json: JsonStream = None,
 ) -> None:
-    """Print incident events as they happen, until Ctrl-C; first those already open.
+    """Print incident events as they happen, until Ctrl-C; first those already open, and so again after the gateway
+    was gone.
 
     $ sightline incidents follow gate
 
@@ -201,7 +212,8 @@ def follow(
     with JsonLines(json) as lines, connect(gateway) as client:
         for camera in cameras or ():
             client.camera_get(camera)
-        for shown, (event, missed) in enumerate(client.follow(cameras or (), opened=not only_new), start=1):
+        stream = reconnecting(client, lambda: client.follow(cameras or (), opened=not only_new))
+        for shown, (event, missed) in enumerate(stream, start=1):
             warn_of_missed(missed, "events")
             lines.write({**event.body(), "cause": event.cause, "missed": missed})
             if json != "-":

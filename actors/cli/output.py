@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from cluster.errors import UnavailableError
 from cluster.files import check_file_writable, check_writable, replacing, write_text, writing
 from cluster.lab.report.number_format import compact
 from cluster.redaction import redact
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from cluster.client import GatewayClient
     from cluster.types import CameraStatus
+
+T = TypeVar("T")
 
 WIDE = 140
 """Terminal columns from which the table shows all columns."""
@@ -140,6 +144,30 @@ def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
         if camera.memory_state:
             lines.append(f"{camera.name}: memory: {redact(camera.memory_state)}")
     return lines
+
+
+AGAIN_S = 60.0
+"""Seconds for which a gateway that is gone is tried again: it restarts in a few."""
+
+
+def reconnecting(client: GatewayClient, open_stream: Callable[[], Iterable[T]], pause_s: float = 1.0) -> Iterator[T]:
+    """Items of a stream of the gateway, which is opened again where the gateway restarts. Raises ``SightlineError``:
+    there is none, or it stays away."""
+    gone_s: float | None = None
+    begun = False
+    while True:
+        try:
+            client.cameras_list()
+            begun, gone_s = True, None
+            yield from open_stream()
+            return
+        except UnavailableError as error:
+            if not begun or (gone_s is not None and time.monotonic() - gone_s > AGAIN_S):
+                raise
+            if gone_s is None:
+                gone_s = time.monotonic()
+                console(stderr=True).print(f"{error}; trying again for {AGAIN_S:.0f} s", style="yellow", markup=False)
+        time.sleep(pause_s)
 
 
 def warn_of_missed(missed: int, what: str) -> None:

@@ -160,12 +160,14 @@ def local(address: str) -> str:
 def state_text(config: SightlineConfig) -> str:
     """What of the cluster's state a restart finds again."""
     folder, alerts = config.cluster.state_dir, config.alerts.folder
+    places = {"incidents": alerts, "clips": config.clips.folder or alerts}
+    there = "".join(f"; {what} are in {place}" for what, place in places.items() if place)
     if folder is None:
-        kept = "" if alerts is None else f"; incidents and clips are in {alerts}"
-        return f"none: cameras added from now on are lost when this cluster ends{kept or ', and so are incidents'}"
-    kept = "cameras, incidents and clips" if alerts is None else f"cameras; incidents and clips are in {alerts}"
+        lost = "" if alerts else ", and so are incidents"
+        return f"none: cameras added from now on are lost when this cluster ends{lost}{there}"
+    kept = ", ".join(["cameras", *(what for what, place in places.items() if not place)])
     remembered = "" if config.tiers.redis_url else "; what cameras remember ends with the cluster (tiers.redis_url)"
-    return f"{folder}: {kept}{remembered}"
+    return f"{folder}: {kept}{there}{remembered}"
 
 
 def connected_cameras(cluster: Cluster) -> list[CameraStatus]:

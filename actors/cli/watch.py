@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, JsonStream, connect
-from actors.cli.output import JsonLines, console, trouble_lines, warn_of_missed
+from actors.cli.output import JsonLines, console, reconnecting, trouble_lines, warn_of_missed
 from cluster.errors import SightlineError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def watch(
 
     An answer shows the camera, the question, its score and verdict, the window it looked at (seconds of the
     camera's own clock), the tokens (in full → computed), and the time from the window's last frame to the answer.
-    Why a camera sends none is said on standard error.
+    Why a camera sends none is said on standard error. While the gateway restarts, it is tried again.
 
     $ sightline watch gate depot
 
@@ -46,7 +46,7 @@ def watch(
         for camera in cameras or ():
             client.camera_get(camera)
         _start_explaining(client, cameras or ())
-        for answer, missed in client.watch(cameras or ()):
+        for answer, missed in reconnecting(client, lambda: client.watch(cameras or ())):
             warn_of_missed(missed, "answers")
             if positive and not answer.positive:
                 continue

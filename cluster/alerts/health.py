@@ -182,7 +182,8 @@ class HealthMonitor:
     # -- findings -------------------------------------------------------------------------------
     def _offline(self, camera: _Camera, status: CameraStatus, now_s: float) -> _Finding:
         age_s = status.last_frame_age_s
-        camera.delivered |= status.frames_decoded > 0
+        # Counts go on over a restart of the cluster: they do not say that it has been asked since.
+        camera.delivered |= status.state == "running" and status.frames_decoded > 0
         if status.state in ("ended", "paused"):
             return _Finding(False)
         if status.state == "running":
@@ -191,8 +192,8 @@ class HealthMonitor:
             since_s = now_s - age_s if status.frames_decoded else None
             return _Finding(True, status.reason or "it is connected, but sends no pictures", since_s)
         if status.state == "waiting" and status.reason and not camera.delivered:
-            # The cluster is starting and has not requested the camera yet.
-            return _Finding(False)
+            # The cluster is starting and has not requested the camera yet: what was told of it before stands.
+            return _Finding(self._open_incidents.get(status.name, OFFLINE) is not None, status.reason)
         return _Finding(True, status.reason or {"waiting": "no agent pushes for it"}.get(status.state, status.state))
 
     @staticmethod

@@ -124,8 +124,16 @@ class PushSource:
         queue = self._reading
         if queue is None:
             raise RuntimeError("open() comes before packets()")
-        while (packet := queue.get()) is not None:
-            yield packet
+        read = False
+        try:
+            while (packet := queue.get()) is not None:
+                yield packet
+            read = True
+        finally:
+            with self._state:
+                # Its reader failed: the client is still there, and the next one goes on with what it sends.
+                if not read and queue is self._queue:
+                    self._announced = True
 
     def close(self) -> None:
         with self._state:

@@ -55,22 +55,30 @@ class SourceSupervisor:
         on_header: Callable[[StreamHeader], None],
         on_packet: Callable[[EncodedPacket], None],
         on_state: Callable[[SourceStatus], None] = lambda _: None,
+        on_defect: Callable[[], None] | None = None,
     ) -> SourceStatus:
         """Blocking: calls ``on_header`` at every (re)connection, then ``on_packet`` for each packet. Returns the last
         status.
 
-        Exceptions of the callbacks propagate after the source is closed.
+        An unexpected exception of source or callbacks propagates after the source is closed. With ``on_defect``, which
+        is called while it is handled, that of a live source is a lost connection instead: what one packet has brought
+        about ends no camera.
         """
         self._on_state = on_state
         with contextlib.closing(self.source):
-            return self._run(self.source, on_header, on_packet)
+            return self._run(self.source, on_header, on_packet, on_defect)
 
     def _run(
-        self, source: Source, on_header: Callable[[StreamHeader], None], on_packet: Callable[[EncodedPacket], None]
+        self,
+        source: Source,
+        on_header: Callable[[StreamHeader], None],
+        on_packet: Callable[[EncodedPacket], None],
+        on_defect: Callable[[], None] | None,
     ) -> SourceStatus:
         while not self._stopped.is_set():
             self._tell(CameraState.WAITING if source.pushed else CameraState.CONNECTING)
             started: float | None = None
+            defect = False
             reason = "the connection was lost: the stream ended"
             try:
                 header = source.open()
@@ -88,11 +96,16 @@ class SourceSupervisor:
                 if not error.retryable and not self._stopped.is_set():
                     return self._tell(CameraState.ERROR, str(error))
                 reason = str(error)
+            except Exception as error:
+                if on_defect is None or not source.live:
+                    raise
+                defect, reason = True, f"internal error: {type(error).__name__}: {error}"
+                on_defect()
             if self._stopped.is_set():
                 break
             if source.ended:
                 return self._tell(CameraState.ENDED)
-            if started is not None and source.pushed:
+            if started is not None and source.pushed and not defect:
                 continue
             if started is not None and time.monotonic() - started >= self.backoff.well_after_s:
                 self._attempts = 0

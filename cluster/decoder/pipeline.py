@@ -136,6 +136,10 @@ class DevicePath:
         self._camera = None
 
 
+SILENT_S = 10.0
+"""Seconds without a picture after which a connected camera says so."""
+SILENT = "connected, but without a picture for more than 10 s: it sends nothing, or nothing that can be decoded"
+
 Sink = Callable[[FrameSample], None]
 Show = Callable[[ShownPicture, BoolGrid, float], None]
 """Called with the newest decoded sample, its frame's kept patches and when it was decoded, seconds of the monotonic
@@ -143,7 +147,7 @@ clock; keeps at most a reference."""
 
 
 class CameraPipeline:
-    """Runs one camera; every error in it becomes its state ``error`` and affects no other camera.
+    """Runs one camera; every error in it becomes its state, ``backoff`` or ``error``, and affects no other camera.
 
     ``sink`` is called in the camera's thread with every frame. It may raise :class:`CapacityError`: the frame is
     dropped and counted, and the next one keeps everything and follows a gap. ``on_end`` is called in that thread once
@@ -175,12 +179,7 @@ class CameraPipeline:
         self._supervisor = SourceSupervisor(source, settings.backoff)
         devices = devices or DecodeDevices()
         self._sampler = PatchSampler(name, make_pruner(settings.pruner, settings.pruner_options), settings.fps)
-        self._processor = CodecProcessor(
-            geometry,
-            settings,
-            devices.nvdec,
-            self._sampler.shows_change,
-        )
+        self._processor = CodecProcessor(geometry, settings, devices.nvdec, self._sampler.shows_change)
         self._watch = PictureStatistics()
         self._device = DevicePath(self._sampler, devices)
         self._told_device = "", ""
@@ -248,6 +247,9 @@ class CameraPipeline:
         lazy = self._processor.lazy if device.name == "cpu" else None
         if source.state is CameraState.RUNNING and lazy is not None and lazy.state == "suspended":
             source = replace(source, reason="decodes everything: pictures changed where packets told nothing")
+        silent = self._supervisor.source.live and now - max(self._told_at, self._last_frame_at or 0.0) > SILENT_S
+        if source.state is CameraState.RUNNING and silent:
+            source = replace(source, reason=SILENT)
         return PipelineStatus(
             camera=self.name,
             state=source.state,
@@ -266,7 +268,7 @@ class CameraPipeline:
     # -- the camera's thread --------------------------------------------------------------------
     def _run(self) -> None:
         try:
-            final = self._supervisor.run(self._open, self._feed, self._on_state)
+            final = self._supervisor.run(self._open, self._feed, self._on_state, self._on_defect)
             if not self._stopping.is_set():
                 self._finish()
                 stats = self._processor.stats
@@ -281,6 +283,15 @@ class CameraPipeline:
         self._log_state(final)
         if self._on_end is not None:
             self._on_end(self.status())
+
+    def _on_defect(self) -> None:
+        logger.exception("camera %s failed and is connected again", self.name)
+        self._drop_picture_state()
+
+    def _drop_picture_state(self) -> None:
+        self._sampler.drop_waiting()
+        self._sampler.pruner.reset()
+        self._device.clear()
 
     def _on_state(self, status: SourceStatus) -> None:
         # _run reports the end, after the decoder's remaining pictures have gone out.
@@ -302,9 +313,7 @@ class CameraPipeline:
             return
         if device.name != before[0]:
             # Samples of two devices make no frame, and what one of them remembers is old when it is used again.
-            self._sampler.drop_waiting()
-            self._sampler.pruner.reset()
-            self._device.clear()
+            self._drop_picture_state()
         if device.fallback:
             logger.warning("camera %s decodes on the CPU: %s", self.name, device.fallback)
         elif device.name != "cpu":

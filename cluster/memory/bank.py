@@ -274,8 +274,8 @@ class MemoryBank:
         memory = self._current(stream) or self._reopen(stream)
         if memory is None:
             raise NotReadyError(
-                f"camera {stream!r} has no memory: nothing was recorded since its memory was deleted, or "
-                "memory.enabled is off for it"
+                f"camera {stream!r} has no memory: nothing was recorded since its memory was deleted or lost, "
+                "or memory.enabled is off for it"
             )
         return memory, self._retrievers[stream]
 
@@ -299,6 +299,10 @@ class MemoryBank:
         if outcome is Outcome.RETRY:
             raise unreadable(stream)
         if outcome is Outcome.MISS:
+            if self._released.pop(stream, None) is not None and released and released.manifest is not None:
+                # It was written, and no tier has it any more, as after Redis restarted empty.
+                log.warning("camera %r: its memory of %d frames is lost", stream, released.report.frames)
+                memory.counts.drop_frames(released.report.frames)
             return None
         self._register(memory, retrievers.get(spec.retriever)(**spec.retriever_options))
         self._visited[stream] = None

@@ -130,5 +130,5 @@ class ReplicaEvents:
         metrics.drop_window(reason, windows)
 
     def lost(self, stream: str, windows: int) -> None:
-        log.info("camera %s: %d windows lost by a restart", stream, windows)
+        log.info("camera %s: %d windows lost: their video never came", stream, windows)
         metrics.lose_window(windows)

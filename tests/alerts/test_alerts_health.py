@@ -82,6 +82,16 @@ def test_who_is_not_offline(make):
         assert desk.look(slow, None, t, patient=True) == []
 
 
+def test_a_cluster_that_starts_again_calls_no_camera_offline_and_takes_back_what_it_said_of_none(make):
+    desk = Desk()
+    starting = make.status(state="waiting", reason="no replica is ready yet", frames_decoded=500)
+    assert [told for t in range(300) for told in desk.look(starting, None, t)] == []
+    gone = make.status(state="backoff", reason="no route")
+    assert [told for t in range(300, 340) for told in desk.look(gone, None, t)] == [("new", "camera-offline")]
+    desk.monitor = HealthMonitor(desk.open_incidents, RULES, 1000.0)
+    assert [told for t in range(340, 400) for told in desk.look(starting, None, t)] == []
+
+
 def test_a_pushing_camera_nobody_pushes_for_is_offline(make):
     desk = Desk()
     silent = CameraStatus("dock", state="waiting")

@@ -22,6 +22,7 @@ from cluster.errors import NotReadyError, UnavailableError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.head_memory import KVChunk
 from cluster.memory.manifest import dump_manifest, load_manifest
+from cluster.memory.memory_counts import LOST
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.stack import TierStack
@@ -306,6 +307,21 @@ def test_a_manifest_that_cannot_be_gone_on_with_costs_its_streams_past_and_no_mo
     assert not left & set(second.tiers.lowest.list_blocks("cam")[1])
     assert second.watch(12) > 1
     assert not second.ask().degraded
+
+
+def test_a_memory_that_is_lost_while_its_camera_is_away_is_counted(site: Make, own_redis: RedisServer) -> None:
+    own_redis.start()
+    here = site(own_redis)
+    here.watch(24)
+    here.leave()
+    kept = here.bank.memory_reports()["cam"].frames
+    own_redis.kill()
+    own_redis.start()
+    before = LOST["frames"]
+    with pytest.raises(NotReadyError, match="has no memory: nothing was recorded since its memory was deleted or lost"):
+        here.ask()
+    assert LOST["frames"] - before == kept > 0
+    assert here.bank.memory_reports() == {}
 
 
 # -- letting go, and forgetting -------------------------------------------------------------------

@@ -11,7 +11,7 @@ from waiting import until
 
 from cluster.codec import Backoff, CameraState, FileSource, PushSource
 from cluster.decoder.decode_load import DecodeGate
-from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
+from cluster.decoder.pipeline import SILENT, CameraPipeline, PipelineSettings
 from cluster.errors import CapacityError, ConfigError
 from cluster.types import PatchGeometry
 
@@ -289,6 +289,54 @@ def test_the_camera_recovers_from_lost_packets(clips):
         (8, False, True),
     ]
     assert all(sample.complete and sample.activity == 1 for sample in entries)
+
+
+class Hiccup(Collector):
+    """A sink with a defect that its third frame brings about."""
+
+    def __call__(self, sample):
+        if self.calls == 2:
+            self.calls += 1
+            raise ZeroDivisionError("sink is broken")
+        super().__call__(sample)
+
+
+def test_a_defect_of_a_live_camera_is_a_lost_connection(clips, caplog):
+    """Its client neither notices nor connects again: the next keyframe goes on, as after a gap."""
+    source = PushSource(max_packets=1000)
+    file = FileSource(clips["street"])
+    source.begin_session(file.open(), "edge-1")
+    for packet in file.packets():
+        source.offer([packet])
+    source.end_session()
+    sink = Hiccup()
+    status = run_to_end(source, sink, PipelineSettings(backoff=Backoff(first_s=0.01)))
+    assert (status.state, status.reason) == (CameraState.ENDED, "")
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
+        "camera cam failed and is connected again"
+    ]
+    entries = [sample for sample in sink.samples if sample.random_access]
+    assert [(round(sample.pts / 1e6), sample.fresh, sample.gap) for sample in entries] == [
+        (0, True, False),
+        (4, False, True),
+    ]
+    assert entries[1].complete
+
+
+def test_a_connected_camera_of_which_nothing_can_be_decoded_says_so(clips, monkeypatch):
+    monkeypatch.setattr("cluster.decoder.pipeline.SILENT_S", 0.3)
+    source = PushSource(max_packets=1000)
+    file = FileSource(clips["street"])
+    source.begin_session(file.open(), "edge-1")
+    pipeline = CameraPipeline("cam", source, QWEN, PipelineSettings(), Collector())
+    pipeline.start()
+    packets = list(file.packets())
+    source.offer([replace(packet, data=bytes(len(packet.data))) for packet in packets[:100]])
+    until(lambda: pipeline.status().reason == SILENT)
+    assert pipeline.status().state is CameraState.RUNNING
+    source.offer(packets[100:])
+    until(lambda: pipeline.status().reason == "")
+    pipeline.stop()
 
 
 def test_an_unknown_codec_is_an_error(clips):

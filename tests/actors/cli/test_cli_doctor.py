@@ -7,6 +7,7 @@ import pytest
 from alert_parts import Make
 from redis_server import RedisServer
 
+from actors.cli import doctor
 from actors.cli.doctor import findings
 from actors.cli.doctor_cluster import (
     alert_findings,
@@ -182,6 +183,9 @@ def test_tiers_and_sinks_of_a_running_cluster():
         "sink ops": ("wrong", "webhook: connection refused", True),
         "sink mail": ("wrong", "notify: 1 alerts refused for good", True),
     }
+    refused = [Delivery(None, "log", "dead", 1, "answered 404")] * 2
+    rows = states(alert_findings(Outbox(sinks, "", 0, 0, 0, 0, refused)))
+    assert rows["sink log"] == ("wrong", "log: 2 alerts refused for good", True)
     assert states(alert_findings(Outbox({}, "disk is full", 4, 0, 0, 0, [])))["alerts"][0] == "wrong"
     assert states(alert_findings(Outbox({}, "", 0, 0, 2, 0, [])))["alerts"][0] == "wrong"
 
@@ -213,3 +217,10 @@ def test_a_gateway_that_is_away_or_both_at_once(cli):
     [row] = json.loads(done.stdout)
     assert (row["what"], row["state"]) == ("gateway", "wrong")
     assert cli("doctor", "-g", "127.0.0.1:1", "--set", "gateway.port=0").returncode == 2
+
+
+def test_a_full_disk_is_that_of_the_setting_that_chose_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 2**70)
+    for section, key in (("alerts", "folder"), ("cluster", "state_dir")):
+        config = load_config(None, {section: {key: str(tmp_path)}})
+        assert f"choose another {'alerts.folder' if section == 'alerts' else '--state'};" in doctor._disk(config).remedy

@@ -7,11 +7,11 @@ import math
 import pytest
 from rich.console import Console
 
-from actors.cli.output import JsonLines, cameras_table, memory, reasons, save, size, span, write_json
+from actors.cli.output import JsonLines, cameras_table, memory, reasons, reconnecting, save, size, span, write_json
 from actors.cli.serve import local, state_text, with_state
 from actors.cli.watch import silence_lines
 from cluster.config import load_config
-from cluster.errors import SightlineError
+from cluster.errors import SightlineError, UnavailableError
 from cluster.types import CameraStatus, LastAnswer
 
 CAMERAS = [
@@ -117,11 +117,13 @@ def test_the_folder_of_state(monkeypatch, tmp_path):
     elsewhere = {"ray_address": "10.0.0.1:6379"}
     assert state(cluster=elsewhere, security={"allow_plain_inside": True}).cluster.state_dir is None
     assert "are lost when this cluster ends, and so are incidents" in state_text(state("none"))
-    assert "lost when this cluster ends; incidents and clips are in /a" in state_text(
+    assert "lost when this cluster ends; incidents are in /a; clips are in /a" in state_text(
         state("none", alerts={"folder": "/a"})
     )
-    assert state_text(state("/b")).startswith("/b: cameras, incidents and clips; what cameras remember ends with")
-    assert "/b: cameras; incidents and clips are in /a" in state_text(state("/b", alerts={"folder": "/a"}))
+    assert state_text(state("/b")).startswith("/b: cameras, incidents, clips; what cameras remember ends with")
+    assert "/b: cameras, incidents; clips are in /c" in state_text(state("/b", clips={"folder": "/c"}))
+    both = state("/b", alerts={"folder": "/a"}, clips={"folder": "/c"})
+    assert "/b: cameras; incidents are in /a; clips are in /c" in state_text(both)
 
 
 def test_numbers_that_json_does_not_know_are_null(capsys):
@@ -145,3 +147,30 @@ def test_a_picture_makes_no_folders(tmp_path):
 def test_a_gateway_that_listens_on_all_addresses_is_shown_by_one_that_works():
     shown = ["localhost:50051", "localhost:1", "10.0.0.5:50051", "127.0.0.1:9464"]
     assert [local(each) for each in ("0.0.0.0:50051", "[::]:1", *shown[2:])] == shown
+
+
+class Gateway:
+    """Is there at some of the times that it is asked."""
+
+    def __init__(self, there):
+        self.there = iter(there)
+
+    def cameras_list(self):
+        if not next(self.there):
+            raise UnavailableError("no gateway answers")
+
+
+def test_a_stream_goes_on_where_the_gateway_restarts(capsys, monkeypatch):
+    def broken():
+        yield from (1, 2)
+        raise UnavailableError("socket closed")
+
+    streams = iter([broken(), broken(), iter([3])])
+    gateway = Gateway([True, False, False, True, False, True])
+    assert list(reconnecting(gateway, lambda: next(streams), 0.0)) == [1, 2, 1, 2, 3]
+    assert capsys.readouterr().err.count("socket closed; trying again for 60 s") == 2
+    with pytest.raises(UnavailableError, match="no gateway answers"):
+        list(reconnecting(Gateway([False]), lambda: [1], 0.0))
+    monkeypatch.setattr("actors.cli.output.AGAIN_S", -1.0)
+    with pytest.raises(UnavailableError, match="no gateway answers"):
+        list(reconnecting(Gateway([True, False]), broken, 0.0))
