@@ -25,8 +25,8 @@ from cluster.vision.sampler import PatchSampler
 OBJECTS = 200
 SAMPLES_PER_S = 2
 ANCHOR_S, STRIDE_S, WINDOW_S = 8, 4, 16
-# Shorter than the longest time that the gate holds for.
-QUIET_S, AFTER_S = 56, STRIDE_S + 1
+# The second window ends at 8 s, and answers of any camera stand for 40 s.
+QUIET_S, AFTER_S = 48, STRIDE_S + 1
 NOISE = 1.2
 """Standard deviation of sensor noise, grey levels."""
 
