@@ -121,9 +121,9 @@ class Cluster:
         atexit.unregister(self.stop)
         timeout_s = self._config.cluster.stop_timeout_s
         self._ending.set()
-        if self._following is not None:
-            self._following.join(timeout_s)
         if ray.is_initialized() and self._session.failure() is None:
+            if self._following is not None:
+                self._following.join(timeout_s)
             self._ask_to_stop(timeout_s)
             if not self._session.private:
                 self._remove_actors()

@@ -175,7 +175,7 @@ def test_terminating_serve_is_a_clean_end(cli, wait_for):
     told = " ".join(log.read_text().split())
     assert f"street: {NOBODY} refuses the connection" in told
     assert "ready 2 cameras, 1 without pictures" in told
-    assert f"state {cli.folder}/state/sightline: cameras, incidents and clips" in told
+    assert f"state {cli.folder}/state/sightline: cameras, incidents, clips" in told
     assert "model tiny-qwen2_5_vl has random weights" in told
     assert f"console http://{read_json(cli.folder / 'addresses.json')['metrics']}/ " in told
     assert cli.orphans() == []
