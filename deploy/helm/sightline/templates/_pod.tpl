@@ -32,14 +32,7 @@ spec:
   securityContext:
     {{- include "sightline.podSecurity" 10001 | nindent 4 }}
   {{- include "sightline.pullSecrets" $root | nindent 2 }}
-  {{- with .settings.nodeSelector }}
-  nodeSelector:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with .settings.tolerations }}
-  tolerations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+  {{- include "sightline.nodes" .settings | nindent 2 }}
   {{- with .settings.scheduling }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
