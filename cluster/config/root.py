@@ -69,6 +69,11 @@ def _process_conflicts(config: SightlineConfig) -> Iterator[Problem]:
             yield Problem(("memory", "frame_retrieval"), message)
     if gateway.port and gateway.port == gateway.metrics_port:
         yield Problem(("gateway", "metrics_port"), f"must differ from port, both are {gateway.port}")
+    for key in ("port", "metrics_port"):
+        if cluster.metrics_port is not None and getattr(gateway, key) in cluster.metrics_ports:
+            first, last = cluster.metrics_ports[0], cluster.metrics_ports[-1]
+            message = f"must not be of {first} to {last}, which other processes take from cluster.metrics_port on"
+            yield Problem(("gateway", key), message)
     if cluster.gateways > 1 and cluster.placement.gateway is None and (gateway.port or gateway.metrics_port):
         message = (
             f"{cluster.gateways} gateways on the same ports need a node each; name in cluster.placement.gateway "

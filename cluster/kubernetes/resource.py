@@ -141,13 +141,14 @@ class CameraResource:
         if not separator or not rest or scheme == "file" or "@" in rest.split("/")[0]:
             message = "must be an address without a user, as rtsp://10.0.0.11/stream1, to go with credentials"
             raise self._refuse(Problem(("source",), message))
-        missing = [key for key in (credentials.username_key, credentials.password_key) if not secret.get(key)]
+        keys = credentials.username_key, credentials.password_key
+        # Files that Secrets are made from often end with a line break.
+        values = {key: secret.get(key, "").strip() for key in keys}
+        missing = [key for key in keys if not values[key]]
         if missing:
             message = f"Secret {credentials.secret_name!r} has no {' and no '.join(map(repr, missing))}"
             raise self._refuse(Problem(("credentials",), message))
-        user, password = (
-            quote(secret[key].strip(), safe="") for key in (credentials.username_key, credentials.password_key)
-        )
+        user, password = (quote(values[key], safe="") for key in keys)
         return f"{scheme}://{user}:{password}@{rest}"
 
     def _refuse(self, *problems: Problem) -> ConfigError:

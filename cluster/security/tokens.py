@@ -154,8 +154,9 @@ def _token(entry: dict[str, Any]) -> Token:
     if unknown:
         raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
     roles = frozenset(Role(role) for role in entry["roles"])
-    digest = entry["sha256"]
-    if not roles or not isinstance(entry["name"], str) or len(bytes.fromhex(digest)) != 32:
+    # As :func:`_digest` writes it: some tools write capitals.
+    digest = bytes.fromhex(entry["sha256"]).hex()
+    if not roles or not isinstance(entry["name"], str) or len(digest) != 64:
         raise ValueError(f"token {entry['name']!r} lacks roles or a digest")
     cameras = entry.get("cameras", ["*"])
     if not isinstance(cameras, list) or not all(isinstance(pattern, str) for pattern in cameras):

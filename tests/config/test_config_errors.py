@@ -95,6 +95,10 @@ WRONG = {
         "gateway: {port: 99, metrics_port: 99}",
         "1: gateway.metrics_port: must differ from port, both are 99",
     ),
+    "a port that other processes take": (
+        "cluster: {metrics_port: 9460}",
+        "gateway.metrics_port: must not be of 9460 to 9475, which other processes take from cluster.metrics_port on",
+    ),
     "a packet that never fits": (
         "gateway: {max_packet_bytes: 60000000}",
         "cluster.packet_queue_bytes: must be at least gateway.max_packet_bytes = 60000000",

@@ -143,9 +143,11 @@ def test_environment_is_that_of_the_command_line() -> None:
 
 
 def test_environment_of_ones_own_counts() -> None:
+    """The API server refuses a RayService that has a name twice."""
     for component, pod in pods(rendered("minimal", "env.HF_HOME=/models/hub", "env.HOME=/home/me")).items():
-        # Of several of one name the last counts.
-        found = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        entries = pod["spec"]["containers"][0]["env"]
+        found = {each["name"]: each.get("value") for each in entries}
+        assert len(found) == len(entries), component
         assert (found["HF_HOME"], found["HOME"]) == ("/models/hub", "/home/me"), component
 
 

@@ -261,6 +261,15 @@ def test_rays_redis_goes_after_the_cluster_whose_finalizer_needs_it() -> None:
             assert (hook in HOOKS, service) == (True, "sightline")
 
 
+def test_hooks_run_where_the_control_pod_may() -> None:
+    settings = ("control.nodeSelector.zone=a", "control.tolerations[0].operator=Exists")
+    objects = rendered("default", "gcsRedis.enabled=true", *settings)
+    jobs = [each["spec"]["template"]["spec"] for each in of_kind(objects, "Job")]
+    assert len(jobs) == 2
+    for pod in (*jobs, pods(objects)["control"]["spec"]):
+        assert (pod["nodeSelector"], pod["tolerations"]) == ({"zone": "a"}, [{"operator": "Exists"}])
+
+
 def test_a_redis_of_ones_own_keeps_rays_tables() -> None:
     objects = rendered("city", "gcsRedis.address=rediss://redis.city:6380")
     assert not [each["metadata"]["name"] for each in objects if "gcs-redis" in each["metadata"]["name"]]

@@ -119,7 +119,10 @@ async def test_credentials_come_from_a_secret_and_are_nowhere_else(kube, caplog)
     async with Rig(kube, cluster) as rig:
         said = await rig.condition("gate", "Accepted", "False", "Invalid")
         assert said == "there is no Secret 'door' in namespace 'yard'"
-        kube.secret("door", username="viewer", password="hunter2@/")
+        kube.secret("door", username="viewer", password="\n")
+        empty = "camera gate: spec.credentials: Secret 'door' has no 'password'"
+        await until_async(lambda: kube.condition("gate", "Accepted")[2] == empty)
+        kube.secret("door", username="viewer", password="hunter2@/\n")
         await rig.condition("gate", "Accepted", "True", "Accepted")
         assert cluster.directory.settings("gate").source.reveal() == "rtsp://viewer:hunter2%40%2F@10.0.0.1/stream"
         assert kube.status("gate")["source"] == "rtsp://viewer:***@10.0.0.1/stream"

@@ -43,6 +43,8 @@ spec:
       securityContext:
         {{- include "sightline.podSecurity" 10001 | nindent 8 }}
       {{- include "sightline.pullSecrets" $root | nindent 6 }}
+      {{- /* Where all nodes have taints, a pod that tolerates none would wait until its deadline, and Helm with it. */}}
+      {{- include "sightline.nodes" $root.Values.control | nindent 6 }}
       containers:
         - name: {{ $job.name }}
           image: {{ include "sightline.image" (dict "image" $root.Values.image "default" $root.Chart.AppVersion) }}

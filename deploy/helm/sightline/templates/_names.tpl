@@ -36,6 +36,18 @@ imagePullSecrets:
 {{- end -}}
 {{- end -}}
 
+{{/* Nodes of a kind of pod, by its values. */}}
+{{- define "sightline.nodes" -}}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{/* Part -> name of its Secret and whether the chart makes it (secrets.yaml), of the parts in use. */}}
 {{- define "sightline.secrets" -}}
 {{- $values := .Values -}}{{- $gateway := .Values.gateway -}}

@@ -32,14 +32,7 @@ spec:
   securityContext:
     {{- include "sightline.podSecurity" 10001 | nindent 4 }}
   {{- include "sightline.pullSecrets" $root | nindent 2 }}
-  {{- with .settings.nodeSelector }}
-  nodeSelector:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with .settings.tolerations }}
-  tolerations:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
+  {{- include "sightline.nodes" .settings | nindent 2 }}
   {{- with .settings.scheduling }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -53,16 +46,15 @@ spec:
       securityContext:
         {{- include "sightline.containerSecurity" $root | nindent 8 }}
       env:
-        # First, since the last of a name counts: `env` may name another.
-        - {name: HF_HOME, value: {{ if and $replica (include "sightline.modelCache" $root) }}/var/cache/sightline{{ else }}/tmp{{ end }}/huggingface}
-        {{- include "sightline.environment" $root | nindent 8 }}
-        {{- if $redisTls }}
-        # Ray's own, and those of the job with which KubeRay tidies up, which takes them over from the head.
-        - {name: RAY_REDIS_CA_CERT, value: /etc/sightline/internal-tls/ca.crt}
-        - {name: RAY_REDIS_CLIENT_CERT, value: /etc/sightline/internal-tls/tls.crt}
-        - {name: RAY_REDIS_CLIENT_KEY, value: /etc/sightline/internal-tls/tls.key}
-        - {name: RAY_REDIS_SERVER_NAME, value: {{ $values.internalTls.name }}}
+        {{- $all := include "sightline.environment" (dict "root" $root "head" $redisTls "cache" (and $replica (include "sightline.modelCache" $root))) | fromYamlArray }}
+        {{- /* The API server takes no two of one name: the last counts, so that `env` may name another. */}}
+        {{- $names := list }}{{ $kept := list }}
+        {{- range reverse $all }}
+        {{- if not (has .name $names) }}
+        {{- $names = append $names .name }}{{ $kept = prepend $kept . }}
         {{- end }}
+        {{- end }}
+        {{- toYaml $kept | nindent 8 }}
       ports:
         {{- if eq .component "head" }}
         - {name: gcs-server, containerPort: 6379}
@@ -191,6 +183,8 @@ spec:
 
 {{/* Environment of every Sightline process. The RAY_ flags are those of actors/session.py. */}}
 {{- define "sightline.environment" -}}
+{{- $root := .root -}}{{- $values := .root.Values -}}
+- {name: HF_HOME, value: {{ ternary "/var/cache/sightline" "/tmp" (not (empty .cache)) }}/huggingface}
 - {name: HOME, value: /tmp}
 # Processes write to the container's output, where the cluster's log collector finds it.
 - {name: RAY_LOG_TO_STDERR, value: "1"}
@@ -204,15 +198,22 @@ spec:
 - {name: OMP_NUM_THREADS, value: "1"}
 - {name: OPENBLAS_NUM_THREADS, value: "1"}
 - {name: MKL_NUM_THREADS, value: "1"}
-{{- if .Values.kvRedis.enabled }}
+{{- if $values.kvRedis.enabled }}
 - name: KV_REDIS_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ (include "sightline.secrets" . | fromYaml).kvRedis.name }}, key: {{ .Values.kvRedis.passwordKey }}}}
+  valueFrom: {secretKeyRef: {name: {{ (include "sightline.secrets" $root | fromYaml).kvRedis.name }}, key: {{ $values.kvRedis.passwordKey }}}}
 {{- end }}
-{{- range $name, $value := .Values.env }}
+{{- range $name, $value := $values.env }}
 - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}
-{{- range .Values.secretEnv }}
+{{- range $values.secretEnv }}
 - name: {{ .name }}
   valueFrom: {secretKeyRef: {name: {{ .secretName }}, key: {{ .key }}}}
+{{- end }}
+{{- if .head }}
+# Ray's own, and those of the job with which KubeRay tidies up, which takes them over from the head.
+- {name: RAY_REDIS_CA_CERT, value: /etc/sightline/internal-tls/ca.crt}
+- {name: RAY_REDIS_CLIENT_CERT, value: /etc/sightline/internal-tls/tls.crt}
+- {name: RAY_REDIS_CLIENT_KEY, value: /etc/sightline/internal-tls/tls.key}
+- {name: RAY_REDIS_SERVER_NAME, value: {{ $values.internalTls.name }}}
 {{- end }}
 {{- end -}}
