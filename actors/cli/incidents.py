@@ -387,6 +387,8 @@ def troubles(status: Outbox) -> list[str]:
         incident = letter.event.incident
         what = f"{letter.event.kind} of {incident.subject} at {incident.camera}"
         lines.append(f"dead: {letter.event.key} ({what}) for {letter.sink}: {letter.error}")
+    if status.dead:
+        lines.append("dead alerts are tried again with: sightline incidents resend")
     return lines
 
 

@@ -94,23 +94,7 @@ class RetrievalSession:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.memory, self.retriever, self._predictor = memory, retriever, retriever.for_prediction()
-        self.view = memory.open_view()
-        self.first_frame, self.last_frame = max(first_frame, self.view.first_frame), last_frame
-        numbers = self.view.log.numbers
-        # Where it leaves nothing out, tokens need not be looked through.
-        self.before = before if before is not None and len(numbers) and numbers[-1] >= before else None
         self.device, self.dtype = device, dtype
-        # Blocks come to the host and are put together there; so are frames that wait: keys and values of each.
-        waiting = [chunk for chunk in self.view.recent if self._is_wanted(chunk.index)]
-        self._recent = [(chunk.key.cpu(), chunk.value.cpu()) for chunk in waiting]
-        # Frame and cell of all their tokens.
-        self._recent_places = tuple(
-            torch.cat([torch.zeros(0, dtype=torch.int32), *parts])
-            for parts in (
-                [torch.full((chunk.tokens,), chunk.index, dtype=torch.int32) for chunk in waiting],
-                [chunk.cell.cpu().to(torch.int32) for chunk in waiting],
-            )
-        )
         self.stats = RetrievalStats()
         tiers = memory.tiers
         at_hand = tiers.upper if tiers.upper.at_hand else None
@@ -125,6 +109,27 @@ class RetrievalSession:
         # Layer, head and cluster uid of lost blocks.
         self._gone: list[tuple[int, int, int]] = []
         self._closed = False
+        self.view = memory.open_view()
+        try:
+            self.first_frame, self.last_frame = max(first_frame, self.view.first_frame), last_frame
+            numbers = self.view.log.numbers
+            # Where it leaves nothing out, tokens need not be looked through.
+            self.before = before if before is not None and len(numbers) and numbers[-1] >= before else None
+            # Blocks come to the host and are put together there; so are frames that wait: keys and values of each.
+            waiting = [chunk for chunk in self.view.recent if self._is_wanted(chunk.index)]
+            self._recent = [(chunk.key.cpu(), chunk.value.cpu()) for chunk in waiting]
+            # Frame and cell of all their tokens.
+            self._recent_places = tuple(
+                torch.cat([torch.zeros(0, dtype=torch.int32), *parts])
+                for parts in (
+                    [torch.full((chunk.tokens,), chunk.index, dtype=torch.int32) for chunk in waiting],
+                    [chunk.cell.cpu().to(torch.int32) for chunk in waiting],
+                )
+            )
+        except BaseException:
+            # Blocks that are replaced wait for every view that is open.
+            self.close(wait=False)
+            raise
 
     def __enter__(self) -> RetrievalSession:
         return self

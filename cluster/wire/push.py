@@ -59,7 +59,8 @@ class PushStatus:
     """How a push is doing. ``state`` and ``reason``: of the connection, or of the source while that is the trouble.
 
     ``packets`` and ``bytes`` count what the cluster took over, ``read`` what the source gave, ``dropped`` what this
-    agent dropped because its buffer was full, ``cluster_dropped`` what the cluster did.
+    agent dropped because its buffer was full, ``cluster_dropped`` what the cluster did,
+    ``reconnects`` connections that broke.
     """
 
     state: CameraState = CameraState.CONNECTING
@@ -205,7 +206,9 @@ class PushAgent:
             give_up_s = self._options.give_up_s
             if give_up_s is not None and time.monotonic() - down_since > give_up_s:
                 raise UnavailableError(f"no connection to {self._address} for {give_up_s:g} s: {error}")
-            self._tell(state=CameraState.BACKOFF, reason=str(error), reconnects=self.status.reconnects + 1)
+            self._tell(
+                state=CameraState.BACKOFF, reason=str(error), reconnects=self.status.reconnects + self._was_connected
+            )
             await asyncio.sleep(self._options.backoff.delay_s(attempt, random.random()))
             attempt += 1
 

@@ -188,6 +188,16 @@ def test_all_layers_of_a_question_have_one_wait_between_them(monkeypatch: pytest
         far.over.set()
 
 
+def test_a_session_that_fails_to_begin_leaves_no_reader(monkeypatch) -> None:
+    """Replaced blocks wait for readers: one that is never closed would have them stay for good."""
+    memory = StreamMemory("gate", MemorySpec(), TierStack([Arena(2**22)]))
+    monkeypatch.setattr(RetrievalSession, "_is_wanted", lambda *_: 1 / 0)
+    memory.accept_chunk(KVChunk("gate", 0, 0, *torch.ones(2, 1, 1, 3, 4), torch.arange(3), 1, 3, torch.ones(4)))
+    with pytest.raises(ZeroDivisionError):
+        RetrievalSession(memory, TwoStage())
+    assert memory._readers == []
+
+
 def test_clusters_that_are_not_read_are_summarised() -> None:
     memory = StreamMemory("gate", MemorySpec(organiser="mosaic"), TierStack([Arena(2**22)]))
     rng = torch.Generator().manual_seed(1)

@@ -15,6 +15,7 @@ from ingest_parts import HEADER, QUICK, Decoder, Gateway, Scripted, chain, pushe
 from rpc_serving import refuse_writes
 from sightline.v1 import ingest_pb2_grpc
 
+from cluster.codec.source import CameraState
 from cluster.gateway import ingest_proxy
 from cluster.wire import channel, push
 from cluster.wire.channel import open_channel
@@ -96,6 +97,22 @@ async def test_a_connection_that_breaks_without_a_status_is_made_again(make, mon
     assert len(refused) == 2
     assert decoder.received["gate"] == sent
     assert status.reconnects == 2
+
+
+async def test_an_outage_counts_once_however_often_the_agent_tries(make, until):
+    decoder, told = Decoder(), []
+    decoder.consume()
+    source = Scripted((HEADER, make.packets(200)), hold_at=100)
+    async with serving(decoder.servicer) as address:
+        agent = PushAgent(source, address, "gate", options=PushOptions(**QUICK), on_progress=told.append)
+        task = asyncio.create_task(agent.run())
+        await until(lambda: agent.status.packets == 100)
+    await until(lambda: sum(status.state is CameraState.BACKOFF for status in told) >= 4)
+    source.gate.set()
+    async with serving(decoder.servicer, port=int(address.rpartition(":")[2])):
+        status = await asyncio.wait_for(task, 30.0)
+    assert (status.packets, status.reconnects) == (200, 1)
+    decoder.close()
 
 
 async def test_a_reader_that_is_cancelled_ends():

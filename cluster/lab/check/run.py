@@ -237,8 +237,9 @@ def _stage(name: str, measure: Callable[[], Stage]) -> Stage:
 def _logit_stage(name: str, what: str, pairs: Iterator[LogitPair], limit: float) -> Stage:
     found = [(pair.relative, pair.largest) for pair in pairs]
     # Of a nan, neither max nor a comparison says anything.
-    finite = bool(found) and all(math.isfinite(number) for pair in found for number in pair)
-    if not finite:
+    if not found:
+        return Stage(name, "wrong", f"{what}: there is nothing to compare", {})
+    if not all(math.isfinite(number) for pair in found for number in pair):
         return Stage(name, "wrong", f"{what}: logits are not finite", {})
     relative, largest = (max(numbers) for numbers in zip(*found, strict=True))
     right = relative <= limit

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from actors.cli.incidents import event_line
-from cluster.alerts.incident import AlertEvent, Incident, clip_settled
+from actors.cli.incidents import event_line, troubles
+from cluster.alerts.dispatcher import Outbox
+from cluster.alerts.incident import AlertEvent, Delivery, Incident, clip_settled
 
 OPEN = Incident("i1", "gate", "question", "fence", "critical", 0, 1, 0.9, 2, 100.0, 100.0, text="Somebody climbs.")
 KIM = replace(OPEN, acknowledged_by="Kim", acknowledged_s=101.0)
@@ -26,3 +27,11 @@ def test_a_line_ends_with_what_is_new(event, said):
     line = event_line(event)
     assert line.endswith(said)
     assert f"{event.kind:6}" in line
+
+
+def test_dead_alerts_come_with_the_command_that_tries_them_again():
+    letter = Delivery(AlertEvent("i1-1", "new", 100.0, OPEN), "ops", "dead", 3, "answered 404")
+    lines = troubles(Outbox({}, "", 0, 0, 0, 0, [letter]))
+    assert lines[0].endswith("for ops: answered 404")
+    assert "sightline incidents resend" in lines[1]
+    assert troubles(Outbox({}, "", 0, 0, 0, 0, [])) == []

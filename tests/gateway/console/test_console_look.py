@@ -90,6 +90,17 @@ def test_dark_and_light_follow_the_system_until_somebody_chooses(open_page, gate
     until(lambda: lightness() < 40)
 
 
+def test_a_browser_that_stores_nothing_shows_everything(open_page, gateway):
+    page = open_page(f"{gateway.url}/", new=True, color_scheme="light")
+    page.add_init_script(
+        "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('', 'SecurityError'); } });"
+    )
+    page.reload()
+    page.wait_for_selector(".tile")
+    page.get_by_role("button", name="Dark colours").click()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
 def test_nothing_moves_for_those_who_want_no_motion(open_page, gateway):
     page = open_page(f"{gateway.url}/", new=True, reduced_motion="reduce")
     assert page.evaluate("document.getAnimations().length") == 0

@@ -201,3 +201,15 @@ def test_by_keyboard_alone(wall):
     assert focused() == names[0]
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text(names[0])
+
+
+def test_a_question_is_copied_to_any_of_many_cameras_and_the_dialog_says_what_that_replaces(open_page, gateway):
+    first, *_, last = sorted(gateway.city.cameras)
+    page = open_page(f"{gateway.url}/#/settings/{first}", ready=".question-row")
+    page.get_by_role("button", name="Copy").first.click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("it takes their place")
+    expect(dialog).to_contain_text("The first 200 of 499.")
+    dialog.get_by_label("Search cameras").fill(last)
+    expect(dialog.get_by_label(last)).to_be_visible()
+    expect(dialog).not_to_contain_text("The first 200")

@@ -243,6 +243,11 @@ def test_answers_lost_by_pruning(answers, verdict, lost):
     assert run._answers_stage(answers, random_weights=True).verdict == "measured"
 
 
+def test_a_clip_too_short_to_compare_is_not_called_infinite():
+    stage = run._logit_stage("refresh", "windows that slid", iter(()), 1e-3)
+    assert (stage.verdict, stage.sentence) == ("wrong", "windows that slid: there is nothing to compare")
+
+
 def test_relative_difference_by_hand():
     """About its mean 2 the reference is (-1, 0, 1); the difference is (0, 0, 0.5)."""
     pair = LogitPair(torch.tensor([[1.0, 2.0, 3.5]]), torch.tensor([[1.0, 2.0, 3.0]]))

@@ -1,5 +1,6 @@
 // The newest pictures of the cameras on the screen: only what can be seen is fetched, a few at once, and drawn on canvas.
 import { cameraPath, open } from "./api.js";
+import { recall, remember } from "./theme.js";
 
 export const PERIOD_MS = 5_000;
 const AT_ONCE = 4;
@@ -9,7 +10,7 @@ class Pictures {
   constructor() {
     this.watched = new Map();
     this.running = 0;
-    this.kept = localStorage.getItem("sightline-kept") === "1";
+    this.kept = recall("sightline-kept") === "1";
     this.observer = new IntersectionObserver((entries) => this.seen(entries), { rootMargin: "80px" });
     document.addEventListener("visibilitychange", () => this.pump());
   }
@@ -17,7 +18,7 @@ class Pictures {
   /** With the kept patches lit and the rest dimmed, or plain; all pictures are fetched anew. */
   showKept(kept) {
     this.kept = kept;
-    localStorage.setItem("sightline-kept", kept ? "1" : "0");
+    remember("sightline-kept", kept ? "1" : "0");
     for (const entry of this.watched.values()) Object.assign(entry, { etag: "", due: 0 });
     this.pump();
   }

@@ -2,12 +2,13 @@
 import { cameraPath, get, put } from "./api.js";
 import { idOf } from "./question_id.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
-import { plural, score, words } from "./format.js";
+import { count, plural, score, words } from "./format.js";
 import { Replay } from "./replay.js";
 import { store } from "./store.js";
 
 const DAYS = [["mon", "Mon"], ["tue", "Tue"], ["wed", "Wed"], ["thu", "Thu"], ["fri", "Fri"], ["sat", "Sat"], ["sun", "Sun"]];
 const SEVERITIES = [["", "as the cluster says"], ["info", "info"], ["warning", "warning"], ["critical", "critical"]];
+const MOST_LISTED = 200;
 const NEW = { id: "", text: "", threshold: 0.5 };
 
 export function Questions({ camera, questions, onSave }) {
@@ -155,9 +156,11 @@ function CopyDialog({ camera, question, onClose }) {
   return html`<dialog ref=${dialog} class="dialog" aria-labelledby="copy-title" onClose=${onClose}>
     <form onSubmit=${copy}>
       <h2 id="copy-title">Copy “${words(question.id)}” to</h2>
+      <p class="soft">Of a camera that is asked the cluster's own questions, it takes their place.</p>
       ${names.length > 8 && html`<input type="search" aria-label="Search cameras" value=${search} onInput=${(event) => setSearch(event.target.value)} />`}
-      <div class="copy-list" role="group" aria-label="Cameras" tabindex="0">${listed.slice(0, 200).map((name) => html`<label class="field" key=${name}>
+      <div class="copy-list" role="group" aria-label="Cameras" tabindex="0">${listed.slice(0, MOST_LISTED).map((name) => html`<label class="field" key=${name}>
         <input type="checkbox" checked=${chosen.has(name)} onChange=${() => toggle(name)} /> ${name}</label>`)}</div>
+      ${listed.length > MOST_LISTED && html`<p class="soft">The first ${MOST_LISTED} of ${count(listed.length)}. Search to find the others.</p>`}
       <div role="status">${done && html`<p>${plural(done.copied, "camera")} of ${chosen.size} changed.</p>
         ${done.failed.map((each) => html`<p class="error" key=${each}>${each}</p>`)}`}</div>
       <div class="actions"><button type="button" class="button" onClick=${onClose}>${done && !done.busy ? "Close" : "Cancel"}</button>

@@ -1,7 +1,26 @@
 // Dark or light: the system's choice until somebody makes one. Loaded before the page is drawn.
 const KEY = "sightline-theme";
 const dark = matchMedia("(prefers-color-scheme: dark)");
+let chosen = recall(KEY);
 let whenChanged = () => {};
+
+/** What `remember` was told, by this page or an earlier one; null if nothing. */
+export function recall(key) {
+  try {
+    return localStorage.getItem(key);
+  } catch {
+    // A browser that lets pages store nothing throws even here.
+    return null;
+  }
+}
+
+export function remember(key, value) {
+  try {
+    localStorage.setItem(key, value);
+  } catch {
+    // Blocked or full: it holds until the page is left.
+  }
+}
 
 export const theme = () => document.documentElement.dataset.theme;
 
@@ -11,12 +30,13 @@ export function onTheme(callback) {
 }
 
 export function toggleTheme() {
-  localStorage.setItem(KEY, theme() === "dark" ? "light" : "dark");
+  chosen = theme() === "dark" ? "light" : "dark";
+  remember(KEY, chosen);
   apply();
 }
 
 function apply() {
-  document.documentElement.dataset.theme = localStorage.getItem(KEY) ?? (dark.matches ? "dark" : "light");
+  document.documentElement.dataset.theme = chosen ?? (dark.matches ? "dark" : "light");
   whenChanged();
 }
 

@@ -6,6 +6,7 @@ import { count, plural } from "./format.js";
 import { Empty, Failure, Icon } from "./parts.js";
 import { pictures } from "./pictures.js";
 import { store, useTopics } from "./store.js";
+import { recall, remember } from "./theme.js";
 import { Tile } from "./tile.js";
 
 const GAP = 12;
@@ -38,7 +39,7 @@ export function Wall() {
   const [filter, setFilter] = useState("all");
   const [sort, setSort] = useState("attention");
   const [kept, setKept] = useState(pictures.kept);
-  const [density, setDensity] = useState(localStorage.getItem("sightline-density") ?? (innerWidth < 600 ? "compact" : "comfortable"));
+  const [density, setDensity] = useState(recall("sightline-density") ?? (innerWidth < 600 ? "compact" : "comfortable"));
   const held = useRef({ busy: false, order: [], key: "" });
   if (store.error && !store.loaded) return html`<${Failure} error=${store.error} />`;
   if (!store.loaded) return html`<${WallSkeleton} />`;
@@ -53,7 +54,7 @@ export function Wall() {
     <h1 class="unseen">Cameras</h1>
     <${Toolbar} search=${search} setSearch=${setSearch} sort=${sort} setSort=${setSort} kept=${kept}
       setKept=${(on) => (pictures.showKept(on), setKept(on))} density=${density}
-      setDensity=${(value) => (localStorage.setItem("sightline-density", value), setDensity(value))} />
+      setDensity=${(value) => (remember("sightline-density", value), setDensity(value))} />
     <div class="chips" role="group" aria-label="Which cameras">
       ${FILTERS.map(({ id, word, test }) => html`<button type="button" key=${id} class=${`chip ${id}`} aria-pressed=${filter === id} onClick=${() => setFilter(id)}>
         ${word} <span class="chip-count">${count(all.filter(({ camera, seen }) => test(camera, seen)).length)}</span>
