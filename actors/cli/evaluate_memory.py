@@ -76,11 +76,11 @@ def memory(
     """
     from actors.cli.evaluate import _check_run, _default_jobs, _latency_text, _window_text, _write, show, window_shape
 
-    made = {"--scenes": scenes, "--seconds": seconds, "--per-kind": per_kind}
+    made = {"--scenes": scenes, "--seconds": seconds, "--per-kind": per_kind, "--calibrate": calibrate or None}
     given = [name for name, value in made.items() if value is not None]
     if dataset is not None and given:
         raise ConfigError(f"{given[0]} is for scenes that are made: give it or --dataset, not both")
-    for name, number in (("scenes", scenes), ("processes", jobs), ("questions of a kind", per_kind)):
+    for name, number in (("scenes", scenes), ("seconds", seconds), ("processes", jobs), ("questions", per_kind)):
         if number is not None and number < 1:
             raise ConfigError(f"the number of {name} must be at least 1, not {number}")
     if calibrate and not Path(model, FILE).is_file():
