@@ -225,12 +225,12 @@ def video_digest(path: Path) -> str:
 
 
 def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
-    """Digest of all that scores depend on but video, setting and the evaluation's own code: weights, shape, settings,
+    """Digest of all that results depend on but video, setting and the evaluation's own code: weights, device, settings,
     prompts, pixels, code, libraries."""
     model = engine.model
     return digest(
         weights_digest(model.model),
-        str((model.family, model.dtype, model.mean, model.std)),
+        str((model.family, model.dtype, model.device.type, model.mean, model.std)),
         model.model.config.to_json_string(),
         str(model.settings),
         str(model.geometry),

@@ -197,8 +197,11 @@ def test_a_digest_has_every_weight_and_setting(tiny_engine):
         assert model_digest(tiny_engine, QUESTIONS) != before
         model.settings, model.mean = settings, (0.1, 0.2, 0.3)
         assert model_digest(tiny_engine, QUESTIONS) != before
+        # Latencies are of a device.
+        model.mean, model.device = model.pixel_mean, torch.device("cuda:0")
+        assert model_digest(tiny_engine, QUESTIONS) != before
     finally:
-        model.settings, model.mean = settings, model.pixel_mean
+        model.settings, model.mean, model.device = settings, model.pixel_mean, torch.device("cpu")
         with torch.no_grad():
             row.copy_(kept)
 
