@@ -156,7 +156,7 @@ class ResultCache:
         if self.path is not None:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self.path.open("a+", encoding="utf-8")
+                self._file = self.path.open("a+", encoding="utf-8", errors="replace")
                 self._file.seek(0)
                 self._read(self._file)
             except OSError as error:
