@@ -82,7 +82,7 @@ def accuracy(
     validation: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Scenes to choose settings (and missing thresholds) on.")
     ] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", metavar="N", help="How many scenes to make.")] = None,
+    count: Annotated[int | None, typer.Option("--count", "-n", metavar="N", min=1, help="Scenes to make.")] = None,
     seed: Annotated[int, typer.Option(metavar="S", help="Which scenes to make.")] = 0,
     model: Model = "demo",
     settings: Annotated[
@@ -250,6 +250,8 @@ def window_shape(
     the default stride is a fifth of the window."""
     from cluster.lab.evaluation.settings import WindowShape
 
+    if 0 in (window, stride, fps, anchor_interval):
+        raise ConfigError("window, stride, samples per second and anchor interval must be above 0")
     default = WindowShape()
     length = window or known.window_s or (default.window_s if layout == "scenes" else 40.0)
     step = stride or (known.stride_s if window is None else None) or length / 5

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from cluster.lab.evaluation.datasets import SkippedVideo
     from cluster.lab.evaluation.memory.questions import Footage
     from cluster.lab.evaluation.memory.run import MemoryResults
-    from cluster.lab.evaluation.memory.settings import ShareSetting
-    from cluster.lab.evaluation.settings import WindowShape
-    from cluster.lab.evaluation.work import ModelSpec
     from cluster.lab.scenes.vocabulary import Split
     from cluster.models.base import VisionLanguageModel
 
@@ -76,17 +73,18 @@ def memory(
     """
     from actors.cli.evaluate import _check_run, _default_jobs, _latency_text, _window_text, _write, show, window_shape
 
-    made = {"--scenes": scenes, "--seconds": seconds, "--per-kind": per_kind}
+    made = {"--scenes": scenes, "--seconds": seconds, "--per-kind": per_kind, "--calibrate": calibrate or None}
     given = [name for name, value in made.items() if value is not None]
     if dataset is not None and given:
         raise ConfigError(f"{given[0]} is for scenes that are made: give it or --dataset, not both")
-    for name, number in (("scenes", scenes), ("processes", jobs), ("questions of a kind", per_kind)):
+    for name, number in (("scenes", scenes), ("seconds", seconds), ("processes", jobs), ("questions", per_kind)):
         if number is not None and number < 1:
             raise ConfigError(f"the number of {name} must be at least 1, not {number}")
     if calibrate and not Path(model, FILE).is_file():
         raise ConfigError(f"--calibrate writes into a model's folder, and there is no {Path(model, FILE)}")
     _check_run(model, out, json_file)
     from cluster.lab.evaluation.memory.report import make_page, make_report, tables
+    from cluster.lab.evaluation.memory.run import evaluate_memory
     from cluster.lab.evaluation.memory.settings import memory_grid
     from cluster.lab.evaluation.work import ModelSpec
     from cluster.lab.report.page import Table
@@ -104,9 +102,21 @@ def memory(
         footage = _made(out / "footage", split, count, length, seed, asked, workers)
         origin = f"{count} scenes of {length:g} s"
     else:
-        footage, skipped = _of_dataset(dataset, layout)
+        from cluster.lab.evaluation.memory.datasets import load_question_dataset
+
+        read = load_question_dataset(dataset, layout)
+        footage, skipped = list(read.videos), read.skipped
         origin = f"{len(footage)} of layout {layout}"
-    found = _evaluated(footage, spec, loaded, compared, shape, out, workers)
+    with Progress(f"remembering {len(footage)} clips under {len(compared)} settings", 1) as bar:
+        found = evaluate_memory(
+            footage,
+            loaded if workers == 1 else spec,
+            compared,
+            shape,
+            out,
+            jobs=workers,
+            on_progress=lambda at: bar.count(at.done, at.total, at.now),
+        )
     if calibrate:
         _calibrate(found, Path(model), loaded)
         return
@@ -135,37 +145,6 @@ def _made(folder: Path, split: Split, count: int, seconds: float, seed: int, per
     with Progress("making scenes", count) as bar:
         encode_missing_clips(clips, folder, jobs=jobs, on_clip=bar.add_file)
     return [Footage(clip.path.stem, clip.path, asked) for clip, asked in zip(clips, questions, strict=True)]
-
-
-def _of_dataset(folder: Path, layout: str) -> tuple[list[Footage], tuple[SkippedVideo, ...]]:
-    from cluster.lab.evaluation.memory.datasets import load_question_dataset
-
-    found = load_question_dataset(folder, layout)
-    return list(found.videos), found.skipped
-
-
-def _evaluated(
-    footage: list[Footage],
-    spec: ModelSpec,
-    loaded: VisionLanguageModel,
-    settings: list[ShareSetting],
-    shape: WindowShape,
-    out: Path,
-    jobs: int,
-) -> MemoryResults:
-    from cluster.lab.evaluation.memory.run import evaluate_memory
-
-    with Progress(f"remembering {len(footage)} clips under {len(settings)} settings", 1) as bar:
-        model = loaded if jobs == 1 else spec
-        return evaluate_memory(
-            footage,
-            model,
-            settings,
-            shape,
-            out,
-            jobs=jobs,
-            on_progress=lambda at: bar.count(at.done, at.total, at.now),
-        )
 
 
 def _calibrate(found: MemoryResults, model: Path, loaded: VisionLanguageModel) -> None:

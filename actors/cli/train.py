@@ -7,6 +7,7 @@ import typer
 
 from actors.cli.output import Progress
 from cluster.errors import ConfigError
+from cluster.files import check_writable
 
 _SHOWN = ("loss", "answers", "found", "memory", "recalled")
 _JUDGED = ("auc", "f1", "video_f1")
@@ -120,6 +121,7 @@ def demo_model(
             if name in chosen
         ),
     )
+    check_writable(out)
     with TrainingScreen() as screen:
         train(
             settings,

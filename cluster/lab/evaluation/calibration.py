@@ -159,8 +159,6 @@ def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float
     edges = np.unique(np.concatenate((logits[judged & np.isfinite(scores)], logit(np.array([0.0, 1.0])))))
     # All thresholds between neighbouring scores are equivalent.
     middles = (edges[1:] + edges[:-1]) / 2
-    if not len(middles):
-        middles = edges
     positive = logits[None] >= middles[:, None, None]
     hit, miss = truth & judged, ~truth & judged
     counts = Counts((positive & hit).sum(axis=1), (positive & miss).sum(axis=1), (~positive & hit).sum(axis=1))
@@ -174,7 +172,7 @@ def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float
 def _widest(best: Bools, edges: Floats) -> tuple[int, int]:
     """First and last edge of the widest run of best intervals; interval ``i`` is ``edges[i : i + 2]``."""
     bounds = np.flatnonzero(np.diff(np.concatenate(([0], best.astype(np.int8), [0]))))
-    runs = [(int(a), min(int(b), len(edges) - 1)) for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
+    runs = zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)
     return max(runs, key=lambda run: edges[run[1]] - edges[run[0]])
 
 

@@ -104,7 +104,9 @@ def _source(path: Path, source: str, fps: float, interval: float) -> Iterator[Pa
                 picture = video.streams.video[0]
                 gop = max(1, round(fps * interval))
                 options = {"preset": "medium", "crf": "23", "sc_threshold": "0"}
-                encoding = VideoEncoding("libx264", options, picture.width, picture.height, fps, gop, 0)
+                # H.264 with half the chroma has even sizes only; pictures are scaled by the one pixel.
+                width, height = picture.width // 2 * 2, picture.height // 2 * 2
+                encoding = VideoEncoding("libx264", options, width, height, fps, gop, 0)
                 write_video(copy, encoding, _sampled(video.decode(picture), fps))
         except av.FFmpegError as error:
             raise SourceError(f"{path} cannot be encoded again: {error}", retryable=False) from None
@@ -208,11 +210,11 @@ class _SettingStream:
         for request in requests:
             whole = request.end - self._origin >= length
             if whole or self.setting.tower == "once" or self.setting.refresh != "all":
-                result = self._step(request)
+                result = self._step(request, timed=whole and not self.windows)
                 if whole and result is not None:
                     self.windows.append(result)
 
-    def _step(self, request: WindowRequest) -> WindowResult | None:
+    def _step(self, request: WindowRequest, *, timed: bool) -> WindowResult | None:
         self.tower.saved_s = 0.0
         began = time.perf_counter()
         with self._reuse(self.tower) if self._reuse else nullcontext():
@@ -223,7 +225,7 @@ class _SettingStream:
         (stats,) = self.engine.stats.windows
         tokens, tower_flops = stats.tokens, stats.tower_flops
         if self.setting.tower == "every window":
-            tower_flops, tower_s = self._tower_cost(request, timed=not self.windows)
+            tower_flops, tower_s = self._tower_cost(request, timed=timed)
             latency_s += tower_s - stats.timing.vision_s
         elif self._reuse:
             tower_flops, self._reuse.flops = self._reuse.flops, 0

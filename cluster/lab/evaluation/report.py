@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cluster.errors import ModelError
@@ -144,12 +144,11 @@ def choose_setting(
 
 
 def comparable_settings(results: Results) -> list[Setting]:
-    """Settings of ours that answer the same windows as full computation, one per key."""
-    shape = results.full.shape
+    """Settings of ours that answer the same windows of the same stream as full computation, one per key."""
+    whole = replace(results.full.shape, anchor_interval_s=1)
     found: dict[str, Setting] = {}
     for setting in results.settings:
-        cut = setting.shape
-        alike = (cut.window_s, cut.stride_s, cut.fps) == (shape.window_s, shape.stride_s, shape.fps)
+        alike = replace(setting.shape, anchor_interval_s=1) == whole and setting.source == results.full.source
         if setting.role == "ours" and alike:
             # A sweep point may also be a setting of the table, which comes first.
             found.setdefault(setting.key, setting)

@@ -156,7 +156,7 @@ class ResultCache:
         if self.path is not None:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self.path.open("a+", encoding="utf-8")
+                self._file = self.path.open("a+", encoding="utf-8", errors="replace")
                 self._file.seek(0)
                 self._read(self._file)
             except OSError as error:
@@ -225,12 +225,12 @@ def video_digest(path: Path) -> str:
 
 
 def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
-    """Digest of all that scores depend on but video, setting and the evaluation's own code: weights, shape, settings,
+    """Digest of all that results depend on but video, setting and the evaluation's own code: weights, device, settings,
     prompts, pixels, code, libraries."""
     model = engine.model
     return digest(
         weights_digest(model.model),
-        str((model.family, model.dtype, model.mean, model.std)),
+        str((model.family, model.dtype, model.device.type, model.mean, model.std)),
         model.model.config.to_json_string(),
         str(model.settings),
         str(model.geometry),

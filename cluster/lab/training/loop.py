@@ -258,10 +258,10 @@ class StageRun:
                             self.validate(held_out, listener)
                         # Validation does not count as training time.
                         last = validated = time.monotonic()
+                self._finish(listener, validation())
             except BaseException:
                 self.save()
                 raise
-        self._finish(listener, validation())
 
     def _finish(self, listener: TrainingListener, examples: list[Example]) -> None:
         """Keep the better of the weights and their moving average."""

@@ -136,10 +136,6 @@ def example_layout(model: TrainableModel, example: Example, grid: PatchGrid, *, 
     return lay_out_sequence(model, frames, example.context, asks)
 
 
-# Number of key heads whose query heads are trained to point.
-_TAUGHT_KEY_HEADS = 1
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PointingTargets:
     """For ``a`` questions and ``n`` rows: ``window`` and ``event`` ``[a, n]`` bool, rows in the question's window and
@@ -154,7 +150,8 @@ class PointingTargets:
 def pointing_loss(probes: Sequence[tuple[Tensor, Tensor]], targets: PointingTargets, weight: Tensor) -> Tensor:
     """Mean of ``-log`` of the attention on the target rows; ``probes`` as in ``SequenceOutput``, ``weight [a]``.
 
-    Questions whose event was pruned away have no target and do not count.
+    The query heads of the first key head are taught. Questions whose event was pruned away have no target and do not
+    count.
     """
     right = torch.where(targets.truth[:, None], targets.event, targets.system)
     counted = weight * right.any(1)
@@ -162,9 +159,7 @@ def pointing_loss(probes: Sequence[tuple[Tensor, Tensor]], targets: PointingTarg
     # Finite, so that questions without a target row give no NaN.
     total = weight.new_zeros(())
     for query, key in probes:
-        taught = query.shape[0] // key.shape[0] * _TAUGHT_KEY_HEADS
-        heads = key[:_TAUGHT_KEY_HEADS].repeat_interleave(taught // _TAUGHT_KEY_HEADS, dim=0)
-        scores = torch.bmm(query[:taught], heads[:, : right.shape[1]].mT)
+        scores = query[: query.shape[0] // key.shape[0]] @ key[0, : right.shape[1]].mT
         among = scores.masked_fill(~open_rows, -1e4).logsumexp(-1)
         there = scores.masked_fill(~right, -1e4).logsumexp(-1)
         total = total + ((among - there).mean(0) * counted).sum() / counted.sum().clamp(min=1e-6)

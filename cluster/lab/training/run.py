@@ -246,8 +246,8 @@ def train(
     """Run the stages of ``settings`` in order in ``folder``; then, if ``export_model``, write the model there.
 
     ``initial_models``: an exported model to start from, or several for the mean of their weights; the dense-label heads
-    start anew. Stages that are not requested but have a checkpoint in ``folder`` are loaded: each stage starts from the
-    weights of the previous one.
+    start anew. Otherwise stages before the last requested one that have a checkpoint in ``folder`` are loaded, all of
+    them if none is requested: each stage starts from the weights of the previous one.
 
     Raises:
         ConfigError: an unknown stage, an unavailable device, or a checkpoint of another run.
@@ -266,9 +266,11 @@ def train(
         initialise_for_training(model, [make(_BEGINNING + number) for number in range(_BEGINNING_SCENES)])
     check = lru_cache(maxsize=None)(ValidationExamples(settings.shape))
 
-    for name in TRAINING_STAGES:
+    last = max(map(TRAINING_STAGES.index, wanted), default=len(TRAINING_STAGES))
+    for name in TRAINING_STAGES[: last + 1]:
         if name not in wanted:
-            load_stage_weights(folder / f"{name}.pt", settings, model, heads)
+            if not initial_models:
+                load_stage_weights(folder / f"{name}.pt", settings, model, heads)
             continue
         run = StageRun(settings, wanted[name], model, heads, folder)
         if resume:

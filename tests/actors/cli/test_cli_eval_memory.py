@@ -104,6 +104,8 @@ def test_a_fit_is_written_into_the_model_and_used_from_then_on(cli, monkeypatch,
     [
         (("--dataset", "here", "--scenes", "2"), "--scenes is for scenes that are made"),
         (("--dataset", "here", "--seconds", "90"), "--seconds is for scenes that are made"),
+        (("--dataset", "here", "--calibrate"), "--calibrate is for scenes that are made"),
+        (("--seconds", "0"), "the number of seconds must be at least 1"),
         (("--scenes", "0"), "the number of scenes must be at least 1"),
         (("--jobs", "0"), "the number of processes must be at least 1"),
         (("--model", "nobody"), "there is no model 'nobody'"),

@@ -24,6 +24,11 @@ def test_an_unknown_stage_is_refused_by_name(tmp_path, capsys):
     assert "error: unknown stage 'attic'; there are: tower" in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_drawn(capsys):
+    assert main(["train", "demo-model", "--preset", "tiny", "--out", "/proc/none", "--stage", "windows"]) == 1
+    assert "error: cannot write /proc/none" in capsys.readouterr().err
+
+
 def test_a_short_run_leaves_a_model_that_loads_and_a_log(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "_BEGINNING_SCENES", 2)
     monkeypatch.setattr(run, "_EXPORT_SCENES", 1)

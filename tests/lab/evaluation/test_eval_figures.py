@@ -117,8 +117,9 @@ def test_what_validation_cannot_tell_from_the_best_is_its_equal(make_results):
     assert choose_setting(make_results(truth, table, cost), HALF, 0.055) == CHEAP
 
 
-def test_another_stride_is_not_compared(make_results):
-    other = ours(replace(SHAPE, stride_s=8), 0.1)
+@pytest.mark.parametrize("change", [{"shape": replace(SHAPE, stride_s=8)}, {"source": "encoded again"}])
+def test_another_stride_or_video_is_not_compared(make_results, change):
+    other = replace(ours(SHAPE, 0.1), **change)
     results = make_results(TRUTH, {FULL: hits(4), other: hits(4)}, {FULL: 1000, other: 100})
     assert choose_setting(results, HALF, 0.15) is None
 

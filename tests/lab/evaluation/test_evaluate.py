@@ -169,7 +169,7 @@ def test_two_videos_of_one_name_are_refused(model, videos):
 
 def test_a_work_file_that_is_none(make_run, tmp_path, tiny_engine, street):
     path = tmp_path / "work.jsonl"
-    path.write_text('not json\n{"video": 1}\n')
+    path.write_bytes(b'not json\n{"video": 1}\n\xff\n')
     key = (video_digest(street.path), model_digest(tiny_engine, QUESTIONS), SETTINGS[0].key)
     run = make_run([0.25, 0.75])
     with ResultCache(path) as file:
@@ -177,7 +177,7 @@ def test_a_work_file_that_is_none(make_run, tmp_path, tiny_engine, street):
         file.add(key, run.to_json())
     with ResultCache(path) as file:
         assert file.get(key, VideoRun.from_json) == run
-    assert json.loads(path.read_text().splitlines()[-1])["setting"] == SETTINGS[0].key
+    assert json.loads(path.read_bytes().splitlines()[-1])["setting"] == SETTINGS[0].key
     with pytest.raises(SightlineError, match="cannot be used"), ResultCache(tmp_path):
         pass
 
@@ -197,8 +197,11 @@ def test_a_digest_has_every_weight_and_setting(tiny_engine):
         assert model_digest(tiny_engine, QUESTIONS) != before
         model.settings, model.mean = settings, (0.1, 0.2, 0.3)
         assert model_digest(tiny_engine, QUESTIONS) != before
+        # Latencies are of a device.
+        model.mean, model.device = model.pixel_mean, torch.device("cuda:0")
+        assert model_digest(tiny_engine, QUESTIONS) != before
     finally:
-        model.settings, model.mean = settings, model.pixel_mean
+        model.settings, model.mean, model.device = settings, model.pixel_mean, torch.device("cpu")
         with torch.no_grad():
             row.copy_(kept)
 

@@ -8,7 +8,7 @@ import av
 import numpy as np
 import pytest
 import torch
-from av.video.frame import PictureType
+from av.video.frame import PictureType, VideoFrame
 from evaluation_cases import QUESTIONS, SHAPE
 
 from cluster.codec.processor import CodecOptions
@@ -17,7 +17,7 @@ from cluster.engine.window.stream import StreamFrame
 from cluster.errors import SourceError
 from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.evaluation.replay import SimilarityReuse, TowerCache, _source, replay
-from cluster.lab.evaluation.settings import codecsight, full_computation, ours
+from cluster.lab.evaluation.settings import Setting, codecsight, full_computation, ours
 from cluster.lab.report.compare import answer_in_full
 from cluster.models.base import PatchBatch
 from cluster.types import Question, StreamSpec
@@ -159,6 +159,30 @@ def test_the_published_input_is_h264_at_the_sampling_rate(street, tmp_path):
     assert [place for place, kind in enumerate(kinds) if kind == "I"] == [0, 8, 16]
     assert set(kinds) == {"I", "P"}
     assert not path.exists()
+
+
+def test_an_odd_size_is_encoded_again_as_the_even_one_below(tmp_path):
+    """As of Motion JPEG, which has them; H.264 with half the chroma has not."""
+    with av.open(str(tmp_path / "odd.avi"), "w") as container:
+        stream = container.add_stream("mjpeg", rate=10)
+        stream.width, stream.height, stream.pix_fmt = 161, 91, "yuvj444p"
+        for grey in range(20):
+            container.mux(stream.encode(VideoFrame.from_ndarray(np.full((91, 161, 3), grey, np.uint8))))
+        container.mux(stream.encode(None))
+    with _source(tmp_path / "odd.avi", "encoded again", 2.0, 4.0) as path, av.open(str(path)) as video:
+        assert [(picture.width, picture.height) for picture in video.decode(video=0)] == [(160, 90)] * 4
+
+
+def test_the_tower_is_timed_in_one_whole_window(tiny_engine, street, monkeypatch):
+    """Where tokens are reused the windows before are answered, too."""
+    seen = []
+    tower = tiny_engine.model.encode
+    monkeypatch.setattr(tiny_engine.model, "encode", lambda frames: seen.append(len(frames)) or tower(frames))
+    blended = Setting("cacheblend", "none", "topk_deviation", shape=SHAPE, tower="every window")
+    run = replay(tiny_engine, street, [blended], QUESTIONS)[blended.key]
+    assert [math.isnan(window.latency_s) for window in run.windows] == [False, True, True, True]
+    # Each of the 12 frames once, and a window's six again.
+    assert sum(seen) == 12 + 6
 
 
 def test_the_published_input_is_answered_window_by_window(tiny_engine, street):

@@ -68,7 +68,9 @@ def test_what_was_kept_is_what_was_written(clip: Path, shape: Shape, tmp_path: P
         assert np.array_equal(one.labels.covered, other.labels.covered)
 
 
-def test_examples_come_from_the_cache_once_it_is_there(clips: Path, tmp_path: Path) -> None:
+def test_examples_come_from_the_cache_once_it_is_there(
+    clips: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make = EncodedExamples(str(clips), str(tmp_path / "cache"), "tiny", seed=0)
     made = [make(number) for number in range(4)]
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").iterdir()}
@@ -79,6 +81,10 @@ def test_examples_come_from_the_cache_once_it_is_there(clips: Path, tmp_path: Pa
         assert one.questions == other.questions
         assert np.array_equal(one.context, other.context)
     assert any(question.answer == "yes" for example in made for question in example.questions)
+    # Frames of other code are made anew.
+    monkeypatch.setattr("cluster.lab.training.encoded_examples.code_digest", lambda _: "other")
+    make(0)
+    assert len(list((tmp_path / "cache").iterdir())) == len(kept) + 1
 
 
 @pytest.mark.parametrize("split", ["test", "validation"])

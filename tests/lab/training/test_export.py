@@ -9,9 +9,11 @@ from transformers import AutoTokenizer
 
 from cluster.errors import ConfigError
 from cluster.lab.scenes import EVENT_KINDS, phrasings, standing_question
-from cluster.lab.training.config import SHAPES, Shape
+from cluster.lab.training import run as training
+from cluster.lab.training.config import SHAPES, Settings, Shape, StageSettings
 from cluster.lab.training.examples import Example, ValidationExamples
-from cluster.lab.training.run import export, load_mean_weights
+from cluster.lab.training.loop import StageRun
+from cluster.lab.training.run import export, load_mean_weights, train
 from cluster.lab.training.trainable_model import TrainableModel, demo_tokenizer, patch_batches
 from cluster.models import load_model
 from cluster.models.checkpoint import INSTRUCTION
@@ -102,3 +104,44 @@ def test_training_goes_on_from_the_mean_of_several_exports(shape: Shape, tmp_pat
         assert torch.allclose(value, (one[name] + two[name]) / 2, rtol=0.01, atol=1e-3), name
     with pytest.raises(ConfigError, match="holds no exported model"):
         load_mean_weights([folders[0], tmp_path], mean)
+
+
+def test_checkpoints_of_stages_that_are_not_asked_for_replace_neither_what_is_named_nor_what_is_trained(
+    trainable: TrainableModel, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(trainable, shape, tmp_path / "named", [])
+    begun: list[float] = []
+    left: list[float] = []
+
+    def one(model: TrainableModel) -> float:
+        return model.model.lm_head.weight[0, 0].item()
+
+    def trained(run: StageRun, *_: object, **__: object) -> None:
+        begun.append(one(run.model))
+        with torch.no_grad():
+            run.model.model.lm_head.weight[0, 0] = 1 + len(begun)
+        run.done = True
+        run.save()
+
+    monkeypatch.setattr(StageRun, "run", trained)
+    monkeypatch.setattr(training, "_BEGINNING_SCENES", 1)
+    monkeypatch.setattr(training, "_examples", lambda *_: [])
+    monkeypatch.setattr(training, "export", lambda model, *_: left.append(one(model)) or "float32")
+    stages = (("tower", []), ("windows", []), ("language", []), ("windows", [tmp_path / "named"]), (None, []))
+    for stage, named in stages:
+        chosen = () if stage is None else (StageSettings(stage, rate=1e-3, batch=1, steps=1),)
+        settings = Settings("tiny", workers=0, stages=chosen)
+        train(settings, tmp_path / "run", Listening(), resume=False, initial_models=named)
+    assert begun[1:] == [2.0, 2.0, pytest.approx(one(trainable), abs=1e-3)]
+    # Without a stage, the last one's.
+    assert left == [2.0, 3.0, 4.0, 5.0, 5.0]
+    train(Settings("tiny"), tmp_path / "run", Listening(), initial_models=[tmp_path / "named"])
+    assert left[-1] == pytest.approx(one(trainable), abs=1e-3)
+
+
+class Listening:
+    def stage_started(self, stage: str, step: int) -> None:
+        pass
+
+    def exported(self, folder: Path, kind: str) -> None:
+        pass

@@ -128,6 +128,20 @@ def test_the_better_of_weights_and_average_is_kept(make_run) -> None:
     assert torch.equal(run.model.model.state_dict()[name], seen[0][name])
 
 
+def test_a_stage_that_is_interrupted_while_it_is_judged_at_its_end_is_judged_again(make_run) -> None:
+    run = make_run("tower", steps=2)
+
+    def interrupted(model: TrainableModel, heads: DenseHeads, examples: list[Example]) -> dict[str, float]:
+        raise KeyboardInterrupt
+
+    run.stage = replace(run.stage, judge=interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.run(Quiet(), validation=lambda: [ValidationExamples("tiny")(0)])
+    again = make_run("tower", steps=2, seed=8)
+    assert again.resume()
+    assert (again.step, again.done) == (2, False)
+
+
 def test_a_batch_that_breaks_arithmetic_is_skipped(make_run) -> None:
     run = make_run("tower")
     loss = run.stage.loss
