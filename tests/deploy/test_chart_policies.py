@@ -259,6 +259,8 @@ def test_rays_redis_goes_after_the_cluster_whose_finalizer_needs_it() -> None:
             assert importlib.util.find_spec(container["command"][-1])
             hook, service = container["args"]
             assert (hook in HOOKS, service) == (True, "sightline")
+            # A node pulls a new image of some GB within it; Helm's --timeout is what ends the wait before.
+            assert job["spec"]["activeDeadlineSeconds"] >= 1800
 
 
 def test_hooks_run_where_the_control_pod_may() -> None:
