@@ -122,6 +122,25 @@ def test_a_camera_that_is_added_again_keeps_what_was_measured_of_it() -> None:
     assert made.status("gate") == measured
 
 
+def test_another_threshold_leaves_what_was_measured_and_lowers_nobody() -> None:
+    """Of quiet cameras as if all their windows were computed again, it would be several times the load."""
+    made = directory()
+    names = [f"cam-{number}" for number in range(16)]
+    for name in names:
+        made.add(camera(name), 0.0)
+    send(made)
+    for second in range(1, 400):
+        counts = {"windows_done": second // 5, "windows_gated": second - second // 5}
+        report(made, second, busy_s=0.32 * second, streams=[StreamReport(name, counts=counts) for name in names])
+        steps = made.tick(float(second))
+        assert second < 300 or steps == []
+        if second == 300:
+            question = QUESTION.model_copy(update={"threshold": 0.7})
+            for name in names:
+                made.update(camera(name).model_copy(update={"questions": [question]}), 300.0)
+    assert made.replica_statuses()[0].utilisation == pytest.approx(0.32, abs=0.05)
+
+
 def test_steps_of_the_ladder_are_in_the_assignments_with_their_reason_and_are_taken_back(monkeypatch) -> None:
     made, steps = directory(), []
     tick = made.tick
