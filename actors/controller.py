@@ -184,12 +184,12 @@ class Controller(ActorProcess):
         return self._directory.route(name)
 
     async def camera_states(self, version: int) -> CameraStates:
-        """All cameras as alerting needs them, with their settings if the table differs from ``version``."""
+        """All cameras as alerting needs them, with their settings if those differ from ``version``'s."""
         await self._until_settled()
         directory, names = self._directory, self._directory.cameras
         return CameraStates(
-            version=directory.version,
-            settings=tuple(map(directory.settings, names)) if directory.version != version else None,
+            version=directory.declared,
+            settings=tuple(map(directory.settings, names)) if directory.declared != version else None,
             statuses=tuple(directory.status(name) for name in names),
             pictures={name: picture for name in names if (picture := directory.picture_health(name)) is not None},
             left_out=self._table.left_out,

@@ -36,9 +36,6 @@ from cluster.types.reports import (
     Totals,
 )
 
-KEPT_STEPS = 1000
-"""Steps on the quality ladder that are remembered."""
-
 GIVEN_UP = 1000
 """Expired replicas that are remembered, should one come back."""
 
@@ -47,8 +44,8 @@ class Directory:
     """See the module. Methods raise ``UnknownCameraError`` for the name of no camera.
 
     ``version`` grows with every change that concerns decoders, and is greater than ``after``, the last version of
-    earlier controllers; ``steps``: the newest steps on the quality ladder, oldest first; ``windows_lost``: windows that
-    died with a camera's decoder and replica, of which only this table knows."""
+    earlier controllers; ``declared``: the one at which a camera or its settings changed last; ``windows_lost``: windows
+    that died with a camera's decoder and replica, of which only this table knows."""
 
     def __init__(
         self,
@@ -57,8 +54,7 @@ class Directory:
         quality: FleetSettings = ALL_EQUAL,
         after: int = 0,
     ) -> None:
-        self.version = after
-        self.steps: deque[Step] = deque(maxlen=KEPT_STEPS)
+        self.version = self.declared = after
         self.windows_lost = 0
         self._measured = quality.costs is not None
         self._admission = quality.admission
@@ -104,7 +100,7 @@ class Directory:
         self._cameras[settings.name] = CameraRecord(settings, manager, life)
         self._cameras[settings.name].totals = Totals(self._counted.pop(life, None))
         self.decoder_table.add(settings.name)
-        self.version += 1
+        self.version = self.declared = self.version + 1
         return admission
 
     def check_add(self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True) -> None:
@@ -134,7 +130,7 @@ class Directory:
             report = camera.report
             size = report.size if report is not None and report.width else None
             self._fleet.admit(demand_of(settings, self.geometry, size), now_s, force=True)
-            self.version += 1
+            self.version = self.declared = self.version + 1
         return self._fleet.admission_of(settings.name)
 
     def remove(self, name: str) -> None:
@@ -143,7 +139,7 @@ class Directory:
         del self._cameras[name]
         self.decoder_table.remove(name)
         self._fleet.remove(name)
-        self.version += 1
+        self.version = self.declared = self.version + 1
 
     @property
     def cameras(self) -> list[str]:
@@ -257,7 +253,6 @@ class Directory:
     def tick(self, now_s: float) -> list[Step]:
         """Steps on the quality ladder that are due now; assignments contain them from then on."""
         changes = self._fleet.tick(now_s)
-        self.steps.extend(changes.steps)
         if changes.steps or changes.moves:
             self.version += 1
         return changes.steps

@@ -123,8 +123,11 @@ class Fleet:
         return self._moved(self._placement.remove(name), warm=True)
 
     def set_demand(self, name: str, demand: Demand) -> None:
-        """Replace a camera's demand after its settings changed, dropping what was measured of the old one."""
+        """Replace a camera's demand after its settings changed, dropping what was measured of the old one. The same
+        again changes nothing."""
         camera = self._known(name)
+        if demand == camera.estimate.declared:
+            return
         camera.estimate = DemandEstimate(demand)
         self._reload(name, camera, always=True)
 
@@ -153,9 +156,6 @@ class Fleet:
     def demand_of(self, name: str) -> Demand:
         """Current estimate of a camera's demand."""
         return self._known(name).estimate.demand
-
-    def declared_demand(self, name: str) -> Demand:
-        return self._known(name).estimate.declared
 
     def plan(self, name: str) -> CameraPlan:
         """How a camera is to run now, and why."""

@@ -96,9 +96,7 @@ def observe_pictures(
     fleet: Fleet, settings: CameraConfig, report: CameraReport, geometry: PatchGeometry | None
 ) -> None:
     """Update the fleet's demand of a camera by its pictures' size and activity."""
-    demand = demand_of(settings, geometry, report.size)
-    if demand != fleet.declared_demand(settings.name):
-        fleet.set_demand(settings.name, demand)
+    fleet.set_demand(settings.name, demand_of(settings, geometry, report.size))
     if report.picture is not None:
         fleet.observe_activity(settings.name, report.picture.changed)
 

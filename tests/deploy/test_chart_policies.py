@@ -8,7 +8,7 @@ import uuid
 from typing import Any
 
 import pytest
-from chart_parts import PLAIN_INSIDE, VARIANTS, of_kind, pods, rendered, serve_config
+from chart_parts import PLAIN_INSIDE, VARIANTS, of_kind, pods, rendered, serve_config, validate
 
 from actors.startup import show_replica
 from cluster.kubernetes.hooks import HOOKS
@@ -259,6 +259,8 @@ def test_rays_redis_goes_after_the_cluster_whose_finalizer_needs_it() -> None:
             assert importlib.util.find_spec(container["command"][-1])
             hook, service = container["args"]
             assert (hook in HOOKS, service) == (True, "sightline")
+            # A node pulls a new image of some GB within it; Helm's --timeout is what ends the wait before.
+            assert job["spec"]["activeDeadlineSeconds"] >= 1800
 
 
 def test_hooks_run_where_the_control_pod_may() -> None:
@@ -268,6 +270,17 @@ def test_hooks_run_where_the_control_pod_may() -> None:
     assert len(jobs) == 2
     for pod in (*jobs, pods(objects)["control"]["spec"]):
         assert (pod["nodeSelector"], pod["tolerations"]) == ({"zone": "a"}, [{"operator": "Exists"}])
+
+
+@pytest.mark.parametrize(("key", "name"), [("kvRedis", "kv-redis"), ("gcsRedis", "gcs-redis"), ("head", "head")])
+def test_pods_run_on_the_nodes_that_their_values_name(key: str, name: str) -> None:
+    values = ("nodeSelector.zone=a", "tolerations[0].operator=Exists", "scheduling.priorityClassName=high")
+    objects = rendered("city", *(f"{key}.{value}" for value in values))
+    for component, pod in pods(objects).items():
+        found = [pod["spec"].get(each) for each in ("nodeSelector", "tolerations", "priorityClassName")]
+        assert (found == [{"zone": "a"}, [{"operator": "Exists"}], "high"]) == (component == name)
+    for each in of_kind(objects, "StatefulSet"):
+        validate(each)
 
 
 def test_a_redis_of_ones_own_keeps_rays_tables() -> None:

@@ -1,9 +1,11 @@
 """An installation without values: what it makes for itself is what Sightline takes, and opens nothing."""
 
 import base64
+import shutil
 
 import pytest
-from chart_parts import of_kind, pods, rendered, serve_config
+import yaml
+from chart_parts import CHART, of_kind, pods, rendered, serve_config, template
 from cryptography import x509
 
 from cluster.config.load import load_tree
@@ -34,6 +36,32 @@ def test_tokens_open_what_their_names_say(tmp_path) -> None:
     [control] = [g for g in service["spec"]["rayClusterConfig"]["workerGroupSpecs"] if g["groupName"] == "control"]
     [volume] = [each for each in control["template"]["spec"]["volumes"] if each["name"] == "tokens"]
     assert [item["key"] for item in volume["secret"]["items"]] == ["tokens.json"]
+
+
+def test_a_secret_that_is_there_gets_the_key_that_is_asked_for_now(tmp_path) -> None:
+    """As after an upgrade that names another key: pods that mount it would never begin."""
+    there = secret("sightline-tokens")
+    text = " ".join(f'"{key}" "{base64.b64encode(value).decode()}"' for key, value in there.items() if key != "view")
+    chart = shutil.copytree(CHART, tmp_path / "sightline")
+    template_file = chart / "templates" / "secrets.yaml"
+    looked_up = '(lookup "v1" "Secret" $.Release.Namespace $secret.name).data'
+    assert looked_up in template_file.read_text()
+    template_file.write_text(template_file.read_text().replace(looked_up, f"(dict {text})"))
+
+    def kept(*settings: str) -> dict[str, bytes]:
+        done = template(None, *settings, chart=chart)
+        assert done.returncode == 0, done.stderr
+        [found] = [each for each in yaml.safe_load_all(done.stdout) if each["metadata"]["name"] == "sightline-tokens"]
+        return {key: base64.b64decode(value) for key, value in found["data"].items()}
+
+    assert kept() == {key: value for key, value in there.items() if key != "view"}
+    extended = kept("gateway.tokens.key=people.json")
+    assert extended["admin"] == there["admin"]
+    (tmp_path / "people.json").write_bytes(extended["people.json"])
+    (tmp_path / "people.json").chmod(0o600)
+    tokens = TokenFile(tmp_path / "people.json")
+    assert tokens.verify(there["admin"].decode()).roles == {Role.ADMIN}
+    assert tokens.verify(extended["view"].decode()).roles == {Role.VIEW}
 
 
 @pytest.mark.parametrize(

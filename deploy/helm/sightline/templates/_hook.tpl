@@ -1,6 +1,6 @@
 {{/*
 A job of a hook of cluster.kubernetes.hooks that Helm runs, with rights that nothing has otherwise and that end with it:
-(dict "root" $ "name" NAME "when" "post-upgrade" "deadline" 290 "rules" (list ...)).
+(dict "root" $ "name" NAME "when" "post-upgrade" "rules" (list ...)).
 */}}
 {{- define "sightline.hook" -}}
 {{- $root := .root -}}{{- $job := . -}}
@@ -29,7 +29,8 @@ subjects:
 {{- else }}
 spec:
   backoffLimit: 3
-  activeDeadlineSeconds: {{ $job.deadline }}
+  {{- /* The first pod with a new image, which its node pulls within this time. Helm itself waits for --timeout. */}}
+  activeDeadlineSeconds: 3600
   template:
     metadata:
       labels:
