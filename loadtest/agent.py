@@ -1,8 +1,8 @@
 """A simulated camera's connection: the edge agent of `sightline push`, fed on the event loop instead of by a thread."""
 
 import asyncio
-from collections.abc import Iterator
 
+from cluster.codec.push import PushSource
 from cluster.codec.source import StreamHeader
 from cluster.errors import UnavailableError
 from cluster.types import EncodedPacket
@@ -13,25 +13,8 @@ BUFFER_PACKETS, BUFFER_BYTES = 512, 16 * 2**20
 """An agent of a load test holds at most some minutes of a camera, hundreds of which share one process."""
 
 
-class _Fed:
-    """A live source that nobody reads: packets come by :meth:`FedAgent.deliver`."""
-
-    live = True
-    pushed = False
-    ended = False
-
-    def open(self) -> StreamHeader:
-        raise NotImplementedError("a fed agent's packets are delivered")
-
-    def packets(self) -> Iterator[EncodedPacket]:
-        raise NotImplementedError("a fed agent's packets are delivered")
-
-    def close(self) -> None:
-        """Nothing was opened."""
-
-
 class FedAgent(PushAgent):
-    """:class:`~cluster.wire.push.PushAgent` without its thread: one process holds hundreds.
+    """:class:`~cluster.wire.push.PushAgent` without its thread, whose source nobody reads: one process holds hundreds.
 
     ``gather_s``: for so long it gathers packets into one message. Everything from the buffer on (credit,
     acknowledgements, reconnecting, sending again) is the agent's own.
@@ -48,7 +31,7 @@ class FedAgent(PushAgent):
     ) -> None:
         options = PushOptions(flush_s=gather_s, buffer_packets=BUFFER_PACKETS, buffer_bytes=BUFFER_BYTES)
         fixed = credentials or ClientCredentials()
-        super().__init__(_Fed(), address, camera, options=options, credentials=lambda: fixed)
+        super().__init__(PushSource(), address, camera, options=options, credentials=lambda: fixed)
         self._header = header
         self._line: asyncio.Task[bool] | None = None
         self._cut = False

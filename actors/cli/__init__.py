@@ -46,8 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         _complain(f"this needs {error.name}, which is not installed: {install_hint('cluster')}")
         return 2
-    except typer.Abort:
-        return 1
+    except typer.Abort as ended:
+        # Of a question that was not answered: Ctrl-C, or the end of input.
+        return INTERRUPTED if isinstance(ended.__context__, KeyboardInterrupt) else 1
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:

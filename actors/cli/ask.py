@@ -91,7 +91,8 @@ def ask(
         deadline_s = min(wanted.pop("timeout_s"), 300.0)
         with connect(gateway) as client:
             events = client.ask_all(camera, only or (), at_once=at_once, deadline_s=deadline_s, **wanted)
-            _show_all(events, pictures=pictures, json=json)
+            if not _show_all(events, pictures=pictures, json=json):
+                raise KeyboardInterrupt
         return
     interactive = not question
     if interactive and not sys.stdin.isatty():
@@ -261,14 +262,14 @@ def as_json(told: Told, files: list[str]) -> dict[str, Any]:
 
 def _show_all(
     events: Generator[CameraTold | AskAllProgress, None, None], *, pictures: Path | None, json: str | None
-) -> None:
-    """Print answers as they come, and all moments by rank at the end; Ctrl-C stops the question and shows what came.
-    Raises ``SightlineError``: the question failed, or a file cannot be written."""
+) -> bool:
+    """Print answers as they come, and all moments by rank at the end; Ctrl-C stops the question and shows what came,
+    and then this is false. Raises ``SightlineError``: the question failed, or a file cannot be written."""
     from cluster.wire.memory_wire import CameraTold, ranked
 
     answers: list[CameraTold] = []
     progress: AskAllProgress | None = None
-    quiet = json == "-"
+    quiet, whole = json == "-", True
     screen, errors = console(), console(stderr=True)
     clear = "\r\x1b[K" if errors.is_terminal and not errors.is_dumb_terminal else ""
     try:
@@ -289,11 +290,14 @@ def _show_all(
                         file=sys.stderr,
                     )
     except KeyboardInterrupt:
+        whole = False
         print("\nstopped", file=sys.stderr)
     finally:
         print(clear, end="", file=sys.stderr, flush=True)
         events.close()
     if progress is None:
+        if not whole:
+            return False
         raise UnavailableError("the gateway ended the answer without a result")
     files = {
         each.camera: write_pictures(each.told, pictures)
@@ -309,7 +313,7 @@ def _show_all(
         ]
         write_json(json, {"cameras": progress.cameras, "answers": body})
     if quiet:
-        return
+        return whole
     rows = [
         (each.camera, f"{spoken(each.ago_s)} ago", f"{each.rank:.2f}", f"{each.yes:.2f}", each.incident)
         for each in ranked(answers)[:MOST]
@@ -322,6 +326,7 @@ def _show_all(
         print(f"{progress.empty} with no memory of that time: {_reason(answers, empty=True)}", file=sys.stderr)
     if missing:
         print(f"{missing} did not: {_reason(answers, empty=False) or 'not reached in time'}", file=sys.stderr)
+    return whole
 
 
 def _reason(answers: Sequence[CameraTold], *, empty: bool) -> str:

@@ -1,6 +1,7 @@
 """``sightline cameras``: add, change, list and remove cameras of a running cluster."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from actors.cli.options import (
     parse_questions,
     parse_settings,
 )
-from actors.cli.output import cameras_table, console, expectation, print_json, reasons, save
+from actors.cli.output import cameras_table, console, expectation, print_json, reasons, reconnecting, save
 from cluster.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Add, change, list and remove cameras of a running cluster.")
@@ -221,6 +222,8 @@ def list_cameras(
     $ sightline cameras list --json - | jq '.[] | select(.state == "error") | .name'
     """
     from rich.console import Group
+    from rich.live import Live
+    from rich.text import Text
 
     with connect(gateway) as client:
         if json is not None and not print_json(json, client.cameras_list()):
@@ -231,17 +234,19 @@ def list_cameras(
             cameras = client.cameras_list()
             if not cameras:
                 return Group("no cameras; add one with `sightline cameras add`")
-            return Group(cameras_table(cameras, screen.width), *reasons(cameras))
+            return Group(cameras_table(cameras, screen.width), *map(Text, reasons(cameras)))
+
+        def pictures() -> Iterator[Group]:
+            while True:
+                yield picture()
+                time.sleep(interval)
 
         if not watch:
-            screen.print(picture(), markup=False)
+            screen.print(picture())
             return
-        from rich.live import Live
-
-        with Live(picture(), console=screen, auto_refresh=False) as live:
-            while True:
-                time.sleep(interval)
-                live.update(picture(), refresh=True)
+        with Live("", console=screen, auto_refresh=False) as live:
+            for each in reconnecting(client, pictures):
+                live.update(each, refresh=True)
 
 
 @app.command("picture")

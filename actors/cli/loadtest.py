@@ -189,7 +189,7 @@ def search(
     for table in search_tables(results):
         table.show(screen)
     if json is not None:
-        write_json(json, search_json(facts, results, two_cores=_two_cores(chosen, loaded, footage)))
+        write_json(json, search_json(facts, results, two_cores=_two_cores(chosen, loaded)))
     if out is not None:
         write_files(out.parent, {out.name: page(facts, results)})
         screen.print(f"written: {out}", markup=False)
@@ -327,12 +327,14 @@ def _facts(title: str, name: str, profile: Profile, config: SightlineConfig, *, 
     return Facts(title, name, profile, cluster, simulated=own and config.engine == "simulated")
 
 
-def _two_cores(profile: Profile, config: SightlineConfig, footage: dict[str, Footage]) -> bool:
-    """Whether this search measures the figure ``streams_two_cores``: pushed streams of 5 frames per second and 640x360
-    on the simulated engine, on a machine of two cores."""
-    sizes = {(each.header.width, each.header.height) for each in footage.values()}
-    pushed = profile.transport == "push" and profile.fps == 5 and sizes == {(640, 360)}
-    return pushed and config.engine == "simulated" and len(os.sched_getaffinity(0)) == 2
+def _two_cores(profile: Profile, config: SightlineConfig) -> bool:
+    """Whether this search measures the figure ``streams_two_cores``: what `dense` sends, at the usual windows, on the
+    simulated engine, on a machine of two cores."""
+    from cluster.config.camera import WindowConfig
+
+    dense = _profile("dense", streams=profile.streams, measure_s=profile.measure_s)
+    usual = profile == dense and config.window == WindowConfig() and config.engine == "simulated"
+    return usual and len(os.sched_getaffinity(0)) == 2
 
 
 def _list(screen: Console, rows: Sequence[tuple[str, str]]) -> None:

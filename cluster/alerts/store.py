@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from cluster.alerts.incident import (
+    VERDICTS,
     AlertEvent,
     Changes,
     Delivery,
@@ -37,6 +38,11 @@ _DONE = "NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.key = e.key AND d.state 
 DAMAGED = ".damaged-"
 
 
+def _of(camera: str) -> str:
+    """Condition on incidents, whose ``?1`` is the camera: an index finds one camera's; empty: of all."""
+    return "camera = ?1" if camera else "?1 = ''"
+
+
 def erase_damaged(path: Path, before_s: float | None = None) -> int:
     """Delete damaged files that were put aside beside ``path``, which cannot be searched by camera. With ``before_s``
     only those put aside before; returns how many."""
@@ -55,23 +61,18 @@ def is_damage(error: sqlite3.Error) -> bool:
     return type(error) is sqlite3.DatabaseError
 
 
-def incident_text(incident: Incident) -> str:
-    """Serialise an incident."""
-    return json.dumps(asdict(incident))
+def text_of(record: Incident | AlertEvent) -> str:
+    """Serialise an incident, or an event with its incident as of then."""
+    return json.dumps(asdict(record))
 
 
 def incident_of(text: str) -> Incident:
-    """The inverse of :func:`incident_text`; raises ``TypeError`` for another set of fields."""
+    """The inverse of :func:`text_of`; raises ``TypeError`` for another set of fields."""
     return Incident(**json.loads(text))
 
 
-def event_text(event: AlertEvent) -> str:
-    """Serialise an event with its incident as of then."""
-    return json.dumps(asdict(event))
-
-
 def event_of(text: str) -> AlertEvent:
-    """The inverse of :func:`event_text`."""
+    """The inverse of :func:`text_of`."""
     body = json.loads(text)
     return AlertEvent(**body | {"incident": Incident(**body["incident"])})
 
@@ -88,6 +89,7 @@ CREATE TABLE IF NOT EXISTS mutes (camera TEXT, subject TEXT, until_s REAL NOT NU
 CREATE TABLE IF NOT EXISTS incidents (id TEXT PRIMARY KEY, camera TEXT NOT NULL, subject TEXT NOT NULL,
     is_open INTEGER NOT NULL, opened_s REAL NOT NULL, body TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS incidents_by_time ON incidents (opened_s);
+CREATE INDEX IF NOT EXISTS incidents_of ON incidents (camera, opened_s);
 CREATE INDEX IF NOT EXISTS incidents_open ON incidents (is_open) WHERE is_open;
 CREATE TABLE IF NOT EXISTS events (number INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT NOT NULL UNIQUE,
     incident TEXT NOT NULL, kind TEXT NOT NULL, at_s REAL NOT NULL, silent INTEGER NOT NULL, body TEXT NOT NULL);
@@ -110,8 +112,6 @@ class StoredState:
 
 
 RESERVE = "alerts.reserve"
-
-
 RESERVE_BYTES = 2**20
 """Enough for the state of thousands of incidents."""
 SPARE = 4
@@ -287,7 +287,7 @@ class AlertStore:
             self._state(changes)
             db.executemany(
                 "INSERT OR IGNORE INTO events (key, incident, kind, at_s, silent, body) VALUES (?, ?, ?, ?, ?, ?)",
-                [(e.key, e.incident.id, e.kind, e.at_s, e.silent, event_text(e)) for e in changes.events.values()],
+                [(e.key, e.incident.id, e.kind, e.at_s, e.silent, text_of(e)) for e in changes.events.values()],
             )
             db.executemany(
                 # Not of an event that was evicted in the meantime.
@@ -319,7 +319,7 @@ class AlertStore:
                 db.execute("INSERT OR REPLACE INTO mutes VALUES (?, ?, ?, ?)", (camera, subject, mute.until_s, mute.by))
         db.executemany(
             "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?)",
-            [(i.id, i.camera, i.subject, i.open, i.opened_s, incident_text(i)) for i in changes.incidents.values()],
+            [(i.id, i.camera, i.subject, i.open, i.opened_s, text_of(i)) for i in changes.incidents.values()],
         )
 
     def _trim(self) -> int:
@@ -375,35 +375,36 @@ class AlertStore:
             if kept is None:
                 self._delete_events([(event.key,)])
             elif kept != event:
-                db.execute("UPDATE events SET body = ? WHERE key = ?", (event_text(kept), event.key))
+                db.execute("UPDATE events SET body = ? WHERE key = ?", (text_of(kept), event.key))
             alerts += kept != event
         for incident, left in list(self._concerned_incidents(scope)):
             if left is None:
                 db.execute("DELETE FROM incidents WHERE id = ?", (incident.id,))
             elif left != incident:
-                db.execute("UPDATE incidents SET body = ? WHERE id = ?", (incident_text(left), incident.id))
+                db.execute("UPDATE incidents SET body = ? WHERE id = ?", (text_of(left), incident.id))
             incidents += left != incident
         return Erased(incidents, alerts)
 
     def _drop_orphaned_ends(self) -> None:
         """Delete the remaining end events of erased incidents, once every sink has taken or refused them."""
-        chosen = f"SELECT e.key FROM events e WHERE e.incident NOT IN (SELECT id FROM incidents) AND NOT {_PENDING}"
+        orphaned = "SELECT incident FROM events EXCEPT SELECT id FROM incidents"
+        chosen = f"SELECT e.key FROM events e WHERE e.incident IN ({orphaned}) AND NOT {_PENDING}"
         self._delete_events(self._db.execute(chosen).fetchall())
 
     def _concerned_incidents(self, scope: ErasureScope) -> Iterator[tuple[Incident, Incident | None]]:
         rows = self._db.execute(
-            "SELECT body FROM incidents WHERE (?1 = '' OR camera = ?1) AND opened_s < ?2",
-            (scope.camera, scope.before_s),
+            f"SELECT body FROM incidents WHERE {_of(scope.camera)} AND opened_s < ?2", (scope.camera, scope.before_s)
         )
         for (body,) in rows:
             incident = incident_of(body)
             yield incident, scope.redact_incident(incident)
 
     def _concerned_events(self, scope: ErasureScope) -> Iterator[tuple[AlertEvent, AlertEvent | None]]:
-        # Events of erased incidents are pending ends, already redacted.
+        # Events of erased incidents are pending ends, already redacted. CROSS: incidents first, where SQLite would read
+        # all events in their order.
         rows = self._db.execute(
-            f"SELECT e.body, {_PENDING} FROM incidents i JOIN events e ON e.incident = i.id "
-            "WHERE (?1 = '' OR i.camera = ?1) AND i.opened_s < ?2 ORDER BY e.number",
+            f"SELECT e.body, {_PENDING} FROM incidents i CROSS JOIN events e ON e.incident = i.id "
+            f"WHERE {_of(scope.camera)} AND i.opened_s < ?2 ORDER BY e.number",
             (scope.camera, scope.before_s),
         )
         for body, pending in rows:
@@ -412,11 +413,15 @@ class AlertStore:
 
     # -- reading --------------------------------------------------------------------------------
     def incidents(self, query: IncidentQuery = IncidentQuery()) -> list[Incident]:
+        verdict = query.verdict if query.verdict in VERDICTS else ""
         rows = self._db.execute(
-            "SELECT body FROM incidents WHERE (? = '' OR camera = ?) AND opened_s >= ? ORDER BY opened_s DESC, id",
-            (query.camera, query.camera, query.since_s),
+            f"SELECT camera, body FROM incidents WHERE {_of(query.camera)} AND opened_s >= ?2 "
+            "AND (?3 = '' OR subject = ?3) AND (?4 = '' OR body ->> 'verdict' = ?4) ORDER BY opened_s DESC, id",
+            (query.camera, query.since_s, query.subject, verdict),
         )
-        return list(islice(filter(query.matches, (incident_of(body) for (body,) in rows)), query.limit))
+        # Only what may match is worth parsing.
+        near = (incident_of(body) for camera, body in rows if in_scope(camera, query.scope))
+        return list(islice(filter(query.matches, near), query.limit))
 
     def incident(self, incident_id: str) -> IncidentDetail | None:
         """One incident; None for an unknown id."""

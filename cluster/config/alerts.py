@@ -287,3 +287,12 @@ class AlertsConfig(Section):
             if names.count(name) > 1:
                 raise ValueError(f"two sinks are called {name!r}; names must be unique")
         return sinks
+
+    @model_validator(mode="after")
+    def _held_until_the_next_update(self) -> Self:
+        for number, sink in enumerate(self.sinks):
+            held_s = sink.options.get("hold_s", getattr(sinks.get(sink.kind), "hold_s", None))
+            if held_s is not None and held_s <= self.update_s:
+                message = f"must be longer than alerts.update_s = {self.update_s:g}: alerts would end between updates"
+                raise ConflictError([Problem(("sinks", number, "options", "hold_s"), message)])
+        return self

@@ -28,6 +28,14 @@ def sink(kind: str, **options):
         (lambda: sink("mqtt", url="mqtt://h", topic="a/#"), "topic must be text without + and #"),
         (lambda: sink("kafka", brokers="h:1", settings={"acks": "0"}), "settings must leave acks alone"),
         (lambda: sink("alertmanager", url="http://h/", hold_s=0.0), "timeout_s and hold_s must be above 0"),
+        (
+            lambda: sink("alertmanager", url="http://h/", hold_s=60),
+            "alerts.sinks[0].options.hold_s: must be longer than alerts.update_s = 60",
+        ),
+        (
+            lambda: load(update_s="2h", sinks=[{"name": "a", "kind": "alertmanager", "options": {"url": "http://h/"}}]),
+            "alerts.sinks[0].options.hold_s: must be longer than alerts.update_s = 7200",
+        ),
         (lambda: load(sinks=[{"name": "a", "kind": "log"}] * 2), "alerts.sinks: two sinks are called 'a'"),
         (lambda: load(consecutive=0), "alerts.consecutive: "),
         (lambda: load(health={"scene_change": {"after_s": "5m"}}), "alerts.health.scene_change.after_s: "),

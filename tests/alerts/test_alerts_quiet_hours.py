@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from cluster.alerts.incident import Delivery, Incident
 from cluster.alerts.open_incidents import OpenIncidents
 from cluster.alerts.routing import SinkRoutes
-from cluster.alerts.store import event_of, event_text
+from cluster.alerts.store import event_of, text_of
 from cluster.config.alerts import QuietHoursConfig, SinkConfig
 
 NIGHT = QuietHoursConfig(start="22:00", end="06:30", timezone="Europe/Berlin")
@@ -147,7 +147,7 @@ def test_what_a_sink_is_told(moments, told, events):
     assert [delivery.event.kind for delivery in sent] == [kind for kind in told if kind in events]
     # Read again after a restart, from the recorded event.
     by_key = {event.key: event for event in recorded}
-    stored = [Delivery(event_of(event_text(by_key[each.event.key])), each.sink) for each in sent]
+    stored = [Delivery(event_of(text_of(by_key[each.event.key])), each.sink) for each in sent]
     assert list(map(routes.as_told, stored)) == sent
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import signal
 import sqlite3
 import subprocess
@@ -11,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.alerts.incident import OTHER_DELIVERIES, Changes, Delivery, IncidentQuery, Mute
+from cluster.alerts.incident import OTHER_DELIVERIES, Changes, Delivery, ErasureScope, IncidentQuery, Mute
 from cluster.alerts.journal import Journal
-from cluster.alerts.store import VERSION, AlertStore
+from cluster.alerts.store import VERSION, AlertStore, incident_of
 from cluster.errors import CapacityError, ConfigError, UnavailableError
 
 NOW = 1_700_000_000.0
@@ -82,6 +83,36 @@ def test_incidents_are_found(path, make):
     assert [i.opened_s - NOW for i in find(IncidentQuery(scope=["y*"], limit=2))] == [2, 0]
     assert store.dead(scope=["y*"], limit=1) == []
     assert [len(store.load().pending), len(store.dead())] == [4, 1]
+
+
+def test_what_there_is_of_others_costs_nothing(tmp_path, make, monkeypatch):
+    """A write waits two seconds at most, and so does every minute's search for what is too old."""
+    parsed, numbers = [], itertools.count()
+    monkeypatch.setattr("cluster.alerts.store.incident_of", lambda text: parsed.append(text) or incident_of(text))
+
+    def steps_of(held: int, work) -> int:
+        store = AlertStore(tmp_path / f"{held}-{next(numbers)}" / "alerts.sqlite")
+        changes = told(recent(make, held, camera="yard", subject="smoke", verdict="rejected"), "ops", state="delivered")
+        for number in range(held):
+            changes.merge(told(recent(make, number, ended_s=NOW + number), "ops", state="delivered"))
+        store.write(changes)
+        steps = []
+        store._db.set_progress_handler(lambda: steps.append(1), 100)
+        parsed.clear()
+        work(store)
+        assert len(parsed) <= 3, "parsed what it does not give back"
+        store.close()
+        return len(steps)
+
+    def grown(work) -> float:
+        return steps_of(2000, work) / max(1, steps_of(500, work))
+
+    of_one = ErasureScope("yard", NOW + 9999)
+    assert grown(lambda store: store.incidents(IncidentQuery(camera="yard"))) < 2
+    assert grown(lambda store: store.preview_erasure(of_one)) < 2
+    assert grown(lambda store: store.preview_erasure(ErasureScope("", NOW - 1))) < 2
+    for query in (IncidentQuery(subject="smoke"), IncidentQuery(verdict="rejected"), IncidentQuery(scope=("ya*",))):
+        grown(lambda store, query=query: store.incidents(query))
 
 
 def test_the_oldest_delivered_make_room_and_nothing_else(path, make):

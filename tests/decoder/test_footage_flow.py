@@ -218,7 +218,7 @@ async def test_a_hundred_incidents_at_once(tmp_path, h264):
         alarm = Alarm()
         for question in rules:
             running.service.accept_answer(alarm(5.0, question=question))
-        await until_async(lambda: running.collector.in_progress >= 30)
+        await until_async(lambda: len(running.collector._work) >= 30)
         running.feed(h264, 200)
         found = [await running.settled(each.id, 30.0) for each in running.service.open_incidents()]
         states = [each.clip for each in found]

@@ -3,7 +3,8 @@
 import pytest
 
 from actors.cli import main
-from actors.cli.loadtest import _config
+from actors.cli.loadtest import _config, _profile, _two_cores
+from cluster.config import load_config
 
 
 def said(capsys) -> str:
@@ -59,6 +60,16 @@ def test_a_test_with_a_cluster_s_own_configuration_leaves_its_sinks_and_what_it_
     assert (used.cameras, used.alerts.sinks) == ([], [])
     assert (used.cluster.state_dir, used.alerts.folder, used.clips.folder) == (None, None, None)
     assert (used.cluster.replicas, used.alerts.consecutive, used.clips.before_s) == (3, 5, 3)
+
+
+def test_only_the_documented_load_measures_the_figure_of_two_cores(monkeypatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    usual = load_config(None, {"engine": "simulated", "simulated": {"costs": "demo-cpu"}, "model": {"name": "demo"}})
+    assert _two_cores(_profile("dense", streams=100, measure_s=30.0), usual)
+    assert not _two_cores(_profile("dense", mix={"quiet": 1.0}), usual)
+    window = usual.window.model_copy(update={"stride_s": 40.0})
+    assert not _two_cores(_profile("dense"), usual.model_copy(update={"window": window}))
+    assert not _two_cores(_profile("dense"), usual.model_copy(update={"engine": "native"}))
 
 
 def test_a_wrong_cost_model_is_refused_by_name_with_how_to_make_one(capsys, tmp_path) -> None:

@@ -113,10 +113,6 @@ class FootageCollector:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._disk.shutdown(wait=True, cancel_futures=True)
 
-    @property
-    def in_progress(self) -> int:
-        return len(self._work)
-
     async def snapshot(self, incident: Incident) -> bytes | None:
         """Its JPEG; None: there is none (yet), or no more."""
         # First, so that nobody waits behind writes for a file that is not there.

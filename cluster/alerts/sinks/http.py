@@ -132,8 +132,7 @@ def signature(secret: str, timestamp: str, body: bytes) -> str:
 class AlertmanagerSink:
     """POSTs to ``url``'s ``/api/v2/alerts``. One incident is one alert: its labels never change.
 
-    An open alert expires ``hold_s`` after its last update, should the cluster vanish; alerts.update_s must be shorter.
-    ``labels`` are added, for routing.
+    An open alert expires ``hold_s`` after its last update, if the cluster vanishes. ``labels`` are added, for routing.
     """
 
     url: str

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import actors.cli
-from actors.cli.ask import Shown, printable
+from actors.cli.ask import Shown, _show_all, printable
 from actors.cli.options import parse_duration, spoken, spoken_bytes
 from cluster.errors import ConfigError
 from cluster.types import AskResult, AskSpec, CameraStatus, DeletedMemory, MemoryStatus, Moment
+from cluster.wire.memory_wire import AskAllProgress
 
 MOMENTS = (Moment(277_000_000, 285_000_000, 0.31), Moment(990_000_000, 990_500_000, 0.12))
 STATUS = MemoryStatus(
@@ -218,6 +219,17 @@ def test_answers_that_fail_are_closed(gateway, run):
     assert events.closed == 1
 
 
+def test_a_question_to_all_that_is_stopped_shows_what_came(capsys):
+    def events(*came):
+        yield from came
+        raise KeyboardInterrupt
+
+    assert not _show_all(events(), pictures=None, json=None)
+    assert not _show_all(events(AskAllProgress(9, 3, 0, 6, 20, False)), pictures=None, json=None)
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("stopped")) == ("3 of 9 cameras answered\n", 2)
+
+
 # -- the prompt ---------------------------------------------------------------------------------
 
 
@@ -341,6 +353,10 @@ def test_forgetting_everything_is_asked_for_first(gateway, terminal):
     screen.until("Delete everything that camera 'gate' has seen? [y/N]: ")
     screen.type("n\n")
     assert screen.end() == 1
+    screen = terminal("forget", "gate")
+    screen.until("[y/N]: ")
+    screen.type("\x03")
+    assert screen.end() == 130
     assert gateway.forgotten == []
     screen = terminal("forget", "gate")
     screen.until("[y/N]: ")

@@ -1,12 +1,15 @@
 """The camera table as it reaches a terminal and a pipe."""
 
+import contextlib
 import io
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
+from actors.cli.cameras import list_cameras
 from actors.cli.output import JsonLines, cameras_table, memory, reasons, reconnecting, save, size, span, write_json
 from actors.cli.serve import local, state_text, with_state
 from actors.cli.watch import silence_lines
@@ -174,3 +177,23 @@ def test_a_stream_goes_on_where_the_gateway_restarts(capsys, monkeypatch):
     monkeypatch.setattr("actors.cli.output.AGAIN_S", -1.0)
     with pytest.raises(UnavailableError, match="no gateway answers"):
         list(reconnecting(Gateway([True, False]), broken, 0.0))
+
+
+def test_a_table_that_is_watched_outlives_the_gateway_s_restart_and_any_reason(monkeypatch):
+    """FFmpeg's reasons have brackets, which are no markup."""
+    told = iter([[], [], UnavailableError("socket closed"), [], CAMERAS])
+
+    class Fleet:
+        def cameras_list(self):
+            found = next(told, KeyboardInterrupt())
+            if isinstance(found, BaseException):
+                raise found
+            return [replace(each, reason="[v4l2 @ 0x5] [/dev/video0] is busy") for each in found]
+
+    screen = Console(file=io.StringIO(), force_terminal=True, width=200)
+    monkeypatch.setattr("actors.cli.cameras.connect", lambda _: contextlib.nullcontext(Fleet()))
+    monkeypatch.setattr("actors.cli.cameras.console", lambda: screen)
+    monkeypatch.setattr("actors.cli.output.time.sleep", lambda _: None)
+    with pytest.raises(KeyboardInterrupt):
+        list_cameras(watch=True, interval=0.1)
+    assert "gate: [v4l2 @ 0x5] [/dev/video0] is busy" in screen.file.getvalue()
