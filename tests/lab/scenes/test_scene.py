@@ -247,6 +247,8 @@ def test_a_left_bag_stays_where_its_owner_left_it():
         ("train", -1, {}, "at least 0"),
         ("train", 0, {"event": "robbery"}, "unknown event 'robbery'"),
         ("train", 0, {"seconds": 5.0}, "at least 24 s"),
+        ("train", 0, {"seconds": float("nan")}, "at least 24 s, not nan"),
+        ("train", 0, {"seconds": float("inf")}, "at least 24 s, not inf"),
     ],
 )
 def test_impossible_scenes_are_refused(split, index, more, says):
