@@ -119,7 +119,7 @@ def to_jpeg(pixels: UInt8Array) -> bytes:
 def still(
     packets: Sequence[SegmentPacket], moment: int, painter: Painter | None, decoded_bytes: int = DECODED_BYTES
 ) -> bytes:
-    """The picture at ``moment`` in the camera's own size (at most 1080 lines) as JPEG.
+    """The picture at ``moment`` in the camera's own lines (at most 1080) and the shape that the stream tells, as JPEG.
 
     ``packets``: one GOP, from its keyframe on, of which the last picture before ``moment`` (the camera's microseconds)
     is used. ``painter``: privacy masks. ``decoded_bytes``: memory limit for decoded pictures.
