@@ -62,7 +62,7 @@ class PrivacyMasks:
             plane = frame.planes[area.plane]
             memory: Any = plane
             pixels = np.frombuffer(memory, np.uint8).reshape(-1, plane.line_size)[area.rows, area.columns]
-            level = _NEUTRAL if area.chroma else black
+            level = _NEUTRAL if area.plane else black
             if area.inside is None:
                 pixels[:] = level
             else:
@@ -80,9 +80,9 @@ class PrivacyMasks:
 class _Area:
     """One mask on one plane: its bounding rectangle and the mask within (None: all of it)."""
 
-    def __init__(self, plane: int, chroma: bool, raster: BoolGrid) -> None:
+    def __init__(self, plane: int, raster: BoolGrid) -> None:
         rows, columns = np.flatnonzero(raster.any(axis=1)), np.flatnonzero(raster.any(axis=0))
-        self.plane, self.chroma = plane, chroma
+        self.plane = plane
         self.rows = slice(int(rows[0]), int(rows[-1]) + 1)
         self.columns = slice(int(columns[0]), int(columns[-1]) + 1)
         part = raster[self.rows, self.columns]
@@ -102,8 +102,7 @@ def _areas(polygons: Sequence[Polygon], frame: VideoFrame) -> list[_Area]:
     for polygon in polygons:
         raster = fill(polygon, frame.width, frame.height)
         for component in frame.format.components:
-            part = shrink(raster, component.width, component.height)
-            found.append(_Area(component.plane, bool(component.is_chroma), part))
+            found.append(_Area(component.plane, shrink(raster, component.width, component.height)))
     return found
 
 

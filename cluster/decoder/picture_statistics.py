@@ -58,13 +58,15 @@ class PictureStatistics:
 
     def add(self, frame: PictureHeader, some: UInt8Array, difference: FloatGrid) -> None:
         """The same of a sample's luma, every ``THUMBNAIL_STRIDE`` pixels, and its ``ChangeGrid.luma``."""
-        seen = some
+        seen, scene = some, block_means(some)
         if frame.hidden is not None and not frame.hidden.all():
             # A privacy mask is not part of the scene; a covered lens hides only the rest.
             sides = frame.grid.height, frame.grid.width
             rows, cols = (np.arange(0, side, THUMBNAIL_STRIDE) // frame.grid.patch for side in sides)
-            seen = some[~frame.hidden[np.ix_(rows, cols)]]
-            difference = difference[~frame.hidden]
+            shown = ~frame.hidden[np.ix_(rows, cols)]
+            blocks = block_means(shown.view(np.uint8)) > 0.5
+            seen, difference = some[shown], difference[~frame.hidden]
+            scene = scene[blocks] if blocks.any() else scene
         luma, spread = _moments(seen)
         if self._last_pts is None or frame.pts <= self._last_pts:
             self._last_pts = self._familiar_pts = frame.pts
@@ -81,17 +83,16 @@ class PictureStatistics:
             still_s=(frame.pts - self._still_since) / MICROSECONDS,
             luma=luma,
             spread=spread,
-            strangeness=self._strangeness(some, spread, frame.pts),
+            strangeness=self._strangeness(scene, spread, frame.pts),
         )
         self._last_pts = frame.pts
 
-    def _strangeness(self, luma: UInt8Array, spread: float, pts: int) -> float:
+    def _strangeness(self, scene: npt.NDArray[np.float32], spread: float, pts: int) -> float:
         elapsed = pts - (self._last_pts or pts)
         if spread < FLAT_SPREAD:
             # A covered lens does not become a reference scene.
             self._familiar_pts += elapsed
             return 0.0
-        scene = block_means(luma)
         if self._reference is None or self._reference.shape != scene.shape:
             # Blocks of pictures of another shape are elsewhere, and may be fewer or more.
             self._reference, self._familiar_pts = scene, pts

@@ -298,11 +298,11 @@ class RunningCamera:
 
     def _send(self, sample: FrameSample) -> None:
         """Sink of the pipeline. Raises ``CapacityError`` when the frame was dropped: the next one follows a gap."""
-        if self.idle:
+        if self.spec.patient and not self.idle:
+            self._wait_for_room()
+        if self.idle or self._stopping:  # The sender may have the next camera of this name, with other masks.
             metrics.frames_dropped.labels("not_asked").inc()
             raise CapacityError(f"camera {self.settings.name!r} is not asked anything now")
-        if self.spec.patient:
-            self._wait_for_room()
         unwanted = "shed" if self.rung.shed else "decoder_slow" if self._behind and not self.spec.patient else ""
         with self._lock:
             self._count_cut()

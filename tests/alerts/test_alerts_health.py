@@ -1,6 +1,7 @@
 """Cameras that are offline, frozen, covered or turned away: the rules, and real pictures through the real decoder."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import av
@@ -10,7 +11,8 @@ import pytest
 from cluster.alerts.health import HealthMonitor
 from cluster.alerts.open_incidents import OpenIncidents
 from cluster.codec import FileSource
-from cluster.codec.processor import CodecProcessor
+from cluster.codec.privacy import Polygon
+from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.config.alerts import HealthConfig
 from cluster.decoder.picture_statistics import LONGEST_GAP_S, SETTLE_S, PictureStatistics
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
@@ -237,10 +239,11 @@ def filmed(picture: np.ndarray, seconds: int, seed: int = 0) -> list[np.ndarray]
     return frames
 
 
-def watched(path: Path) -> list[PictureHealth]:
+def watched(path: Path, masks: Sequence[Polygon] = ()) -> list[PictureHealth]:
     """What the decoder reports, sample by sample."""
     source = FileSource(path)
-    processor, watch = CodecProcessor(PatchGeometry(patch=8, merge=2, temporal=2)), PictureStatistics()
+    processor = CodecProcessor(PatchGeometry(patch=8, merge=2, temporal=2), CodecOptions(masks=tuple(masks)))
+    watch = PictureStatistics()
     processor.open(source.open())
     seen = []
     frames = [frame for packet in source.packets() for frame in processor.feed(packet)]
@@ -250,7 +253,9 @@ def watched(path: Path) -> list[PictureHealth]:
     return seen
 
 
-def recorded(path: Path, frames: list[np.ndarray], codec: str = "libx264", gop: int = 20) -> list[PictureHealth]:
+def recorded(
+    path: Path, frames: list[np.ndarray], codec: str = "libx264", gop: int = 20, masks: Sequence[Polygon] = ()
+) -> list[PictureHealth]:
     with av.open(str(path), "w") as container:
         stream = container.add_stream(
             codec, rate=FPS, options={"preset": "ultrafast" if codec == "libx265" else "veryfast"}
@@ -261,7 +266,7 @@ def recorded(path: Path, frames: list[np.ndarray], codec: str = "libx264", gop: 
             picture = av.VideoFrame.from_ndarray(np.repeat(frame[..., None], 3, axis=2), format="rgb24")
             container.mux(stream.encode(picture))
         container.mux(stream.encode())
-    return watched(path)
+    return watched(path, masks)
 
 
 def judged(pictures: list[PictureHealth], rules: HealthConfig) -> list[tuple[float, str, str]]:
@@ -304,6 +309,18 @@ def test_a_camera_that_was_turned(tmp_path, codec):
     told = judged(pictures, QUICK)
     assert [each[1:] for each in told] == [("new", "scene-change")]
     assert 29.5 <= told[0][0] <= 32
+
+
+@pytest.mark.parametrize("share", [0.45, 0.6, 0.9])
+def test_behind_a_privacy_mask_is_no_part_of_the_scene(tmp_path, share):
+    """A camera of which a large part is masked: turned, and before that in other light."""
+    street = scene(1)
+    frames = [frame for each in (street, (street * 1.3 + 20).clip(0, 255), scene(2)) for frame in filmed(each, 20)]
+    mask = ((0.0, 0.0), (share, 0.0), (share, 1.0), (0.0, 1.0))
+    pictures = recorded(tmp_path / "a.mp4", frames, masks=[mask])
+    told = judged(pictures, QUICK)
+    assert [each[1:] for each in told] == [("new", "scene-change")], max(each.strangeness for each in pictures)
+    assert 49.5 <= told[0][0] <= 52
 
 
 def test_exposure_noise_and_what_moves_are_no_other_scene(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pasting import paste_patches
 
 from cluster.codec.file import FileSource
-from cluster.codec.privacy import PrivacyMasks, covered, covered_cells, covered_pixels, fill
+from cluster.codec.privacy import PrivacyMasks, covered, covered_cells, covered_pixels, fill, shrink
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.registry import pruners
 from cluster.types import PatchGeometry
@@ -125,6 +125,9 @@ def test_two_pictures_that_differ_behind_the_mask_only_are_the_same(name, width,
         assert np.array_equal(a[:, : component.width], b[:, : component.width])
     black = 0 if name.startswith("yuvj") else 16
     assert set(np.unique(planes(one)[0][:, :width][raster])) == {black}
+    for plane, component in list(zip(planes(one), one.format.components, strict=True))[1:]:
+        covered = shrink(raster, component.width, component.height)
+        assert set(np.unique(plane[:, : component.width][covered])) == {128}
 
 
 @pytest.mark.parametrize("name", ["rgb24", "gbrp", "bgra"])

@@ -3,14 +3,17 @@
 import io
 import struct
 from dataclasses import replace
+from fractions import Fraction
 
 import av
 import numpy as np
 import pytest
 from footage_parts import FPS, HEIGHT, STEP, WIDTH, level, luma, played, video
+from PIL import Image
 
 from cluster.codec.privacy import PrivacyMasks
 from cluster.decoder.footage.clip import clip_writer
+from cluster.decoder.footage.pictures import still
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.errors import SourceError
 from cluster.types import MICROSECONDS
@@ -144,6 +147,18 @@ def test_a_clip_that_is_encoded_anew_tells_its_colours():
     # The matrix is the camera's; black and white are those of other videos.
     assert found == (1, 1, 1, 1)
     assert first.to_ndarray(format="gray")[8, 8] == pytest.approx(level(0), abs=6)
+
+
+@pytest.mark.parametrize(("aspect", "painter"), [("16/11", None), ("16/11", lambda frame: frame), ("1/1", lambda f: f)])
+def test_clips_and_stills_have_the_shape_that_the_stream_tells(aspect, painter):
+    """Pixels that are wider than high, as of analogue cameras: in what is encoded anew too, as with a mask."""
+    header, packets = video(20, x264="" if aspect == "1/1" else f":sar={aspect}")
+    recording, taken = placed(header, packets, until=S)
+    parts, _ = parts_of(recording, taken, painter=painter)
+    with av.open(io.BytesIO(b"".join(parts))) as container:
+        assert (container.streams.video[0].sample_aspect_ratio or 1) == Fraction(aspect)
+    with Image.open(io.BytesIO(still(taken, 0, painter))) as picture:
+        assert picture.size == (round(WIDTH * Fraction(aspect)), HEIGHT)
 
 
 def test_a_mask_that_cannot_be_applied_makes_no_clip(h264):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -458,3 +459,29 @@ def test_an_agent_that_did_not_hear_that_its_end_was_taken_hears_it_when_it_come
         bench.loop.run(again.offer(ingest_pb2.PacketBatch()), WAIT_S)
     assert bench.loop.run(PushedCameraSink(camera).open(header, "another"), WAIT_S).next_sequence == 0
     assert not camera.ended
+
+
+def test_a_camera_that_is_still_busy_after_its_stop_sends_nothing_in_the_name_of_the_next(bench, keeper, monkeypatch):
+    """With other privacy masks a camera is begun anew: a picture of before must not get into its window."""
+    bench.push(6)
+    until(lambda: len(keeper.frames) >= 4, "frames")
+    busy, ready = threading.Event(), threading.Event()
+    feed = bench.camera._pipeline._sampler.feed
+
+    def slow(picture):
+        sample = feed(picture)
+        if sample is not None:
+            busy.set()
+            ready.wait(WAIT_S)
+        return sample
+
+    bench.camera._pipeline.force_anchor()
+    monkeypatch.setattr(bench.camera._pipeline._sampler, "feed", slow)
+    while not busy.wait(0.2):
+        bench.push(1 / 12.5)
+    assert not bench.camera.stop(0.1)
+    bench.sender.assign(bench.camera.spec, bench.camera.address)
+    sent = bench.camera.pipeline_status.samples_out
+    ready.set()
+    assert bench.camera.stop(WAIT_S)
+    assert bench.camera.pipeline_status.samples_out == sent

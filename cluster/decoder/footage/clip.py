@@ -223,6 +223,7 @@ class Transcoder:
         context = self._stream.codec_context
         context.time_base, context.thread_count, context.max_b_frames = Fraction(1, 1000), 1, 0
         context.gop_size = _KEYFRAMES
+        context.sample_aspect_ratio = Fraction(1) if self._decoder is None else self._decoder.pixel_aspect
         # The samples stay in the camera's matrix: untold, players take that of the clip's size.
         context.color_range, context.colorspace = ColorRange.MPEG, frame.colorspace
         context.color_primaries, context.color_trc = frame.color_primaries, frame.color_trc

@@ -119,7 +119,7 @@ def to_jpeg(pixels: UInt8Array) -> bytes:
 def still(
     packets: Sequence[SegmentPacket], moment: int, painter: Painter | None, decoded_bytes: int = DECODED_BYTES
 ) -> bytes:
-    """The picture at ``moment`` in the camera's own size (at most 1080 lines) as JPEG.
+    """The picture at ``moment`` in the camera's own lines (at most 1080) and the shape that the stream tells, as JPEG.
 
     ``packets``: one GOP, from its keyframe on, of which the last picture before ``moment`` (the camera's microseconds)
     is used. ``painter``: privacy masks. ``decoded_bytes``: memory limit for decoded pictures.
@@ -149,7 +149,8 @@ def still(
         except ValueError as error:
             raise SourceError(f"its privacy masks cannot be applied ({error})", retryable=False) from None
     scale = min(1.0, TALLEST_STILL / found.height)
-    small = found.reformat(max(2, round(found.width * scale)), max(2, round(found.height * scale)), "rgb24", threads=1)
+    width, height = round(found.width * scale * decoder.pixel_aspect), round(found.height * scale)
+    small = found.reformat(max(2, width), max(2, height), "rgb24", threads=1)
     # Typed for every format there is.
     pixels: Any = small.to_ndarray()
     return to_jpeg(pixels)

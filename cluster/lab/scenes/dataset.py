@@ -103,7 +103,6 @@ def _mark(image: Image.Image, truth: SceneTruth, second: float) -> None:
 
 
 INDEX = "scenes.json"
-INDEX_VERSION = 1
 # Indices reserved for each seed.
 PER_SEED = 100_000
 
@@ -219,6 +218,6 @@ def _write_index(folder: Path, wanted: SceneSet) -> None:
         kinds = [event.kind for event in truth.events]
         strata = list(truth.strata)
         clips.append({"name": truth.name, "events": kinds, "strata": strata, "mean_motion": truth.mean_motion})
-    body = {"version": INDEX_VERSION, **wanted.settings(), "clips": clips}
+    body = {**wanted.settings(), "clips": clips}
     with replacing(folder / INDEX) as part:
         part.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")

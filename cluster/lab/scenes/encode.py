@@ -81,6 +81,8 @@ def encode_scene(scene: Scene, path: str | Path, *, event: str | None = "any") -
     try:
         write_video(part, _camera_encoding(scene.camera), _draw_frames(scene, renderer))
         truth = scene_truth(scene, renderer, event)
+        # One of before must not be taken for what this truth tells of.
+        path.unlink(missing_ok=True)
         truth.save(truth_path(path))
         part.replace(path)
     finally:

@@ -27,9 +27,6 @@ class Zone:
     share: float = 0.36
     opaque: float = 0.75
 
-    def inside(self, x: float, y: float) -> bool:
-        return self.x0 <= x <= self.x1 and self.y0 <= y <= self.y1
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:

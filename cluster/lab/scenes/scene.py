@@ -1,5 +1,7 @@
 """Scenes: everything one camera will see, decided before the first frame is drawn."""
 
+import math
+
 import numpy as np
 
 from cluster.errors import ConfigError
@@ -81,7 +83,7 @@ def make_scene(
         raise ConfigError(f"unknown event {unknown[0]!r}; there are: {', '.join(EVENT_KINDS)}")
     if index < 0:
         raise ConfigError(f"a scene's index must be at least 0, not {index}")
-    if seconds < _SHORTEST_S:
+    if not _SHORTEST_S <= seconds < math.inf:
         raise ConfigError(f"a scene must last at least {_SHORTEST_S:.0f} s, not {seconds:g}")
     rng = np.random.default_rng([_SPLIT_SEEDS[split], index])
     kinds = _draw_events(event, rng)

@@ -22,16 +22,9 @@ OBJECT_KINDS = ("person", "vehicle", "bag")
 
 LANES = ("far", "near")
 
-# Seconds of an event that a window must hold to be positive, the default for kinds of other data sets.
-_DEFAULT_NEEDED_S = 3.0
-_NEEDED_S = {
-    "fall": 3.0,
-    "fight": 3.0,
-    "intrusion": 3.0,
-    "left_object": 4.0,
-    "stopped_vehicle": 5.0,
-    "wrong_way": 3.5,
-}
+# Seconds of an event that a window must hold to be positive, where these are not the usual.
+_NEEDED_S = {"left_object": 4.0, "stopped_vehicle": 5.0, "wrong_way": 3.5}
+_USUALLY_NEEDED_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +50,7 @@ def window_label(events: Iterable[SceneEvent], kind: str, start_s: float, end_s:
         overlap = min(end_s, event.end_s) - max(start_s, event.start_s)
         if overlap <= 0 and not (kind == "left_object" and event.start_s < start_s):
             continue
-        needed = min(_NEEDED_S.get(kind, _DEFAULT_NEEDED_S), 0.7 * (event.end_s - event.start_s))
+        needed = min(_NEEDED_S.get(kind, _USUALLY_NEEDED_S), 0.7 * (event.end_s - event.start_s))
         unseen = kind == "left_object" and event.start_s < start_s + 2.0
         if overlap >= needed and not unseen:
             return True

@@ -140,6 +140,28 @@ def test_masks_are_drawn_with_the_pointer_and_with_the_keyboard(open_page, gatew
     until(lambda: len(settings_of(gateway, name).privacy_masks) == 1)
 
 
+def test_what_was_changed_elsewhere_is_not_overwritten_by_a_page_from_before(open_page, gateway):
+    """A page that has been open since before a privacy mask was drawn would take it away with any other change."""
+    name = running(gateway, 1)
+    page = open_page(f"{gateway.url}/#/settings/{name}", ready=".mask-frame .picture.there")
+    before = page.evaluate("path => fetch(path).then((reply) => reply.json())", f"/v1/cameras/{name}/settings")
+    mask = [[0.0, 0.0], [0.5, 0.0], [0.5, 1.0]]
+    settings = before["settings"] | {"privacy_masks": [mask]}
+    headers = "{'content-type': 'application/json'}"
+    send = f"([path, body]) => fetch(path, {{method: 'PUT', headers: {headers}, body}}).then((reply) => reply.status)"
+    body = json.dumps({"source": before["source"], "settings": settings})
+    assert page.evaluate(send, [f"/v1/cameras/{name}", body]) == 200
+    page.get_by_label("Priority").select_option("critical")
+    page.get_by_role("button", name="Save source").click()
+    expect(page.locator("main > div > .error")).to_contain_text("changed elsewhere")
+    page.reload()
+    for priority in ("critical", "normal"):
+        page.get_by_label("Priority").select_option(priority)
+        page.get_by_role("button", name="Save source").click()
+        until(lambda wanted=priority: settings_of(gateway, name).priority == wanted)
+    assert [[list(corner) for corner in each] for each in settings_of(gateway, name).privacy_masks] == [mask]
+
+
 def test_zones_have_the_colours_that_questions_name_them_by(open_page, gateway):
     name = running(gateway, 1)
     page = open_page(f"{gateway.url}/#/settings/{name}", ready=".mask-frame .picture.there")

@@ -82,6 +82,23 @@ def test_a_clip_of_another_scene_under_its_name_is_made_again(made, copy):
     assert path.read_bytes() == (made[0] / path.name).read_bytes()
 
 
+def test_an_end_between_truth_and_clip_leaves_no_truth_beside_the_clip_of_before(copy, monkeypatch):
+    truth = copy / "train-200001.json"
+    truth.write_text(json.dumps(json.loads(truth.read_text()) | {"seed": 1}))
+    clip, save = truth.with_suffix(".mp4"), SceneTruth.save
+
+    def ends(self, path):
+        save(self, path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SceneTruth, "save", ends)
+    with pytest.raises(KeyboardInterrupt):
+        make_scenes(copy, WANTED)
+    monkeypatch.undo()
+    assert not clip.exists()
+    assert make_scenes(copy, WANTED).made == 1
+
+
 def test_an_interruption_keeps_what_is_done(made, tmp_path):
     folder = tmp_path / "scenes"
 

@@ -141,6 +141,10 @@ def test_wrong_way_goes_against_the_arrows_and_traffic_with_them(undrawn):
             assert (direction == (1 if near else -1)) != (actor.id in event.actors)
 
 
+def stands_in(zone, place):
+    return place is not None and zone.x0 <= place.x <= zone.x1 and zone.y0 <= place.y <= zone.y1
+
+
 def test_nobody_but_intruders_enters_the_zone(undrawn):
     for index in range(60):
         scene = make_scene("train", index, event="intrusion" if index % 2 else None)
@@ -150,8 +154,7 @@ def test_nobody_but_intruders_enters_the_zone(undrawn):
             if actor.kind != "person":
                 continue
             for second in np.arange(0, scene.seconds, 0.5):
-                place = actor.state_at(second)
-                if place is not None and scene.layout.zone.inside(place.x, place.y):
+                if stands_in(scene.layout.zone, actor.state_at(second)):
                     entered.add(actor.id)
         assert entered == allowed
 
@@ -162,8 +165,7 @@ def test_an_intrusion_lasts_while_somebody_is_in_the_zone(undrawn):
         (event,) = scene.events
         actor, zone = scene.actors[event.actors[0]], scene.layout.zone
         times = np.arange(0, scene.seconds, 0.02)
-        places = [(second, actor.state_at(second)) for second in times]
-        inside = [second for second, place in places if place is not None and zone.inside(place.x, place.y)]
+        inside = [second for second in times if stands_in(zone, actor.state_at(second))]
         assert inside[0] == pytest.approx(event.start_s, abs=0.05)
         assert inside[-1] == pytest.approx(event.end_s, abs=0.05)
 
@@ -247,6 +249,8 @@ def test_a_left_bag_stays_where_its_owner_left_it():
         ("train", -1, {}, "at least 0"),
         ("train", 0, {"event": "robbery"}, "unknown event 'robbery'"),
         ("train", 0, {"seconds": 5.0}, "at least 24 s"),
+        ("train", 0, {"seconds": float("nan")}, "at least 24 s, not nan"),
+        ("train", 0, {"seconds": float("inf")}, "at least 24 s, not inf"),
     ],
 )
 def test_impossible_scenes_are_refused(split, index, more, says):

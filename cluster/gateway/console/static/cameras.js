@@ -145,9 +145,10 @@ export function SettingsPage({ name }) {
   const [error, setError] = useState(null);
   const [said, setSaid] = useState("");
   const [busy, setBusy] = useState(false);
+  const read = () => get(`${cameraPath(name)}/settings`);
   const load = async () => {
     try {
-      const found = await get(`${cameraPath(name)}/settings`);
+      const found = await read();
       setWritten(found);
       setDraft({ name, source: found.source, priority: found.settings.priority ?? "normal", settings: found.settings });
       setError(null);
@@ -165,7 +166,10 @@ export function SettingsPage({ name }) {
     setSaid("");
     const next = { ...draft, settings: { ...draft.settings, ...settings } };
     try {
+      // They are saved as a whole: a mask that others drew since they were read would go.
+      if (JSON.stringify(await read()) !== JSON.stringify(written)) throw new Error("These settings were changed elsewhere since they were shown here. Reload the page, then change them.");
       await put(cameraPath(name), { ...entryOf(next), takeover });
+      setWritten(await read());
       setDraft(next);
       setSaid("Saved.");
       setError(null);
