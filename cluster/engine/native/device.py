@@ -31,7 +31,6 @@ class PassesInFlight:
         self._events = device.type == "cuda" and torch.cuda.is_available()
         self._given: deque[Any] = deque()
 
-    @lost_device()
     def wait(self) -> None:
         """Wait until there is room for one more."""
         while len(self._given) >= IN_FLIGHT:
