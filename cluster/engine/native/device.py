@@ -39,11 +39,7 @@ class PassesInFlight:
     def add(self) -> None:
         """All that was launched until now is one more."""
         if self._events:
-            self._given.append(self._record())
-
-    @staticmethod
-    def _record() -> Any:
-        return torch.cuda.current_stream().record_event()
+            self._given.append(torch.cuda.current_stream().record_event())
 
 
 class Stopwatch:
