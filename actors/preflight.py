@@ -51,7 +51,7 @@ def check_settings(config: SightlineConfig) -> None:
     if config.engine == "simulated":
         configured_costs(config)
     else:
-        check_model(config.model.name)
+        check_model(config.model.name, quantised=config.engine == "vllm")
     if config.engine == "vllm":
         check_version()
         if config.vllm.arguments:

@@ -38,10 +38,10 @@ def cached_config(hub_id: str) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def check_model(name: str) -> None:
+def check_model(name: str, *, quantised: bool = False) -> None:
     """Check that ``name`` is a preset, a bundled model, or has a ``config.json`` of a known family; ``ModelError`` with
     one sentence otherwise. Looks at the file system, and at the hub for a hub id; weights are neither read nor
-    fetched."""
+    fetched. ``quantised``: whether they may be."""
     if name in PRESETS:
         return
     folder = Path(locate(name)).expanduser()
@@ -61,9 +61,11 @@ def check_model(name: str) -> None:
         )
     else:
         config = _from_hub(name)
-    family = _family(name, config)
+    body, family = _read(name, config)
     if family not in families:
         raise ModelError(f"model {name!r} is of family {family!r}; supported families: {', '.join(families)}")
+    if not quantised:
+        check_unquantised(name, body)
 
 
 def check_unquantised(name: str, config: Mapping[str, Any]) -> None:
@@ -78,10 +80,11 @@ def check_unquantised(name: str, config: Mapping[str, Any]) -> None:
             )
 
 
-def _family(name: str, config: Path) -> str:
+def _read(name: str, config: Path) -> tuple[Mapping[str, Any], str]:
+    """A configuration, and the family that it names."""
     try:
         body = json.loads(config.read_text(encoding="utf-8"))
-        return str(body["model_type"])
+        return body, str(body["model_type"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ModelError(
             f"the config.json of model {name!r} says no model_type; it is no transformers checkpoint"

@@ -24,7 +24,7 @@ LANGUAGE_MODELS = ("llama", "mistral", "qwen2", "qwen2_5_vl_text", "qwen2_vl_tex
 
 def check_language_model(config: Any) -> None:
     """Raises ``ModelError`` for a language model whose weights fit our layers, and whose computation is another."""
-    kind, rotary = config.model_type, config.rope_parameters["rope_type"]
+    kind = config.model_type
     if kind not in LANGUAGE_MODELS:
         raise ModelError(f"its language model is of type {kind!r}; supported types: {', '.join(LANGUAGE_MODELS)}")
     # Mistral's has no types: all of its layers slide, or none.
@@ -34,7 +34,7 @@ def check_language_model(config: Any) -> None:
             f"its layers attend over a sliding window of {config.sliding_window} tokens, and ours over all; take a "
             "checkpoint without one"
         )
-    if rotary == "longrope":
+    if config.rope_parameters["rope_type"] == "longrope":
         raise ModelError("its rotary frequencies change with the length of a text (longrope), which is not supported")
 
 

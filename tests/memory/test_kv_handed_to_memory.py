@@ -138,15 +138,18 @@ def test_a_frame_that_cannot_be_handed_on_is_lost_to_the_memory_alone(rememberin
 
 
 def test_a_lost_gpu_is_told_where_a_frame_is_handed_on(remembering, monkeypatch) -> None:
-    _, _, run = remembering
+    """A replica of quiet cameras refused their frames for ever, as it learned of lost GPUs in steps alone."""
+    engine, _, run = remembering
     run(0, 12)
 
     def fail(*_) -> None:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(StreamKV, "raw", fail)
-    with pytest.raises((torch.AcceleratorError, DeviceError)):
-        run(12, 24)
+    fresh = replace(SyntheticCamera("cam", engine.geometry, width=SIDE, height=SIDE).sample(12), fresh=True)
+    for call in (lambda: run(12, 24), lambda: engine.push(fresh), lambda: engine.evict("cam")):
+        with pytest.raises(DeviceError):
+            call()
 
 
 def test_a_memory_that_cannot_be_saved_costs_no_answer(remembering, monkeypatch, caplog) -> None:

@@ -27,7 +27,10 @@ def checkpoint(folder, config) -> str:
 
 
 def test_checkpoint_of_a_known_family_passes(tmp_path) -> None:
-    catalog.check_model(checkpoint(tmp_path, json.dumps({"model_type": "qwen2_5_vl"})))
+    body = {"model_type": "qwen2_5_vl"}
+    catalog.check_model(checkpoint(tmp_path, json.dumps(body)))
+    body |= {"quantization_config": {"quant_method": "awq"}}
+    catalog.check_model(checkpoint(tmp_path, json.dumps(body)), quantised=True)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,11 @@ def test_checkpoint_of_a_known_family_passes(tmp_path) -> None:
         ),
         ("{}", "no model_type"),
         ("not json", "no model_type"),
+        # The library asked for packages that read it, with which it was refused in its turn.
+        (
+            '{"model_type": "qwen2_5_vl", "quantization_config": {"quant_method": "awq"}}',
+            r"is quantised \(method awq\), which is not supported; take the checkpoint it was made from",
+        ),
     ],
 )
 def test_wrong_checkpoint_is_refused(tmp_path, config: str, reason: str) -> None:

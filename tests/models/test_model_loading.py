@@ -326,6 +326,7 @@ SLIDES = "attend over a sliding window of 16 tokens"
         (SLIDES, {"model_type": "mistral", "sliding_window": 16, "layer_types": None}),
         ("type 'ernie4_5'", {"model_type": "ernie4_5"}),
         ("type 'granite'", {"model_type": "granite"}),
+        ("type 'gemma3_text'", {"model_type": "gemma3_text", "rope_parameters": None, "layer_types": None}),
         ("longrope", {"rope_parameters": LONG}),
         ("", {"use_sliding_window": False, "sliding_window": 16, "layer_types": None}),
         ("", {"model_type": "mistral", "sliding_window": None}),

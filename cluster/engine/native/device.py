@@ -31,7 +31,6 @@ class PassesInFlight:
         self._events = device.type == "cuda" and torch.cuda.is_available()
         self._given: deque[Any] = deque()
 
-    @lost_device()
     def wait(self) -> None:
         """Wait until there is room for one more."""
         while len(self._given) >= IN_FLIGHT:
@@ -40,11 +39,7 @@ class PassesInFlight:
     def add(self) -> None:
         """All that was launched until now is one more."""
         if self._events:
-            self._given.append(self._record())
-
-    @staticmethod
-    def _record() -> Any:
-        return torch.cuda.current_stream().record_event()
+            self._given.append(torch.cuda.current_stream().record_event())
 
 
 class Stopwatch:

@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 
@@ -27,7 +27,7 @@ from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, embedding_b
 from cluster.engine.window.score import check_scores, end_token_ids, make_score
 from cluster.engine.window.stream import Stream, StreamFrame
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork, last_valid_answers
-from cluster.errors import CapacityError, DeviceError, NotReadyError
+from cluster.errors import CapacityError, NotReadyError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.frame_retrieval import make_frame_retrieval
 from cluster.memory.head_memory import MemoryShape
@@ -99,8 +99,6 @@ class NativeEngine(WindowedEngine):
         # Whether the host goes on while the device computes, and the windows of the step after the current one.
         self.launches_return = model.device.type == "cuda"
         self._following: list[WindowRequest] = []
-        # Windows of the current batch.
-        self._work: Sequence[WindowWork] = ()
         self._waited = Waited()
         self.memories = memories
         if memories is not None and memories.window is None:
@@ -140,6 +138,7 @@ class NativeEngine(WindowedEngine):
         self._check(spec)
         self._admit(spec, None if self.memories is None else self.memories.open_stream(spec.stream, spec.own_memory))
 
+    @lost_device()
     def evict(self, stream: str, *, save: bool = True) -> None:
         held = self._streams.pop(stream, None)
         if held is None:
@@ -152,6 +151,7 @@ class NativeEngine(WindowedEngine):
     def _stream_kv(self) -> StreamKV:
         return StreamKV(self.pool)
 
+    @lost_device()
     def hand_over(self, stream: str) -> Future[bool]:
         held, saved = self._streams.get(stream), completed_future(False)
         if held is not None and self.memories is not None and stream in self.memories:
@@ -163,6 +163,7 @@ class NativeEngine(WindowedEngine):
         held = self._streams.get(stream)
         return None if held is None or not has_room(held.nbytes) else self._snapshot(stream).dump
 
+    @lost_device()
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         closed = super().push(sample)
         stream = self._stream(sample.stream)
@@ -178,6 +179,7 @@ class NativeEngine(WindowedEngine):
         return closed
 
     # -- windows --------------------------------------------------------------------------------------
+    @lost_device()
     def step(self, requests: Sequence[WindowRequest], following: Sequence[WindowRequest] = ()) -> list[Answer]:
         self.idle.park({request.stream for request in (*requests, *following)})
         stepped = {request.stream for request in requests}
@@ -188,20 +190,17 @@ class NativeEngine(WindowedEngine):
         self._ready.update((request.stream, None) for request in requests)
         if self.memories is not None:
             try:
-                with lost_device():
-                    self.memories.schedule_saves()
-            except DeviceError:
+                self.memories.schedule_saves()
+            except torch.AcceleratorError:
                 raise
             except Exception:
                 # The answers are there; what is left is scheduled after the next step.
                 log.exception("memories and windows could not be saved after a step")
         return answers
 
-    @contextmanager
-    def _model_work(self) -> Iterator[None]:
+    def _model_work(self) -> AbstractContextManager[None]:
         """Memories write nothing meanwhile, but where the device is waited for."""
-        with lost_device(), nullcontext() if self.memories is None else self.memories.writer.engine_step():
-            yield
+        return nullcontext() if self.memories is None else self.memories.writer.engine_step()
 
     def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
         clock = Stopwatch(self.model.device)
@@ -247,7 +246,6 @@ class NativeEngine(WindowedEngine):
         self, work: Sequence[WindowWork], plan: Callable[[WindowWork], WindowPlan]
     ) -> Iterator[list[WindowPlan]]:
         """Plans of these windows, none of which is moved to host memory; what a failure has written is discarded."""
-        self._work = work
         self.idle.busy = {each.request.stream for each in work}
         self._waited = Waited()
         plans: list[WindowPlan] = []
@@ -259,7 +257,6 @@ class NativeEngine(WindowedEngine):
                 planned.stream.invalidate_tokens(planned.frames, planned.computed)
             raise
         finally:
-            self._work = ()
             self.idle.busy = frozenset()
             for planned in plans:
                 if planned.work.past is not None:
@@ -280,10 +277,10 @@ class NativeEngine(WindowedEngine):
         decoded: Sequence[int],
     ) -> list[ComputedWindow]:
         done: list[ComputedWindow] = []
-        for i, (each, plan, result) in enumerate(zip(self._work, plans, results, strict=True)):
+        for i, (plan, result) in enumerate(zip(plans, results, strict=True)):
             progress = commit_plan(plan, result)
-            each.stream.progress = None
-            each.stream.waiting_rows = 0
+            plan.stream.progress = None
+            plan.stream.waiting_rows = 0
             tokens = TokenCount(
                 full=self._full(plan.frames),
                 kept=plan.visual,
@@ -291,7 +288,7 @@ class NativeEngine(WindowedEngine):
                 refreshed=round(progress.refreshed),
                 new=plan.visual - progress.overlap,
                 query=plan.query,
-                encoded=each.stream.encoded,
+                encoded=plan.stream.encoded,
             )
             rows, attended = progress.rows, progress.attended
             done.append(ComputedWindow(tokens, scores[i], texts[i], rows, attended, decoded[i], progress.reads))
@@ -347,6 +344,7 @@ class NativeEngine(WindowedEngine):
         return [part.tolist() for part in scores], [part.tolist() for part in firsts]
 
     # -- before windows end ---------------------------------------------------------------------------
+    @lost_device()
     @torch.inference_mode()
     def prefill_ahead(self) -> bool:
         work = self._work_ahead()

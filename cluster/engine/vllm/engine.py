@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
 import time
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from cluster.engine.base import completed_future
 from cluster.engine.vllm.served_model import write_model_folder
 from cluster.engine.vllm.settings import VllmSettings, engine_arguments
 from cluster.engine.vllm.window_checkpoint import WindowCheckpoints
+from cluster.engine.window.checks import most_frames
 from cluster.engine.window.score import answer_text, check_scores, end_token_ids, make_score
 from cluster.engine.window.stream import StreamFrame, encoded_tokens, token_counts
 from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
@@ -216,7 +216,7 @@ class VllmEngine(WindowedEngine):
     # -- set-up ---------------------------------------------------------------------------------------
     def _check(self, spec: StreamSpec) -> None:
         super()._check(spec)
-        frames = math.ceil(spec.window_s * spec.fps / self.geometry.temporal) + 1
+        frames = most_frames(spec, self.geometry) + 1
         questions = max(len(self.model.question_ids(question.text)) for question in spec.questions)
         grid = self.geometry.largest
         longest = len(self._system) + frames * (grid.tokens + self._frame_text(grid)) + questions
@@ -224,8 +224,9 @@ class VllmEngine(WindowedEngine):
         if longest > most:
             raise ConfigError(
                 f"{spec.stream}: a window of {spec.window_s:g} s at {spec.fps:g} samples a second may have {longest} "
-                f"tokens and vLLM takes {most} with the memory it has; shorten it, sample less often, or raise "
-                "max_model_len and the memory of its KV cache under vllm.arguments"
+                f"tokens and vLLM takes {most} with the memory it has; shorten it, sample less often, let anchors come "
+                "more often (a window opens up to their interval earlier), or raise max_model_len and the memory of "
+                "its KV cache under vllm.arguments"
             )
 
 

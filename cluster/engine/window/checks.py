@@ -40,15 +40,19 @@ def check_spec(spec: StreamSpec, model: VisionLanguageModel) -> None:
 
 
 def _longest_position(spec: StreamSpec, model: VisionLanguageModel) -> int:
-    """Largest position of a window that opens as early as it may; pruned tokens leave holes, which count."""
-    grid, frame_s = model.geometry.largest, model.geometry.temporal / spec.fps
-    lookback_s = min(spec.lookback_s, LOOKBACK / MICROSECONDS)
-    frames = math.ceil(spec.window_s / frame_s) + math.ceil(lookback_s / frame_s)
+    """Largest position of a window; pruned tokens leave holes, which count."""
+    grid, frames = model.geometry.largest, most_frames(spec, model.geometry)
     cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
-    last = FrameSpan((frames - 1) * frame_s, frames - 1, cells, grid)
+    last = FrameSpan((frames - 1) * model.geometry.temporal / spec.fps, frames - 1, cells, grid)
     positions = model.window_positions(len(model.system_ids()), [last])
     questions = max(len(model.question_ids(question.text)) for question in spec.questions)
     return max(int(positions.frames[0].max()), positions.next) + questions
+
+
+def most_frames(spec: StreamSpec, geometry: PatchGeometry) -> int:
+    """Frames of a window that opens as early as it may."""
+    lookback_s = min(spec.lookback_s, LOOKBACK / MICROSECONDS)
+    return sum(math.ceil(seconds * spec.fps / geometry.temporal) for seconds in (spec.window_s, lookback_s))
 
 
 def check_sample(sample: FrameSample, geometry: PatchGeometry) -> None:

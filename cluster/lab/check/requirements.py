@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.errors import ModelError
-from cluster.models.catalog import check_model, check_unquantised, is_hub_id, locate
+from cluster.models.catalog import check_model, is_hub_id, locate
 from cluster.models.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ def check_files(folder: Path) -> None:
         ModelError: one sentence.
     """
     check_model(str(folder))
-    check_unquantised(str(folder), json.loads((folder / "config.json").read_text(encoding="utf-8")))
     _check_weights(folder)
 
 
