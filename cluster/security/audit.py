@@ -4,6 +4,7 @@ import contextlib
 import glob
 import json
 import logging
+import os
 import queue
 import threading
 import time
@@ -60,7 +61,9 @@ class AuditLog:
         line["outcome"] = outcome
         if text:
             line["text"] = text
-        self._put(json.dumps(line, ensure_ascii=False) + "\n")
+        # Readable in every language, but for what ends lines or steers terminals.
+        text = json.dumps(line, ensure_ascii=False)
+        self._put("".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text) + "\n")
 
     def close(self) -> None:
         """Write what waits, if anything does."""
@@ -89,11 +92,10 @@ class AuditLog:
         self._file = None
 
     def _append(self, line: str) -> None:
-        if self._file is None:
+        if self._file is None or not os.fstat(self._file.fileno()).st_nlink:
+            self._drop()
             make_private_folder(self.path.parent)
-            self._file = open(  # noqa: SIM115
-                self.path, "a", encoding="utf-8", errors="backslashreplace", opener=open_private
-            )
+            self._file = open(self.path, "a", encoding="utf-8", opener=open_private)  # noqa: SIM115
         self._file.write(line)
         # The log must survive a crash of this process.
         self._file.flush()

@@ -16,12 +16,10 @@ from joserfc.errors import ExpiredTokenError, InvalidClaimError, InvalidKeyIdErr
 from joserfc.jwk import KeySet
 
 from cluster.errors import ForbiddenError, UnauthenticatedError
-from cluster.security.roles import Principal, Role
+from cluster.security.roles import PERSON, Principal, Role
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures with public keys; never ``none``, nor an HMAC with a key that everybody can read."""
-PREFIX = "oidc:"
-"""Begins the names of principals that a provider vouches for, so that none is taken for a token's."""
 _MOST_NAME = 128
 
 
@@ -126,7 +124,7 @@ class Claims:
         of them."""
         name = claims.get(self.name_claim)
         name = name if isinstance(name, str) and name.strip() else str(claims["sub"])
-        name = PREFIX + "".join(letter for letter in name if letter.isprintable())[:_MOST_NAME]
+        name = PERSON + "".join(letter for letter in name if letter.isprintable())[:_MOST_NAME]
         groups = self.groups(claims)
         for grant in self.grants:
             if grant.group in groups:

@@ -109,6 +109,8 @@ OPEN = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 """Calls without authentication: a probe has no token."""
 
 
+PERSON = "oidc:"
+"""Begins the names of principals that a sign-in provider vouches for, and of no token."""
 EVERY = ("*",)
 """Scope of every camera, present or future."""
 

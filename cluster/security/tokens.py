@@ -20,7 +20,7 @@ from typing import Any
 from cluster.errors import ConfigError, UnauthenticatedError
 from cluster.files import replacing
 from cluster.security.private_files import make_private_folder, open_private
-from cluster.security.roles import Principal, Role
+from cluster.security.roles import PERSON, Principal, Role
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ LOOK_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One stored token. ``expires_s``: Unix time, ``None`` never."""
+    """One stored token. ``expires_s``: Unix time, ``None`` never. Raises ``ConfigError``: the name is a person's."""
 
     name: str
     digest: str
@@ -42,12 +42,16 @@ class Token:
     cameras: tuple[str, ...] = ("*",)
     expires_s: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.name.startswith(PERSON):
+            raise ConfigError(f"the token {self.name!r} has the name of a person who signs in; choose another name")
+
 
 def make_token(
     name: str, roles: Iterable[Role], cameras: Iterable[str] = ("*",), *, expires_s: float | None = None
 ) -> tuple[str, Token]:
-    """Create a new secret, which is stored nowhere, and its token. Raises ``ConfigError``: no name, no role or no
-    camera pattern."""
+    """Create a new secret, which is stored nowhere, and its token. Raises ``ConfigError``: no name or a person's, no
+    role or no camera pattern."""
     token = Token(name, "", frozenset(roles), tuple(cameras), expires_s)
     if not name or not token.roles or not token.cameras:
         raise ConfigError("a token needs a name, at least one role, and at least one camera pattern ('*' for all)")

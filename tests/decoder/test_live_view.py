@@ -11,7 +11,7 @@ from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 from cluster.decoder.footage import service
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import PacketRing, RingBudget
-from cluster.errors import CapacityError, NotReadyError
+from cluster.errors import CapacityError, NotReadyError, UnavailableError
 from cluster.wire.channel import open_channel
 
 
@@ -46,18 +46,18 @@ async def test_packets_come_through_unchanged_from_the_newest_keyframe_on(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("footage", "sentence"),
+    ("footage", "error", "sentence"),
     [
-        (lambda ring: CameraFootage(ring, [((0.0, 0.0), (0.5, 0.0), (0.5, 0.5))]), "its packets are not masked"),
-        (lambda ring: CameraFootage(None), "clips.enabled"),
-        (lambda ring: CameraFootage(PacketRing(10.0, 1 << 20, RingBudget(1 << 20))), "sends no video at the moment"),
+        (lambda ring: CameraFootage(ring, [((0.0, 0.0), (0.5, 0.0), (0.5, 0.5))]), NotReadyError, "are not masked"),
+        (lambda ring: CameraFootage(None), NotReadyError, "clips.enabled"),
+        (lambda ring: CameraFootage(PacketRing(10.0, 1 << 20, RingBudget(1 << 20))), UnavailableError, "at the moment"),
     ],
 )
-async def test_where_there_is_no_live_view_the_reason_is_said(tmp_path, footage, sentence):
+async def test_where_there_is_no_live_view_the_reason_is_said(tmp_path, footage, error, sentence):
     async with site(tmp_path) as running:
         running.feed(video(30), 30)
         running.cameras["gate"] = footage(running.cameras["gate"].ring)
-        with pytest.raises(NotReadyError, match=sentence):
+        with pytest.raises(error, match=sentence):
             await anext(running.recorder.watch("gate"))
 
 

@@ -119,6 +119,16 @@ def test_two_tokens_of_one_name_are_refused(tmp_path):
         write_tokens(tmp_path / "t", [make_token("room", [Role.VIEW])[1], make_token("room", [Role.ASK])[1]])
 
 
+def test_no_token_passes_for_a_person_who_signed_in(tmp_path):
+    path = tmp_path / "tokens.json"
+    with pytest.raises(ConfigError, match="'oidc:ann' has the name of a person"):
+        make_token("oidc:ann", [Role.VIEW])
+    write_tokens(path, [make_token("ann", [Role.VIEW])[1]])
+    path.write_text(path.read_text().replace('"ann"', '"oidc:ann"'))
+    with pytest.raises(ConfigError, match="'oidc:ann' has the name of a person"):
+        read_tokens(path)
+
+
 MAY = {
     Role.INGEST: {Role.INGEST},
     Role.VIEW: {Role.VIEW},
@@ -246,6 +256,26 @@ def test_a_disk_that_hangs_costs_lines_and_no_call(tmp_path, monkeypatch):
     ends.set()
     log.close()
     assert [json.loads(line)["text"] for line in (tmp_path / "audit.jsonl").open()] == ["0", "1", "2", "3"]
+
+
+def test_a_line_of_the_audit_log_is_one_line_that_steers_no_terminal(tmp_path):
+    log = AuditLog(tmp_path / "audit.jsonl")
+    text = "Wer ist im Hof? 誰 \x85\u2028\u2029\x9b2J\x7f\u202e\ud800"
+    log.write("ann", "a call", cameras=["gate\x9b"], outcome="ok", text=text)
+    [written] = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert written.isprintable()
+    assert "Wer ist im Hof? 誰" in written
+    line = json.loads(written)
+    assert (line["text"], line["cameras"]) == (text, ["gate\x9b"])
+
+
+def test_an_audit_log_that_is_deleted_begins_anew(tmp_path):
+    log = AuditLog(tmp_path / "audit.jsonl")
+    for call in ("before", "after"):
+        log.write("ann", call, cameras=[], outcome="ok")
+        lines = (tmp_path / "audit.jsonl").read_text().splitlines()
+        assert [json.loads(line)["call"] for line in lines] == [call]
+        (tmp_path / "audit.jsonl").unlink()
 
 
 @pytest.mark.parametrize("ahead_s", [0.0, 365 * 86_400.0])

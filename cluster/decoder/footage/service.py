@@ -21,7 +21,7 @@ from cluster.decoder.footage.clip import LIVE, Remuxer, Transcoder, clip_writer
 from cluster.decoder.footage.pictures import Picture, still
 from cluster.decoder.footage.ring import Recording
 from cluster.decoder.source_test import SourceTester
-from cluster.errors import CapacityError, NotReadyError, SourceError
+from cluster.errors import CapacityError, NotReadyError, SourceError, UnavailableError
 from cluster.wire.channel import ChannelPool
 from cluster.wire.convert import settings_from_json
 from cluster.wire.mapping import to_message
@@ -117,6 +117,7 @@ class Recorder:
         Raises:
             UnknownCameraError: this process does not run the camera.
             NotReadyError: there is nothing that may be shown, or that browsers play.
+            UnavailableError: there is none at the moment.
             CapacityError: too many watch.
             SourceError: its video cannot be put into an MP4.
         """
@@ -132,7 +133,7 @@ class Recorder:
             raise CapacityError(f"{MOST_WATCHING} live views of this decoder's cameras are open already; close one")
         recording = footage.ring.follow(SLOW_BYTES)
         if recording.segment is None:
-            raise NotReadyError("the camera sends no video at the moment")
+            raise UnavailableError("the camera sends no video at the moment")
         if recording.segment.codec not in LIVE:
             recording.end("it is not shown")
             raise NotReadyError(f"browsers do not play {recording.segment.codec}: there is no live view of it")

@@ -1,5 +1,6 @@
 """The application behind the gateway's HTTP port, put together from its topics, and its OpenAPI document."""
 
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -78,8 +79,12 @@ def table() -> list[Route]:
     return [route for topic in TOPICS for route in topic.router.routes if isinstance(route, Route)]
 
 
+@functools.cache
 def document() -> dict[str, Any]:
-    """The OpenAPI document: FastAPI's, with media types that are not JSON, ids that are no Python, and our tokens."""
+    """The OpenAPI document: FastAPI's, with media types that are not JSON, ids that are no Python, and our tokens.
+
+    Made once: it takes half a second, in which nothing else is served, and strangers may ask for it.
+    """
     found = get_openapi(
         title="Sightline",
         version="1",

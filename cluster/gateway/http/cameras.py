@@ -1,5 +1,6 @@
 """Cameras over HTTP: list, look at, test, add, change, remove; the scores and rungs of late."""
 
+import asyncio
 import json
 from dataclasses import astuple
 from typing import Annotated, Any
@@ -125,7 +126,8 @@ class CameraList(Body):
 async def import_cameras(body: CameraList, gateway: Gateway) -> Reply:
     """Check a list of cameras line by line, and with ``apply`` add them. With anything wrong in it, none is added. A
     camera that is there already as listed is not wrong: a list that was added in part can be sent again."""
-    listed = parse_camera_list(body.text)
+    # On a thread: thousands of cameras take seconds.
+    listed = await asyncio.to_thread(parse_camera_list, body.text)
     known = {each.name for each in await gateway.live.list()}
     sees = current_principal().sees
     there: dict[str, Any] = {}

@@ -49,8 +49,14 @@ def test_a_camera_is_tested_added_paused_and_removed(open_page, gateway):
     expect(test.locator("canvas")).to_have_count(2)
     until(lambda: test.locator("canvas").first.evaluate("canvas => canvas.width") > 300)
     check_at_both_sizes(page)
+    page.evaluate(
+        "new MutationObserver(() => (window.denied ||= document.body.innerText.includes('There is no such camera')))"
+        ".observe(document.body, { childList: true, subtree: true })"
+    )
     page.get_by_role("button", name="Add camera").click()
     expect(page.get_by_role("heading", name=name)).to_be_visible()
+    expect(page.locator(".camera-page")).to_be_visible()
+    assert not page.evaluate("window.denied"), "what was added a moment ago is there"
     [question] = settings_of(gateway, name).questions
     assert (question.id, question.text) == ("anyone-climbing-the-fence", "Is anyone climbing the fence?")
     page.goto(f"{gateway.url}/#/cameras")
@@ -151,8 +157,11 @@ def test_what_was_changed_elsewhere_is_not_overwritten_by_a_page_from_before(ope
     send = f"([path, body]) => fetch(path, {{method: 'PUT', headers: {headers}, body}}).then((reply) => reply.status)"
     body = json.dumps({"source": before["source"], "settings": settings})
     assert page.evaluate(send, [f"/v1/cameras/{name}", body]) == 200
-    page.get_by_label("Priority").select_option("critical")
-    page.get_by_role("button", name="Save source").click()
+    canvas = page.get_by_role("application", name="Draw a privacy mask")
+    canvas.focus()
+    for key in ["Enter", "Shift+ArrowRight", "Enter", "Shift+ArrowDown", "Enter", "c"]:
+        page.keyboard.press(key)
+    page.get_by_role("button", name="Save masks").click()
     expect(page.locator("main > div > .error")).to_contain_text("changed elsewhere")
     page.reload()
     for priority in ("critical", "normal"):
@@ -226,6 +235,33 @@ def test_a_question_is_written_replayed_and_its_threshold_makes_incidents(open_p
     gateway.city.table.remove(other)
 
 
+CHANGE = """async (name) => {
+  const path = `/v1/cameras/${name}`;
+  const { source, settings } = await (await fetch(`${path}/settings`)).json();
+  settings.privacy_masks = [[[0, 0], [0.5, 0], [0.5, 0.5]]];
+  settings.questions.push({ id: "theirs", text: "Is the gate open?" });
+  const body = JSON.stringify({ source, settings });
+  return (await fetch(path, { method: "PUT", headers: { "Content-Type": "application/json" }, body })).status;
+}"""
+
+
+def test_a_question_that_is_saved_leaves_what_others_changed_and_what_is_not_saved(open_page, gateway):
+    name = running(gateway, 5)
+    page = open_page(f"{gateway.url}/#/settings/{name}", ready=".question-row")
+    source = settings_of(gateway, name).source.reveal()
+    page.get_by_role("textbox", name="Source").fill("rtsp://10.0.0.7/half-writ")
+    assert page.evaluate(CHANGE, name) == 200
+    page.get_by_role("button", name="Write a question").click()
+    page.get_by_role("textbox", name="Question").fill("Is a dog here?")
+    page.get_by_role("button", name="Save question").click()
+    until(lambda: any(each.id == "a-dog-here" for each in settings_of(gateway, name).questions))
+    written = settings_of(gateway, name)
+    assert written.source.reveal() == source
+    assert len(written.privacy_masks) == 1
+    assert [each.id for each in written.questions][-2:] == ["theirs", "a-dog-here"]
+    expect(page.get_by_role("textbox", name="Source")).to_have_value("rtsp://10.0.0.7/half-writ")
+
+
 def test_a_replay_can_be_stopped_and_a_wrong_question_is_refused(open_page, gateway):
     name = running(gateway, 4)
     page = open_page(f"{gateway.url}/#/settings/{name}", ready=".question-row")
@@ -259,6 +295,15 @@ def test_a_list_is_checked_line_by_line_before_anything_is_added(open_page, gate
     expect(page.get_by_role("status").filter(has_text="2 cameras added")).to_be_visible()
     assert settings_of(gateway, names[0]).source.reveal() == "rtsp://u:hunter2horse@10.0.0.1/s"
     assert page.evaluate("document.documentElement.scrollWidth") == page.viewport_size["width"]
+
+
+def test_a_long_list_says_that_only_its_beginning_is_shown(open_page, gateway):
+    page = open_page(f"{gateway.url}/#/import-cameras", ready="textarea")
+    lines = [f"long-{number},demo://gate" for number in range(501)]
+    page.get_by_role("textbox", name="Cameras").fill("\n".join(("name,source", *lines)))
+    page.get_by_role("button", name="Check the list").click()
+    expect(page.locator("tbody tr")).to_have_count(500)
+    expect(page.get_by_text("The first 500 of 501 cameras")).to_be_visible()
 
 
 def test_a_network_that_may_not_be_searched_is_said(open_page, gateway):

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import time
 
 import pytest
 from browsing import PATIENCE_MS, running, say_no, say_yes
@@ -51,8 +52,39 @@ def test_a_list_of_the_last_hour_that_stays_open_is_not_one_of_its_opening(gatew
     page.locator(".toolbar select").first.select_option("3600")
     row = page.locator(".incident-row", has_text=name)
     expect(row).to_have_count(1)
+    # Else replies would say that no hours have passed.
+    page.evaluate("Date.parse = () => NaN")
     page.clock.fast_forward(2 * 3_600_000)
     expect(row).to_have_count(0)
+
+
+def test_a_browser_whose_clock_is_wrong_lists_the_last_hour_all_the_same(gateway, open_page):
+    name = running(gateway, next(OTHERS))
+    say_yes(gateway, name)
+    say_no(gateway, name)
+    page = open_page(f"{gateway.url}/", ready=None, new=True)
+    page.clock.install(time=time.time() + 2 * 3600)
+    page.goto(f"{gateway.url}/#/incidents")
+    page.reload()
+    page.locator(".toolbar select").first.select_option("3600")
+    row = page.locator(".incident-row", has_text=name)
+    expect(row).to_have_count(1)
+    expect(row.locator(".incident-time")).not_to_contain_text("2 h")
+
+
+def test_a_search_that_did_not_look_through_all_says_so(gateway, open_page):
+    page = open_page(f"{gateway.url}/#/nowhere", ready=None)
+
+    def multiply(route):
+        reply = route.fetch()
+        [one, *_] = reply.json()["incidents"]
+        route.fulfill(response=reply, json={"incidents": [{**one, "id": f"{number:032x}"} for number in range(200)]})
+
+    page.route(re.compile(r"/v1/incidents\?limit=200"), multiply)
+    page.goto(f"{gateway.url}/#/incidents")
+    expect(page.get_by_text("Only the newest 200 incidents of the last day are looked through")).to_be_visible()
+    page.get_by_label("Search incidents").fill("no such camera")
+    expect(page.get_by_text("None of the newest 200 incidents of the last day fits.")).to_be_visible()
 
 
 def test_a_card_says_what_was_asked(gateway, open_page):

@@ -8,6 +8,7 @@ from playwright.sync_api import expect
 from waiting import until
 
 from cluster.decoder.footage.camera import CameraFootage
+from cluster.gateway.console import STATIC
 
 CAMERAS = 12
 VIDEO = ".live-view video"
@@ -51,6 +52,26 @@ def test_it_shows_what_the_camera_sends_as_it_comes(open_page, gateway):
         page.get_by_role("button", name="Stop live view").click()
         expect(page.locator(VIDEO)).to_have_count(0)
         until(lambda: gateway._pictures.recorder._watching == 0)
+
+
+def test_one_that_falls_silent_says_so_and_plays_again_once_the_camera_is_back(open_page, gateway):
+    name = running(gateway, 3)
+    ring = gateway.footage_of(name).ring
+    page = open_page("about:blank", ready=None, new=True)
+    script = (STATIC / "player.js").read_text().replace("SILENCE_MS = 15_000", "SILENCE_MS = 2_000")
+    page.route("**/player.js", lambda route: route.fulfill(body=script, content_type="text/javascript"))
+    page.goto(f"{gateway.url}/#/camera/{name}")
+    with LiveCamera(ring):
+        until(lambda: ring.seconds > 1)
+        page.get_by_role("button", name="Live view").click()
+        until(lambda: page.locator(VIDEO).evaluate("video => video.currentTime") > 0.5)
+    said = page.locator(".live-view [role=status]")
+    expect(said).to_have_text("The live view was interrupted; it begins again.")
+    ring.pause("the connection to the camera was lost")
+    expect(said).to_have_text("the camera sends no video at the moment")
+    with LiveCamera(ring):
+        expect(said).to_have_count(0)
+        until(lambda: page.locator(VIDEO).evaluate("video => video.currentTime") > 0.5)
 
 
 def test_a_masked_camera_has_none_and_says_why(open_page, gateway):

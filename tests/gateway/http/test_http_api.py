@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import time
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,8 @@ from gateway_parts import make_answer, serving
 from http_parts import Client
 from waiting import until_async
 
+from cluster.config.camera_list import parse_camera_list
+from cluster.gateway.http import cameras
 from cluster.gateway.http.fleet import summary
 from cluster.gateway.http.replies import jsonable
 from cluster.types import CameraStatus
@@ -223,3 +226,27 @@ async def test_a_list_that_was_added_in_part_can_be_sent_again(tmp_path):
         [(added, error)] = await send(client, lines[0].replace("hunter2horse", "hunter3horse"))
         assert not added
         assert "there is a camera 'listed-0' already" in error
+
+
+async def test_a_list_that_takes_long_to_read_holds_up_nobody_else(tmp_path, monkeypatch):
+    """The loop stands still for as long as the list is read: 5000 cameras in YAML take ten seconds."""
+    held_s = []
+
+    def read(text):
+        time.sleep(0.5)
+        return parse_camera_list(text)
+
+    async def tick():
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(0.01)
+            held_s.append(time.monotonic() - began_s)
+
+    monkeypatch.setattr(cameras, "parse_camera_list", read)
+    async with serving(tmp_path, cameras=0) as served, Client(served.url) as client:
+        ticking = asyncio.create_task(tick())
+        status, _ = await client("POST", "/v1/cameras/import", {"text": "name,source\ngate,demo://gate"})
+        ticking.cancel()
+    assert status == 200
+    assert len(held_s) > 10
+    assert max(held_s) < 0.4

@@ -7,6 +7,7 @@ from gateway_parts import serving
 from http_parts import Client, document, operations
 from openapi_spec_validator import validate
 
+from cluster.gateway.http import application
 from cluster.gateway.http.application import table
 
 ROOT = Path(__file__).parents[3]
@@ -24,9 +25,15 @@ def test_every_operation_says_what_it_is():
         assert ("requestBody" in operation) == (method in ("POST", "PUT")), path
 
 
-async def test_the_gateway_serves_it(tmp_path):
+async def test_the_gateway_serves_it_and_makes_it_once_however_often_strangers_ask(tmp_path, monkeypatch):
+    made = []
+    describe = application.get_openapi
+    monkeypatch.setattr(application, "get_openapi", lambda **options: made.append(1) or describe(**options))
+    application.document.cache_clear()
     async with serving(tmp_path, cameras=1, tokens=True) as served, Client(served.url) as client:
-        assert await client("GET", "/v1/openapi.json") == (200, document())
+        for _ in range(2):
+            assert await client("GET", "/v1/openapi.json") == (200, document())
+    assert made == [1]
 
 
 def test_the_page_is_up_to_date():

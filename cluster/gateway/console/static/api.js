@@ -1,5 +1,6 @@
 // The gateway's HTTP interface: requests as JSON, errors as sentences, answers as they come.
 import { take } from "./first.js";
+import { tellTime } from "./format.js";
 
 /** A request that failed; `status` 0 when the gateway could not be reached at all. */
 export class ApiError extends Error {
@@ -33,6 +34,7 @@ export async function open(path, options = {}) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, UNREACHABLE);
   }
+  tellTime(response.headers.get("Date"));
   if (response.ok || response.status === 304) return response;
   const message = await sentence(response);
   if (response.status === 401) whenSignedOut();

@@ -29,7 +29,7 @@ export function AskPage({ camera }) {
       <label class="field switch ask-all-switch"><input type="checkbox" role="switch" checked=${all} onChange=${(event) => setAll(event.target.checked)} />All cameras</label>
       ${all ? may("ask") && html`<${AskAll} />` : html`<label class="field column">Camera
         <input list="ask-cameras" value=${name} placeholder="Name of a camera" autocomplete="off" spellcheck=${false} onInput=${(event) => setName(event.target.value)} /></label>
-      <datalist id="ask-cameras">${names.map((each) => html`<option key=${each} value=${each}></option>`)}</datalist>
+      <datalist id="ask-cameras">${offered.map((each) => html`<option key=${each} value=${each}></option>`)}</datalist>
       <div class="chips ask-cameras" role="group" aria-label="Cameras">${offered.map((each) => html`<button type="button" class="chip" key=${each}
         aria-pressed=${each === name} onClick=${() => setName(each)}>${each}</button>`)}</div>
       `}

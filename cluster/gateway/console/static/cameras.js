@@ -112,7 +112,7 @@ export function AddCameraPage() {
     try {
       const { source, settings } = entryOf(draft);
       const questions = question.trim() ? [{ id: idOf(question), text: question.trim() }] : [];
-      await post("/v1/cameras", { name: draft.name.trim(), source, questions, settings, force });
+      store.camera(await post("/v1/cameras", { name: draft.name.trim(), source, questions, settings, force }));
       location.hash = `#/camera/${encodeURIComponent(draft.name.trim())}`;
     } catch (failure) {
       setError(failure.message);
@@ -137,6 +137,8 @@ export function AddCameraPage() {
   </div>`;
 }
 
+const STALE = "These settings were changed elsewhere since they were shown here. Reload the page, then change them.";
+
 export function SettingsPage({ name }) {
   useTopics("me", `camera:${name}`);
   const [written, setWritten] = useState(null);
@@ -160,17 +162,22 @@ export function SettingsPage({ name }) {
   if (store.me && !may("admin")) return html`<${BackToCameras} /><h1>${name}</h1><p class="soft">${NEEDS_ADMIN}</p>`;
   if (!draft) return html`<${BackToCameras} /><h1>${name}</h1>${error ? html`<${Failure} error=${error} onRetry=${load} />` : html`<${Skeleton} rows=${5} />`}`;
   const foreign = written.manager !== "cluster";
-  /** Saves the draft with `settings` over its own; throws what the gateway says. */
-  const save = async (settings = {}) => {
+  /** Saves what `change` makes of the settings as they are by now, of which others may have changed some since they were
+   * loaded, and what of the draft is in `more`; throws what the gateway says, or that they changed what it replaces. */
+  const save = async (change, more = {}) => {
     setBusy(true);
     setSaid("");
-    const next = { ...draft, settings: { ...draft.settings, ...settings } };
     try {
-      // They are saved as a whole: a mask that others drew since they were read would go.
-      if (JSON.stringify(await read()) !== JSON.stringify(written)) throw new Error("These settings were changed elsewhere since they were shown here. Reload the page, then change them.");
-      await put(cameraPath(name), { ...entryOf(next), takeover });
+      const { source, settings: before } = await read();
+      const changed = change(before);
+      // Questions are changed one by one; the others are replaced as a whole: a mask that somebody drew since would go.
+      const replaced = Object.keys(changed).filter((key) => key !== "questions");
+      const stale = replaced.some((key) => JSON.stringify(before[key]) !== JSON.stringify(written.settings[key]));
+      if (stale || (more.source !== undefined && source !== written.source)) throw new Error(STALE);
+      const settings = { ...before, ...changed };
+      await put(cameraPath(name), { ...entryOf({ source, priority: before.priority ?? "normal", settings, ...more }), takeover });
       setWritten(await read());
-      setDraft(next);
+      setDraft((draft) => ({ ...draft, settings }));
       setSaid("Saved.");
       setError(null);
     } catch (failure) {
@@ -180,7 +187,10 @@ export function SettingsPage({ name }) {
       setBusy(false);
     }
   };
-  const quietly = (event) => (event.preventDefault(), save().catch(() => {}));
+  const saveSource = (event) => {
+    event.preventDefault();
+    save(() => ({ source_options: draft.settings.source_options }), { source: draft.source, priority: draft.priority }).catch(() => {});
+  };
   return html`<div class="cameras-page">
     <${BackToCameras} />
     <header class="page-head"><h1>${name}</h1><p class="soft">Settings</p>
@@ -190,13 +200,13 @@ export function SettingsPage({ name }) {
     <p class="unseen" role="status">${said}</p>
     ${error && html`<p class="error" role="alert">${error.message}</p>`}
     <section class="card" aria-labelledby="set-questions"><h2 id="set-questions">Questions</h2>
-      <${Questions} camera=${name} questions=${draft.settings.questions} onSave=${(questions) => save({ questions })} /></section>
+      <${Questions} camera=${name} questions=${draft.settings.questions} onSave=${(change) => save(({ questions }) => ({ questions: change(questions ?? []) }))} /></section>
     <section class="card" aria-labelledby="set-masks"><h2 id="set-masks">Privacy masks</h2>
-      <${ShapeEditor} camera=${name} kind=${MASKS} shapes=${draft.settings.privacy_masks ?? []} onSave=${(masks) => save({ privacy_masks: masks })} /></section>
+      <${ShapeEditor} camera=${name} kind=${MASKS} shapes=${draft.settings.privacy_masks ?? []} onSave=${(masks) => save(() => ({ privacy_masks: masks }))} /></section>
     <section class="card" aria-labelledby="set-zones"><h2 id="set-zones">Zones</h2>
-      <${ShapeEditor} camera=${name} kind=${ZONES} shapes=${draft.settings.zones ?? []} onSave=${(zones) => save({ zones })} /></section>
+      <${ShapeEditor} camera=${name} kind=${ZONES} shapes=${draft.settings.zones ?? []} onSave=${(zones) => save(() => ({ zones }))} /></section>
     <section class="card" aria-labelledby="set-source"><h2 id="set-source">Source</h2>
-      <form onSubmit=${quietly}>
+      <form onSubmit=${saveSource}>
         <${SourceFields} draft=${draft} onChange=${setDraft} />
         <${SourceTest} name=${name} draft=${draft} />
         <div class="actions"><button class="button primary" disabled=${busy}>Save source</button></div>

@@ -5,7 +5,9 @@ const MINUTE = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-
 const DAY = new Intl.DateTimeFormat(undefined, { weekday: "long", day: "numeric", month: "long" });
 const FULL = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 
-export const now = () => Date.now() / 1000;
+let ahead = 0;
+/** Seconds since 1970 by the gateway's clock, of which all times are: a browser's may be hours off. */
+export const now = () => Date.now() / 1000 - ahead;
 export const count = (value) => WHOLE.format(Math.round(value ?? 0));
 export const plural = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
 export const percent = (share, digits = 0) => `${(100 * (share ?? 0)).toFixed(digits)} %`;
@@ -25,6 +27,12 @@ export function duration(seconds) {
   if (minutes < 60) return `${minutes} min`;
   if (minutes < 48 * 60) return minutes % 60 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${minutes / 60} h`;
   return `${Math.round(minutes / 1440)} d`;
+}
+
+/** The gateway's clock, by the `Date` of a reply that came just now; whole seconds and the way here are no difference. */
+export function tellTime(date) {
+  const off = (Date.now() - Date.parse(date)) / 1000;
+  ahead = Math.abs(off) > 5 ? off : 0;
 }
 
 /** How long ago a moment was, seconds since 1970. */

@@ -56,7 +56,8 @@ export function ImportPage() {
         <tbody>${[...wrong, ...found.filter((each) => !each.error)].slice(0, MOST_SHOWN).map((each) => html`<tr key=${each.line}>
           <td>${each.line}</td><th scope="row">${each.name || "none"}</th><td>${each.source}</td>
           <td>${each.error ? html`<${Badge} tone="critical">wrong<//> ${each.error}` : html`<${Badge} tone="good">${each.added ? "added" : "good"}<//>`}</td></tr>`)}</tbody>
-      </table></div>`}
+      </table></div>
+      ${found.length > MOST_SHOWN && html`<p class="soft">The first ${MOST_SHOWN} of ${plural(found.length, "camera")}, those with errors before the others.</p>`}`}
     </div>
   </div>`;
 }

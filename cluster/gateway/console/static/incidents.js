@@ -31,6 +31,8 @@ export function IncidentsPage({ id }) {
   for (const incident of store.incidents.values()) {
     if (!isOlder(incident, found.get(incident.id))) found.set(incident.id, incident);
   }
+  const of = SPANS.find(([value]) => value === span)[1];
+  const cut = found.size >= LIMIT ? `the newest ${LIMIT} incidents` : "";
   const needle = camera.trim().toLocaleLowerCase();
   const listed = [...found.values()]
     .filter((incident) => incident.updated_s >= since)
@@ -62,7 +64,8 @@ export function IncidentsPage({ id }) {
       <${Mutes} serial=${muted} />
       ${error && !data && html`<${Failure} error=${error} onRetry=${reload} />`}
       ${!data && !error && html`<${Skeleton} rows=${6} />`}
-      ${data && !listed.length && html`<${Empty} title="Nothing here">No incident of ${SPANS.find(([value]) => value === span)[1]} fits.<//>`}
+      ${data && !listed.length && html`<${Empty} title="Nothing here">${cut ? `None of ${cut}` : "No incident"} of ${of} fits.<//>`}
+      ${cut && html`<p class="soft">Only ${cut} of ${of} are looked through; a camera's own page has those of the camera.</p>`}
       ${byDay(listed).map(([title, incidents]) => html`<div key=${title} class="day"><h2>${title}</h2>
         <ul class="incident-list">${incidents.map((incident) => html`<${IncidentRow} key=${incident.id} incident=${incident} current=${incident.id === id} />`)}</ul></div>`)}
     </section>

@@ -2,7 +2,7 @@
 import { get, post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 
-export function Login({ onDone, note }) {
+export function Login({ onDone }) {
   const field = useRef(null);
   const [error, setError] = useState("");
   const [busy, setBusy] = useState(false);
@@ -31,7 +31,7 @@ export function Login({ onDone, note }) {
       <h1 id="login-title">Sign in</h1>
       ${ways.provider && html`<a class="button primary wide" href="/v1/sign-in/provider">Sign in with ${ways.provider}</a>`}
       ${ways.tokens && html`
-        <p class="soft">${note || "Whoever runs this cluster makes tokens with "}${!note && html`<code>sightline tokens create</code>.`}</p>
+        <p class="soft">Whoever runs this cluster makes tokens with <code>sightline tokens create</code>.</p>
         <label class="field column">Token
           <input ref=${field} type="password" name="token" required autocomplete="current-password" aria-invalid=${Boolean(error)} aria-describedby="login-error" /></label>
         <p id="login-error" class="error" role="alert">${error}</p>

@@ -5,6 +5,7 @@ import { html, useEffect, useRef, useState } from "./dom.js";
 const BEHIND_S = 0.6;
 const KEPT_S = 20;
 const RETRY_MS = 2_000;
+const SILENCE_MS = 15_000;
 
 /** A codec that this browser does not play; another one may. */
 class Unplayable extends Error {
@@ -54,13 +55,17 @@ async function play(video, path, signal, say) {
   const reader = response.body.getReader();
   const source = new MediaSource();
   const address = URL.createObjectURL(source);
+  let silence = 0;
   video.src = address;
   try {
     await new Promise((done) => source.addEventListener("sourceopen", done, { once: true }));
     let buffer = null;
     let head = new Uint8Array();
     for (;;) {
+      // A connection that died silently would show its last picture for ever.
+      silence = setTimeout(() => reader.cancel(), SILENCE_MS);
       const { done, value } = await reader.read();
+      clearTimeout(silence);
       if (done || signal.aborted) return;
       if (!buffer) {
         // The beginning says which codec it is; it comes whole, or with what is after it.
@@ -76,6 +81,7 @@ async function play(video, path, signal, say) {
       await keepUp(video, buffer);
     }
   } finally {
+    clearTimeout(silence);
     await reader.cancel().catch(() => {});
     URL.revokeObjectURL(address);
   }
