@@ -1328,12 +1328,38 @@ def test_a_camera_that_is_handed_over_leaves_nothing_of_its_index_behind(redis_s
         bank.open_stream("cam", spec())
         _feed(bank, [chunk(number) for number in range(12)])
         bank.hand_over("cam", lambda: None).result(60.0)
-        assert tier.nbytes() > 0
-        bank.drop_copies("cam")
         assert (tier.nbytes(), tier._indexes) == (0, {})
         bank.open_stream("cam", spec())
         assert bank.get_memory("cam")[0].frames == 12
         assert tier.nbytes("cam") > 0
+
+
+def test_a_camera_that_ended_leaves_nothing_of_its_index_behind_either(
+    clock: SimpleNamespace, redis_server: RedisServer
+) -> None:
+    """What is too old of it is deleted by who had it last, and questions read it: each took up its index again."""
+    with closing(RedisTier(redis_server.url, fingerprint=OURS, cap_bytes=32 * MIB, ttl_s=99)) as tier:
+        bank = _released(tier)
+        clock.hours = 1.5
+        _maintain(bank)
+        assert bank.memory_reports()["cam"].frames == 4
+        assert (tier.nbytes(), tier._indexes) == (0, {})
+        assert bank.get_memory("cam")[0].frames == 4
+        assert tier.nbytes("cam") > 0
+        clock.hours = 3.6
+        _maintain(bank)
+        assert (tier.nbytes(), tier._indexes) == (0, {})
+
+
+def test_what_is_forgotten_is_forgotten_again_in_part() -> None:
+    """The second was refused as unreadable until the next frames had been written."""
+    bank = _opened(Arena(64 * MIB, name="host", evicts=False), spec())
+    _feed(bank, [chunk(number) for number in range(4)])
+    assert bank.delete_memory("cam").result(60.0).frames == 4
+    for ago_s in (3600.0, None, 0.0):
+        assert bank.delete_memory("cam", ago_s).result(60.0).frames == 0
+    _feed(bank, [chunk(number) for number in range(4, 8)])
+    assert bank.get_memory("cam")[0].frames == 4
 
 
 def test_what_a_full_server_refuses_takes_no_room(own_redis: RedisServer) -> None:
