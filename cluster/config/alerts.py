@@ -244,6 +244,12 @@ class RetryConfig(Section):
     give_up_s: Duration = Field(default=86_400.0, gt=0)
     """Age of an alert from which a failure makes it a dead letter: like 24h."""
 
+    @model_validator(mode="after")
+    def _grows(self) -> Self:
+        if self.longest_s < self.first_s:
+            raise ValueError(f"longest_s = {self.longest_s:g} must be at least first_s = {self.first_s:g}")
+        return self
+
 
 class AlertsConfig(Section):
     """Default incident rules, which questions may override, and the sinks of alerts."""

@@ -1,8 +1,8 @@
 """``memory:``, ``tiers:``, ``asking:`` — capacity, policies and storage of cameras' memory, and free questions."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from cluster.config.problems import Duration, OneOf, Section, Size
 from cluster.redaction import redact
@@ -62,6 +62,12 @@ class TiersConfig(Section):
         if url is not None and not any(url.startswith(scheme) and len(url) > len(scheme) for scheme in _SCHEMES):
             raise ValueError(f"must be an address like redis://host:6379/0, not {redact(url)!r}")
         return url
+
+    @model_validator(mode="after")
+    def _kept(self) -> Self:
+        if self.redis_url is not None and "redis" not in self.levels:
+            raise ValueError("levels leaves out redis, so that nothing would be kept at redis_url")
+        return self
 
 
 class AskingConfig(Section):

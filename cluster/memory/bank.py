@@ -240,6 +240,7 @@ class MemoryBank:
                     self._released[stream] = left
             finally:
                 del self._expiring[stream]
+                self.tiers.lowest.leave(stream)
 
     def _write(self, stream: str) -> None:
         self._write_last(stream)
@@ -370,6 +371,7 @@ class MemoryBank:
             if not last_write.saved.done():
                 saved = last_write.write()
                 del self._last_writes[stream]
+                self.tiers.lowest.leave(stream)
                 last_write.saved.set_result(saved)
 
     def _release(self, memory: StreamMemory, *, owned: bool = True) -> None:
@@ -395,12 +397,12 @@ class MemoryBank:
         if memory is None and ago_s is not None:
             memory = self._reopen(stream)
         if memory is not None and ago_s is not None:
+            if newest is None and memory.newest is None and memory.restore() is Outcome.RETRY:
+                raise unreadable(stream)
             times = [None if newest is None else memory.memory_time(newest), memory.newest]
             if known := [time for time in times if time is not None]:
                 before = max(known) - round(ago_s * MICROSECONDS)
                 return delete_before(memory, before, partial(self._schedule_save, memory))
-            if not memory.restored:
-                raise unreadable(stream)
         deleted, done = Future[DeletedMemory](), self._delete_all(stream, memory, life)
         if stream in self.tiers.deleting:
             deleted.set_exception(not_deleted(stream))
@@ -442,6 +444,7 @@ class MemoryBank:
         self._pending_saves.pop(stream, None)
         self._visited.pop(stream, None)
         del self._memories[stream], self._retrievers[stream]
+        self.tiers.lowest.leave(stream)
 
     def streams(self) -> Sequence[str]:
         return list(self._memories)

@@ -73,24 +73,22 @@ def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> He
 
     Returns the new tokens that stay; None if blocks are unavailable or cannot be written.
     """
-    held: Heads = []
+    whole: Heads = []
     loaded: list[list[dict[int, Block]]] = []
     for number in range(len(memory.heads)):
         found = [_load_head(memory, number, h) for h in range(len(memory.heads[number]))]
         layer = [kv for kv in found if kv is not None]
         if len(layer) < len(found):
             return None
-        held.append([kv for kv, _ in layer])
+        # Joined at once: all of a memory, as float32 where it is quantised, is held no more often than it must be.
+        whole.append([kv if new is None else _joined(kv, new[number][h], dim=1) for h, (kv, _) in enumerate(layer)])
         loaded.append([blocks for _, blocks in layer])
     memory.counts.compressions += 1
-    whole = held
-    if new is not None:
-        whole = [[_joined(*pair, dim=1) for pair in zip(*rows, strict=True)] for rows in zip(held, new, strict=True)]
     stays = _choose(memory, whole, share)
     kept: Heads = []
     for number, h, head in memory.iter_heads():
-        (chosen, weight), before = stays[number][h], held[number][h].tokens
-        old = chosen < before
+        chosen, weight = stays[number][h]
+        old = chosen < head.tokens
         blocks = loaded[number][h]
         stay, of_those = chosen[old], None if weight is None else weight[old]
         if head.organiser.written_once:

@@ -22,6 +22,13 @@ def test_clips_that_do_not_go_together(clips, says):
         load_config(None, {"clips": clips})
 
 
+def test_what_would_have_no_effect_is_refused():
+    with pytest.raises(InvalidConfigError, match="longest_s = 5 must be at least first_s = 30"):
+        load_config(None, {"alerts": {"retry": {"first_s": 30, "longest_s": 5}}})
+    with pytest.raises(InvalidConfigError, match="levels leaves out redis, so that nothing would be kept at redis_url"):
+        load_config(None, {"tiers": {"levels": ["host", "node"], "redis_url": "redis://localhost"}})
+
+
 def test_sizes_and_times_of_clips_as_people_write_them():
     clips = load_config(None, {"clips": {"max_bytes": "2GiB", "retention": "7d", "url": "https://a.example/"}}).clips
     assert (clips.max_bytes, clips.retention, clips.url) == (2**31, 7 * 86_400, "https://a.example")

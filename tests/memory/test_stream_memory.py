@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import time
@@ -23,7 +24,7 @@ from cluster.lab.bench.memory.footage import made_chunks
 from cluster.memory.bank import MemoryBank
 from cluster.memory.compress.infinipot_v import InfiniPotV
 from cluster.memory.eviction import compress
-from cluster.memory.head_memory import HeadMemory, KVChunk
+from cluster.memory.head_memory import HeadMemory, KVChunk, LayerKV
 from cluster.memory.memory_counts import LOST
 from cluster.memory.organise import AtHand, NewTokens
 from cluster.memory.organise.resv import ReSV
@@ -1328,12 +1329,61 @@ def test_a_camera_that_is_handed_over_leaves_nothing_of_its_index_behind(redis_s
         bank.open_stream("cam", spec())
         _feed(bank, [chunk(number) for number in range(12)])
         bank.hand_over("cam", lambda: None).result(60.0)
-        assert tier.nbytes() > 0
-        bank.drop_copies("cam")
         assert (tier.nbytes(), tier._indexes) == (0, {})
         bank.open_stream("cam", spec())
         assert bank.get_memory("cam")[0].frames == 12
         assert tier.nbytes("cam") > 0
+
+
+def test_a_camera_that_ended_leaves_nothing_of_its_index_behind_either(
+    clock: SimpleNamespace, redis_server: RedisServer
+) -> None:
+    """What is too old of it is deleted by who had it last, and questions read it: each took up its index again."""
+    with closing(RedisTier(redis_server.url, fingerprint=OURS, cap_bytes=32 * MIB, ttl_s=99)) as tier:
+        bank = _released(tier)
+        clock.hours = 1.5
+        _maintain(bank)
+        assert bank.memory_reports()["cam"].frames == 4
+        assert (tier.nbytes(), tier._indexes) == (0, {})
+        assert bank.get_memory("cam")[0].frames == 4
+        assert tier.nbytes("cam") > 0
+        clock.hours = 3.6
+        _maintain(bank)
+        assert (tier.nbytes(), tier._indexes) == (0, {})
+
+
+def test_what_is_forgotten_is_forgotten_again_in_part() -> None:
+    """The second was refused as unreadable until the next frames had been written."""
+    bank = _opened(Arena(64 * MIB, name="host", evicts=False), spec())
+    _feed(bank, [chunk(number) for number in range(4)])
+    assert bank.delete_memory("cam").result(60.0).frames == 4
+    for ago_s in (3600.0, None, 0.0):
+        assert bank.delete_memory("cam", ago_s).result(60.0).frames == 0
+    _feed(bank, [chunk(number) for number in range(4, 8)])
+    assert bank.get_memory("cam")[0].frames == 4
+
+
+def test_a_compression_holds_each_head_once_beside_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all heads, what is stored stayed beside what it was joined to: a memory once more, as float32."""
+
+    def alive() -> int:
+        return sum(type(one) is LayerKV for one in gc.get_objects())
+
+    memory = StreamMemory("cam", spec(compressor="sliding"), stack())
+    for number in range(8):
+        memory.add_chunk(chunk(number))
+    new = memory._unsettled([chunk(8)])
+    before, select, most = alive(), memory.compressor.select, 0
+
+    def selecting(layers: list[LayerKV], budget: int) -> list[list[torch.Tensor]]:
+        nonlocal most
+        most = alive()
+        return select(layers, budget)
+
+    monkeypatch.setattr(memory.compressor, "select", selecting)
+    assert compress(memory, 0.5, new) is not None
+    # All heads, each layer of them side by side, and those that were read last.
+    assert 0 < most - before <= LAYERS * HEADS + LAYERS + HEADS
 
 
 def test_what_a_full_server_refuses_takes_no_room(own_redis: RedisServer) -> None:

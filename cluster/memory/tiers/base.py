@@ -165,7 +165,7 @@ class Tier(ABC):
         """Keep a stream that is still in use, where a tier forgets what is not written again."""
 
     def leave(self, stream: str) -> None:  # noqa: B027
-        """Another process has the stream now: keep nothing in this one's memory that only its writer needs."""
+        """The stream is not open here any more: keep nothing in this process's memory that only its writer needs."""
 
     @abstractmethod
     def nbytes(self, stream: str | None = None) -> int:

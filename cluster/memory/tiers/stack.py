@@ -167,7 +167,6 @@ class TierStack:
                 self._deleting.setdefault(stream, set()).update(range(len(self.tiers) - 1))
         for tier in self.tiers[:-1]:
             self._finish_deletion(stream, tier)
-        self.lowest.leave(stream)
 
     def drop_blocks(self, level: int, stream: str, keys: Sequence[BlockKey]) -> int | None:
         """Delete blocks in one tier; returns how many existed, None if uncertain: repeating it is the caller's task."""
