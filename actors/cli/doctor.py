@@ -164,7 +164,8 @@ def _gpu(config: SightlineConfig) -> Iterator[Finding]:
 def _disk(config: SightlineConfig) -> Finding:
     folder = Path(config.alerts.folder or config.cluster.state_dir or ".")
     key = "alerts.folder" if config.alerts.folder else "--state"
-    there = next(each for each in (folder, *folder.resolve().parents) if each.exists())
+    # Path.exists raises where this user may not look; "folders" says so.
+    there = next(each for each in (folder, *folder.resolve().parents) if os.path.exists(each))  # noqa: PTH110
     free = shutil.disk_usage(there).free
     enough = free > LEAST_FREE_BYTES
     remedy = "" if enough else f"make room, or choose another {key}; clips stop below clips.keep_free"

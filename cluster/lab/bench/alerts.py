@@ -23,8 +23,9 @@ from typing import Any
 
 from cluster.alerts.service import AlertService
 from cluster.config import SightlineConfig, load_config
+from cluster.errors import ConfigError
 from cluster.gateway.merger import ResultsMerger
-from cluster.lab.bench.harness import BenchResult, print_progress
+from cluster.lab.bench.harness import BenchResult, positive, print_progress
 from cluster.lab.bench.processes import Process, free_port
 from cluster.lab.bench.window_accounting import percentile
 from cluster.types import MICROSECONDS, Answer, TokenCount
@@ -44,7 +45,7 @@ TOKENS = TokenCount(full=5120, kept=600, reused=400, refreshed=60, new=140, quer
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Cameras, how often they answer, how long, how many kills."""
-    parser.add_argument("--cameras", type=int, default=100, help="cameras")
+    parser.add_argument("--cameras", type=positive, default=100, help="cameras")
     parser.add_argument("--period", type=float, default=2.0, help="seconds between two answers")
     parser.add_argument("--seconds", type=float, default=32.0, help="seconds of timing")
     parser.add_argument("--kills", type=int, default=50, help="processes killed")
@@ -54,8 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> BenchResult:
     """Figures: ``alert_latency_ms`` (p99, spread over the period; infinite if that many did not come),
     ``alerts_missing`` (without a kill, 0 is right), ``alerts_lost``, ``alerts_duplicated_beyond``."""
-    if args.cameras < 1 or args.period < 1 or args.kills < 0:
-        raise ValueError("--cameras must be at least 1, --period 1 (replicas send a minute again) and --kills 0")
+    if args.period < 1 or args.kills < 0:
+        raise ConfigError("--period must be at least 1 (replicas send a minute again) and --kills 0")
     with tempfile.TemporaryDirectory(prefix="sightline-bench-") as folder:
         return asyncio.run(Bench(args, Path(folder)).run())
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.harness import BenchResult, add_model_arguments, print_progress
+from cluster.lab.bench.harness import BenchResult, add_model_arguments, positive, print_progress
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.bench.window import QUESTION
 from cluster.models import load_model
@@ -26,10 +26,10 @@ SIDES = (112, 168, 224)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
-    parser.add_argument("--streams", type=int, default=8, metavar="N", help="cameras")
+    parser.add_argument("--streams", type=positive, default=8, metavar="N", help="cameras")
     add_model_arguments(parser, "demo-qwen2_5_vl")
     parser.add_argument("--kept", type=float, default=0.1, help="share of tokens kept between anchors")
-    parser.add_argument("--windows", type=int, default=20, metavar="N", help="windows of each")
+    parser.add_argument("--windows", type=positive, default=20, metavar="N", help="windows of each")
 
 
 def run(args: argparse.Namespace) -> BenchResult:

@@ -34,7 +34,7 @@ from cluster.codec.privacy import PrivacyMasks
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.config.polygon import parse_polygon
 from cluster.errors import ConfigError
-from cluster.lab.bench.harness import BenchResult, timed_calls
+from cluster.lab.bench.harness import BenchResult, positive, timed_calls
 from cluster.lab.bench.lazy import run_lazy
 from cluster.types import PatchGeometry
 from cluster.vision import Pruner, make_pruner
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second")
     parser.add_argument("--pruner", default="replenish", help="pruning policy")
-    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="turns per clip")
+    parser.add_argument("--repeats", type=positive, default=7, metavar="N", help="turns per clip")
     parser.add_argument(
         "--mask",
         action="append",

@@ -18,7 +18,8 @@ from cluster.control.costs import CostModel, WindowWork, fit, save
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.passes import pass_rows
 from cluster.engine.window.kv import MEMORY_SHARE, gpu_pool_bytes
-from cluster.lab.bench.harness import BenchResult, add_model_arguments, machine, print_progress
+from cluster.files import check_file_writable
+from cluster.lab.bench.harness import BenchResult, add_model_arguments, machine, positive, print_progress
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.planning.accelerator import platforms
 from cluster.lab.planning.model_card import HALF, kv_token_bytes
@@ -105,15 +106,17 @@ Timed = tuple[list[WindowWork], float]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
     add_model_arguments(parser, "demo")
-    parser.add_argument("--rounds", type=int, default=24, metavar="N", help="mixes of cameras")
-    parser.add_argument("--windows", type=int, default=5, metavar="N", help="windows of each")
-    parser.add_argument("--max-batch", type=int, default=8, metavar="N", help="largest step")
+    parser.add_argument("--rounds", type=positive, default=24, metavar="N", help="mixes of cameras")
+    parser.add_argument("--windows", type=positive, default=5, metavar="N", help="windows of each")
+    parser.add_argument("--max-batch", type=positive, default=8, metavar="N", help="largest step")
     parser.add_argument("--platform", choices=PLATFORMS, help="compute it for Qwen2.5-VL-7B on this GPU instead")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the cost model")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Figures ``cost_error`` (see ``unseen_error``) and ``cost_spread``."""
+    if args.out is not None:
+        check_file_writable(args.out)
     if args.platform:
         costs = platform_costs(args.platform)
         rows = [_row(costs, 0, 0)]

@@ -19,7 +19,7 @@ from typing import Any
 from cluster.engine.native.engine import NativeEngine
 from cluster.engine.window.windowed_engine import WindowedEngine
 from cluster.lab.bench.frames import add_clip_arguments, clip_names, made_clips, prune_clip, read_clip
-from cluster.lab.bench.harness import BenchResult, print_progress
+from cluster.lab.bench.harness import BenchResult, positive, print_progress
 from cluster.lab.bench.window import QUESTION, Measured
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
@@ -116,7 +116,7 @@ CONTESTANTS: dict[str, Contestant] = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
     add_clip_arguments(parser, model="bench-qwen2_5_vl", window=40.0, stride=8.0)
-    parser.add_argument("--windows", type=int, default=3, metavar="N", help="windows counted")
+    parser.add_argument("--windows", type=positive, default=3, metavar="N", help="windows counted")
     parser.add_argument(
         "--only", nargs="+", choices=list(CONTESTANTS), metavar="NAME", help=f"of: {', '.join(CONTESTANTS)}"
     )

@@ -9,6 +9,7 @@ import argparse
 import functools
 import importlib
 import json
+import logging
 import operator
 import os
 import platform
@@ -25,6 +26,8 @@ from typing import Any
 from cluster.errors import ConfigError
 from cluster.files import check_file_writable, write_text
 from cluster.lab.report.number_format import figure_text, finite
+
+log = logging.getLogger(__name__)
 
 BENCHES: dict[str, str] = {
     "window": "full computation against pruned and refreshed, same engine, same clips",
@@ -197,7 +200,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif args.json is not None:
         write_text(args.json, result.to_json(name) + "\n")
         print(f"written: {args.json}")
-    return 0
+    return 1 if result.figures.get("parts_failed") else 0
+
+
+def positive(text: str) -> int:
+    """``type`` of an option that counts something: a whole number of at least 1."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, model: str) -> None:
@@ -205,7 +215,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, model: str) -> None:
     parser.add_argument("--model", default=model, help="preset or checkpoint")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--threads", type=int, help="torch threads (default: one per core)")
+    parser.add_argument("--threads", type=positive, help="torch threads (default: one per core)")
 
 
 @contextmanager
@@ -249,14 +259,23 @@ _MEETS = {"<=": operator.le, ">=": operator.ge}
 
 
 def run_parts(parts: Mapping[str, Callable[[], BenchResult]], goals: Goals) -> BenchResult:
-    """Measure the parts one after the other; each prints its table as soon as it has it."""
+    """Measure the parts one after the other; each prints its table as soon as it has it. Of one that fails the reason
+    is a row: it costs the others, of minutes to an hour, nothing (``parts_failed``)."""
+    goals = {**goals, "parts_failed": ("<=", 0.0)}
     figures: dict[str, float] = {}
     against: list[dict[str, Any]] = []
     measured: list[dict[str, Any]] = []
     notes: list[str] = []
     for name, measure in parts.items():
         began = time.perf_counter()
-        part = measure()
+        try:
+            part = measure()
+        except Exception as error:
+            if len(parts) == 1:
+                raise
+            log.exception("%s", name)
+            why = f"{type(error).__name__}: {error}"
+            part = BenchResult({"parts_failed": 1.0}, [{"failed": name, "why": why}])
         print(f"{name}\n{table(part.rows)}\n", flush=True)
         print_progress(f"{name}: {time.perf_counter() - began:.0f} s")
         against += against_goals(goals, name, part.figures)
@@ -265,6 +284,7 @@ def run_parts(parts: Mapping[str, Callable[[], BenchResult]], goals: Goals) -> B
         for figure, value in part.figures.items():
             # Two parts may count the same kind of violation.
             figures[figure] = figures.get(figure, 0.0) + value
+    figures.setdefault("parts_failed", 0.0)
     return BenchResult(figures, measured, notes, goals=against)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from cluster.codec.source import StreamHeader
 from cluster.errors import SightlineError
-from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.harness import BenchResult, positive
 from cluster.lab.bench.processes import Process
 from cluster.lab.bench.push_processes import CREDIT
 from cluster.types import EncodedPacket
@@ -29,9 +29,9 @@ MODULE = "cluster.lab.bench.push_processes"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Length of a measurement, size of a packet."""
-    parser.add_argument("--packets", type=int, default=20_000, help="most packets of one measurement")
+    parser.add_argument("--packets", type=positive, default=20_000, help="most packets of one measurement")
     parser.add_argument("--seconds", type=float, default=4.0, help="longest measurement, seconds")
-    parser.add_argument("--size", type=int, default=8192, help="bytes of a packet")
+    parser.add_argument("--size", type=positive, default=8192, help="bytes of a packet")
 
 
 class Synthetic:
@@ -99,7 +99,7 @@ class Bench:
         options, agents = PushOptions(batch_packets=batch), []
         for _ in range(cameras):
             self._cameras += 1
-            source = Synthetic((packets or self._args.packets) // cameras, self._args.seconds, self._args.size)
+            source = Synthetic(max(1, (packets or self._args.packets) // cameras), self._args.seconds, self._args.size)
             agents.append(PushAgent(source, to.address, f"camera-{self._cameras}", options=options))
 
         async def push() -> list[PushStatus]:

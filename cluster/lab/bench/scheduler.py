@@ -17,7 +17,7 @@ from cluster.control.demand import Demand, Measured, load
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import Ladder
 from cluster.control.placement import Placement
-from cluster.lab.bench.harness import BenchResult, print_progress
+from cluster.lab.bench.harness import BenchResult, positive, print_progress
 from cluster.lab.bench.simulated_replica import REPLICA, Camera, Replica, Run
 from cluster.models.catalog import locate
 from cluster.replica.window_queue import WindowQueue
@@ -34,8 +34,8 @@ DROPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
-    parser.add_argument("--streams", type=int, default=10_000, metavar="N", help="cameras")
-    parser.add_argument("--replicas", type=int, default=64, metavar="N", help="replicas")
+    parser.add_argument("--streams", type=positive, default=10_000, metavar="N", help="cameras")
+    parser.add_argument("--replicas", type=positive, default=64, metavar="N", help="replicas")
     parser.add_argument("--ladder", default="demo", metavar="NAME", help="ladder: demo, a model's folder, or a file")
     parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="simulated")
     parser.add_argument("--seed", type=int, default=0, metavar="S")

@@ -15,7 +15,8 @@ import numpy as np
 import psutil
 
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.harness import BenchResult, add_model_arguments, print_progress
+from cluster.errors import ConfigError
+from cluster.lab.bench.harness import BenchResult, add_model_arguments, positive, print_progress
 from cluster.models import load_model
 from cluster.types import (
     MICROSECONDS,
@@ -100,14 +101,14 @@ ROWS = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
-    parser.add_argument("--windows", type=int, default=2000, metavar="N", help="windows")
+    parser.add_argument("--windows", type=positive, default=2000, metavar="N", help="windows")
     add_model_arguments(parser, "tiny-qwen2_5_vl")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Figure ``rss_growth``: resident memory at the end over that after warm-up, less one."""
     if args.windows < ROWS / WARM_UP:
-        raise ValueError(f"--windows must be at least {round(ROWS / WARM_UP)}, to have a warm-up worth the name")
+        raise ConfigError(f"--windows must be at least {round(ROWS / WARM_UP)}, to have a warm-up worth the name")
     model = load_model(args.model, device=args.device, dtype=args.dtype)
     engine = NativeEngine(model)
     camera = SyntheticCamera("cam", model.geometry, kept=0.3, empty=0.3, anchor_every=16)

@@ -15,7 +15,7 @@ from typing import Any
 
 from cluster.codec.file import FileSource
 from cluster.errors import SightlineError
-from cluster.lab.bench.harness import BenchResult
+from cluster.lab.bench.harness import BenchResult, positive
 from cluster.lab.bench.processes import Process, used
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.wire.push import PushAgent, PushOptions
@@ -28,7 +28,7 @@ CHAIN = ("decoder", "gateway", "replica")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How many cameras, what they send, and for how long."""
-    parser.add_argument("--cameras", type=int, default=16, help="default: %(default)s")
+    parser.add_argument("--cameras", type=positive, default=16, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=20.0, help="measured, after --warmup")
     parser.add_argument("--warmup", type=float, default=8.0, help="seconds before")
     parser.add_argument("--fps", type=float, default=5.0, help="pictures a second")

@@ -28,7 +28,7 @@ from cluster.lab.bench.frames import (
     read_clip,
     span_seconds,
 )
-from cluster.lab.bench.harness import BenchResult, print_progress
+from cluster.lab.bench.harness import BenchResult, positive, print_progress
 from cluster.lab.report.compare import answer_in_full
 from cluster.models import load_model
 from cluster.registry import refresh_policies
@@ -42,8 +42,8 @@ AHEAD = f"{NATURAL}, ahead"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the harness."""
     add_clip_arguments(parser, model="bench-qwen2_5_vl", window=40.0, stride=8.0)
-    parser.add_argument("--windows", type=int, metavar="N", help="windows after the first (default: all, at least 6)")
-    parser.add_argument("--policies", nargs="+", metavar="NAME", help="refresh policies (default: all there are)")
+    parser.add_argument("--windows", type=positive, help="windows after the first (default: all, at least 6)")
+    parser.add_argument("--policies", nargs="+", choices=refresh_policies.names(), help="default: all there are")
 
 
 @dataclass(slots=True)

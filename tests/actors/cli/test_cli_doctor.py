@@ -224,3 +224,9 @@ def test_a_full_disk_is_that_of_the_setting_that_chose_it(monkeypatch, tmp_path)
     for section, key in (("alerts", "folder"), ("cluster", "state_dir")):
         config = load_config(None, {section: {key: str(tmp_path)}})
         assert f"choose another {'alerts.folder' if section == 'alerts' else '--state'};" in doctor._disk(config).remedy
+
+
+def test_a_folder_that_cannot_be_looked_at_ends_no_check(tmp_path):
+    rows = found(alerts={"folder": str(tmp_path / ("a" * 300))})
+    assert (rows["disk"].state, rows["folders"].state) != ("wrong", "ok")
+    assert "File name too long" in rows["folders"].found

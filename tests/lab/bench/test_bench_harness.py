@@ -10,7 +10,7 @@ import pytest
 
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.bench import harness
-from cluster.lab.bench.harness import BENCHES, IN_CHECKOUT, BenchResult, load_module, machine, main, table
+from cluster.lab.bench.harness import BENCHES, IN_CHECKOUT, BenchResult, load_module, machine, main, run_parts, table
 
 
 def test_table_aligns_and_shows_missing_values():
@@ -96,3 +96,39 @@ def test_test_tools_need_a_checkout(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=f"{name} needs a checkout of Sightline's source"):
             load_module(name)
     assert load_module("codec").run
+
+
+def test_a_part_that_fails_costs_the_others_nothing():
+    def fails() -> BenchResult:
+        raise ConfigError("redis-server is needed")
+
+    found = run_parts({"kill": fails, "step": lambda: BenchResult({"ratio": 1.0}, [{"steps": 2}])}, {})
+    assert found.figures == {"parts_failed": 1.0, "ratio": 1.0}
+    assert found.rows[0] == {"part": "kill", "failed": "kill", "why": "ConfigError: redis-server is needed"}
+    assert [row["met"] for row in found.goals] == ["no", None]
+    with pytest.raises(ConfigError, match="redis-server"):
+        run_parts({"kill": fails}, {})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["batch", "--windows", "0"],
+        ["window", "--windows", "0"],
+        ["window", "--policies", "newest"],
+        ["scheduler", "--streams", "0"],
+        ["scheduler", "--replicas", "0"],
+        ["ingest", "--packets", "0"],
+    ],
+)
+def test_options_that_leave_nothing_to_measure_are_refused_at_once(arguments, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert f"argument {arguments[1]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["cost", "memory"])
+def test_a_place_for_results_that_cannot_be_written_is_refused_before_anything_is_measured(name, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SightlineError, match="cannot write"):
+        main([name, "--model", "none-such", "--out", str(tmp_path / "file" / "results")])

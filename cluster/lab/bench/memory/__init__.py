@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from cluster.files import check_writable
 from cluster.lab.bench.frames import add_clip_arguments
 from cluster.lab.bench.harness import BenchResult, Goals, run_parts
 from cluster.lab.bench.memory import (
@@ -110,6 +111,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Measure the parts that were named, or all."""
+    if args.out is not None:
+        check_writable(args.out)
     with tempfile.TemporaryDirectory() as directory:
         footage = Footage(args, Path(directory))
         return run_parts({name: partial(PARTS[name], footage) for name in args.part or PARTS}, GOALS)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cluster.lab.bench.harness import BenchResult, print_progress
+from cluster.lab.bench.harness import BenchResult, positive, print_progress
 from cluster.lab.bench.memory.footage import CAMERA, Footage, Watched
 from cluster.lab.bench.node import DelayedArena
 from cluster.lab.report import charts
@@ -240,9 +240,9 @@ def timeline(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> Figur
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """See the package."""
-    parser.add_argument("--layers", type=int, default=28, metavar="N", help="of part prefetch")
-    parser.add_argument("--blocks", type=int, default=16, metavar="N", help="a layer wants in it")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="whose median counts")
+    parser.add_argument("--layers", type=positive, default=28, metavar="N", help="of part prefetch")
+    parser.add_argument("--blocks", type=positive, default=16, metavar="N", help="a layer wants in it")
+    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="whose median counts")
 
 
 def measure(footage: Footage) -> BenchResult:
@@ -263,7 +263,6 @@ def measure(footage: Footage) -> BenchResult:
             if accuracy == 1:
                 figures[f"prefetch_hidden_{latency}ms"] = done.hidden
                 if args.out is not None:
-                    args.out.mkdir(parents=True, exist_ok=True)
                     (args.out / "prefetch.svg").write_text(charts.svg(timeline(done.events, done.computes)))
             rows.append(_row("made", latency, compute_s, args.layers, accuracy, done))
         print_progress(f"prefetch: {latency} ms")
