@@ -148,6 +148,13 @@ def test_a_time_that_nobody_holds_gets_the_newest(h264):
     # Two seconds up to the newest picture, from the keyframe before them.
     assert times(recording) == [at * STEP for at in range(140, 200)]
     assert recording.complete or not recording.done
+    # Of a camera that has just connected: its first packet, and two seconds from there.
+    young = ring_of(header, packets[:1])
+    recording = young.record(9000 * S, 9002 * S)
+    for packet in packets[1:60]:
+        young.add_packet(packet)
+    assert recording.complete
+    assert times(recording) == [at * STEP for at in range(40)]
 
 
 def test_another_codec_or_size_is_another_clip(h264):

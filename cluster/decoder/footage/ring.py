@@ -149,6 +149,11 @@ class PacketRing:
         )
 
     @property
+    def is_new(self) -> bool:
+        """Whether no keyframe has ever come."""
+        return not self._arrived_s
+
+    @property
     def seconds(self) -> float:
         """Seconds of video held."""
         with self._lock:
@@ -198,8 +203,10 @@ class PacketRing:
             reached = start if moment is None else (start + moment) // 2
             groups, missing = self._groups_of(start, until, reached), ""
             if not groups and self._gops:
-                newest = self._gops[-1].packets[-1].order + 1
-                start, until = newest - (until - start), newest
+                # Of a camera that has just connected, what is still to come.
+                newest, segment = self._gops[-1].packets[-1].order + 1, self._gops[-1].segment
+                first = next(group for group in self._gops if group.segment is segment).packets[0].order
+                start, until = newest - (until - start), max(newest, first + (until - start))
                 groups = self._groups_of(start, until, start)
                 missing = "its time is no longer buffered, this is the newest"
             recording = Recording(groups[0].segment if groups else None, start, until, 2 * self.most_bytes)
