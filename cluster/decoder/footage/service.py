@@ -97,8 +97,9 @@ class Recorder:
             raise NotReadyError("clips are disabled (clips.enabled)")
         if self._recording >= self._settings.at_once:
             raise CapacityError(f"{self._recording} clips are being recorded already (clips.at_once)")
-        deadline = asyncio.get_running_loop().time() + order.deadline_s
-        while footage.ring.is_new and asyncio.get_running_loop().time() < deadline:
+        for _ in range(round(order.deadline_s / POLL_S)):
+            if not footage.ring.is_new:
+                break
             # This process, or the camera, has just been started.
             await asyncio.sleep(POLL_S)
         recording = footage.ring.record(order.start, order.until, order.moment)
