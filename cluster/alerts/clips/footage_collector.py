@@ -229,8 +229,7 @@ class FootageCollector:
         self._settle(incident, kind, making.state, making.note)
 
     async def _collect(self, order: RecordRequest, making: _ClipJob) -> None:
-        now = asyncio.get_running_loop().time
-        deadline = now() + order.deadline_s
+        deadline = time.monotonic() + order.deadline_s
         while True:
             try:
                 async with contextlib.aclosing(self._record(order)) as parts:
@@ -241,7 +240,7 @@ class FootageCollector:
                 return
             except UnavailableError:
                 # The decoder is restarting: its buffered packets are gone, but new ones can be recorded.
-                if making.begun or now() >= deadline:
+                if making.begun or time.monotonic() >= deadline:
                     raise
                 await asyncio.sleep(PAUSE_S)
 

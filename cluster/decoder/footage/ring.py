@@ -133,7 +133,8 @@ class PacketRing:
         """Setting that limits the ring to less than ``keep_s``; empty when none does."""
         self._joined = True
         self._overflown = False
-        self._arrived_s = 0.0
+        self.arrived_s = 0.0
+        """When the newest packet came, monotonic seconds; 0 before the first keyframe."""
         budget.change(rings=1)
 
     def shortage(self) -> str:
@@ -147,11 +148,6 @@ class PacketRing:
             f"its packets reach back {held_s:.0f} of {self.keep_s:.0f} s{rate}, so that clips begin late: "
             f"{self.short} is {limit}"
         )
-
-    @property
-    def is_new(self) -> bool:
-        """Whether no keyframe has ever come."""
-        return not self._arrived_s
 
     @property
     def seconds(self) -> float:
@@ -180,7 +176,7 @@ class PacketRing:
                 self._overflown = False
             elif self._overflown or not self._gops or self._gops[-1].segment is not placed.segment:
                 return
-            self._arrived_s = now_s
+            self.arrived_s = now_s
             group, size = self._gops[-1], len(packet.data)
             group.packets.append(placed)
             group.bytes += size
@@ -258,7 +254,7 @@ class PacketRing:
         with self._lock:
             held, groups, now_s = self.bytes, self._gops, time.monotonic()
             newest = groups[-1].packets[-1] if groups else None
-            keep_s = before_s - (now_s - self._arrived_s) if before_s else -math.inf
+            keep_s = before_s - (now_s - self.arrived_s) if before_s else -math.inf
             # While a camera is not connected time passes, and no video.
             while (
                 newest is not None
@@ -275,7 +271,7 @@ class PacketRing:
 
     def expire(self, idle_s: float) -> None:
         """Drop all packets of a camera that has sent nothing for so long."""
-        if self.bytes and time.monotonic() - self._arrived_s > idle_s:
+        if self.bytes and time.monotonic() - self.arrived_s > idle_s:
             self.delete_before()
 
     def close(self) -> None:

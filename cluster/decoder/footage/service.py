@@ -98,7 +98,7 @@ class Recorder:
         if self._recording >= self._settings.at_once:
             raise CapacityError(f"{self._recording} clips are being recorded already (clips.at_once)")
         for _ in range(round(order.deadline_s / POLL_S)):
-            if not footage.ring.is_new:
+            if footage.ring.arrived_s:
                 break
             # This process, or the camera, has just been started.
             await asyncio.sleep(POLL_S)
