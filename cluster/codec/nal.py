@@ -126,14 +126,15 @@ def unit_end(data: bytes, start: int) -> int:
 def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
     """The sequence parameter sets, and all parameter sets, before the first picture of an Annex-B packet; both as
     Annex-B, empty where there are none."""
-    sets = []
+    # Once each: some cameras and servers repeat them before some keyframes.
+    sets: dict[bytes, int] = {}
     for start in unit_starts(data):
         kind = unit_kind(codec, data[start])
         if is_picture(codec, kind):
             break
         if kind in PARAMETER_SETS[codec]:
-            sets.append((kind, START_CODE + data[start : unit_end(data, start)].rstrip(b"\0")))
-    return b"".join(unit for kind, unit in sets if kind in (H264_SPS, HEVC_SPS)), b"".join(unit for _, unit in sets)
+            sets[START_CODE + data[start : unit_end(data, start)].rstrip(b"\0")] = kind
+    return b"".join(unit for unit, kind in sets.items() if kind in (H264_SPS, HEVC_SPS)), b"".join(sets)
 
 
 def starts_decoding(codec: str, data: bytes) -> bool:

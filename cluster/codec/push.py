@@ -11,8 +11,8 @@ from cluster.types import EncodedPacket
 class PushSource:
     """Thread-safe source; one client at a time begins a session, offers packets and ends it.
 
-    Sequence numbers count within a session. Repeated packets are ignored and counted; a hole is counted, and the codec
-    processor sees the missing number. A new session (or other stream parameters) lets ``packets`` finish the old queue
+    Sequence numbers count within a session. Repeated packets are ignored; of a hole the codec processor sees the
+    missing number. A new session (or other stream parameters) lets ``packets`` finish the old queue
     and end; the next ``open`` returns the new header.
     """
 
@@ -24,8 +24,6 @@ class PushSource:
         self.max_bytes = max_bytes
         self.session: str | None = None
         self.next_sequence = 0
-        self.repeated = 0
-        self.gaps = 0
         self._dropped_before = 0
         self._header: StreamHeader | None = None
         self._announced = False
@@ -48,7 +46,7 @@ class PushSource:
             if session == self.session and header == self._header and not self._ended:
                 return
             if session != self.session or self._ended:
-                self.next_sequence = self.repeated = self.gaps = self._dropped_before = 0
+                self.next_sequence = self._dropped_before = 0
             else:
                 self._dropped_before += self._queue.dropped
             self._queue.close()
@@ -61,13 +59,9 @@ class PushSource:
         with self._state:
             new = []
             for packet in packets:
-                if packet.sequence < self.next_sequence:
-                    self.repeated += 1
-                    continue
-                if packet.sequence > self.next_sequence:
-                    self.gaps += 1
-                self.next_sequence = packet.sequence + 1
-                new.append(packet)
+                if packet.sequence >= self.next_sequence:
+                    self.next_sequence = packet.sequence + 1
+                    new.append(packet)
             return len(new) - self._queue.put_all(new)
 
     def end_session(self) -> None:

@@ -40,16 +40,11 @@ class CameraState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """A state with its reason (one sentence, empty when all is well) and, in BACKOFF, the seconds to the next attempt.
-
-    ``attempts`` counts failures since the source last ran well; ``reconnects`` all successful re-openings.
-    """
+    """A state, its reason (one sentence, empty when all is well) and, in BACKOFF, the seconds to the next attempt."""
 
     state: CameraState
     reason: str = ""
     retry_in_s: float = 0.0
-    attempts: int = 0
-    reconnects: int = 0
 
 
 class Source(Protocol):

@@ -43,7 +43,6 @@ class SourceSupervisor:
         self._random = random.Random(seed)
         self._stopped = threading.Event()
         self._attempts = 0
-        self._opened = 0
 
     def stop(self) -> None:
         """Make ``run`` return within about a second, even while waiting or blocked in the network."""
@@ -84,7 +83,6 @@ class SourceSupervisor:
                 header = source.open()
                 if self._stopped.is_set():
                     break
-                self._opened += 1
                 started = time.monotonic()
                 on_header(header)
                 self._tell(CameraState.RUNNING)
@@ -117,6 +115,6 @@ class SourceSupervisor:
 
     def _tell(self, state: CameraState, reason: str = "", retry_in_s: float = 0.0) -> SourceStatus:
         # Libraries quote the source, or a piece of it.
-        status = SourceStatus(state, redact(reason), retry_in_s, self._attempts, max(0, self._opened - 1))
+        status = SourceStatus(state, redact(reason), retry_in_s)
         self._on_state(status)
         return status

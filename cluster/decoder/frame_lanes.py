@@ -83,8 +83,8 @@ class Lane:
     """One camera: frames queued for and in flight to ``address``.
 
     ``term``: see ``StreamOpen``; ``opened``: with which specification on this connection, None if not; ``not_open``:
-    reported by the replica, so the next frame opens it again. ``windows``: there; ``before``: at replicas that have
-    handed the camera over.
+    reported by the replica, so the next frame opens it again; ``stale``: last of the frames in flight then, whose
+    refusals are older. ``windows``: there; ``before``: at replicas that have handed the camera over.
     """
 
     spec: StreamSpec
@@ -95,6 +95,7 @@ class Lane:
     credit: int = 0
     opened: StreamSpec | None = None
     not_open: bool = False
+    stale: int = -1
     refused: str = ""
     wants_fresh: bool = True
     closing: frames_pb2.StreamClose | None = None
@@ -191,9 +192,9 @@ class Lane:
         if ack.refused or not self.wants_fresh:
             self.refused = ack.refused
         self.lost += ack.frames_lost
-        if not ack.refused:
-            return None
         refused = _REFUSALS.get(ack.refusal, "frame")
+        if not ack.refused or (refused == "not_open" and self.opened and not ack.opened and ack.index <= self.stale):
+            return None
         if refused == "not_open":
             self.opened, self.not_open = None, True
         frames = len(self.queue) + ack.frames_lost

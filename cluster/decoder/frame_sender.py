@@ -364,6 +364,7 @@ class FrameSender:
                 if lane is None or lane.address != link.address:
                     continue
                 if lane.must_open:
+                    lane.stale = lane.in_flight[-1] if lane.in_flight else -1
                     lane.opened, lane.not_open = lane.spec, False
                     link.ready.append(camera)
                     opened = frames_pb2.StreamOpen(camera=camera, spec_json=spec_to_json(lane.spec), term=lane.term)

@@ -29,7 +29,7 @@ class QueueSink:
 
     def __init__(self, source: PushSource, *, max_credit: int = 256) -> None:
         self._source = source
-        self._max_credit = max_credit
+        self._max_credit = min(max_credit, source.max_packets)
         self._codec = ""
         self._ended = ""
         self._retired = False

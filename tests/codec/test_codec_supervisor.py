@@ -67,9 +67,8 @@ def test_failures_back_off_and_recover() -> None:
         "the connection was lost: the stream ended",
         "the camera refuses",
     ]
-    assert [status.attempts for status in waits] == [1, 2, 3, 4]
     assert [status.retry_in_s for status in waits] == [0.01, 0.02, 0.02, 0.02]
-    assert last.reconnects == 1
+    assert [status.state for status in told].count(CameraState.RUNNING) == 2
     assert [status.state for status in told[:3]] == [
         CameraState.CONNECTING,
         CameraState.BACKOFF,

@@ -12,7 +12,6 @@ from cluster.codec.nvdec import Nvdec, shared_nvdec
 from cluster.config import SightlineConfig, camera_settings
 from cluster.config.camera import CameraEntry
 from cluster.decoder.footage.pictures import LatestPicture
-from cluster.decoder.gpu.frontend import DeviceFrontend
 from cluster.decoder.pipeline import CameraPipeline, DecodeDevices, PipelineSettings, PipelineStatus, pipeline_settings
 from cluster.lab.bench.gpu_frontend import host_nvdec
 from cluster.lab.scenes.street_clips import make_clip
@@ -53,10 +52,9 @@ class Run:
         self._then(self)
 
 
-def on_host(frontend: DeviceFrontend | None = None) -> DecodeDevices:
+def on_host() -> DecodeDevices:
     """A GPU of host memory."""
-    one = frontend or DeviceFrontend()
-    return DecodeDevices(host_nvdec(), lambda: one)
+    return DecodeDevices(host_nvdec())
 
 
 def test_a_camera_on_the_gpu_sends_what_one_on_the_cpu_sends(clip, caplog):
@@ -106,7 +104,7 @@ def test_asking_for_a_gpu_that_is_not_there_falls_back_and_says_so(clip, caplog)
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_believed_gpu_that_cannot_be_opened_is_named(clip, caplog):
-    devices = DecodeDevices(Nvdec(lambda: None), DeviceFrontend)
+    devices = DecodeDevices(Nvdec(lambda: None))
     run = Run(FileSource(clip), PipelineSettings(decode="auto"), devices)
     assert len(run.frames) == 12
     assert caplog.messages == ["camera gate decodes on the CPU: this machine has no NVIDIA driver (libcuda.so.1)"]

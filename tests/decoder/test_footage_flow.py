@@ -137,24 +137,29 @@ async def test_a_decoder_that_dies_leaves_what_it_had_sent(tmp_path, h264):
         assert len(shown) >= 60
 
 
-async def test_a_decoder_that_comes_back_is_asked_again(tmp_path, h264):
+async def test_a_decoder_that_comes_back_is_asked_again(tmp_path, h264, monkeypatch):
+    monkeypatch.setattr("cluster.alerts.clips.footage_collector.PAUSE_S", 0.1)
     async with site(tmp_path) as running:
         running.feed(h264, 100)
         await running.stop_decoder()
         incident = await running.alert(5.0)
-        await asyncio.sleep(0.2)
+        # A process that has to load takes seconds.
+        await until_async(lambda: running.routes == 4)
         await running.start_decoder()
-        running.feed(h264, 0)
+        await until_async(lambda: running.routes == 5)
+        # It has the camera before that is connected.
+        await asyncio.sleep(0.3)
         ring = running.cameras["gate"].ring
         ring.open(h264[0])
         for packet in h264[1][100:150]:
             ring.add_packet(packet)
         settled = await running.settled(incident.id)
-        assert (settled.clip, running.routes) == ("part", 2)
+        assert (settled.clip, running.routes) == ("part", 5)
         assert settled.footage_note == "the clip is not whole: the camera's video begins 2 s into it"
 
 
-async def test_no_decoder_no_clip_and_it_is_said(tmp_path, h264):
+async def test_no_decoder_no_clip_and_it_is_said(tmp_path, h264, monkeypatch):
+    monkeypatch.setattr("cluster.alerts.clips.footage_collector.SLACK_S", 0.0)
     async with site(tmp_path) as running:
         await running.stop_decoder()
         incident = await running.alert(5.0)
@@ -177,7 +182,8 @@ async def test_a_camera_that_stops_sending_ends_its_clip(tmp_path, h264, monkeyp
         assert settled.footage_note == "the clip is not whole: the connection to the camera was lost"
 
 
-async def test_a_camera_without_keyframes_has_no_clip(tmp_path, h264):
+async def test_a_camera_without_keyframes_has_no_clip(tmp_path, h264, monkeypatch):
+    monkeypatch.setattr("cluster.alerts.clips.footage_collector.SLACK_S", 0.0)
     header, packets = h264
     async with site(tmp_path) as running:
         running.feed((header, [p for p in packets if not p.keyframe]), 150)

@@ -9,6 +9,7 @@ from footage_parts import FPS, STEP, shifted, video
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.codec.nal import parameter_sets
 from cluster.codec.source import StreamHeader
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.types import MICROSECONDS, EncodedPacket
@@ -147,6 +148,13 @@ def test_a_time_that_nobody_holds_gets_the_newest(h264):
     # Two seconds up to the newest picture, from the keyframe before them.
     assert times(recording) == [at * STEP for at in range(140, 200)]
     assert recording.complete or not recording.done
+    # Of a camera that has just connected: its first packet, and two seconds from there.
+    young = ring_of(header, packets[:1])
+    recording = young.record(9000 * S, 9002 * S)
+    for packet in packets[1:60]:
+        young.add_packet(packet)
+    assert recording.complete
+    assert times(recording) == [at * STEP for at in range(40)]
 
 
 def test_another_codec_or_size_is_another_clip(h264):
@@ -169,6 +177,20 @@ def test_another_codec_or_size_is_another_clip(h264):
 def test_the_same_picture_with_sets_in_every_keyframe_is_one_clip(h264):
     header, packets = h264
     assert ring_of(header, packets).record(6 * S, 20 * S).end_reason == ""
+
+
+def test_sets_that_are_repeated_or_left_out_before_some_keyframes_are_one_clip(h264):
+    header, packets = h264
+    sequence, sets = parameter_sets("h264", packets[0].data)
+    assert packets[0].data.startswith(sets)
+    first, rest = packets[0], packets[1:]
+    repeated = [replace(first, data=sets + first.data), *rest]
+    # Then those of pictures alone.
+    left_out = [first, *(replace(each, data=each.data.replace(sequence, b"", 1)) for each in rest)]
+    for sent in (repeated, left_out):
+        recording = ring_of(header, sent, keep_s=20.0).record(0, 20 * S)
+        assert (recording.end_reason, len(times(recording))) == ("", len(packets))
+        assert recording.segment.extradata == sets
 
 
 def test_the_connection_is_lost_and_comes_back(h264):

@@ -608,6 +608,41 @@ def test_a_refusal_stands_until_a_fresh_frame_follows_it(make):
     assert lane.refused == ""
 
 
+async def test_a_refusal_of_what_was_sent_before_a_camera_was_opened_again_opens_it_no_third_time(make, until):
+    """A thawed replica refuses each random access frame of its backlog, the last of them when the camera is open."""
+    opened, refused, taken = [], [0, 1, 2], []
+
+    class Thawed(frames_pb2_grpc.FramesServicer):
+        async def Send(self, request_iterator, context):  # noqa: N802
+            async def tell(index, **others):
+                await context.write(frames_pb2.FrameAck(camera="gate", index=index, credit=8, **others))
+
+            not_open = {"refusal": frames_pb2.FRAME_REFUSAL_NOT_OPEN, "refused": "another decoder sends it now"}
+            while (message := await context.read()) is not grpc.aio.EOF:
+                if message.HasField("open"):
+                    opened.append(message.open.camera)
+                    for index in refused[1:] if len(opened) > 1 else ():
+                        await tell(index, frames_lost=1, **not_open)
+                    await tell(0, opened=True)
+                elif message.frame.index == refused[-1]:
+                    await tell(refused[0], frames_lost=1, **not_open)
+                elif message.frame.index > refused[-1]:
+                    taken.append(message.frame.index)
+                    await tell(taken[-1], frames_taken=1)
+
+    async with rpc_serving.serving(Thawed()) as address, sending() as (sender, lost):
+        sender.assign(make.spec(), address)
+        assert all(sender.send(make.sample(index=index, fresh=True)) for index in refused)
+        await until(lambda: lost)
+        assert sender.send(make.sample(index=3, fresh=True))
+        await until(lambda: taken)
+        await until(lambda: not sender.status("gate").in_flight)
+        assert sender.send(make.sample(index=4)), "nothing of it was lost"
+        await until(lambda: taken == [3, 4])
+        assert opened == ["gate", "gate"]
+        assert (len(lost), sender.status("gate").lost, sender.status("gate").refused) == (1, 3, "")
+
+
 async def test_a_camera_is_not_taken_from_the_decoder_that_has_the_newer_assignment(make, until):
     replica = Replica()
     async with serving(replica) as address, sending() as (old, lost), sending() as (new, kept):

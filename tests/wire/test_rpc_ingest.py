@@ -10,6 +10,7 @@ from http2_deaf import DeafClient
 from ingest_parts import LIMIT, Decoder, Gateway, chain, pusher, serving
 from sightline.v1 import ingest_pb2
 
+from cluster.codec import PushSource, StreamHeader
 from cluster.decoder.packet_sink import QueueSink
 from cluster.wire.channel import CallEndedError, write
 from cluster.wire.convert import packet_to_proto
@@ -55,6 +56,17 @@ async def test_bad_open(hops, opening, code, sentence):
         got, details = await client.status()
         assert got == code
         assert sentence in details
+
+
+async def test_a_queue_that_is_shorter_than_the_credit_is_not_looked_at_while_it_is_empty(monkeypatch):
+    looked = []
+    source = PushSource(max_packets=16)
+    monkeypatch.setattr(source, "credit", lambda: looked.append(1) or 16)
+    sink = QueueSink(source, max_credit=256)
+    assert (await sink.open(StreamHeader("h264", 0, 0, b""), "session")).credit == 16
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(sink.progress(), 0.2)
+    assert len(looked) == 2
 
 
 async def test_a_camera_that_the_decoder_has_not_heard_of_may_be_tried_again():

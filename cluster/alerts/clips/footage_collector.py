@@ -32,7 +32,7 @@ SLACK_S = 15.0
 """Lag of a camera, seconds, that a clip still waits for."""
 WRITE_S = 60.0
 """Extra seconds for transcoding and transferring a clip."""
-TRIES, PAUSE_S = 3, 1.0
+PAUSE_S = 1.0
 MOST_NEWS = 10_000
 KNOWN = "cameras.json"
 
@@ -225,7 +225,8 @@ class FootageCollector:
         self._settle(incident, kind, making.state, making.note)
 
     async def _collect(self, order: RecordRequest, making: _ClipJob) -> None:
-        for attempt in range(TRIES):
+        deadline = time.monotonic() + order.deadline_s
+        while True:
             try:
                 async with contextlib.aclosing(self._record(order)) as parts:
                     async for part in parts:
@@ -235,7 +236,7 @@ class FootageCollector:
                 return
             except UnavailableError:
                 # The decoder is restarting: its buffered packets are gone, but new ones can be recorded.
-                if making.begun or attempt == TRIES - 1:
+                if making.begun or time.monotonic() >= deadline:
                     raise
                 await asyncio.sleep(PAUSE_S)
 

@@ -133,7 +133,8 @@ class PacketRing:
         """Setting that limits the ring to less than ``keep_s``; empty when none does."""
         self._joined = True
         self._overflown = False
-        self._arrived_s = 0.0
+        self.arrived_s = 0.0
+        """When the newest packet came, monotonic seconds; 0 before the first keyframe."""
         budget.change(rings=1)
 
     def shortage(self) -> str:
@@ -175,7 +176,7 @@ class PacketRing:
                 self._overflown = False
             elif self._overflown or not self._gops or self._gops[-1].segment is not placed.segment:
                 return
-            self._arrived_s = now_s
+            self.arrived_s = now_s
             group, size = self._gops[-1], len(packet.data)
             group.packets.append(placed)
             group.bytes += size
@@ -198,8 +199,10 @@ class PacketRing:
             reached = start if moment is None else (start + moment) // 2
             groups, missing = self._groups_of(start, until, reached), ""
             if not groups and self._gops:
-                newest = self._gops[-1].packets[-1].order + 1
-                start, until = newest - (until - start), newest
+                # Of a camera that has just connected, what is still to come.
+                newest, segment = self._gops[-1].packets[-1].order + 1, self._gops[-1].segment
+                first = next(group for group in self._gops if group.segment is segment).packets[0].order
+                start, until = newest - (until - start), max(newest, first + (until - start))
                 groups = self._groups_of(start, until, start)
                 missing = "its time is no longer buffered, this is the newest"
             recording = Recording(groups[0].segment if groups else None, start, until, 2 * self.most_bytes)
@@ -251,7 +254,7 @@ class PacketRing:
         with self._lock:
             held, groups, now_s = self.bytes, self._gops, time.monotonic()
             newest = groups[-1].packets[-1] if groups else None
-            keep_s = before_s - (now_s - self._arrived_s) if before_s else -math.inf
+            keep_s = before_s - (now_s - self.arrived_s) if before_s else -math.inf
             # While a camera is not connected time passes, and no video.
             while (
                 newest is not None
@@ -268,7 +271,7 @@ class PacketRing:
 
     def expire(self, idle_s: float) -> None:
         """Drop all packets of a camera that has sent nothing for so long."""
-        if self.bytes and time.monotonic() - self._arrived_s > idle_s:
+        if self.bytes and time.monotonic() - self.arrived_s > idle_s:
             self.delete_before()
 
     def close(self) -> None:

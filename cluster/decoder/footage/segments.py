@@ -141,7 +141,8 @@ class Segmenter:
         if packet.codec not in FRAMED_CODECS:
             return
         sizes, sets = parameter_sets(packet.codec, packet.data)
-        if not sets:
+        if not sizes:
+            # Of pictures alone, or none: the size is the last one.
             return
         if self._sets and sizes != parameter_sets(packet.codec, self._sets)[0]:
             order = self._order

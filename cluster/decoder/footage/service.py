@@ -97,6 +97,11 @@ class Recorder:
             raise NotReadyError("clips are disabled (clips.enabled)")
         if self._recording >= self._settings.at_once:
             raise CapacityError(f"{self._recording} clips are being recorded already (clips.at_once)")
+        for _ in range(round(order.deadline_s / POLL_S)):
+            if footage.ring.arrived_s:
+                break
+            # This process, or the camera, has just been started.
+            await asyncio.sleep(POLL_S)
         recording = footage.ring.record(order.start, order.until, order.moment)
         self._recording += 1
         try:

@@ -25,7 +25,7 @@ from cluster.codec.decoder import Decoder
 from cluster.codec.file import FileSource
 from cluster.codec.nvdec import Nvdec, NvdecDecoder
 from cluster.codec.processor import CodecOptions, CodecProcessor
-from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend
+from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend, shared_frontend
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.report.compare import video_samples
@@ -68,7 +68,7 @@ def compare_clips(files: Sequence[Path] = ()) -> list[dict[str, Any]]:
     for file in files:
         if not file.is_file():
             raise ConfigError(f"clip {file} does not exist")
-    frontend, nvdec = DeviceFrontend(), host_nvdec()
+    frontend, nvdec = shared_frontend(), host_nvdec()
     with tempfile.TemporaryDirectory() as folder:
         clips = [*made_clips(Path(folder)).values(), *files]
         with ThreadPoolExecutor(len(clips)) as threads:
@@ -169,7 +169,7 @@ def decode_rates(nvdec: Nvdec, load: DecodeLoad) -> BenchResult:
     """Figures ``nvdec_1080p_fps`` and ``nvdec_1080p_hevc_fps``: pictures a second of all sessions at the best number of
     them; a row for every codec and number."""
     rows: list[dict[str, Any]] = []
-    frontend = DeviceFrontend()
+    frontend = shared_frontend()
     with tempfile.TemporaryDirectory() as folder:
         for codec, kind in CODECS.items():
             clip = Path(folder) / f"{kind}.mp4"

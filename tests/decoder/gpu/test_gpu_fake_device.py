@@ -6,7 +6,7 @@ import torch
 
 from cluster.codec.nvdec import DevicePicture
 from cluster.decoder.gpu import frontend as module
-from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend
+from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend, shared_frontend
 from cluster.decoder.gpu.picture import Planes, colour_factors
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.types import PatchGeometry
@@ -57,7 +57,7 @@ def cameras(count: int, policy: str = "replenish") -> list[DeviceCamera]:
 @pytest.mark.parametrize("policy", ["replenish", "none"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_nothing_mixes_devices(cuda, policy, masked):
-    frontend, two = DeviceFrontend(), cameras(2, policy)
+    frontend, two = shared_frontend(), cameras(2, policy)
     for index in range(4):
         run(frontend, two, index, masked=masked)
     run(frontend, two, 4, size=(1280, 720), masked=masked)
@@ -68,7 +68,7 @@ def test_launches_do_not_follow_the_number_of_cameras(cuda):
     """But for one copy of its picture that each camera keeps. The stand-ins for surfaces are zeros."""
     launches = {}
     for count in (1, 16):
-        frontend, several = DeviceFrontend(), cameras(count)
+        frontend, several = shared_frontend(), cameras(count)
         for index in range(3):
             cuda.reset()
             run(frontend, several, index)

@@ -14,7 +14,7 @@ from cluster.codec.file import FileSource
 from cluster.codec.nvdec import DevicePicture
 from cluster.codec.picture import outline_zones
 from cluster.codec.processor import CodecOptions, CodecProcessor
-from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend, DeviceSample
+from cluster.decoder.gpu.frontend import DeviceCamera, DeviceFrontend, DeviceSample, shared_frontend
 from cluster.lab.bench.gpu_frontend import compare_clips, host_nvdec
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.types import PatchGeometry
@@ -41,7 +41,7 @@ def camera(policy: str = "replenish") -> DeviceCamera:
 
 
 def process(pictures: list[DevicePicture], policy: str = "replenish") -> list[DeviceSample]:
-    frontend, one = DeviceFrontend(), camera(policy)
+    frontend, one = shared_frontend(), camera(policy)
     return [frontend.process(one, picture) for picture in pictures]
 
 
@@ -157,7 +157,7 @@ def test_policies_without_a_batched_form_run_on_the_host(clips, policy):
 
 
 def test_a_frame_that_waits_is_completed_at_the_end(clips):
-    frontend, one = DeviceFrontend(), camera()
+    frontend, one = shared_frontend(), camera()
     sample = frontend.process(one, device_pictures(clips["street"])[0])
     assert sample.frame is None
     last = frontend.flush(one)
@@ -170,7 +170,7 @@ def test_a_picture_that_fails_fails_alone(clips):
     """A format that cannot be exported; the other camera of the batch has its sample."""
     good, other = device_pictures(clips["street"])[:2]
     bad = replace(good, frame=good.frame.reformat(format="yuv444p"))
-    frontend = DeviceFrontend()
+    frontend = shared_frontend()
     with ThreadPoolExecutor(2) as threads:
         failed = threads.submit(frontend.process, camera(), bad)
         fine = threads.submit(frontend.process, camera(), good)
@@ -182,7 +182,7 @@ def test_a_picture_that_fails_fails_alone(clips):
 
 def test_a_failing_device_fails_every_camera_and_the_thread_goes_on(clips, monkeypatch):
     picture = device_pictures(clips["street"])[0]
-    frontend = DeviceFrontend()
+    frontend = shared_frontend()
 
     def out_of_memory(*_):
         raise torch.OutOfMemoryError("no memory")
