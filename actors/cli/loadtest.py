@@ -111,7 +111,7 @@ def run(
             )
     facts = _facts("Load test", profile, chosen, target.config, own=target.own)
     head, good = verdict_text(found)
-    screen.print(f"[bold {'green' if good else 'red'}]{head}[/]")
+    screen.print(head, style=f"bold {'green' if good else 'red'}", markup=False)
     if others := others_text(found.ticks):
         screen.print(f"[yellow]{others}[/]")
     for table in run_tables(found):

@@ -3,13 +3,17 @@
 import html.parser
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from tooltips import get_tooltips
 from toy_cluster import config, profile
 
+from actors.cli import main
+from cluster.config import load_config
 from cluster.errors import SightlineError
 from cluster.lab.bench.window_accounting import CameraLedger
 from cluster.lab.report.charts import svg
@@ -129,6 +133,19 @@ def test_faults_count_by_the_slowest_and_losses_over_the_whole_test() -> None:
     body = run_json(FACTS, lost)
     assert body["figures"]["recovery_s"] is None, "it never recovered"
     assert [each["recovered"] for each in body["faults"]] == [True, False]
+
+
+def test_what_cameras_said_is_no_markup_on_a_terminal(monkeypatch, capsys) -> None:
+    found = run_result(measurement=replace(GOOD, failures=("load-1: [rtsp @ 0x1] [/stream] refused",)))
+    target = SimpleNamespace(config=load_config(None), own=False)
+    monkeypatch.setattr("actors.cli.loadtest._footage", lambda *_: {})
+    monkeypatch.setattr("actors.cli.loadtest._target", lambda *_, **__: nullcontext(target))
+    monkeypatch.setattr("loadtest.run.run_test", AsyncMock(return_value=found))
+    assert main(["loadtest", "run", "-g", "127.0.0.1:1"]) == 1
+    said = capsys.readouterr()
+    sentence = "10 streams were too many: 1 cameras failed, the first: load-1: [rtsp @ 0x1] [/stream] refused"
+    assert sentence in said.out
+    assert sentence in said.err
 
 
 def test_a_search_says_the_limit_and_how_replicas_scale() -> None:
