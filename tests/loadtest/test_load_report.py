@@ -240,8 +240,12 @@ def test_the_charts_hold_every_tick_with_its_unit() -> None:
     assert units["Bytes a second"] == "MB a second"
 
 
-def test_a_page_that_cannot_be_written_says_so(tmp_path) -> None:
+def test_a_page_that_cannot_be_written_says_so_and_leaves_the_last(tmp_path) -> None:
     (tmp_path / "file").write_text("")
+    (tmp_path / "report.html").write_text("before")
+    with pytest.raises(UnicodeEncodeError):
+        write_files(tmp_path, {"report.html": "\ud800"})
+    assert (tmp_path / "report.html").read_text() == "before"
     with pytest.raises(SightlineError, match="choose another place"):
         write_files(tmp_path / "file", {"report.html": page(FACTS, run_result())})
 
