@@ -13,7 +13,6 @@ import typer
 from actors.cli.options import Json, Settings, client_credentials, parse_settings
 from actors.cli.output import Progress, check_json_target, console, write_json
 from cluster.errors import ConfigError, SightlineError
-from cluster.files import check_writable
 from cluster.lab.report.number_format import seconds_text
 
 if TYPE_CHECKING:
@@ -248,10 +247,8 @@ def _config(path: Path | None, gateway: str | None, settings: list[str] | None) 
 
 
 def _writable(json: str | None, *paths: Path | None) -> None:
-    check_json_target(json)
-    for path in paths:
-        if path is not None:
-            check_writable(path.parent)
+    for path in (json, *paths):
+        check_json_target(path)
 
 
 def _footage(profile: Profile, progress: _LoadProgress) -> dict[str, Footage]:
