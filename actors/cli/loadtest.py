@@ -100,7 +100,8 @@ def run(
     for name in fault or ():
         faults.get(name)
     loaded = _config(config, gateway, settings)
-    _writable(json, out)
+    for path in (json, out):
+        check_json_target(path)
     screen = console(stderr=json == "-")
     with _LoadProgress() as progress:
         footage = _footage(chosen, progress)
@@ -163,7 +164,8 @@ def search(
     loaded = _config(config, gateway, settings)
     if gateway is not None and replicas:
         raise ConfigError("--replicas is for a cluster that the search starts itself; leave --gateway out")
-    _writable(json, out, state)
+    for path in (json, out, state):
+        check_json_target(path)
     screen = console(stderr=json == "-")
     results: list[SearchResult] = []
     with _LoadProgress() as progress:
@@ -244,11 +246,6 @@ def _config(path: Path | None, gateway: str | None, settings: list[str] | None) 
             "clips": loaded.clips.model_copy(update={"folder": None}),
         }
     )
-
-
-def _writable(json: str | None, *paths: Path | None) -> None:
-    for path in (json, *paths):
-        check_json_target(path)
 
 
 def _footage(profile: Profile, progress: _LoadProgress) -> dict[str, Footage]:
