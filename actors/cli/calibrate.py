@@ -28,7 +28,9 @@ def calibrate(
     keep: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of the confirmed incidents that must still open.")
     ] = 1.0,
-    since: Annotated[str, typer.Option(metavar="DURATION", help="Scores to count incidents of: at most 2d.")] = "1d",
+    since: Annotated[
+        str, typer.Option(metavar="DURATION", help="Scores to count incidents of; they are kept for 2d.")
+    ] = "1d",
     apply: Annotated[bool, typer.Option("--apply", help="Save the proposed thresholds with the camera.")] = False,
     takeover: Takeover = False,
     gateway: Gateway = DEFAULT_GATEWAY,

@@ -1,5 +1,6 @@
 """``sightline cameras``: add, change, list and remove cameras of a running cluster."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from actors.cli.options import (
     parse_settings,
 )
 from actors.cli.output import cameras_table, console, expectation, print_json, reasons, reconnecting, save
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, UnavailableError
 
 app = typer.Typer(no_args_is_help=True, help="Add, change, list and remove cameras of a running cluster.")
 app.command("apply")(camera_files.apply)
@@ -95,9 +96,11 @@ def add(
     with connect(gateway) as client:
         status = client.camera_add(name, entry.source, asked, wanted, force=force)
         deadline = time.monotonic() + CONNECT_S
-        while entry.source and status.state in ("waiting", "connecting") and time.monotonic() < deadline:
-            time.sleep(CONNECT_S / 20)
-            status = client.camera_get(name)
+        # It is added, also where the gateway is gone a moment later.
+        with contextlib.suppress(UnavailableError):
+            while entry.source and status.state in ("waiting", "connecting") and time.monotonic() < deadline:
+                time.sleep(CONNECT_S / 20)
+                status = client.camera_get(name)
     if print_json(json, status):
         print(f"{name}: {status.state}" + (f", {status.reason}" if status.reason else ""))
         print(expectation(status))

@@ -13,7 +13,6 @@ import typer
 from actors.cli.options import Json, Settings, client_credentials, parse_settings
 from actors.cli.output import Progress, check_json_target, console, write_json
 from cluster.errors import ConfigError, SightlineError
-from cluster.files import check_writable
 from cluster.lab.report.number_format import seconds_text
 
 if TYPE_CHECKING:
@@ -101,7 +100,8 @@ def run(
     for name in fault or ():
         faults.get(name)
     loaded = _config(config, gateway, settings)
-    _writable(json, out)
+    for path in (json, out):
+        check_json_target(path)
     screen = console(stderr=json == "-")
     with _LoadProgress() as progress:
         footage = _footage(chosen, progress)
@@ -111,7 +111,7 @@ def run(
             )
     facts = _facts("Load test", profile, chosen, target.config, own=target.own)
     head, good = verdict_text(found)
-    screen.print(f"[bold {'green' if good else 'red'}]{head}[/]")
+    screen.print(head, style=f"bold {'green' if good else 'red'}", markup=False)
     if others := others_text(found.ticks):
         screen.print(f"[yellow]{others}[/]")
     for table in run_tables(found):
@@ -164,7 +164,8 @@ def search(
     loaded = _config(config, gateway, settings)
     if gateway is not None and replicas:
         raise ConfigError("--replicas is for a cluster that the search starts itself; leave --gateway out")
-    _writable(json, out, state)
+    for path in (json, out, state):
+        check_json_target(path)
     screen = console(stderr=json == "-")
     results: list[SearchResult] = []
     with _LoadProgress() as progress:
@@ -245,13 +246,6 @@ def _config(path: Path | None, gateway: str | None, settings: list[str] | None) 
             "clips": loaded.clips.model_copy(update={"folder": None}),
         }
     )
-
-
-def _writable(json: str | None, *paths: Path | None) -> None:
-    check_json_target(json)
-    for path in paths:
-        if path is not None:
-            check_writable(path.parent)
 
 
 def _footage(profile: Profile, progress: _LoadProgress) -> dict[str, Footage]:

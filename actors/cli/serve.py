@@ -114,7 +114,7 @@ def serve(
         scheme = "http" if loaded.security.tls.certificate is None else "https"
         screen.print(
             f"[bold green]ready[/]    {plural(len(cameras), 'camera')}{silent}, "
-            f"model {loaded.model.name}\n"
+            f"model {escape(loaded.model.name)}\n"
             f"gRPC     {', '.join(each.rpc for each in cluster.gateways)}\n"
             f"console  {', '.join(f'{scheme}://{local(each.metrics)}/' for each in cluster.gateways)}\n"
             f"metrics  {scheme}://{local(cluster.metrics_address)}/metrics\n"

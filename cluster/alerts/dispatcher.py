@@ -280,11 +280,12 @@ class _SinkQueue:
         self._trouble = str(error)
         old = time.time() - delivery.event.at_s > self._retry.give_up_s
         if error.retryable:
-            self._in_a_row += 1
+            # One that says for how long it takes nothing is left alone at once.
+            self._in_a_row = max(self._in_a_row + 1, DOWN_AFTER if error.after_s else 0)
             if self._in_a_row == DOWN_AFTER:
                 log.warning("sink %s is down: %s", self._name, error)
             pause_s = min(PAUSE_S, delay_s(self._retry, self._in_a_row, self._chance.random()))
-            self._resume_s = time.monotonic() + pause_s
+            self._resume_s = time.monotonic() + max(pause_s, error.after_s)
         if error.retryable and not old:
             self._settle(delivery)
             return delay_s(self._retry, delivery.attempts, self._chance.random())

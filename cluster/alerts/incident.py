@@ -7,15 +7,13 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
+from cluster.config.alerts import EventKind, Severity
 from cluster.errors import UnknownIncidentError
 from cluster.security.roles import EVERY, in_scope
-
-Severity = Literal["info", "warning", "critical"]
 
 Kind = Literal["question", "health"]
 """Source of an incident: answers to a standing question, or the state of the camera itself."""
 
-EventKind = Literal["new", "update", "end"]
 EventCause = Literal["", "acknowledged", "clip", "review"]
 """Cause of an update: acknowledged; clip finished or failed; confirmed or rejected; empty: opened, ongoing or ended."""
 

@@ -11,12 +11,12 @@ from cluster.alerts.incident import (
     Changes,
     ErasureScope,
     EventCause,
-    EventKind,
     Incident,
     Mute,
     Subject,
     bare,
 )
+from cluster.config.alerts import EventKind
 from cluster.errors import CapacityError, ConfigError, NotReadyError
 
 MOST_MUTES = 10_000

@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from cluster.alerts.incident import AlertEvent, Delivery, EventKind, Incident
+from cluster.alerts.incident import AlertEvent, Delivery, Incident
 from cluster.alerts.sinks import CameraSink, DeliveryError, PictureSink, ReadPicture, Sink
 from cluster.config import CameraConfig
-from cluster.config.alerts import SinkConfig
+from cluster.config.alerts import EventKind, SinkConfig
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.registry import sinks
 

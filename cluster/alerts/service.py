@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import sys
 import time
 import uuid
 from collections import Counter
@@ -55,9 +56,6 @@ PROBE_S = 5.0
 
 ToldAs = Callable[[Incident, float], AlertEvent]
 """Makes the event of a change that only followers are told of."""
-
-MOST_WAITING = 1000
-"""Most incidents that a restarted process searches for unfinished clips."""
 
 
 class AlertService:
@@ -217,8 +215,8 @@ class AlertService:
         The clips of older ones are recorded as missing: their packets are gone. Raises ``UnavailableError``: the
         records cannot be read.
         """
-        recent = await self._journal.read(lambda store: store.incidents(IncidentQuery(limit=MOST_WAITING)))
-        waiting = [incident for incident in recent if incident.clip == "waiting" and incident.opened_s < self._began_s]
+        kept = await self._journal.read(lambda store: store.incidents(IncidentQuery(limit=sys.maxsize)))
+        waiting = [incident for incident in kept if incident.clip == "waiting" and incident.opened_s < self._began_s]
         for incident in waiting:
             if incident.opened_s < since_s:
                 await self.set_clip_state(incident.id, "none", "no clip: alerting was not running")

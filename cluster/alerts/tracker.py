@@ -5,8 +5,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from cluster.alerts.incident import Incident, Severity, Subject
+from cluster.alerts.incident import Incident, Subject
 from cluster.alerts.open_incidents import OpenIncidents
+from cluster.config.alerts import Severity
 from cluster.types import MICROSECONDS, Answer, TokenCount
 from cluster.types.cameras import HEALTH_SUBJECTS
 

@@ -205,7 +205,7 @@ class KubernetesApi:
         names of those that had others. Running pods stay as they are.
 
         Raises:
-            ChangedError: its groups have changed since they were read.
+            ChangedError: its groups have changed since they were read, or the server finds the new ones invalid.
             UnavailableError: as :meth:`list`, or there is no such RayCluster or RayService.
         """
         where = self._ray("rayclusters", name=cluster)
@@ -292,7 +292,8 @@ class KubernetesApi:
     def _refusal(self, error: Any, what: str, verbs: str) -> SightlineError:
         definition = f"{PLURAL}.{GROUP}"
         if what and error.status in (409, 422):
-            return ChangedError(f"the {what} changed meanwhile")
+            # A failed test of a patch and an invalid object have the same status and reason: only the message differs.
+            return ChangedError(f"the {what} changed meanwhile, or would not be valid: {_short(error.body or '')}")
         if not what and error.status == 410:
             return ExpiredError("that version is too old for the Kubernetes API server")
         if not what and error.status == 404:
@@ -355,7 +356,7 @@ def _resource(body: Any) -> CameraResource:
         raise UnavailableError(f"the Kubernetes API server gave {error}") from None
 
 
-def _short(error: BaseException) -> str:
+def _short(error: object) -> str:
     while isinstance(reason := getattr(error, "reason", None), BaseException):
         # What urllib3 wraps into "too many attempts".
         error = reason

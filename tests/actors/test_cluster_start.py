@@ -12,6 +12,7 @@ import pytest
 import ray
 from cluster_parts import configuration, ray_processes
 
+from actors import runtime
 from actors.runtime import Cluster
 from cluster.config import SightlineConfig
 from cluster.errors import ConfigError, ModelError, SightlineError
@@ -107,6 +108,7 @@ INTERRUPTED = """
 import sys, time
 sys.path.insert(0, {parts!r})
 from cluster_parts import configuration
+from actors import runtime
 from actors.runtime import Cluster
 with Cluster(configuration([]), on_phase=lambda phase: print(phase, flush=True)):
     time.sleep(60)
@@ -127,3 +129,22 @@ def test_interrupt_in_the_middle_of_starting_leaves_no_process() -> None:
         assert driver.wait(30) != 0
     _, left = psutil.wait_procs(started, timeout=15)
     assert left == []
+
+
+def test_processes_are_followed_whatever_ray_says_meanwhile(monkeypatch, caplog) -> None:
+    cluster = Cluster(configuration([]))
+    told = iter([OSError("the GCS is unavailable"), ValueError("no such node")])
+
+    def wanted(*_):
+        error = next(told, None)
+        if error is not None:
+            raise error
+        cluster._ending.set()
+        return []
+
+    monkeypatch.setattr(runtime, "FOLLOW_S", 0.001)
+    monkeypatch.setattr(runtime, "wanted_decoders", wanted)
+    monkeypatch.setattr(runtime, "processes", lambda *_: [])
+    cluster._follow_processes(cluster._config, None)
+    assert "the GCS is unavailable" in caplog.text
+    assert "no such node" in caplog.text

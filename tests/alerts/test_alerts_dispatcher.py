@@ -107,6 +107,23 @@ async def test_a_sink_that_is_down_is_tried_gently_and_gets_everything_when_it_i
         assert desk.dispatcher.status()["ops"].trouble == ""
 
 
+async def test_a_sink_that_says_when_to_come_back_is_left_alone_until_then(make, until):
+    """As with ``Retry-After``: neither its alert nor another is tried before."""
+    tried_s = []
+
+    def busy(_):
+        tried_s.append(time.monotonic())
+        if len(tried_s) == 1:
+            raise DeliveryError("too many", retryable=True, after_s=0.4)
+
+    async with Desk(ops=Recorder(busy)) as desk:
+        desk.dispatcher.enqueue([Delivery(now_event(make, 0), "ops")])
+        await until(lambda: tried_s)
+        desk.dispatcher.enqueue(Delivery(now_event(make, n), "ops") for n in range(1, 5))
+        await until(lambda: len(desk.states("delivered")) == 5)
+    assert tried_s[1] - tried_s[0] >= 0.39
+
+
 async def test_one_sinks_trouble_is_not_anothers(make, until):
     never, good = Recorder(lambda event: refuse(retryable=True)), Recorder()
     async with Desk(never=never, good=good) as desk:

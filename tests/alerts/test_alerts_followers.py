@@ -5,12 +5,14 @@ import json
 import sqlite3
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from sink_parts import Receiver
 
-from cluster.alerts.incident import IncidentQuery
+from cluster.alerts.incident import Changes, IncidentQuery
 from cluster.alerts.service import FILE, AlertService
+from cluster.alerts.store import AlertStore
 from cluster.config import load_config
 from cluster.errors import NotReadyError, UnknownIncidentError
 
@@ -160,6 +162,11 @@ async def test_clips_that_nobody_makes_any_more_are_told_not_to_come(tmp_path, m
         service.accept_answer(make.answer(0))
         [old] = service.open_incidents()
         await service._flush()
+    # More are newer than a list of incidents has.
+    kept = AlertStore(tmp_path / FILE)
+    ended = replace(old, ended_s=old.opened_s, opened_s=old.opened_s + 0.001, clip="whole")
+    kept.write(Changes(incidents={each: replace(ended, id=each) for each in map(str, range(1001))}))
+    kept.close()
     now_s = time.time()
     async with running(tmp_path) as service:
         with service.follow() as follower:

@@ -69,6 +69,7 @@ async def test_what_a_reply_means(make, status, retryable):
             await sink.send(make.event())
         await sink.close()
     assert failure.value.retryable == retryable
+    assert failure.value.after_s == (7 if status == 429 else 0)
 
 
 async def test_a_receiver_that_never_answers(make):

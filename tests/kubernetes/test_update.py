@@ -106,7 +106,7 @@ def test_groups_that_change_meanwhile_are_read_again(kube, api, monkeypatch, cap
     assert found[3]["replicas"] == 3
     upgrade(kube, spec(4))
     kube.conflicts = 99
-    with pytest.raises(ChangedError):
+    with pytest.raises(ChangedError, match=r"would not be valid: .*cannot be applied"):
         hooks.update(api, "sightline")
 
 

@@ -45,6 +45,11 @@ def test_wrong_command_lines_end_with_one_sentence(capsys, arguments, message) -
     assert text.startswith("error: ")
 
 
+def test_a_report_that_is_a_folder_is_refused_before_the_load(capsys, tmp_path) -> None:
+    assert main(["loadtest", "run", "-g", "127.0.0.1:1", "--out", str(tmp_path)]) == 1
+    assert "it is a folder; name a file in it" in said(capsys)
+
+
 def test_a_test_with_a_cluster_s_own_configuration_leaves_its_sinks_and_what_it_keeps_alone(tmp_path) -> None:
     config = tmp_path / "cluster.yaml"
     config.write_text(

@@ -3,13 +3,17 @@
 import html.parser
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from tooltips import get_tooltips
 from toy_cluster import config, profile
 
+from actors.cli import main
+from cluster.config import load_config
 from cluster.errors import SightlineError
 from cluster.lab.bench.window_accounting import CameraLedger
 from cluster.lab.report.charts import svg
@@ -131,6 +135,19 @@ def test_faults_count_by_the_slowest_and_losses_over_the_whole_test() -> None:
     assert [each["recovered"] for each in body["faults"]] == [True, False]
 
 
+def test_what_cameras_said_is_no_markup_on_a_terminal(monkeypatch, capsys) -> None:
+    found = run_result(measurement=replace(GOOD, failures=("load-1: [rtsp @ 0x1] [/stream] refused",)))
+    target = SimpleNamespace(config=load_config(None), own=False)
+    monkeypatch.setattr("actors.cli.loadtest._footage", lambda *_: {})
+    monkeypatch.setattr("actors.cli.loadtest._target", lambda *_, **__: nullcontext(target))
+    monkeypatch.setattr("loadtest.run.run_test", AsyncMock(return_value=found))
+    assert main(["loadtest", "run", "-g", "127.0.0.1:1"]) == 1
+    said = capsys.readouterr()
+    sentence = "10 streams were too many: 1 cameras failed, the first: load-1: [rtsp @ 0x1] [/stream] refused"
+    assert sentence in said.out
+    assert sentence in said.err
+
+
 def test_a_search_says_the_limit_and_how_replicas_scale() -> None:
     figures = search_json(FACTS, searches(), two_cores=True)["figures"]
     assert figures["streams"] == figures["streams_two_cores"] == 15
@@ -223,8 +240,12 @@ def test_the_charts_hold_every_tick_with_its_unit() -> None:
     assert units["Bytes a second"] == "MB a second"
 
 
-def test_a_page_that_cannot_be_written_says_so(tmp_path) -> None:
+def test_a_page_that_cannot_be_written_says_so_and_leaves_the_last(tmp_path) -> None:
     (tmp_path / "file").write_text("")
+    (tmp_path / "report.html").write_text("before")
+    with pytest.raises(UnicodeEncodeError):
+        write_files(tmp_path, {"report.html": "\ud800"})
+    assert (tmp_path / "report.html").read_text() == "before"
     with pytest.raises(SightlineError, match="choose another place"):
         write_files(tmp_path / "file", {"report.html": page(FACTS, run_result())})
 

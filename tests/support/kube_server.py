@@ -248,7 +248,7 @@ class KubeServer:
             if change["op"] == "add":
                 node[key] = change["value"]
             elif change["op"] != "test" or node.get(key) != change["value"]:
-                return handler.say(422, {"kind": "Status", "code": 422})
+                return handler.say(422, {"kind": "Status", "code": 422, "message": "the patch cannot be applied"})
         self.ray_clusters[path.removeprefix(RAY)] = after
         return handler.say(200, after)
 

@@ -56,7 +56,8 @@ class Receiver:
             answer = await answer
         if answer < 300:
             self.got.append((dict(request.headers), body))
-        return web.Response(status=answer, text="said so" if answer >= 300 else None)
+        headers = {"Retry-After": "7"} if answer == 429 else {}
+        return web.Response(status=answer, text="said so" if answer >= 300 else None, headers=headers)
 
 
 def program(*names: str) -> str:

@@ -78,12 +78,14 @@ def demo(
             f"The live answers came from engine {engine}; the comparison is of the native engine with itself. "
             "`sightline bench engines` compares the engines."
         )
-    screen.print(f"\nreport  {page}\n        {data}\nagain   sightline serve -c {out / 'config.yaml'}")
+    screen.print(f"\nreport  {page}\n        {data}\nagain   sightline serve -c {out / 'config.yaml'}", markup=False)
     if not no_open and screen.is_terminal:
         _open(page)
 
 
 def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -> Report:
+    from rich.markup import escape
+
     from actors.cli.demo.plan import make_clips, write_config
     from actors.cli.demo.record import LoopedTruth
     from actors.cli.demo.screen import Screen
@@ -96,7 +98,7 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
         weights = " (random weights: only its cost is meaningful)" if model in PRESETS else ""
         console.print(
             f"[bold]Four cameras[/], two fed from files and two by gRPC push, three questions each.\n"
-            f"Model {model}{weights}. It takes about {seconds + ABOUT_S:.0f} seconds.\n"
+            f"Model {escape(model)}{weights}. It takes about {seconds + ABOUT_S:.0f} seconds.\n"
         )
         made, measured_windows = count(1), count(1)
         clips = make_clips(out / "clips", lambda: screen.phase("making four clips", next(made), len(CAMERAS)))

@@ -11,11 +11,13 @@ ReadPicture = Callable[[Incident], Awaitable[bytes | None]]
 
 
 class DeliveryError(SightlineError):
-    """A sink did not accept an alert. ``retryable``: it may later; otherwise only a change helps."""
+    """A sink did not accept an alert. ``retryable``: it may later; otherwise only a change helps. ``after_s``: seconds
+    for which it wants no other, 0 where it does not say."""
 
-    def __init__(self, message: str, *, retryable: bool) -> None:
+    def __init__(self, message: str, *, retryable: bool, after_s: float = 0.0) -> None:
         super().__init__(message)
         self.retryable = retryable
+        self.after_s = after_s
 
 
 class Sink(Protocol):

@@ -26,6 +26,8 @@ PATH = "/api/v2/alerts"
 _CONNECTIONS = 16
 _SAID = 200
 """Characters of an error's body that are kept."""
+_MOST_AFTER_S = 900.0
+"""Longest ``Retry-After`` that is obeyed."""
 
 
 def check_url(url: str) -> str:
@@ -81,7 +83,10 @@ class HttpPoster:
                 f"{self._shown}: {redact(str(error)) or type(error).__name__}", retryable=True
             ) from None
         retryable = reply.status in (408, 425, 429) or reply.status >= 500
-        raise DeliveryError(f"{self._shown} answered {reply.status}{': ' + said if said else ''}", retryable=retryable)
+        message = f"{self._shown} answered {reply.status}{': ' + said if said else ''}"
+        after = reply.headers.get("Retry-After", "")
+        after_s = min(float(after), _MOST_AFTER_S) if after.isdecimal() else 0.0
+        raise DeliveryError(message, retryable=retryable, after_s=after_s)
 
     async def close(self) -> None:
         session, self._session = self._session, None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from cluster.files import writing
+from cluster.files import write_text, writing
 from cluster.lab.report.charts import inline, svg, variables
 
 if TYPE_CHECKING:
@@ -168,12 +168,8 @@ def write_page(page: Page, folder: Path, stem: str, json: str = "") -> Path:
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Write a report's files by name.
-
-    Raises:
-        SightlineError: the folder cannot be written.
-    """
+    """Write a report's files by name, each complete or as before. Raises ``SightlineError``: they cannot be written."""
     with writing(f"the report to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+    for name, text in files.items():
+        write_text(folder / name, text)

@@ -5,11 +5,12 @@ import io
 import json
 import math
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 
-from actors.cli.cameras import list_cameras
+from actors.cli.cameras import add, list_cameras
 from actors.cli.output import JsonLines, cameras_table, memory, reasons, reconnecting, save, size, span, write_json
 from actors.cli.serve import local, state_text, with_state
 from actors.cli.watch import silence_lines
@@ -197,3 +198,12 @@ def test_a_table_that_is_watched_outlives_the_gateway_s_restart_and_any_reason(m
     with pytest.raises(KeyboardInterrupt):
         list_cameras(watch=True, interval=0.1)
     assert "gate: [v4l2 @ 0x5] [/dev/video0] is busy" in screen.file.getvalue()
+
+
+def test_a_camera_that_was_added_is_no_failure_where_the_gateway_is_gone_a_moment_later(monkeypatch, capsys):
+    client = Mock()
+    client.camera_add.return_value = CameraStatus("gate", state="connecting", replica="replica-1")
+    client.camera_get.side_effect = UnavailableError("socket closed")
+    monkeypatch.setattr("actors.cli.cameras.connect", lambda _: contextlib.nullcontext(client))
+    add("gate", "rtsp://10.0.0.11/stream1")
+    assert "gate: connecting\ntaken by replica-1" in capsys.readouterr().out
