@@ -312,6 +312,8 @@ def _show_all(
             for each in answers
         ]
         write_json(json, {"cameras": progress.cameras, "answers": body})
+    if not progress.cameras:
+        raise NotReadyError("no camera was asked: there is none, or none that --camera names")
     if quiet:
         return whole
     rows = [

@@ -53,8 +53,8 @@ def calibrate(
         asked = camera.entry.questions or []
         if not asked:
             raise ConfigError(
-                f"camera {name!r} asks the questions of the whole cluster; give it its own first, with "
-                f"`sightline cameras update {name} -q ID=TEXT`"
+                f"camera {name!r} asks the questions of the whole cluster; give it its own first, where it is "
+                f"defined or with `sightline cameras update {name} -q ID=TEXT`"
             )
         ids = [each.id for each in asked]
         if unknown := set(question or []).difference(ids):
@@ -76,7 +76,7 @@ def calibrate(
             said = ", ".join(f"threshold of {each} is {_digits(threshold)}" for each, threshold in better.items())
             print(f"{name}: {said or 'nothing to change'}")
         elif better:
-            print(f"save it with `sightline cameras calibrate {name} --apply`")
+            print("save it with the same command and `--apply`")
 
 
 def _proposals(

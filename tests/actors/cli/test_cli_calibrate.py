@@ -25,6 +25,7 @@ def test_thresholds_are_proposed_from_what_was_reviewed_and_saved(cli, tmp_path)
         run("cameras", "add", "gate", *asked)
         said = run("cameras", "calibrate", "gate", code=1)
         assert "question 'person' has 0 confirmed or rejected incidents, and 5 are needed" in said
+        assert "no camera was asked" in run("ask", "--all", "Is anyone there?", "--camera", "gaet-*", code=1)
         levels = [0.52, 0.55, 0.6, 0.8, 0.9]
         for number, level in enumerate(levels):
             for step, score in enumerate((level, level, 0.0, 0.0)):
@@ -38,6 +39,7 @@ def test_thresholds_are_proposed_from_what_was_reviewed_and_saved(cli, tmp_path)
         shown = run("cameras", "calibrate", "gate", "-q", "person")
         assert "0.700" in shown
         assert "proposed" in shown
+        assert "save it with the same command and `--apply`" in shown  # without its --keep it is another threshold
         assert "between 0.600, which was rejected, and 0.800, which was confirmed" in shown
         [proposal] = json.loads(run("cameras", "calibrate", "gate", "--json", "-"))
         now, *_ = proposal["trades"]
