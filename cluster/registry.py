@@ -6,13 +6,12 @@ matrix find it by its name. A policy's options are the fields of its dataclass, 
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from cluster.errors import ConfigError
 
 T = TypeVar("T")
-E = TypeVar("E")
 
 
 def near(name: object, known: Iterable[str]) -> str:
@@ -32,20 +31,11 @@ class Registry(Generic[T]):
         self.kind = kind
         self._entries = dict(entries or {})
 
-    def register(self, name: str) -> Callable[[E], E]:
-        """Decorator that registers its object, or its location, under ``name``.
-
-        Raises:
-            RuntimeError: the name is taken.
-        """
-
-        def add(entry: E) -> E:
-            if name in self._entries:
-                raise RuntimeError(f"{self.kind} {name!r} is registered twice")
-            self._entries[name] = cast("T | str", entry)
-            return entry
-
-        return add
+    def register(self, name: str, entry: T | str) -> None:
+        """Add an entry. Raises ``RuntimeError``: the name is taken."""
+        if name in self._entries:
+            raise RuntimeError(f"{self.kind} {name!r} is registered twice")
+        self._entries[name] = entry
 
     def get(self, name: str) -> T:
         """The entry called ``name``.

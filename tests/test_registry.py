@@ -42,7 +42,7 @@ def mine(request, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     policies = getattr(registry, request.param)
     monkeypatch.setattr(policies, "_entries", dict(policies._entries))
-    policies.register("mine")(f"{file}:Mine")
+    policies.register("mine", f"{file}:Mine")
     return policies, configuration, file
 
 
@@ -62,7 +62,7 @@ def test_a_pruner_of_ones_own_prunes(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(registry.pruners, "_entries", dict(registry.pruners._entries))
-    registry.pruners.register("own")("own_pruner:Own")
+    registry.pruners.register("own", "own_pruner:Own")
     config = load_config(None, {"pruning": {"policy": "own", "options": {"share": 0.25}}})
     pruner = make_pruner(config.pruning.policy, config.pruning.options)
     assert (pruner.luma_threshold, pruner.share) == (7.0, 0.25)
@@ -72,7 +72,7 @@ def test_a_pruner_of_ones_own_prunes(tmp_path, monkeypatch):
 
 def test_a_name_is_taken_once():
     with pytest.raises(RuntimeError, match="attention kernel 'sdpa' is registered twice"):
-        registry.kernels.register("sdpa")("nowhere:Nothing")
+        registry.kernels.register("sdpa", "nowhere:Nothing")
 
 
 def test_every_entry_is_there():
@@ -120,7 +120,7 @@ def test_the_shared_matrix_runs_on_a_policy_of_ones_own(tmp_path):
     lines = ["from dataclasses import replace", "from cluster import registry", "from cluster.models import presets"]
     for kind, (module, name, _) in KINDS.items():
         lines += [f"from {module} import {name}", f"class Mine_{kind}({name}): pass"]
-        lines += [f"registry.{kind}.register('mine')('own_policies:Mine_{kind}')"]
+        lines += [f"registry.{kind}.register('mine', 'own_policies:Mine_{kind}')"]
     lines += ["presets.PRESETS['tiny-mine'] = replace(presets.PRESETS['tiny-internvl3'], family='mine')"]
     (tmp_path / "own_policies.py").write_text("\n".join(lines))
     tests = Path(__file__).parent

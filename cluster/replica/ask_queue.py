@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from cluster.engine.base import AskRun
-from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineError, UnavailableError
+from cluster.errors import CapacityError, ConfigError, DeviceError, NotReadyError, SightlineError, UnavailableError
 from cluster.types import AskResult, AskSpec
 
 log = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class AskQueue:
 
     def step(self, *, windows_wait: bool) -> None:
         """Take one step of the first question, if its share allows; end cancelled and timed-out questions wherever they
-        are."""
+        are. ``DeviceError`` leaves them to :meth:`close`."""
         began = self._clock()
         self._saved_s = min(_SAVED_S if self._share > 0 else 0.0, self._saved_s + (began - self._last) * self._share)
         self._last = began
@@ -246,6 +246,8 @@ class AskQueue:
                 return True
             if piece:
                 question.piece(piece)
+        except DeviceError:
+            raise
         except SightlineError as error:
             _fail(question, error)
             return True

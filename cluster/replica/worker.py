@@ -143,9 +143,7 @@ class EngineWorker:
 
         The future raises ``ConfigError`` when it cannot.
         """
-        done: Future[None] = _future()
-        self._command(lambda: self._admit(spec, done))
-        return done
+        return self.call_on_engine_thread(lambda _: self._admit(spec))
 
     def offer(self, sample: FrameSample, arrived_s: float | None = None) -> Future[None]:
         """Hand over a frame of an open camera, which arrived at ``arrived_s`` (monotonic; default now); done when it
@@ -191,6 +189,8 @@ class EngineWorker:
                 done.set_result(call(self._engine))
             except Exception as error:
                 done.set_exception(error)
+                if isinstance(error, DeviceError):
+                    raise
 
         self._command(command)
         return done
@@ -336,7 +336,7 @@ class EngineWorker:
             or any(stream.inbox or stream.ending or stream.leaving for stream in self._streams.values())
         )
 
-    def _admit(self, spec: StreamSpec, done: Future[None]) -> None:
+    def _admit(self, spec: StreamSpec) -> None:
         open_here, closed = self._streams.get(spec.stream), self._closed.get(spec.stream)
         before = open_here.spec.life if open_here is not None else closed.life if closed is not None else spec.life
         try:
@@ -345,15 +345,11 @@ class EngineWorker:
                 self._remove(spec.stream, before)
             Priority.of(spec.priority)
             self._engine.admit(spec)
-        except DeviceError as error:
-            done.set_exception(error)
+        except (ConfigError, DeviceError, ValueError):
             raise
-        except Exception as error:
-            # Whatever one camera's is, the others go on.
-            if not isinstance(error, (ConfigError, ValueError)):
-                log.exception("camera %s could not be opened", spec.stream)
-            done.set_exception(error)
-            return
+        except Exception:
+            log.exception("camera %s could not be opened", spec.stream)
+            raise
         with self._wake:
             known = self._streams.get(spec.stream)
             if known is None:
@@ -362,7 +358,6 @@ class EngineWorker:
                 known.change_spec(spec)
                 known.ending = False
                 self._stay(known)
-        done.set_result(None)
 
     def _close(self, name: str, flush: bool, abandoned: bool) -> None:
         stream = self._streams.get(name)
@@ -396,6 +391,8 @@ class EngineWorker:
         )
         try:
             saved = self._engine.hand_over(name)
+        except DeviceError:
+            raise
         except Exception:
             log.exception("camera %s could not be handed over", name)
             saved = completed_future(False)

@@ -192,13 +192,13 @@ class Spans:
 
     def __init__(self, process: str, exporter: SpanExporter, *, queue: int = 2048) -> None:
         from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import SpanLimits, TracerProvider
+        from opentelemetry.sdk.trace import TracerProvider
 
         from cluster.tracing.export import BoundedProcessor
 
         self._processor = BoundedProcessor(exporter, queue=queue)
         resource = Resource({"service.name": "sightline", "service.instance.id": process})
-        provider = TracerProvider(resource=resource, shutdown_on_exit=False, span_limits=SpanLimits())
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         provider.add_span_processor(self._processor)
         self._tracer = provider.get_tracer("sightline")
 

@@ -15,7 +15,7 @@ from cluster.engine.native import NativeEngine
 from cluster.engine.native.ask_run import NativeAskRun, merge_moments
 from cluster.engine.native.memory_attention import MemoryAttention
 from cluster.engine.window.score import YesNoScore
-from cluster.errors import NotFiniteError, NotReadyError
+from cluster.errors import DeviceError, NotFiniteError, NotReadyError
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.memory.bank import MemoryBank
 from cluster.memory.retrieve.rekv import ReKV
@@ -286,6 +286,19 @@ def test_an_answer_of_no_numbers_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     logits = engine.model.logits
     monkeypatch.setattr(engine.model, "logits", lambda hidden: logits(hidden).fill_(float("nan")))
     with pytest.raises(NotFiniteError, match=r"no numbers \(NaN\)"):
+        run.step()
+
+
+def test_a_lost_gpu_is_told_where_a_question_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _, spec = remembering(load_model("tiny-qwen2_5_vl"))
+    watch(engine, spec, 20)
+    run = engine.ask(AskSpec("cam", TEXT))
+
+    def fail(*_: Any) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(engine.model, "logits", fail)
+    with pytest.raises(DeviceError, match="lost to this process"):
         run.step()
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cluster.engine.native import NativeEngine
+from cluster.errors import NotFiniteError
 from cluster.memory import writer
 from cluster.memory.bank import MemoryBank
 from cluster.memory.tiers.arena import Arena
@@ -74,6 +75,23 @@ def test_what_the_next_window_refreshes_is_computed_after_the_answer(engine, mak
     # From 2 s, where the window opens, to 8 s: six tokens a second.
     assert (answer.tokens.refreshed, answer.tokens.new) == (36, 12)
     assert engine.stats.windows[0].tokens == answer.tokens
+
+
+def test_a_window_stepped_again_after_scores_that_were_no_numbers_reuses_nothing(
+    engine, make_camera, make_spec, monkeypatch
+) -> None:
+    """It was counted as below nothing, which metrics refuse, so that its camera was started anew."""
+    camera = make_camera(kept=1.0)
+    engine.admit(make_spec(stride_s=4.0))
+    assert [push_and_settle(engine, camera.sample(index)) for index in range(3)] == [1, 1, 1]
+    (request,) = engine.push(camera.sample(3))
+    logits = engine.model.logits
+    monkeypatch.setattr(engine.model, "logits", lambda hidden: logits(hidden).fill_(float("nan")))
+    with pytest.raises(NotFiniteError):
+        engine.step([request])
+    monkeypatch.undo()
+    (answer,) = engine.step([request])
+    assert (answer.tokens.reused, answer.tokens.refreshed, answer.tokens.new) == (0, 18, 6)
 
 
 def test_few_rows_wait_for_more(engine, make_camera, make_spec) -> None:

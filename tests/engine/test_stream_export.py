@@ -11,8 +11,11 @@ import torch
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.window import export
-from cluster.errors import CapacityError, ModelError
+from cluster.errors import CapacityError, DeviceError, ModelError
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
+from cluster.memory.bank import MemoryBank
+from cluster.memory.tiers.arena import Arena
+from cluster.memory.tiers.stack import TierStack
 from cluster.models import load_model
 
 
@@ -131,6 +134,21 @@ def test_a_state_that_does_not_fit_the_pool_leaves_the_camera_with_an_empty_wind
         full.import_stream(make_spec(), state)
     assert full._streams["cam"].frames == []
     assert full.pool.used == len(others)
+
+
+def test_what_the_gpu_fails_with_is_not_the_states_fault(model, state, make_spec, monkeypatch, caplog) -> None:
+    def fail(*_) -> None:
+        raise errors.pop()
+
+    errors = [torch.AcceleratorError("CUDA error"), torch.OutOfMemoryError("CUDA out of memory")]
+    engine = NativeEngine(model, memories=MemoryBank(TierStack([Arena(2**20)])))
+    monkeypatch.setattr(engine.memories, "open_stream", lambda *_: state)
+    monkeypatch.setattr(export, "_fill", fail)
+    engine.admit(make_spec())
+    assert "starts with an empty window: cam: its saved window has no room: CUDA out of memory" in caplog.text
+    engine.evict("cam")
+    with pytest.raises(DeviceError, match="lost to this process"):
+        engine.admit(make_spec())
 
 
 def test_a_state_that_is_refused_gives_its_slots_back(model, state, make_spec) -> None:

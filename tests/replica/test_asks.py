@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.errors import CapacityError, NotReadyError, UnavailableError
+from cluster.errors import CapacityError, DeviceError, NotReadyError, UnavailableError
 from cluster.replica.ask_queue import AskQueue
 from cluster.types import AskResult, AskSpec
 
@@ -50,6 +50,8 @@ class Engine:
     def ask(self, spec: AskSpec) -> Run:
         if spec.text == "no memory":
             raise NotReadyError("it has none")
+        if spec.text == "lost":
+            raise DeviceError("the GPU failed")
         if spec.text == "broken":
             raise RuntimeError("out of luck")
         self.runs[spec.text] = Run(spec, self.clock, self._pieces, self._step_s)
@@ -211,6 +213,16 @@ def test_a_question_that_fails_says_why_and_the_next_is_answered() -> None:
     with pytest.raises(UnavailableError, match="gone"):
         deaf.result(0)
     assert good.result(0).text == "good"
+
+
+def test_a_lost_gpu_ends_the_engine_and_with_it_the_question() -> None:
+    queue = Engine().queue()
+    asked = offer(queue, "lost")
+    with pytest.raises(DeviceError):
+        queue.step(windows_wait=False)
+    queue.close()
+    with pytest.raises(UnavailableError, match="the replica is stopping"):
+        asked.result(0)
 
 
 def test_dropping_a_camera_ends_its_questions_only() -> None:

@@ -10,7 +10,7 @@ import pytest
 from waiting import until
 from worker_parts import sample, spec
 
-from cluster.errors import CapacityError, ConfigError, UnavailableError, UnknownCameraError
+from cluster.errors import CapacityError, ConfigError, DeviceError, UnavailableError, UnknownCameraError
 from cluster.replica.worker import EngineWorker
 from cluster.types import AskSpec, Question
 from cluster.types.reports import WindowCounters
@@ -472,6 +472,24 @@ def test_a_failed_gpu_ends_the_engine_at_once_and_says_why(start, held_engine) -
     with pytest.raises(RuntimeError, match="illegal memory access"):
         worker.check()
     assert held_engine.batches == []
+
+
+@pytest.mark.parametrize("call", ["hand_over", "evict"])
+def test_a_gpu_that_fails_as_a_camera_leaves_ends_the_engine(start, held_engine, call) -> None:
+    def fail(stream, **options) -> None:
+        raise DeviceError("CUDA error: an illegal memory access was encountered")
+
+    setattr(held_engine, call, fail)
+    worker = start()
+    worker.open(spec("a")).result(WAIT_S)
+    if call == "hand_over":
+        worker.hand_over("a")
+    else:
+        with pytest.raises(DeviceError):
+            worker.remove_camera("a", "").result(WAIT_S)
+    until(lambda: not worker._thread.is_alive())
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        worker.check()
 
 
 def test_a_camera_that_the_engine_cannot_open_is_refused_and_others_go_on(start, recorder, engine, held_engine) -> None:

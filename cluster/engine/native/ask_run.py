@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cluster.engine.native.device import lost_device
 from cluster.engine.native.memory_attention import MemoryAttention, ask_context
 from cluster.engine.native.plan import SystemPrompt
 from cluster.engine.window.score import YesNoScore, check_scores
@@ -81,6 +82,7 @@ class NativeAskRun:
         """``[vocab]`` at the answer's first token; available after the first step."""
         return self._logits
 
+    @lost_device()
     @torch.inference_mode()
     def step(self) -> str | None:
         """The next text of the answer (empty within a character), or None at its end."""

@@ -134,6 +134,7 @@ class NativeEngine(WindowedEngine):
         if self.memories is not None:
             self.memories.prepare_stream(spec.stream, spec.own_memory)
 
+    @lost_device()
     def admit(self, spec: StreamSpec) -> None:
         self._check(spec)
         self._admit(spec, None if self.memories is None else self.memories.open_stream(spec.stream, spec.own_memory))

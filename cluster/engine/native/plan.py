@@ -202,6 +202,8 @@ def invalidate_ahead(plan: WindowPlan) -> None:
     for frame in plan.frames:
         if frame.computed is not None:
             frame.computed[0, frame.computed[0] == plan.request.window] = INVALID
+    # Those passes count no more: what is computed again would exceed what they found.
+    plan.stream.progress = None
 
 
 def watched_rows(lengths: Sequence[int]) -> IntArray:

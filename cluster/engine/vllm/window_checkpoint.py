@@ -1,8 +1,8 @@
 """Window checkpoints: a manifest per stream in the memory tiers, from which another process continues its window.
 
 A manifest is the stream's exported state (:mod:`cluster.engine.window.export`), whose header names the process that
-wrote it. A tier (host arena, Redis, a node's tier over gRPC) is slow and may be down, and must never block the engine:
-background threads write through.
+wrote it. A tier (host arena, Redis, a node's tier over gRPC) is slow and may be down, and no step waits for one:
+background threads write through. What opens, moves or deletes a camera waits, as long as tiers' deadlines let it.
 """
 
 import logging

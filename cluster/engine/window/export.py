@@ -14,7 +14,7 @@ from torch import Tensor
 from cluster.engine.window.kv import StreamKV
 from cluster.engine.window.stream import LastWindow, Stream, StreamFrame, WindowProgress, embeddings, encoded_tokens
 from cluster.engine.window.windows import WindowClock, WindowSpan
-from cluster.errors import ModelError
+from cluster.errors import CapacityError, ModelError
 from cluster.memory.frame_retrieval import FrameReads
 from cluster.memory.manifest import dump_tensors, load_parts, read_header
 from cluster.models.base import FrameTokens
@@ -95,7 +95,7 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
     """Inverse of :meth:`Snapshot.dump`, into the empty ``kv``.
 
     Raises:
-        CapacityError: its KV does not fit the pool.
+        CapacityError: its KV does not fit the pool, or the device has no memory for it.
         ModelError: not a stream's state, of another version, or computed with another model.
     """
     try:
@@ -125,6 +125,11 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
         # Last, as it takes slots.
         _fill(kv, tensors, sum(len(encoded_tokens(frame)) for frame in frames if frame.has_kv))
         return stream
+    except torch.AcceleratorError:
+        raise
+    except torch.OutOfMemoryError as error:
+        kv.clear()
+        raise CapacityError(f"{spec.stream}: its saved window has no room: {error}") from error
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         kv.clear()
         raise ModelError(f"{spec.stream}: this state is damaged: {error}") from error
