@@ -162,6 +162,25 @@ def test_what_was_changed_elsewhere_is_not_overwritten_by_a_page_from_before(ope
     assert [[list(corner) for corner in each] for each in settings_of(gateway, name).privacy_masks] == [mask]
 
 
+def test_a_card_saves_nothing_that_is_not_saved_in_another(open_page, gateway):
+    name = running(gateway, 1)
+    page = open_page(f"{gateway.url}/#/settings/{name}", ready=".mask-frame .picture.there")
+    before = settings_of(gateway, name).source
+    page.get_by_role("textbox", name="Source").fill("rtsp://10.0.0.77/half-typed")
+    canvas = page.get_by_role("application", name="Draw a privacy mask")
+    canvas.focus()
+    for key in ["Enter", "Shift+ArrowRight", "Enter", "Shift+ArrowDown", "Enter", "c"]:
+        page.keyboard.press(key)
+    masks = len(settings_of(gateway, name).privacy_masks or [])
+    page.get_by_role("button", name="Save masks").click()
+    until(lambda: len(settings_of(gateway, name).privacy_masks) == masks + 1)
+    assert settings_of(gateway, name).source == before
+    # It is still there to be saved by its own button, with the mask.
+    page.get_by_role("button", name="Save source").click()
+    until(lambda: settings_of(gateway, name).source.reveal() == "rtsp://10.0.0.77/half-typed")
+    assert len(settings_of(gateway, name).privacy_masks) == masks + 1
+
+
 def test_zones_have_the_colours_that_questions_name_them_by(open_page, gateway):
     name = running(gateway, 1)
     page = open_page(f"{gateway.url}/#/settings/{name}", ready=".mask-frame .picture.there")

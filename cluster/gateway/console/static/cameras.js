@@ -56,11 +56,11 @@ export function CamerasPage() {
 }
 
 async function pauseCamera(camera, paused) {
-  const { source, settings, manager } = await get(`${cameraPath(camera.name)}/settings`);
+  const { source, settings, manager, revision } = await get(`${cameraPath(camera.name)}/settings`);
   const takeover = manager !== "cluster" && confirm(`${camera.name} belongs to ${manager}. Take it over?`);
   const changed = { ...settings, paused };
   if (!paused) delete changed.paused;
-  await put(cameraPath(camera.name), { source, settings: changed, takeover });
+  await put(cameraPath(camera.name), { source, settings: changed, takeover, revision });
 }
 
 function RemoveDialog({ camera, onClose }) {
@@ -137,6 +137,8 @@ export function AddCameraPage() {
   </div>`;
 }
 
+const draftOf = ({ source, settings }) => ({ source, priority: settings.priority ?? "normal", settings });
+
 export function SettingsPage({ name }) {
   useTopics("me", `camera:${name}`);
   const [written, setWritten] = useState(null);
@@ -145,12 +147,11 @@ export function SettingsPage({ name }) {
   const [error, setError] = useState(null);
   const [said, setSaid] = useState("");
   const [busy, setBusy] = useState(false);
-  const read = () => get(`${cameraPath(name)}/settings`);
   const load = async () => {
     try {
-      const found = await read();
+      const found = await get(`${cameraPath(name)}/settings`);
       setWritten(found);
-      setDraft({ name, source: found.source, priority: found.settings.priority ?? "normal", settings: found.settings });
+      setDraft(draftOf(found));
       setError(null);
     } catch (failure) {
       setError(failure);
@@ -160,17 +161,17 @@ export function SettingsPage({ name }) {
   if (store.me && !may("admin")) return html`<${BackToCameras} /><h1>${name}</h1><p class="soft">${NEEDS_ADMIN}</p>`;
   if (!draft) return html`<${BackToCameras} /><h1>${name}</h1>${error ? html`<${Failure} error=${error} onRetry=${load} />` : html`<${Skeleton} rows=${5} />`}`;
   const foreign = written.manager !== "cluster";
-  /** Saves the draft with `settings` over its own; throws what the gateway says. */
-  const save = async (settings = {}) => {
+  // The form of the source edits nothing else.
+  const drafted = { ...draft, settings: { ...written.settings, source_options: draft.settings.source_options } };
+  /** Saves source and settings; throws what the gateway says. */
+  const save = async (next) => {
     setBusy(true);
     setSaid("");
-    const next = { ...draft, settings: { ...draft.settings, ...settings } };
+    const entry = entryOf(next);
     try {
-      // They are saved as a whole: a mask that others drew since they were read would go.
-      if (JSON.stringify(await read()) !== JSON.stringify(written)) throw new Error("These settings were changed elsewhere since they were shown here. Reload the page, then change them.");
-      await put(cameraPath(name), { ...entryOf(next), takeover });
-      setWritten(await read());
-      setDraft(next);
+      // They are saved as a whole: with the revision, the gateway refuses them where others changed some since then.
+      const { revision } = await put(cameraPath(name), { ...entry, takeover, revision: written.revision });
+      setWritten({ ...entry, manager: "cluster", revision });
       setSaid("Saved.");
       setError(null);
     } catch (failure) {
@@ -180,7 +181,8 @@ export function SettingsPage({ name }) {
       setBusy(false);
     }
   };
-  const quietly = (event) => (event.preventDefault(), save().catch(() => {}));
+  const saveSettings = (settings) => save(draftOf({ ...written, settings: { ...written.settings, ...settings } }));
+  const saveSource = (event) => (event.preventDefault(), save(drafted).catch(() => {}));
   return html`<div class="cameras-page">
     <${BackToCameras} />
     <header class="page-head"><h1>${name}</h1><p class="soft">Settings</p>
@@ -190,15 +192,15 @@ export function SettingsPage({ name }) {
     <p class="unseen" role="status">${said}</p>
     ${error && html`<p class="error" role="alert">${error.message}</p>`}
     <section class="card" aria-labelledby="set-questions"><h2 id="set-questions">Questions</h2>
-      <${Questions} camera=${name} questions=${draft.settings.questions} onSave=${(questions) => save({ questions })} /></section>
+      <${Questions} camera=${name} questions=${written.settings.questions} onSave=${(questions) => saveSettings({ questions })} /></section>
     <section class="card" aria-labelledby="set-masks"><h2 id="set-masks">Privacy masks</h2>
-      <${ShapeEditor} camera=${name} kind=${MASKS} shapes=${draft.settings.privacy_masks ?? []} onSave=${(masks) => save({ privacy_masks: masks })} /></section>
+      <${ShapeEditor} camera=${name} kind=${MASKS} shapes=${written.settings.privacy_masks ?? []} onSave=${(masks) => saveSettings({ privacy_masks: masks })} /></section>
     <section class="card" aria-labelledby="set-zones"><h2 id="set-zones">Zones</h2>
-      <${ShapeEditor} camera=${name} kind=${ZONES} shapes=${draft.settings.zones ?? []} onSave=${(zones) => save({ zones })} /></section>
+      <${ShapeEditor} camera=${name} kind=${ZONES} shapes=${written.settings.zones ?? []} onSave=${(zones) => saveSettings({ zones })} /></section>
     <section class="card" aria-labelledby="set-source"><h2 id="set-source">Source</h2>
-      <form onSubmit=${quietly}>
-        <${SourceFields} draft=${draft} onChange=${setDraft} />
-        <${SourceTest} name=${name} draft=${draft} />
+      <form onSubmit=${saveSource}>
+        <${SourceFields} draft=${drafted} onChange=${setDraft} />
+        <${SourceTest} name=${name} draft=${drafted} />
         <div class="actions"><button class="button primary" disabled=${busy}>Save source</button></div>
       </form></section>
   </div>`;
