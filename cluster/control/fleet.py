@@ -59,7 +59,8 @@ class Fleet:
         self._dirty: set[str] = set()
         self._pool = PoolCapacity(0.0, Holding(), None)
         self._now_s = -math.inf
-        self._rebalanced_s = -math.inf
+        # The first tick is due, unless none ever is.
+        self._rebalanced_s = -math.inf if math.isfinite(rebalance_s) else 0.0
 
     @property
     def replicas(self) -> list[str]:

@@ -286,6 +286,16 @@ def test_a_fleet_whose_load_drifts_apart_is_evened_out_a_few_cameras_at_a_time()
     assert all(move.source == "r0" and move.to == "r1" and move.warm for each in moves for move in each)
 
 
+def test_a_fleet_that_is_never_to_be_evened_out_is_not() -> None:
+    made = fleet(2, rebalance_s=math.inf)
+    for number in range(200):
+        made.admit(demand(f"c{number}", stride_s=30.0), 0.0)
+    for name in made.cameras:
+        if made.plan(name).owner == "r0":
+            made.set_demand(name, demand(name, stride_s=20.0))
+    assert [made.tick(float(second)).moves for second in (1, 100)] == [[], []]
+
+
 # -- ticks --------------------------------------------------------------------------------------
 def test_nothing_changes_while_nothing_changed() -> None:
     made = fleet(8)
