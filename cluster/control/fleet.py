@@ -158,6 +158,12 @@ class Fleet:
         """Current estimate of a camera's demand."""
         return self._known(name).estimate.demand
 
+    def windows_per_s(self, name: str) -> float:
+        """A camera's windows per second at its rung, gated ones included."""
+        camera = self._known(name)
+        rung = self.ladder.rungs[camera.on.rung]
+        return 0.0 if rung.shed else camera.estimate.rate / rung.stride_s(*camera.spans)
+
     def plan(self, name: str) -> CameraPlan:
         """How a camera is to run now, and why."""
         camera = self._known(name)
