@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -119,8 +119,8 @@ class Controller(ActorProcess):
         return await asyncio.shield(self._spawn(self._told(self._stored.add(managed, force=force, takeover=takeover))))
 
     async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> CameraStatus:
-        """Change a camera's settings; see :meth:`Directory.update`. Raises ``UnknownCameraError``, ``ConfigError`` and
-        ``ManagedElsewhereError``."""
+        """Change a camera's settings; see :meth:`Directory.update`. Raises as :meth:`CameraTable.update` and
+        :meth:`StoredCameras.update` do."""
         await self._until_settled()
         return await asyncio.shield(self._spawn(self._told(self._stored.update(managed, takeover=takeover))))
 
@@ -148,7 +148,7 @@ class Controller(ActorProcess):
     async def _told(self, change: Coroutine[Any, Any, ManagedCamera]) -> CameraStatus:
         managed = await change
         await self._notify()
-        return self._directory.status(managed.entry.name)
+        return replace(self._directory.status(managed.entry.name), revision=managed.revision)
 
     async def remove_camera(self, name: str, manager: str | None = None, takeover: bool = False) -> None:
         """Remove a camera and order every replica to delete its memory, now or when it is back. Raises
@@ -430,10 +430,12 @@ class Controller(ActorProcess):
     def _spawn_probe(self, replica: str) -> None:
         if replica not in self._probing:
             self._probing.add(replica)
-            self._spawn(self._probe(replica)).add_done_callback(lambda _: self._probing.discard(replica))
+            self._spawn(self._probe(replica, self._directory.replicas[replica])).add_done_callback(
+                lambda _: self._probing.discard(replica)
+            )
 
-    async def _probe(self, replica: str) -> None:
-        info, began_s = self._directory.replicas[replica], time.monotonic()
+    async def _probe(self, replica: str, info: ReplicaInfo) -> None:
+        began_s = time.monotonic()
         serving = await is_serving(info.address, timeout_s=1.0, tls=self._tls)
         if serving is None:
             # It may be busy. If so, it sends a heartbeat.

@@ -161,9 +161,10 @@ class ControllerDirectory:
         settings: dict[str, Any],
         manager: str = "",
         takeover: bool = False,
+        revision: str = "",
     ) -> CameraStatus:
         entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        managed = ManagedCamera(entry=entry, manager=manager_from_outside(manager))
+        managed = ManagedCamera(entry=entry, manager=manager_from_outside(manager), revision=revision)
         return await ask_controller("update_camera", managed, takeover)
 
     async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:

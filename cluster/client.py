@@ -131,14 +131,17 @@ class GatewayClient:
         *,
         manager: str = "",
         takeover: bool = False,
+        revision: str = "",
     ) -> CameraStatus:
-        """Other settings for a camera, all of them; see :meth:`camera_add`. Questions are a key of the settings."""
+        """Other settings for a camera, all of them; see :meth:`camera_add`. Questions are a key of the settings.
+        ``revision``: of the settings they were made from; ``NotReadyError``: it has others by now."""
         request = cameras_pb2.UpdateCameraRequest(
             name=name,
             source=SourceAddress(source).reveal(),
             settings_json=_settings_json(settings),
             manager=manager,
             takeover=takeover,
+            revision=revision,
         )
         return status_from_proto(self._call(self._cameras.Update, request))
 
@@ -151,7 +154,10 @@ class GatewayClient:
         administrators."""
         request = cameras_pb2.ExportCamerasRequest(names=sorted(names), secrets=secrets)
         reply = self._call(self._cameras.Export, request)
-        return [ManagedCamera(entry=entry_from_json(each.entry_json), manager=each.manager) for each in reply.cameras]
+        return [
+            ManagedCamera(entry=entry_from_json(each.entry_json), manager=each.manager, revision=each.revision)
+            for each in reply.cameras
+        ]
 
     def replicas_list(self) -> list[ReplicaStatus]:
         return self.replicas_and_decoders()[0]

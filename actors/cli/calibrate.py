@@ -69,7 +69,7 @@ def calibrate(
             settings = settings_of(camera.entry)
             for each in settings["questions"]:
                 each["threshold"] = better.get(each["id"], each.get("threshold", 0.5))
-            client.camera_update(name, camera.entry.source, settings, takeover=takeover)
+            client.camera_update(name, camera.entry.source, settings, takeover=takeover, revision=camera.revision)
     if print_json(json, proposals):
         _show(proposals, missing)
         if apply:

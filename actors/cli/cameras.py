@@ -140,7 +140,9 @@ def update(
         address = camera.entry.source if source is None else source
         # The cluster validates it too; checking here finds the error without a round trip.
         entry = parse_camera(name, address, settings=deep_merge(before, wanted))
-        status = client.camera_update(name, entry.source, settings_of(entry), takeover=takeover)
+        status = client.camera_update(
+            name, entry.source, settings_of(entry), takeover=takeover, revision=camera.revision
+        )
     if print_json(json, status):
         print(f"{name}: changed")
         print(expectation(status))
@@ -184,6 +186,7 @@ def _set_paused(name: str, paused: bool, takeover: bool, gateway: str) -> None:
             settings | ({"paused": True} if paused else {}),
             manager=manager,
             takeover=takeover,
+            revision=camera.revision,
         )
 
 

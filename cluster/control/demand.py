@@ -145,11 +145,6 @@ def _share(demand: Demand, rung: Rung) -> float:
     return min(1.0, max(whole_share(demand, demand.fps * rung.fps), mean * rung.kept))
 
 
-def windows_per_s(demand: Demand, rung: Rung) -> float:
-    """Windows per second, gated ones included."""
-    return 0.0 if rung.shed else demand.rate / stride_at(demand, rung)
-
-
 def load(demand: Demand, rung: Rung, costs: CostModel) -> float:
     """Replica seconds per second, gate included."""
     return demand.rate * demand.busy * declared_load(demand, rung, costs)

@@ -20,7 +20,6 @@ from cluster.control.camera_record import (
 )
 from cluster.control.cameras.managed import CLUSTER
 from cluster.control.decoders import DecoderTable
-from cluster.control.demand import windows_per_s
 from cluster.control.fleet_settings import ALL_EQUAL, FleetSettings, demand_of, observe_pictures
 from cluster.control.ladder import Step
 from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError, UnknownCameraError
@@ -152,8 +151,8 @@ class Directory:
 
     def export_counts(self) -> dict[str, dict[str, dict[str, int]]]:
         """Counts of each camera's runs, by its life, for a later controller."""
-        every = ((camera.life, camera.totals.runs) for camera in self._cameras.values())
-        return {life: {run: dict(counts) for run, counts in runs.items()} for life, runs in every}
+        # The counts of a run are replaced, never changed: they are not copied.
+        return {camera.life: dict(camera.totals.runs) for camera in self._cameras.values()}
 
     def restore_counts(self, counted: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
         """Restore what an earlier controller exported (:meth:`export_counts`), before any camera is added."""
@@ -375,7 +374,7 @@ class Directory:
             route,
             rung=plan.rung,
             rung_reason="" if plan.rung == self._fleet.ladder.rungs[0].name else plan.why,
-            windows_per_s=windows_per_s(self._fleet.demand_of(name), self._rungs[plan.rung]),
+            windows_per_s=self._fleet.windows_per_s(name),
             expected_lag_s=self._lag_s(plan.owner),
         )
 

@@ -59,7 +59,8 @@ class Fleet:
         self._dirty: set[str] = set()
         self._pool = PoolCapacity(0.0, Holding(), None)
         self._now_s = -math.inf
-        self._rebalanced_s = -math.inf
+        # The first tick is due, unless none ever is.
+        self._rebalanced_s = -math.inf if math.isfinite(rebalance_s) else 0.0
 
     @property
     def replicas(self) -> list[str]:
@@ -156,6 +157,12 @@ class Fleet:
     def demand_of(self, name: str) -> Demand:
         """Current estimate of a camera's demand."""
         return self._known(name).estimate.demand
+
+    def windows_per_s(self, name: str) -> float:
+        """A camera's windows per second at its rung, gated ones included."""
+        camera = self._known(name)
+        rung = self.ladder.rungs[camera.on.rung]
+        return 0.0 if rung.shed else camera.estimate.rate / rung.stride_s(*camera.spans)
 
     def plan(self, name: str) -> CameraPlan:
         """How a camera is to run now, and why."""

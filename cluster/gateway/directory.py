@@ -27,7 +27,8 @@ class Directory(Protocol):
 
     Of cameras, it raises ``UnknownCameraError``, ``CameraExistsError``, ``ManagedElsewhereError`` (unless ``takeover``
     is set), ``ConfigError`` (bad settings), ``CapacityError`` (no room, unless ``force`` is set) or
-    ``UnavailableError``. ``manager``: who asks; empty for ``cluster``. Of replicas, ``ConfigError`` (no such replica),
+    ``UnavailableError``. ``manager``: who asks; empty for ``cluster``. ``revision``: of the settings that the
+    new ones were made from; ``NotReadyError``: it has others by now. Of replicas, ``ConfigError`` (no such replica),
     ``NotReadyError`` (nobody would take its cameras) or ``UnavailableError``.
     """
 
@@ -50,6 +51,7 @@ class Directory(Protocol):
         settings: dict[str, Any],
         manager: str = "",
         takeover: bool = False,
+        revision: str = "",
     ) -> CameraStatus: ...
 
     async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None: ...
@@ -93,7 +95,7 @@ class CamerasServicer(_OverDirectory, cameras_pb2_grpc.CamerasServicer):
 
     async def Update(self, request: pb.UpdateCameraRequest, context: Context) -> pb.CameraStatus:  # noqa: N802
         async with explained(context):
-            updating = self._directory.update(*_camera(request), request.manager, request.takeover)
+            updating = self._directory.update(*_camera(request), request.manager, request.takeover, request.revision)
             return status_to_proto(await self._in_time(updating))
 
     async def Export(self, request: pb.ExportCamerasRequest, context: Context) -> pb.ExportCamerasResponse:  # noqa: N802
@@ -105,6 +107,7 @@ class CamerasServicer(_OverDirectory, cameras_pb2_grpc.CamerasServicer):
                     name=each.entry.name,
                     manager=each.manager,
                     entry_json=entry_to_json(each.entry, secrets=request.secrets),
+                    revision=each.revision,
                 )
                 for each in cameras
                 if sees(each.entry.name)

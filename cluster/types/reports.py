@@ -235,7 +235,9 @@ class Totals:
         self.runs[OVER] = dict(Counter(self.runs[OVER]) + Counter(counts))
 
     def counts(self) -> dict[str, int]:
-        total: Counter[str] = Counter()
+        # Without a Counter, which takes several times as long: this is asked of every camera once a second.
+        total: dict[str, int] = {}
         for counts in self.runs.values():
-            total.update(counts)
-        return dict(total)
+            for key, count in counts.items():
+                total[key] = total.get(key, 0) + count
+        return total

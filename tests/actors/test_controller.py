@@ -229,6 +229,12 @@ async def test_a_busy_replica_is_not_taken_for_a_dead_one(tmp_path, monkeypatch)
             await controller.heartbeat_replica("r", [])
         await until_async(lambda: not controller._probing, "the probe")
         assert ("replica-0" in controller._directory.replicas) is (serves is None and beats)
+    # One that leaves before its probe begins is nothing that fails.
+    name = await controller.register_replica(ReplicaInfo("r", address, "", 1, PatchGeometry(14, 2, 2)), None, [])
+    before = set(controller._background)
+    await controller.report_broken(address)
+    controller._directory.leave_replica(name)
+    await asyncio.wait_for(asyncio.gather(*controller._background - before), 10.0)
     for task in controller._background:
         task.cancel()
 

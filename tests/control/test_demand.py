@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scheduling_parts import LADDER, costs, demand
 
 from cluster.control.costs import WindowWork
-from cluster.control.demand import MOST, DemandEstimate, Measured, load, windows_per_s, work
+from cluster.control.demand import MOST, DemandEstimate, Measured, load, stride_at, work
 from cluster.control.ladder import Rung, default
 
 FULL, PRUNE, STRIDE, SHED = LADDER.rungs
@@ -73,7 +73,7 @@ def test_load_counts_rate_gate_and_a_share_of_the_step() -> None:
 def test_a_rung_stretches_a_stride_to_the_window_at_most(window_s, stride_s) -> None:
     """As decoders do (``stream_spec_at``); otherwise the same windows would count as twice the rate."""
     camera = demand(window_s=window_s)
-    assert windows_per_s(camera, STRIDE) == pytest.approx(1 / stride_s)
+    assert stride_at(camera, STRIDE) == pytest.approx(stride_s)
     assert load(camera, STRIDE, costs()) == pytest.approx(0.1 / stride_s)
     estimate = DemandEstimate(camera)
     for _ in range(200):

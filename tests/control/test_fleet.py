@@ -10,7 +10,7 @@ import pytest
 from scheduling_parts import LADDER, costs, demand, fleet
 
 from cluster.control.admission import expected_lag_s
-from cluster.control.demand import Measured, load, windows_per_s
+from cluster.control.demand import Measured, load
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import LadderPolicy
 from cluster.errors import UnknownCameraError
@@ -37,7 +37,7 @@ def test_a_camera_is_accepted_with_what_it_may_expect() -> None:
     told = made.admit(demand(), 0.0)
     plan = made.plan("camera")
     assert (told.verdict, plan.owner, plan.rung) == ("accepted", "r0", "full")
-    assert windows_per_s(made.demand_of("camera"), LADDER.rungs[0]) == 1.0
+    assert made.windows_per_s("camera") == 1.0
     assert made.lag_s("r0") == pytest.approx(0.1, abs=0.01)
     assert "10%" in told.reason
 
@@ -49,7 +49,7 @@ def test_a_full_fleet_takes_cameras_at_reduced_quality_and_then_refuses_with_wha
     assert [told.verdict for told in verdicts].count("accepted") == 9
     assert [told.verdict for told in verdicts[:19]] == ["accepted"] * 9 + ["reduced"] * 10
     assert made.plan("c18").rung == "stride"
-    assert windows_per_s(made.demand_of("c18"), LADDER.rungs[LADDER.index_of("stride")]) == 0.5
+    assert made.windows_per_s("c18") == 0.5
     refused = verdicts[19]
     assert refused.verdict == "refused"
     assert refused.missing_streams == pytest.approx(1.0)
@@ -284,6 +284,16 @@ def test_a_fleet_whose_load_drifts_apart_is_evened_out_a_few_cameras_at_a_time()
     assert max(map(len, moves)) <= 2
     assert sum(map(len, moves)) > 0
     assert all(move.source == "r0" and move.to == "r1" and move.warm for each in moves for move in each)
+
+
+def test_a_fleet_that_is_never_to_be_evened_out_is_not() -> None:
+    made = fleet(2, rebalance_s=math.inf)
+    for number in range(200):
+        made.admit(demand(f"c{number}", stride_s=30.0), 0.0)
+    for name in made.cameras:
+        if made.plan(name).owner == "r0":
+            made.set_demand(name, demand(name, stride_s=20.0))
+    assert [made.tick(float(second)).moves for second in (1, 100)] == [[], []]
 
 
 # -- ticks --------------------------------------------------------------------------------------

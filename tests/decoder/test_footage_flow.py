@@ -231,7 +231,7 @@ async def test_a_hundred_incidents_at_once(tmp_path, h264):
         assert (states.count("whole"), states.count("none"), len(states)) == (30, 70, 100)
         refused = {each.footage_note for each in found if each.clip == "none"}
         assert refused == {"no clip: 30 are being recorded already (clips.at_once)"}
-        assert running.collector.in_progress == 0
+        assert len(running.collector._work) == 0
         assert len(running.store) == 60
 
 
@@ -242,7 +242,7 @@ async def test_what_must_be_encoded_anew_is_bounded(tmp_path, monkeypatch):
         rules = dict.fromkeys((f"q{n}" for n in range(5)), next(iter(running.service._rules["gate"].values())))
         running.service._rules["gate"] = rules
         incidents = [await running.alert(1.5, question=question) for question in rules]
-        await until_async(lambda: running.collector.in_progress == 2)
+        await until_async(lambda: len(running.collector._work) == 2)
         running.cameras["gate"].ring.pause("the video ended")
         found = [await running.settled(each.id) for each in incidents]
         assert sorted((each.clip, each.footage_note) for each in found) == [
@@ -313,7 +313,7 @@ async def test_forgetting_takes_the_clips_and_the_packets(tmp_path, h264):
         for incident in incidents.values():
             await running.settled(incident.id)
         waiting = await running.alert(9.9, question="car")
-        await until_async(lambda: running.collector.in_progress == 1 and running.store.find(waiting.id, "snapshot"))
+        await until_async(lambda: len(running.collector._work) == 1 and running.store.find(waiting.id, "snapshot"))
 
         def forget():
             with GatewayClient(running.address) as client:

@@ -43,7 +43,7 @@ class Directory:
         self.cameras[name] = CameraStatus(name, str(source), "connecting")
         return self.cameras[name]
 
-    async def update(self, name, source, questions, settings, manager="", takeover=False):
+    async def update(self, name, source, questions, settings, manager="", takeover=False, revision=""):
         before = await self.get(name)
         if before.manager != manager and not takeover:
             raise ManagedElsewhereError(f"camera {name!r} belongs to {before.manager!r}")

@@ -257,13 +257,14 @@ class City:
         settings: dict[str, Any],
         manager: str = "",
         takeover: bool = False,
+        revision: str = "",
     ) -> CameraStatus:
         await self.export([name])
         entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        managed = self.table.update(ManagedCamera(entry=entry), 0.0, takeover=takeover)
+        managed = self.table.update(ManagedCamera(entry=entry, revision=revision), 0.0, takeover=takeover)
         state: Any = "paused" if entry.paused else "running"
         self.change(name, source=str(managed.entry.source), state=state, priority=entry.priority)
-        return self.cameras[name]
+        return replace(self.cameras[name], revision=managed.revision)
 
     async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:
         await self.export([name])

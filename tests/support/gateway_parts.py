@@ -155,7 +155,7 @@ class World:
         self.entries[name] = added
         return self.cameras[name]
 
-    async def update(self, name, source, questions, settings, manager="", takeover=False):
+    async def update(self, name, source, questions, settings, manager="", takeover=False, revision=""):
         self._check(name)
         self.cameras[name] = replace(self.cameras[name], source=str(source))
         self.entries[name] = self._entry(name, source, questions, settings)

@@ -47,7 +47,7 @@ class Directory:
         self.added.append(name)
         return CameraStatus(name)
 
-    async def update(self, name, source, questions, settings, manager="", takeover=False):
+    async def update(self, name, source, questions, settings, manager="", takeover=False, revision=""):
         return CameraStatus(name)
 
     async def remove(self, name, manager="", takeover=False):

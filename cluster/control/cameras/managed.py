@@ -60,6 +60,9 @@ class ManagedCamera(Section):
     manager: str = Field(default=CLUSTER, description="Who alone may change it.")
     uid: str = Field(default="", description="Of the Kubernetes object it was made from; another is another camera.")
     life: str = Field(default="", description="Given when it is added; another when it is removed and added again.")
+    revision: str = Field(
+        default="", description="Another one after every change; of one to be changed, what was read."
+    )
     trouble: str = Field(default="", exclude=True, description="Why its stored entry is left out; empty if it is not.")
 
     def to_json(self) -> str:
@@ -68,7 +71,7 @@ class ManagedCamera(Section):
 
 
 def new_life() -> str:
-    """Life of a camera that is added."""
+    """Life of a camera that is added, or revision of one that is changed."""
     return uuid.uuid4().hex[:16]
 
 
@@ -193,7 +196,7 @@ def merge_configuration(
             left.append(entry.name)
             continue
         life = camera.life if camera is not None else new_life()
-        known[entry.name] = ManagedCamera(entry=entry, manager=CONFIGURATION, life=life)
+        known[entry.name] = ManagedCamera(entry=entry, manager=CONFIGURATION, life=life, revision=new_life())
         changed.append(known[entry.name])
     removed = [known[name] for name in sorted(before) if name in known and known[name].manager == CONFIGURATION]
     for camera in removed:

@@ -26,9 +26,10 @@ from cluster.control.cameras.managed import (
     entry_to_json,
     merge_configuration,
     new_life,
+    written_keys,
 )
 from cluster.control.directory import Directory
-from cluster.errors import ConfigError, UnavailableError
+from cluster.errors import ConfigError, NotReadyError, UnavailableError
 from cluster.redaction.address import HIDDEN
 from cluster.security.private_files import FolderLock
 
@@ -185,7 +186,7 @@ def _stored(name: str, value: bytes) -> ManagedCamera:
         return ManagedCamera.model_validate_json(value)
     except ValidationError as error:
         trouble = str(InvalidConfigError(from_validation(error, ManagedCamera), where=f"camera {name}"))
-        kept = {key: text for key, text in json.loads(value).items() if key in ("manager", "uid", "life")}
+        kept = {key: text for key, text in json.loads(value).items() if key in ("manager", "uid", "life", "revision")}
         return ManagedCamera(entry=_named(name), trouble=trouble, **kept)
 
 
@@ -286,6 +287,7 @@ class CameraTable:
         Raises:
             UnknownCameraError: there is none.
             ManagedElsewhereError: it belongs to another manager, and is not to be taken over.
+            NotReadyError: it was changed since the ``revision`` that the new settings were made from.
             ConfigError: settings that contradict each other, or a file that may not be opened or does not exist.
         """
         return self.apply(self.check_update(managed, takeover=takeover), now_s)
@@ -296,7 +298,13 @@ class CameraTable:
         check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
         self._directory.settings(settings.name)
-        return _alive(managed, self._check_manager(settings.name, managed.manager, takeover=takeover))
+        known = self._check_manager(settings.name, managed.manager, takeover=takeover)
+        if managed.revision not in ("", known.revision):
+            raise NotReadyError(
+                f"the settings of camera {settings.name!r} were changed elsewhere since they were read, and nothing is "
+                "saved; read them again (reload the page, or repeat the command), then change them"
+            )
+        return _alive(managed, known)
 
     def apply(self, managed: ManagedCamera, now_s: float) -> ManagedCamera:
         """Add or change a camera that was checked."""
@@ -417,5 +425,12 @@ def _refuse_hidden(entry: CameraEntry) -> None:
 
 
 def _alive(managed: ManagedCamera, known: ManagedCamera | None) -> ManagedCamera:
-    """Copy with the life of the ``known`` camera, or with a new one."""
-    return managed.model_copy(update={"life": new_life() if known is None else known.life})
+    """Copy with the life of the ``known`` camera, or with a new one, and a new revision if anything differs."""
+    revision = new_life()
+    if (
+        known is not None
+        and known.manager == managed.manager
+        and written_keys(known.entry) == written_keys(managed.entry)
+    ):
+        revision = known.revision
+    return managed.model_copy(update={"life": new_life() if known is None else known.life, "revision": revision})

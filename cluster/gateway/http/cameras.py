@@ -41,8 +41,8 @@ class AskedQuestion(Body):
     explain: bool = False
 
 
-class ChangedCamera(Body):
-    """A camera's new settings; ``settings``: keys of a camera's section of the configuration."""
+class WrittenCamera(Body):
+    """A camera's settings; ``settings``: keys of a camera's section of the configuration."""
 
     source: Text
     questions: list[AskedQuestion] = Field(default_factory=list, max_length=64)
@@ -59,7 +59,16 @@ class ChangedCamera(Body):
         }
 
 
-class NewCamera(ChangedCamera):
+class ChangedCamera(WrittenCamera):
+    """A camera's new settings."""
+
+    revision: Text = Field(default="", description="Of the settings they were made from; 409: it has others by now.")
+
+    def request(self) -> dict[str, Any]:
+        return {**super().request(), "revision": self.revision}
+
+
+class NewCamera(WrittenCamera):
     """A camera to add."""
 
     name: Text
@@ -174,8 +183,8 @@ async def camera_settings(name: str, gateway: Gateway) -> Reply:
         raise UnknownCameraError(f"there is no camera {name!r}")
     [camera] = found.cameras
     written = json.loads(camera.entry_json)
-    source = written.pop("source", "")
-    return Reply({"name": written.pop("name"), "source": source, "manager": camera.manager, "settings": written})
+    found = {"name": written.pop("name"), "source": written.pop("source", ""), "settings": written}
+    return Reply({**found, "manager": camera.manager, "revision": camera.revision})
 
 
 @router.on("GET /v1/cameras/{name}", f"{SERVICE}Get", CameraStatus, errors=(404,))

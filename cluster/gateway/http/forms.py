@@ -28,6 +28,7 @@ class CameraSettings(TypedDict):
     name: str
     source: str
     manager: str
+    revision: str
     settings: dict[str, Any]
 
 

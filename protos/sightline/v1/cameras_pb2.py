@@ -24,41 +24,41 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asightline/v1/cameras.proto\x12\x0csightline.v1\"H\n\x08Question\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\tthreshold\x18\x03 \x01(\x01\x12\x0f\n\x07\x65xplain\x18\x04 \x01(\x08\"\xa4\x01\n\x10\x41\x64\x64\x43\x61meraRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12)\n\tquestions\x18\x03 \x03(\x0b\x32\x16.sightline.v1.Question\x12\x15\n\rsettings_json\x18\x04 \x01(\t\x12\r\n\x05\x66orce\x18\x05 \x01(\x08\x12\x0f\n\x07manager\x18\x06 \x01(\t\x12\x10\n\x08takeover\x18\x07 \x01(\x08\"\x9e\x01\n\x13UpdateCameraRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12)\n\tquestions\x18\x03 \x03(\x0b\x32\x16.sightline.v1.Question\x12\x15\n\rsettings_json\x18\x04 \x01(\t\x12\x0f\n\x07manager\x18\x06 \x01(\t\x12\x10\n\x08takeover\x18\x07 \x01(\x08J\x04\x08\x05\x10\x06\"F\n\x13RemoveCameraRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07manager\x18\x02 \x01(\t\x12\x10\n\x08takeover\x18\x03 \x01(\x08\"6\n\x14\x45xportCamerasRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x0f\n\x07secrets\x18\x02 \x01(\x08\"E\n\x15\x45xportCamerasResponse\x12,\n\x07\x63\x61meras\x18\x01 \x03(\x0b\x32\x1b.sightline.v1.WrittenCamera\"B\n\rWrittenCamera\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07manager\x18\x02 \x01(\t\x12\x12\n\nentry_json\x18\x03 \x01(\t\"\x16\n\x14RemoveCameraResponse\"\x14\n\x12ListCamerasRequest\"B\n\x13ListCamerasResponse\x12+\n\x07\x63\x61meras\x18\x01 \x03(\x0b\x32\x1a.sightline.v1.CameraStatus\" \n\x10GetCameraRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x97\x06\n\x0c\x43\x61meraStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.sightline.v1.CameraState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nretry_in_s\x18\x05 \x01(\x01\x12\r\n\x05\x63odec\x18\x06 \x01(\t\x12\r\n\x05width\x18\x07 \x01(\r\x12\x0e\n\x06height\x18\x08 \x01(\r\x12\x0b\n\x03\x63ue\x18\t \x01(\t\x12\x18\n\x10last_frame_age_s\x18\n \x01(\x01\x12\x0f\n\x07\x64\x65\x63oder\x18\x0b \x01(\t\x12\x0f\n\x07replica\x18\x0c \x01(\t\x12\x16\n\x0e\x66rames_decoded\x18\r \x01(\x04\x12\x16\n\x0e\x66rames_sampled\x18\x0e \x01(\x04\x12\x15\n\rdecode_errors\x18\x0f \x01(\x04\x12\x0c\n\x04gaps\x18\x10 \x01(\x04\x12\x14\n\x0cwindows_done\x18\x11 \x01(\x04\x12\x15\n\rwindows_gated\x18\x12 \x01(\x04\x12\x17\n\x0fwindows_dropped\x18\x13 \x01(\x04\x12\x14\n\x0cwindows_lost\x18\x14 \x01(\x04\x12\x13\n\x0btokens_full\x18\x15 \x01(\x04\x12\x13\n\x0btokens_kept\x18\x16 \x01(\x04\x12\x17\n\x0ftokens_computed\x18\x17 \x01(\x04\x12\x11\n\tlatency_s\x18\x18 \x01(\x01\x12.\n\x0clast_answers\x18\x19 \x03(\x0b\x32\x18.sightline.v1.LastAnswer\x12\x14\n\x0cmemory_bytes\x18\x1a \x01(\x04\x12\x15\n\rmemory_frames\x18\x1b \x01(\x04\x12\x17\n\x0fmemory_oldest_s\x18\x1c \x01(\x01\x12\x14\n\x0cmemory_state\x18\x1d \x01(\t\x12\x10\n\x08priority\x18\x1e \x01(\t\x12\x0c\n\x04rung\x18\x1f \x01(\t\x12\x13\n\x0brung_reason\x18  \x01(\t\x12\x15\n\rwindows_per_s\x18! \x01(\x01\x12\x16\n\x0e\x65xpected_lag_s\x18\" \x01(\x01\x12\x0f\n\x07manager\x18# \x01(\t\x12\x0c\n\x04life\x18$ \x01(\t\x12\x0e\n\x06\x64\x65\x63ode\x18% \x01(\t\"L\n\nLastAnswer\x12\x10\n\x08question\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x10\n\x08positive\x18\x03 \x01(\x08\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x03*\xdf\x01\n\x0b\x43\x61meraState\x12\x1c\n\x18\x43\x41MERA_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43\x41MERA_STATE_WAITING\x10\x01\x12\x1b\n\x17\x43\x41MERA_STATE_CONNECTING\x10\x02\x12\x18\n\x14\x43\x41MERA_STATE_RUNNING\x10\x03\x12\x18\n\x14\x43\x41MERA_STATE_BACKOFF\x10\x04\x12\x16\n\x12\x43\x41MERA_STATE_ERROR\x10\x05\x12\x16\n\x12\x43\x41MERA_STATE_ENDED\x10\x06\x12\x17\n\x13\x43\x41MERA_STATE_PAUSED\x10\x07\x32\xc9\x03\n\x07\x43\x61meras\x12\x41\n\x03\x41\x64\x64\x12\x1e.sightline.v1.AddCameraRequest\x1a\x1a.sightline.v1.CameraStatus\x12O\n\x06Remove\x12!.sightline.v1.RemoveCameraRequest\x1a\".sightline.v1.RemoveCameraResponse\x12K\n\x04List\x12 .sightline.v1.ListCamerasRequest\x1a!.sightline.v1.ListCamerasResponse\x12\x41\n\x03Get\x12\x1e.sightline.v1.GetCameraRequest\x1a\x1a.sightline.v1.CameraStatus\x12G\n\x06Update\x12!.sightline.v1.UpdateCameraRequest\x1a\x1a.sightline.v1.CameraStatus\x12Q\n\x06\x45xport\x12\".sightline.v1.ExportCamerasRequest\x1a#.sightline.v1.ExportCamerasResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1asightline/v1/cameras.proto\x12\x0csightline.v1\"H\n\x08Question\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\tthreshold\x18\x03 \x01(\x01\x12\x0f\n\x07\x65xplain\x18\x04 \x01(\x08\"\xa4\x01\n\x10\x41\x64\x64\x43\x61meraRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12)\n\tquestions\x18\x03 \x03(\x0b\x32\x16.sightline.v1.Question\x12\x15\n\rsettings_json\x18\x04 \x01(\t\x12\r\n\x05\x66orce\x18\x05 \x01(\x08\x12\x0f\n\x07manager\x18\x06 \x01(\t\x12\x10\n\x08takeover\x18\x07 \x01(\x08\"\xb0\x01\n\x13UpdateCameraRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12)\n\tquestions\x18\x03 \x03(\x0b\x32\x16.sightline.v1.Question\x12\x15\n\rsettings_json\x18\x04 \x01(\t\x12\x0f\n\x07manager\x18\x06 \x01(\t\x12\x10\n\x08takeover\x18\x07 \x01(\x08\x12\x10\n\x08revision\x18\x08 \x01(\tJ\x04\x08\x05\x10\x06\"F\n\x13RemoveCameraRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07manager\x18\x02 \x01(\t\x12\x10\n\x08takeover\x18\x03 \x01(\x08\"6\n\x14\x45xportCamerasRequest\x12\r\n\x05names\x18\x01 \x03(\t\x12\x0f\n\x07secrets\x18\x02 \x01(\x08\"E\n\x15\x45xportCamerasResponse\x12,\n\x07\x63\x61meras\x18\x01 \x03(\x0b\x32\x1b.sightline.v1.WrittenCamera\"T\n\rWrittenCamera\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07manager\x18\x02 \x01(\t\x12\x12\n\nentry_json\x18\x03 \x01(\t\x12\x10\n\x08revision\x18\x04 \x01(\t\"\x16\n\x14RemoveCameraResponse\"\x14\n\x12ListCamerasRequest\"B\n\x13ListCamerasResponse\x12+\n\x07\x63\x61meras\x18\x01 \x03(\x0b\x32\x1a.sightline.v1.CameraStatus\" \n\x10GetCameraRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xa9\x06\n\x0c\x43\x61meraStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06source\x18\x02 \x01(\t\x12(\n\x05state\x18\x03 \x01(\x0e\x32\x19.sightline.v1.CameraState\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x12\n\nretry_in_s\x18\x05 \x01(\x01\x12\r\n\x05\x63odec\x18\x06 \x01(\t\x12\r\n\x05width\x18\x07 \x01(\r\x12\x0e\n\x06height\x18\x08 \x01(\r\x12\x0b\n\x03\x63ue\x18\t \x01(\t\x12\x18\n\x10last_frame_age_s\x18\n \x01(\x01\x12\x0f\n\x07\x64\x65\x63oder\x18\x0b \x01(\t\x12\x0f\n\x07replica\x18\x0c \x01(\t\x12\x16\n\x0e\x66rames_decoded\x18\r \x01(\x04\x12\x16\n\x0e\x66rames_sampled\x18\x0e \x01(\x04\x12\x15\n\rdecode_errors\x18\x0f \x01(\x04\x12\x0c\n\x04gaps\x18\x10 \x01(\x04\x12\x14\n\x0cwindows_done\x18\x11 \x01(\x04\x12\x15\n\rwindows_gated\x18\x12 \x01(\x04\x12\x17\n\x0fwindows_dropped\x18\x13 \x01(\x04\x12\x14\n\x0cwindows_lost\x18\x14 \x01(\x04\x12\x13\n\x0btokens_full\x18\x15 \x01(\x04\x12\x13\n\x0btokens_kept\x18\x16 \x01(\x04\x12\x17\n\x0ftokens_computed\x18\x17 \x01(\x04\x12\x11\n\tlatency_s\x18\x18 \x01(\x01\x12.\n\x0clast_answers\x18\x19 \x03(\x0b\x32\x18.sightline.v1.LastAnswer\x12\x14\n\x0cmemory_bytes\x18\x1a \x01(\x04\x12\x15\n\rmemory_frames\x18\x1b \x01(\x04\x12\x17\n\x0fmemory_oldest_s\x18\x1c \x01(\x01\x12\x14\n\x0cmemory_state\x18\x1d \x01(\t\x12\x10\n\x08priority\x18\x1e \x01(\t\x12\x0c\n\x04rung\x18\x1f \x01(\t\x12\x13\n\x0brung_reason\x18  \x01(\t\x12\x15\n\rwindows_per_s\x18! \x01(\x01\x12\x16\n\x0e\x65xpected_lag_s\x18\" \x01(\x01\x12\x0f\n\x07manager\x18# \x01(\t\x12\x0c\n\x04life\x18$ \x01(\t\x12\x0e\n\x06\x64\x65\x63ode\x18% \x01(\t\x12\x10\n\x08revision\x18& \x01(\t\"L\n\nLastAnswer\x12\x10\n\x08question\x18\x01 \x01(\t\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x10\n\x08positive\x18\x03 \x01(\x08\x12\x0b\n\x03\x65nd\x18\x04 \x01(\x03*\xdf\x01\n\x0b\x43\x61meraState\x12\x1c\n\x18\x43\x41MERA_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43\x41MERA_STATE_WAITING\x10\x01\x12\x1b\n\x17\x43\x41MERA_STATE_CONNECTING\x10\x02\x12\x18\n\x14\x43\x41MERA_STATE_RUNNING\x10\x03\x12\x18\n\x14\x43\x41MERA_STATE_BACKOFF\x10\x04\x12\x16\n\x12\x43\x41MERA_STATE_ERROR\x10\x05\x12\x16\n\x12\x43\x41MERA_STATE_ENDED\x10\x06\x12\x17\n\x13\x43\x41MERA_STATE_PAUSED\x10\x07\x32\xc9\x03\n\x07\x43\x61meras\x12\x41\n\x03\x41\x64\x64\x12\x1e.sightline.v1.AddCameraRequest\x1a\x1a.sightline.v1.CameraStatus\x12O\n\x06Remove\x12!.sightline.v1.RemoveCameraRequest\x1a\".sightline.v1.RemoveCameraResponse\x12K\n\x04List\x12 .sightline.v1.ListCamerasRequest\x1a!.sightline.v1.ListCamerasResponse\x12\x41\n\x03Get\x12\x1e.sightline.v1.GetCameraRequest\x1a\x1a.sightline.v1.CameraStatus\x12G\n\x06Update\x12!.sightline.v1.UpdateCameraRequest\x1a\x1a.sightline.v1.CameraStatus\x12Q\n\x06\x45xport\x12\".sightline.v1.ExportCamerasRequest\x1a#.sightline.v1.ExportCamerasResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sightline.v1.cameras_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CAMERASTATE']._serialized_start=1734
-  _globals['_CAMERASTATE']._serialized_end=1957
+  _globals['_CAMERASTATE']._serialized_start=1788
+  _globals['_CAMERASTATE']._serialized_end=2011
   _globals['_QUESTION']._serialized_start=44
   _globals['_QUESTION']._serialized_end=116
   _globals['_ADDCAMERAREQUEST']._serialized_start=119
   _globals['_ADDCAMERAREQUEST']._serialized_end=283
   _globals['_UPDATECAMERAREQUEST']._serialized_start=286
-  _globals['_UPDATECAMERAREQUEST']._serialized_end=444
-  _globals['_REMOVECAMERAREQUEST']._serialized_start=446
-  _globals['_REMOVECAMERAREQUEST']._serialized_end=516
-  _globals['_EXPORTCAMERASREQUEST']._serialized_start=518
-  _globals['_EXPORTCAMERASREQUEST']._serialized_end=572
-  _globals['_EXPORTCAMERASRESPONSE']._serialized_start=574
-  _globals['_EXPORTCAMERASRESPONSE']._serialized_end=643
-  _globals['_WRITTENCAMERA']._serialized_start=645
-  _globals['_WRITTENCAMERA']._serialized_end=711
-  _globals['_REMOVECAMERARESPONSE']._serialized_start=713
-  _globals['_REMOVECAMERARESPONSE']._serialized_end=735
-  _globals['_LISTCAMERASREQUEST']._serialized_start=737
-  _globals['_LISTCAMERASREQUEST']._serialized_end=757
-  _globals['_LISTCAMERASRESPONSE']._serialized_start=759
-  _globals['_LISTCAMERASRESPONSE']._serialized_end=825
-  _globals['_GETCAMERAREQUEST']._serialized_start=827
-  _globals['_GETCAMERAREQUEST']._serialized_end=859
-  _globals['_CAMERASTATUS']._serialized_start=862
-  _globals['_CAMERASTATUS']._serialized_end=1653
-  _globals['_LASTANSWER']._serialized_start=1655
-  _globals['_LASTANSWER']._serialized_end=1731
-  _globals['_CAMERAS']._serialized_start=1960
-  _globals['_CAMERAS']._serialized_end=2417
+  _globals['_UPDATECAMERAREQUEST']._serialized_end=462
+  _globals['_REMOVECAMERAREQUEST']._serialized_start=464
+  _globals['_REMOVECAMERAREQUEST']._serialized_end=534
+  _globals['_EXPORTCAMERASREQUEST']._serialized_start=536
+  _globals['_EXPORTCAMERASREQUEST']._serialized_end=590
+  _globals['_EXPORTCAMERASRESPONSE']._serialized_start=592
+  _globals['_EXPORTCAMERASRESPONSE']._serialized_end=661
+  _globals['_WRITTENCAMERA']._serialized_start=663
+  _globals['_WRITTENCAMERA']._serialized_end=747
+  _globals['_REMOVECAMERARESPONSE']._serialized_start=749
+  _globals['_REMOVECAMERARESPONSE']._serialized_end=771
+  _globals['_LISTCAMERASREQUEST']._serialized_start=773
+  _globals['_LISTCAMERASREQUEST']._serialized_end=793
+  _globals['_LISTCAMERASRESPONSE']._serialized_start=795
+  _globals['_LISTCAMERASRESPONSE']._serialized_end=861
+  _globals['_GETCAMERAREQUEST']._serialized_start=863
+  _globals['_GETCAMERAREQUEST']._serialized_end=895
+  _globals['_CAMERASTATUS']._serialized_start=898
+  _globals['_CAMERASTATUS']._serialized_end=1707
+  _globals['_LASTANSWER']._serialized_start=1709
+  _globals['_LASTANSWER']._serialized_end=1785
+  _globals['_CAMERAS']._serialized_start=2014
+  _globals['_CAMERAS']._serialized_end=2471
 # @@protoc_insertion_point(module_scope)

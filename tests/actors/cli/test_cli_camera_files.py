@@ -31,16 +31,17 @@ class Rules:
         self.table = CameraTable(load_config(None, {"questions": [{"id": "q", "text": "Fire?"}]}), self.directory)
         self.table.load([ManagedCamera(entry=parse_camera("written"), manager=CONFIGURATION)], 0.0)
 
-    def _managed(self, name, source, questions, settings, manager):
+    def _managed(self, name, source, questions, settings, manager, revision=""):
         entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        return ManagedCamera(entry=entry, manager=manager_from_outside(manager))
+        return ManagedCamera(entry=entry, manager=manager_from_outside(manager), revision=revision)
 
     async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
         self.table.add(self._managed(name, source, questions, settings, manager), 0.0, takeover=takeover)
         return self.directory.status(name)
 
-    async def update(self, name, source, questions, settings, manager="", takeover=False):
-        self.table.update(self._managed(name, source, questions, settings, manager), 0.0, takeover=takeover)
+    async def update(self, name, source, questions, settings, manager="", takeover=False, revision=""):
+        managed = self._managed(name, source, questions, settings, manager, revision)
+        self.table.update(managed, 0.0, takeover=takeover)
         return self.directory.status(name)
 
     async def remove(self, name, manager="", takeover=False):
@@ -205,3 +206,29 @@ def test_one_camera_is_changed_in_place(rules, run):
     )
     run("cameras", "update", "written", "--priority", "critical", "--takeover")
     assert rules.managers()["written"] == "cluster"
+
+
+MASK = [[0.0, 0.0], [0.5, 0.0], [0.5, 1.0]]
+
+
+@pytest.mark.parametrize(
+    "change", [["update", "gate", "--priority", "critical"], ["pause", "gate"], ["resume", "gate"]], ids=lambda c: c[0]
+)
+def test_a_mask_that_is_drawn_between_reading_and_saving_is_not_overwritten(rules, run, monkeypatch, change):
+    run("cameras", "add", "gate", "rtsp://u:s3cret@10.0.0.1/stream")
+
+    async def read_then_masked(names=()):
+        read = rules.table.managed(names)
+        entry = parse_camera("gate", "rtsp://u:***@10.0.0.1/stream", settings={"privacy_masks": [MASK]})
+        rules.table.update(ManagedCamera(entry=entry), 0.0)
+        return read
+
+    with monkeypatch.context() as context:
+        context.setattr(rules, "export", read_then_masked)
+        assert "'gate' were changed elsewhere since they were read" in run("cameras", *change, code=1)
+    run("cameras", *change)
+    [gate] = rules.table.managed(["gate"])
+    assert [[list(corner) for corner in mask] for mask in gate.entry.privacy_masks] == [MASK]
+    assert gate.entry.source.reveal() == "rtsp://u:s3cret@10.0.0.1/stream"
+    # Only what differs is a change: whoever repeats what is there disturbs nobody.
+    assert rules.table.update(ManagedCamera(entry=gate.entry, revision=gate.revision), 0.0).revision == gate.revision

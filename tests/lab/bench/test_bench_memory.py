@@ -412,7 +412,7 @@ def test_prefetch_is_measured_with_right_wrong_and_real_predictions(
     monkeypatch.setattr("cluster.lab.bench.memory.footage.ASK_EVERY", 3)
     options = ("--part", "prefetch", "--layers", "3", "--blocks", "4", "--out", str(tmp_path))
     found = measured(clip, tmp_path, *options)
-    assert set(found["figures"]) == {"prefetch_hidden_1ms", "prediction_recall", "prefetch_hidden_real", "parts_failed"}
+    assert set(found["figures"]) == {"prefetch_hidden_1ms", "prediction_recall", "prefetch_hidden_real"}
     right, _, _, real, again = found["rows"]
     assert (right["used"], right["missed"]) == (8, 4)
     assert real["queries"] == again["queries"] == "demo-qwen2_5_vl"

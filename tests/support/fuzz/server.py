@@ -102,6 +102,7 @@ class Table:
         settings: dict[str, Any],
         manager: str = "",
         takeover: bool = False,
+        revision: str = "",
     ) -> CameraStatus:
         """See ``Directory``."""
         await self.get(name)

@@ -56,11 +56,11 @@ export function CamerasPage() {
 }
 
 async function pauseCamera(camera, paused) {
-  const { source, settings, manager } = await get(`${cameraPath(camera.name)}/settings`);
+  const { source, settings, manager, revision } = await get(`${cameraPath(camera.name)}/settings`);
   const takeover = manager !== "cluster" && confirm(`${camera.name} belongs to ${manager}. Take it over?`);
   const changed = { ...settings, paused };
   if (!paused) delete changed.paused;
-  await put(cameraPath(camera.name), { source, settings: changed, takeover });
+  await put(cameraPath(camera.name), { source, settings: changed, takeover, revision });
 }
 
 function RemoveDialog({ camera, onClose }) {
@@ -137,7 +137,7 @@ export function AddCameraPage() {
   </div>`;
 }
 
-const STALE = "These settings were changed elsewhere since they were shown here. Reload the page, then change them.";
+const draftOf = ({ source, settings }) => ({ source, priority: settings.priority ?? "normal", settings });
 
 export function SettingsPage({ name }) {
   useTopics("me", `camera:${name}`);
@@ -147,12 +147,11 @@ export function SettingsPage({ name }) {
   const [error, setError] = useState(null);
   const [said, setSaid] = useState("");
   const [busy, setBusy] = useState(false);
-  const read = () => get(`${cameraPath(name)}/settings`);
   const load = async () => {
     try {
-      const found = await read();
+      const found = await get(`${cameraPath(name)}/settings`);
       setWritten(found);
-      setDraft({ name, source: found.source, priority: found.settings.priority ?? "normal", settings: found.settings });
+      setDraft(draftOf(found));
       setError(null);
     } catch (failure) {
       setError(failure);
@@ -162,22 +161,17 @@ export function SettingsPage({ name }) {
   if (store.me && !may("admin")) return html`<${BackToCameras} /><h1>${name}</h1><p class="soft">${NEEDS_ADMIN}</p>`;
   if (!draft) return html`<${BackToCameras} /><h1>${name}</h1>${error ? html`<${Failure} error=${error} onRetry=${load} />` : html`<${Skeleton} rows=${5} />`}`;
   const foreign = written.manager !== "cluster";
-  /** Saves what `change` makes of the settings as they are by now, of which others may have changed some since they were
-   * loaded, and what of the draft is in `more`; throws what the gateway says, or that they changed what it replaces. */
-  const save = async (change, more = {}) => {
+  // The form of the source edits nothing else.
+  const drafted = { ...draft, settings: { ...written.settings, source_options: draft.settings.source_options } };
+  /** Saves source and settings; throws what the gateway says. */
+  const save = async (next) => {
     setBusy(true);
     setSaid("");
+    const entry = entryOf(next);
     try {
-      const { source, settings: before } = await read();
-      const changed = change(before);
-      // Questions are changed one by one; the others are replaced as a whole: a mask that somebody drew since would go.
-      const replaced = Object.keys(changed).filter((key) => key !== "questions");
-      const stale = replaced.some((key) => JSON.stringify(before[key]) !== JSON.stringify(written.settings[key]));
-      if (stale || (more.source !== undefined && source !== written.source)) throw new Error(STALE);
-      const settings = { ...before, ...changed };
-      await put(cameraPath(name), { ...entryOf({ source, priority: before.priority ?? "normal", settings, ...more }), takeover });
-      setWritten(await read());
-      setDraft((draft) => ({ ...draft, settings }));
+      // They are saved as a whole: with the revision, the gateway refuses them where others changed some since then.
+      const { revision } = await put(cameraPath(name), { ...entry, takeover, revision: written.revision });
+      setWritten({ ...entry, manager: "cluster", revision });
       setSaid("Saved.");
       setError(null);
     } catch (failure) {
@@ -187,10 +181,8 @@ export function SettingsPage({ name }) {
       setBusy(false);
     }
   };
-  const saveSource = (event) => {
-    event.preventDefault();
-    save(() => ({ source_options: draft.settings.source_options }), { source: draft.source, priority: draft.priority }).catch(() => {});
-  };
+  const saveSettings = (settings) => save(draftOf({ ...written, settings: { ...written.settings, ...settings } }));
+  const saveSource = (event) => (event.preventDefault(), save(drafted).catch(() => {}));
   return html`<div class="cameras-page">
     <${BackToCameras} />
     <header class="page-head"><h1>${name}</h1><p class="soft">Settings</p>
@@ -200,15 +192,15 @@ export function SettingsPage({ name }) {
     <p class="unseen" role="status">${said}</p>
     ${error && html`<p class="error" role="alert">${error.message}</p>`}
     <section class="card" aria-labelledby="set-questions"><h2 id="set-questions">Questions</h2>
-      <${Questions} camera=${name} questions=${draft.settings.questions} onSave=${(change) => save(({ questions }) => ({ questions: change(questions ?? []) }))} /></section>
+      <${Questions} camera=${name} questions=${written.settings.questions} onSave=${(questions) => saveSettings({ questions })} /></section>
     <section class="card" aria-labelledby="set-masks"><h2 id="set-masks">Privacy masks</h2>
-      <${ShapeEditor} camera=${name} kind=${MASKS} shapes=${draft.settings.privacy_masks ?? []} onSave=${(masks) => save(() => ({ privacy_masks: masks }))} /></section>
+      <${ShapeEditor} camera=${name} kind=${MASKS} shapes=${written.settings.privacy_masks ?? []} onSave=${(masks) => saveSettings({ privacy_masks: masks })} /></section>
     <section class="card" aria-labelledby="set-zones"><h2 id="set-zones">Zones</h2>
-      <${ShapeEditor} camera=${name} kind=${ZONES} shapes=${draft.settings.zones ?? []} onSave=${(zones) => save(() => ({ zones }))} /></section>
+      <${ShapeEditor} camera=${name} kind=${ZONES} shapes=${written.settings.zones ?? []} onSave=${(zones) => saveSettings({ zones })} /></section>
     <section class="card" aria-labelledby="set-source"><h2 id="set-source">Source</h2>
       <form onSubmit=${saveSource}>
-        <${SourceFields} draft=${draft} onChange=${setDraft} />
-        <${SourceTest} name=${name} draft=${draft} />
+        <${SourceFields} draft=${drafted} onChange=${setDraft} />
+        <${SourceTest} name=${name} draft=${drafted} />
         <div class="actions"><button class="button primary" disabled=${busy}>Save source</button></div>
       </form></section>
   </div>`;

@@ -16,15 +16,15 @@ export function Questions({ camera, questions, onSave }) {
   const [copying, setCopying] = useState(null);
   const [error, setError] = useState("");
   const own = questions ?? [];
-  /** Without the question `id`, and with `more`. */
-  const save = async (id, more) => {
+  const save = async (next) => {
     setError("");
-    await onSave((before) => [...before.filter((each) => each.id !== id), ...more]);
+    await onSave(next);
     setEditing(null);
   };
+  const without = (id) => own.filter((each) => each.id !== id);
   const drop = async (id) => {
     try {
-      await save(id, []);
+      await save(without(id));
     } catch (failure) {
       setError(failure.message);
     }
@@ -40,7 +40,7 @@ export function Questions({ camera, questions, onSave }) {
     ${error && html`<p class="error" role="alert">${error}</p>`}
     ${editing
       ? html`<${QuestionForm} key=${editing.id} camera=${camera} question=${editing} taken=${own.map(({ id }) => id)} onCancel=${() => setEditing(null)}
-          onSave=${(next) => save(editing.id, [next])} />`
+          onSave=${(next) => save([...without(editing.id), next])} />`
       : html`<div class="actions"><button type="button" class="button primary" onClick=${() => setEditing(NEW)}>Write a question</button></div>`}
     ${copying && html`<${CopyDialog} camera=${camera} question=${copying} onClose=${() => setCopying(null)} />`}`;
 }
