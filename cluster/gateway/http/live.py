@@ -147,7 +147,8 @@ class Event:
 
 
 class Reader:
-    """One browser's events: of cameras only the newest status each, of the rest the newest ``limit``."""
+    """One browser's events: of cameras only the newest status each, the newest trouble, of the rest the newest
+    ``limit``."""
 
     def __init__(self, wants: Callable[[str], bool], limit: int) -> None:
         self._wants = wants
@@ -162,7 +163,7 @@ class Reader:
         """Never waits; pushes the oldest out where there is no room."""
         if not self._wants(event.camera):
             return
-        if event.kind == "camera":
+        if event.kind in ("camera", "trouble"):
             self._cameras[event.camera] = event
         else:
             if event.kind == "removed":
@@ -299,6 +300,10 @@ class Live:
         """Look at the cameras at once: something was changed, or somebody begins to follow."""
         self._wake.set()
 
+    def trouble_event(self) -> Event:
+        """Tells :attr:`trouble`, which every page shows."""
+        return Event.of("trouble", "", {"trouble": self.trouble})
+
     async def _forever(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
             try:
@@ -343,6 +348,7 @@ class Live:
 
     async def _look(self) -> None:
         while True:
+            before = self.trouble
             try:
                 cameras = await self._directory.list()
                 self.replicas = await self._directory.list_replicas()
@@ -351,6 +357,8 @@ class Live:
                 self.trouble = str(error)
             else:
                 await self._tell(cameras)
+            if self.trouble != before:
+                self.feed.put(self.trouble_event())
             self._wake.clear()
             try:
                 async with asyncio.timeout(self._poll_s if len(self.feed) else max(self._poll_s, QUIET_POLL_S)):

@@ -65,17 +65,13 @@ async function openIncidents() {
   }
 }
 
-/** What comes with no event: that the gateway hears nothing of the cameras; and incidents that could not be had. */
+/** What comes with no event: incidents that could not be had. */
 async function lookAround() {
-  if (live.state !== "live" || document.visibilityState !== "visible") return;
-  if (incidentsOwed) {
-    const touched = store.track();
-    const found = await openIncidents().catch(() => null);
-    if (found) store.takeOpen(found, touched);
-    store.untrack(touched);
-  }
-  const fleet = await get("/v1/fleet").catch(() => null);
-  if (fleet) store.set("trouble", fleet.trouble);
+  if (!incidentsOwed || live.state !== "live" || document.visibilityState !== "visible") return;
+  const touched = store.track();
+  const found = await openIncidents().catch(() => null);
+  if (found) store.takeOpen(found, touched);
+  store.untrack(touched);
 }
 
 let announced = "";
@@ -85,6 +81,7 @@ let catchingUp = 0;
 const HANDLERS = {
   camera: (status) => store.camera(status),
   removed: (body) => store.removed(body.name),
+  trouble: (body) => store.set("trouble", body.trouble),
   answer(answer) {
     const end = answer.end_unix_s ?? now() - answer.timing.latency_s;
     store.answer(answer.camera, answer.question, [end, answer.score, answer.positive, answer.gated, (answer.end - answer.start) / 1e6]);
