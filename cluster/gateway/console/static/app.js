@@ -9,7 +9,7 @@ import { now, plural, words } from "./format.js";
 import { ImportPage } from "./import_cameras.js";
 import { IncidentsPage } from "./incidents.js";
 import { Live } from "./live.js";
-import { Login } from "./login.js";
+import { comeBack, Login } from "./login.js";
 import { Empty, Icon, useClock } from "./parts.js";
 import { store, useTopics } from "./store.js";
 import { onTheme, theme, toggleTheme } from "./theme.js";
@@ -120,6 +120,7 @@ function App() {
   useTopics("me", "incidents");
   const [route, setRoute] = useState(parse(location.hash));
   const [signedOut, setSignedOut] = useState(false);
+  const [stillIn, setStillIn] = useState("");
   const main = useRef(null);
   useEffect(() => {
     const change = () => setRoute(parse(location.hash));
@@ -134,6 +135,7 @@ function App() {
     onSignedOut(() => {
       live.stop();
       store.clear();
+      setStillIn("");
       setSignedOut(true);
     });
     begin();
@@ -153,12 +155,13 @@ function App() {
   return html`
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), main.current.focus())}>Skip to the content</a>
     <${Header} route=${route} onSignOut=${async () => {
-      await remove("/v1/session").catch(() => {});
+      setStillIn(await remove("/v1/session").then(() => "", (error) => error.message));
       live.stop();
       store.clear();
       begin();
     }} />
     <${NotLive} />
+    ${stillIn && html`<div class="not-live" role="alert"><strong>Not signed out.</strong> <span>${stillIn} Close the browser, or try again.</span></div>`}
     <main id="main" ref=${main} tabindex="-1"><${Page} route=${route} /></main>
     <p class="unseen" role="status">${announced}</p>`;
 }
@@ -240,4 +243,5 @@ function titleOf({ page, rest }) {
   return PAGES.find(({ path }) => path === page)?.word ?? "Not here";
 }
 
+comeBack();
 render(html`<${App} />`, document.getElementById("app"));
