@@ -1,27 +1,15 @@
 // The box to sign in with: at the provider, with a token, or either.
 import { get, post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
+import { recall, remember } from "./theme.js";
 
 const LEFT = "sightline-left";
 
-/** To the provider, which sends back to the first page: the one that was asked for is kept by this tab. */
-function leave() {
-  try {
-    sessionStorage.setItem(LEFT, location.hash);
-  } catch {
-    // A browser that lets pages store nothing shows the first page.
-  }
-}
-
-/** Where somebody wanted to go who has been at the provider since. */
+/** Where somebody wanted to go who has been at the provider since, which sends back to the first page. */
 export function comeBack() {
-  try {
-    const left = sessionStorage.getItem(LEFT);
-    sessionStorage.removeItem(LEFT);
-    if (left && !location.hash) history.replaceState(null, "", left);
-  } catch {
-    // As above.
-  }
+  const left = recall(LEFT, "sessionStorage");
+  remember(LEFT, "", "sessionStorage");
+  if (left && !location.hash) history.replaceState(null, "", left);
 }
 
 export function Login({ onDone }) {
@@ -51,7 +39,7 @@ export function Login({ onDone }) {
     <form class="card" onSubmit=${signIn} aria-labelledby="login-title">
       <p class="brand"><span class="brand-mark" aria-hidden="true"></span>Sightline</p>
       <h1 id="login-title">Sign in</h1>
-      ${ways.provider && html`<a class="button primary wide" href="/v1/sign-in/provider" onClick=${leave}>Sign in with ${ways.provider}</a>`}
+      ${ways.provider && html`<a class="button primary wide" href="/v1/sign-in/provider" onClick=${() => remember(LEFT, location.hash, "sessionStorage")}>Sign in with ${ways.provider}</a>`}
       ${ways.tokens && html`
         <p class="soft">Whoever runs this cluster makes tokens with <code>sightline tokens create</code>.</p>
         <label class="field column">Token
