@@ -348,6 +348,7 @@ class Live:
 
     async def _look(self) -> None:
         while True:
+            self._wake.clear()
             before = self.trouble
             try:
                 cameras = await self._directory.list()
@@ -359,7 +360,6 @@ class Live:
                 await self._tell(cameras)
             if self.trouble != before:
                 self.feed.put(self.trouble_event())
-            self._wake.clear()
             try:
                 async with asyncio.timeout(self._poll_s if len(self.feed) else max(self._poll_s, QUIET_POLL_S)):
                     await self._wake.wait()

@@ -108,6 +108,24 @@ async def test_pages_that_ask_at_once_get_one_list_which_began_after_they_asked(
     assert len(await live.list()) == 999
 
 
+async def test_a_look_that_is_asked_for_during_another_is_had(monkeypatch):
+    monkeypatch.setattr("cluster.gateway.http.live.QUIET_POLL_S", 3600.0)
+    world = World(1)
+    live = Live(world, AnswerHub(), Calls({}), poll_s=0.01)
+    listed = world.list
+
+    async def list_and_change():
+        found = await listed()
+        if world.looks == 1:
+            live.look()
+        return found
+
+    world.list = list_and_change
+    looking = asyncio.create_task(live._look())
+    await until_async(lambda: world.looks == 2)
+    looking.cancel()
+
+
 async def test_an_answer_of_a_removed_camera_is_not_shown_of_another_of_its_name():
     live = Live(World(0), AnswerHub(), Calls({}))
     await live._tell([CameraStatus("gate", life="one")])
