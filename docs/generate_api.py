@@ -91,6 +91,7 @@ and nothing is missed.
 | `answer` | an answer; `end_unix_s` is the end of its window |
 | `incident` | `key`, `event` (new, update or end), `cause`, `at_s`, `silent`, `incident` |
 | `removed` | the `name` of a removed camera |
+| `trouble` | why the gateway cannot see the cameras, empty while it does: after `hello`, and when it changes |
 | `missed` | the number of `events` dropped for a slow reader or lost (0: unknown); fetch the lists again |
 
 Of an incident's updates, the cause `acknowledged` means that somebody handles it, `review` that somebody has confirmed

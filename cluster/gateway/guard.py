@@ -274,7 +274,9 @@ def make_guard(security: SecurityConfig, audit_suffix: str = "") -> Guard | None
                 "security.audit_log tells who called, and nobody is asked: set security.tokens_file or security.oidc"
             )
         return None
-    tokens = None if security.tokens_file is None else TokenFile(Path(security.tokens_file))
+    tokens = None
+    if security.tokens_file is not None:
+        tokens = TokenFile(Path(security.tokens_file), on_stale=metrics.tokens_stale.set)
     provider = None if security.oidc is None else OidcProvider(security.oidc)
     audit = None
     if security.audit_log is not None:

@@ -111,6 +111,9 @@ alerts_lost = counter(
     "sightline_alerts_lost",
     "Alerts lost before delivery: memory was full while the disk failed, or they were older than alerts.retention.",
 )
+tokens_stale = gauge(
+    "sightline_tokens_stale", "1 while the file of tokens cannot be read, and what was revoked stays valid."
+)
 audit_lines_lost = counter("sightline_audit_lines_lost", "Lines of the audit log that its disk did not take.")
 alerts_trimmed = counter("sightline_alerts_trimmed", "Delivered alerts deleted early to make room for newer ones.")
 clips = counter(

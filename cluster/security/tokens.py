@@ -63,13 +63,21 @@ class TokenFile:
     """Tokens in a JSON file that only its owner may read.
 
     :meth:`verify` checks at most once in ``check_s`` whether the file has changed, so that a revoked token ends without
-    a restart. While the file is unreadable the tokens stay as they were, so that an editing mistake locks nobody out,
-    and ``trouble`` and the log say so.
+    a restart. While the file is unreadable the tokens stay as they were, revoked ones too, so that an editing mistake
+    locks nobody out; the log and ``on_stale`` say so, which is called with whether it is unreadable.
     """
 
-    def __init__(self, path: Path, *, check_s: float = 1.0, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        check_s: float = 1.0,
+        clock: Callable[[], float] = time.time,
+        on_stale: Callable[[bool], object] = bool,
+    ) -> None:
         self.path = path
-        self.trouble = ""
+        self._trouble = ""
+        self._on_stale = on_stale
         self._check_s = check_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -105,16 +113,18 @@ class TokenFile:
 
     def _look(self) -> None:
         stamp = _stamp(self.path)
-        if stamp == self._stamp:
+        # A file that is back as it was, after its folder was away, is in order again.
+        if stamp == self._stamp and not self._trouble:
             return
         try:
             self._tokens = read_tokens(self.path)
-            self.trouble = ""
+            self._trouble = ""
             self._stamp = stamp
         except ConfigError as error:
-            if self.trouble != str(error):
-                self.trouble = str(error)
+            if self._trouble != str(error):
+                self._trouble = str(error)
                 log.warning("%s; the tokens stay as they were", error)
+        self._on_stale(bool(self._trouble))
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:

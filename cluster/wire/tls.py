@@ -130,14 +130,22 @@ class PeerTls:
         self._reloading = Reloading(files)
         self._lock = threading.Lock()
         self._renewals = 0
+        self._unread = False
         self._read()
 
     def renewals(self) -> int:
         """How often the files were read again: a channel that was opened before the last time has an old one."""
         with self._lock:
-            if self._reloading.changed():
-                self._renewals += 1
-                self._read()
+            self._unread = self._reloading.changed() or self._unread
+            if self._unread:
+                try:
+                    self._read()
+                except OSError as error:
+                    # Written again since they were found to be in order; what is there stays until they can be read.
+                    log.warning("the certificate was not renewed: %s", error)
+                else:
+                    self._renewals += 1
+                    self._unread = False
             return self._renewals
 
     def credentials(self) -> grpc.ChannelCredentials:

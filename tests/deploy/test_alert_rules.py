@@ -236,6 +236,7 @@ CASES = {
     ),
     "SightlineAlertsUnwritten": ({S + "alerts_unwritten": "0x30 2x30"}, {S + "alerts_unwritten": "0x60"}),
     "SightlineAuditLost": ({S + "audit_lines_lost_total": "0x40 1x20"}, {S + "audit_lines_lost_total": "3x60"}),
+    "SightlineTokensStale": ({S + "tokens_stale": "0x50 1x10"}, {S + "tokens_stale": "1x58 0x2"}),
     "SightlineAlertsLost": ({S + "alerts_lost_total": "0x40 1x20"}, {S + "alerts_lost_total": "3x60"}),
     "SightlineRingsShort": (
         {S + 'rings_short{process="decoder-0"}': "0x10 2x50", S + 'rings_short{process="decoder-1"}': "0x60"},

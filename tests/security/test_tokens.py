@@ -63,28 +63,35 @@ def test_a_revoked_token_ends_and_a_broken_file_locks_nobody_out(tmp_path, clock
     secret, token = make_token("room", [Role.VIEW])
     kept, keeper = make_token("keeper", [Role.VIEW])
     write_tokens(path, [token, keeper])
-    tokens = TokenFile(path, clock=clock)
+    stale = []
+    tokens = TokenFile(path, clock=clock, on_stale=stale.append)
     path.write_text("{")
     clock.now += 2
     assert tokens.verify(secret).name == "room"
-    assert "not a file of tokens" in tokens.trouble
     clock.now += 2
     tokens.verify(secret)
-    # Said once.
-    assert [each.getMessage() for each in caplog.records] == [f"{tokens.trouble}; the tokens stay as they were"]
+    [said] = [each.getMessage() for each in caplog.records]
+    assert "not a file of tokens" in said
+    assert said.endswith("; the tokens stay as they were")
+    assert set(stale) == {True}
     path.write_bytes('{"tokens": ["Zoë"]}'.encode("latin-1"))
     clock.now += 2
     assert tokens.verify(secret).name == "room"
-    assert "no UTF-8" in tokens.trouble
+    assert "no UTF-8" in caplog.text
     write_tokens(path, [keeper])
     clock.now += 2
     with pytest.raises(UnauthenticatedError):
         tokens.verify(secret)
     assert tokens.verify(kept).name == "keeper"
-    assert tokens.trouble == ""
-    path.unlink()
+    assert stale.pop() is False
+    away = path.rename(tmp_path / "away")
     clock.now += 2
     assert tokens.verify(kept).name == "keeper"
+    assert stale.pop() is True
+    away.rename(path)
+    clock.now += 2
+    assert tokens.verify(kept).name == "keeper"
+    assert stale.pop() is False, "it is back as it was"
 
 
 @pytest.mark.parametrize(

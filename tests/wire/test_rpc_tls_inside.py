@@ -158,6 +158,21 @@ async def test_half_a_renewal_changes_nothing(tmp_path, authority):
         assert tls.renewals() == 0
 
 
+def test_files_that_go_while_they_are_read_are_read_later(tmp_path, authority, monkeypatch):
+    tls = peers(authority, tmp_path)
+    before = tls.client_context()
+    ca, away = tmp_path / "inner-ca.crt", tmp_path / "away"
+    authority.issue(tmp_path, "inner", host=NAME)
+    with monkeypatch.context() as patch:
+        changed = tls._reloading.changed
+        patch.setattr(tls._reloading, "changed", lambda: changed() and ca.rename(away).exists())
+        assert tls.client_context() is before
+        assert tls.renewals() == 0
+    away.rename(ca)
+    assert tls.client_context() is not before
+    assert tls.renewals() == 1
+
+
 def test_a_tier_comes_back_after_its_certificate_was_renewed(tmp_path, authority):
     """Everything is signed anew by another authority while the node is down: the old channel could never reach it."""
     tls = peers(authority, tmp_path)

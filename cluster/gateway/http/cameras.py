@@ -81,7 +81,8 @@ async def list_cameras(gateway: Gateway) -> Reply:
     # Without the message in between: it takes longer to make than all the rest, and a wall has thousands.
     gateway.calls.check(f"{SERVICE}List", cameras_pb2.ListCamerasRequest())
     sees = current_principal().sees
-    return Reply({"cameras": [each for each in await gateway.live.list() if sees(each.name)]})
+    listed = [status for name, status in (await gateway.live.list()).items() if sees(name)]
+    return Reply(b'{"cameras":[%s]}' % b",".join(listed))
 
 
 @router.on("POST /v1/cameras", f"{SERVICE}Add", CameraStatus, errors=(409,))
@@ -105,7 +106,7 @@ async def test_source(body: TestedSource, gateway: Gateway) -> Reply:
     asked = pictures_pb2.TestRequest(
         camera=body.name, source=body.source, settings_json=json.dumps(body.settings) if body.settings else ""
     )
-    return Reply(from_message(SourceTest, await gateway.calls.unary(TEST, asked)))
+    return Reply(jsonable(from_message(SourceTest, await gateway.calls.unary(TEST, asked))))
 
 
 class SearchedNetwork(Body):
@@ -137,7 +138,7 @@ async def import_cameras(body: CameraList, gateway: Gateway) -> Reply:
     camera that is there already as listed is not wrong: a list that was added in part can be sent again."""
     # On a thread: thousands of cameras take seconds.
     listed = await asyncio.to_thread(parse_camera_list, body.text)
-    known = {each.name for each in await gateway.live.list()}
+    known = await gateway.live.list()
     sees = current_principal().sees
     there: dict[str, Any] = {}
     if twice := [each.name for each in listed if each.name in known and sees(each.name)]:

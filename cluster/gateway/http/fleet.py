@@ -94,8 +94,9 @@ Only = Annotated[
 
 @router.on("GET /v1/events", EVENTS, media=SSE)
 async def events(request: Request, gateway: Gateway, cameras: Only = "") -> Stream:
-    """Events as they happen: camera (a CameraStatus that changed), answer, incident, removed, and missed (how many
-    events a slow reader lost). Ask for the cameras after the first event, and nothing is missed.
+    """Events as they happen: camera (a CameraStatus that changed), answer, incident, removed, trouble (why the gateway
+    cannot see the cameras), and missed (how many events a slow reader lost). Ask for the cameras after the first event,
+    and nothing is missed.
     """
     pieces = _events(gateway, frozenset(names(cameras)), request)
     return await Stream.begin(pieces, SSE, {"X-Accel-Buffering": "no"})
@@ -107,7 +108,7 @@ async def _events(gateway: Backend, wanted: frozenset[str], request: Request) ->
     with gateway.live.feed.read(
         lambda camera: not camera or ((not wanted or camera in wanted) and principal.sees(camera))
     ) as reader:
-        yield b"retry: 2000\nevent: hello\ndata: {}\n\n"
+        yield b"retry: 2000\nevent: hello\ndata: {}\n\n" + gateway.live.trouble_event().data
         gateway.live.look()
         checked_s = loop.time()
         while (piece := await reader.take(gateway.ping_s)) is not None:

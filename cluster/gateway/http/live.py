@@ -7,11 +7,11 @@ import logging
 import time
 from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sightline.v1 import incidents_pb2
 
@@ -25,6 +25,8 @@ from cluster.types import MICROSECONDS, Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.answers import AnswerHub
 from cluster.wire.mapping import from_message
+
+T = TypeVar("T")
 
 KEPT = 120
 """Scores per question, and changes of rung per camera."""
@@ -145,7 +147,8 @@ class Event:
 
 
 class Reader:
-    """One browser's events: of cameras only the newest status each, of the rest the newest ``limit``."""
+    """One browser's events: of cameras only the newest status each, the newest trouble, of the rest the newest
+    ``limit``."""
 
     def __init__(self, wants: Callable[[str], bool], limit: int) -> None:
         self._wants = wants
@@ -160,7 +163,7 @@ class Reader:
         """Never waits; pushes the oldest out where there is no room."""
         if not self._wants(event.camera):
             return
-        if event.kind == "camera":
+        if event.kind in ("camera", "trouble"):
             self._cameras[event.camera] = event
         else:
             if event.kind == "removed":
@@ -239,6 +242,8 @@ QUIET_POLL_S = 5.0
 COUNTERS_S = 5.0
 """A camera of which only counters and ages changed is told so seldom."""
 RETRY_S = 5.0
+AT_ONCE = 200
+"""Cameras that are told or encoded before others have their turn."""
 
 
 class Live:
@@ -254,6 +259,7 @@ class Live:
         self._poll_s = poll_s
         # What the browsers were last told of each camera, or what was there before any followed; and when it was told.
         self._told: dict[str, tuple[float, CameraStatus]] = {}
+        self._listing: asyncio.Task[Mapping[str, bytes]] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
         self._followed = False
@@ -275,13 +281,28 @@ class Live:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=1.0)
 
-    async def list(self) -> Sequence[CameraStatus]:
-        """All cameras as the controller has them now; raises ``UnavailableError``."""
-        return await self._directory.list()
+    async def list(self) -> Mapping[str, bytes]:
+        """JSON of all cameras as the controller has them now; raises ``UnavailableError``. Whoever asks at once gets
+        the same: all pages do, where events were missed."""
+        before = self._listing
+        if before is not None and not before.done():
+            # It began before this was asked, and may lack what the caller was told of.
+            await asyncio.wait([before])
+        if self._listing is before:
+            self._listing = asyncio.create_task(self._list(), name="list cameras")
+        assert self._listing is not None
+        return await asyncio.shield(self._listing)
+
+    async def _list(self) -> Mapping[str, bytes]:
+        return {each.name: encoded(each) async for each in _giving_way(await self._directory.list())}
 
     def look(self) -> None:
         """Look at the cameras at once: something was changed, or somebody begins to follow."""
         self._wake.set()
+
+    def trouble_event(self) -> Event:
+        """Tells :attr:`trouble`, which every page shows."""
+        return Event.of("trouble", "", {"trouble": self.trouble})
 
     async def _forever(self, work: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -327,6 +348,8 @@ class Live:
 
     async def _look(self) -> None:
         while True:
+            self._wake.clear()
+            before = self.trouble
             try:
                 cameras = await self._directory.list()
                 self.replicas = await self._directory.list_replicas()
@@ -334,8 +357,9 @@ class Live:
             except SightlineError as error:
                 self.trouble = str(error)
             else:
-                self._tell(cameras)
-            self._wake.clear()
+                await self._tell(cameras)
+            if self.trouble != before:
+                self.feed.put(self.trouble_event())
             try:
                 async with asyncio.timeout(self._poll_s if len(self.feed) else max(self._poll_s, QUIET_POLL_S)):
                     await self._wake.wait()
@@ -344,7 +368,7 @@ class Live:
             except TimeoutError:
                 pass
 
-    def _tell(self, cameras: Sequence[CameraStatus]) -> None:
+    async def _tell(self, cameras: Sequence[CameraStatus]) -> None:
         before, now = self.cameras, {status.name: status for status in cameras}
         self.cameras = now
         gone = [name for name, status in before.items() if name not in now or now[name].life != status.life]
@@ -353,7 +377,7 @@ class Live:
             self.feed.put(Event.of("removed", name, {"name": name}))
         # Also of answers that were on their way when their camera was removed.
         self.history.keep(now.keys() - set(gone))
-        for name, status in now.items():
+        async for name, status in _giving_way(now.items()):
             self.history.status(status)
             told_s, told = self._told.get(name, (float("-inf"), None))
             if not len(self.feed):
@@ -363,6 +387,14 @@ class Live:
                 if quick or self.seen_s - told_s >= COUNTERS_S:
                     self._told[name] = self.seen_s, status
                     self.feed.put(Event.of("camera", name, status))
+
+
+async def _giving_way(items: Iterable[T]) -> AsyncIterator[T]:
+    """Each of them; others have their turn in between, since there may be thousands."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 _SLOW = {

@@ -5,7 +5,7 @@ import asyncio
 import html
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from typing import Annotated, Any
@@ -151,6 +151,7 @@ def _secure(request: Request) -> bool:
 ATTEMPT_COOKIE = "sightline_sign_in"
 ATTEMPT_S = 600
 """Longest between leaving for the provider and coming back."""
+_MOST_ATTEMPTS = 8
 _PATH = "/v1/sign-in"
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Sightline: not signed in</title>
 <h1>Not signed in</h1><p role="alert">{sentence}.</p><p><a href="/">Back to the console</a></p></html>"""
@@ -170,14 +171,11 @@ async def leave(request: Request, gateway: Gateway) -> Response:
     _, provider = _signing_in(gateway)
     attempt = Attempt.begin()
     try:
-        provider.rate.acquire(peer_of(request))
         address = await provider.address(attempt)
     except SightlineError as error:
         return _page(error)
     reply = RedirectResponse(address, 303, {"Cache-Control": "no-store"})
-    reply.set_cookie(
-        ATTEMPT_COOKIE, attempt.text, ATTEMPT_S, path=_PATH, httponly=True, samesite="lax", secure=_secure(request)
-    )
+    _keep(reply, request, [attempt, *_attempts(request)][:_MOST_ATTEMPTS])
     return reply
 
 
@@ -191,13 +189,15 @@ async def come_back(
 ) -> Response:
     """From the provider: a session, and on to the console."""
     guard, provider = _signing_in(gateway)
-    attempt = Attempt.read(request.cookies.get(ATTEMPT_COOKIE, ""))
+    attempts = {each.state: each for each in _attempts(request)}
+    attempt = attempts.pop(state, None)
     try:
-        provider.rate.acquire(peer_of(request))
-        if attempt is None or attempt.state != state:
+        if attempt is None:
             raise UnauthenticatedError("this sign-in was not begun in this browser, or too long ago; sign in again")
         if error or not code:
             raise refused(error)
+        # Counted where the provider is asked, once a person: behind a proxy all of them have one address.
+        provider.rate.acquire(peer_of(request))
         principal = await provider.redeem(code, attempt)
         session = await gateway.door.keep_session(request, principal, provider.config.session)
     except SightlineError as failure:
@@ -208,8 +208,19 @@ async def come_back(
         reply = RedirectResponse("/", 303, {"Cache-Control": "no-store"})
         age_s = int(provider.config.session)
         reply.set_cookie(COOKIE, session, age_s, httponly=True, samesite="strict", secure=_secure(request))
-    reply.delete_cookie(ATTEMPT_COOKIE, path=_PATH, httponly=True, samesite="lax")
+    _keep(reply, request, list(attempts.values()))
     return reply
+
+
+def _attempts(request: Request) -> list[Attempt]:
+    """Sign-ins that this browser has under way, one for each of its tabs."""
+    found = map(Attempt.read, request.cookies.get(ATTEMPT_COOKIE, "").split("~"))
+    return [each for each in found if each is not None]
+
+
+def _keep(reply: Response, request: Request, attempts: Sequence[Attempt]) -> None:
+    text, age_s = "~".join(each.text for each in attempts), ATTEMPT_S if attempts else 0
+    reply.set_cookie(ATTEMPT_COOKIE, text, age_s, path=_PATH, httponly=True, samesite="lax", secure=_secure(request))
 
 
 def _signing_in(gateway: Backend) -> tuple[Guard, OidcProvider]:

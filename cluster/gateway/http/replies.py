@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import grpc
 from fastapi import Request
+from pydantic_core import PydanticSerializationError, to_json
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -45,19 +46,23 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 def encoded(value: Any) -> bytes:
-    """JSON of :func:`jsonable`."""
-    # Halves of characters, which a source's name or a model's answer may have, are no UTF-8.
-    return json.dumps(jsonable(value), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    """JSON of :func:`jsonable`, of a value without bytes."""
+    try:
+        # Four times as fast, and the event loop waits for it; its base64 would be that of addresses.
+        return to_json(value, inf_nan_mode="null", fallback=jsonable)
+    except PydanticSerializationError:
+        # Halves of characters, which a source's name or a model's answer may have, are no UTF-8.
+        return json.dumps(jsonable(value), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 class Reply(JSONResponse):
-    """JSON that nobody keeps: it may be for one token's eyes only."""
+    """JSON that nobody keeps: it may be for one token's eyes only. A body of bytes is JSON already."""
 
     def __init__(self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(body, status, {"Cache-Control": "no-store", **(headers or {})})
 
     def render(self, content: Any) -> bytes:
-        return encoded(content) + b"\n"
+        return (content if isinstance(content, bytes) else encoded(content)) + b"\n"
 
 
 _WORTH_PACKING = 16 * 2**10

@@ -15,14 +15,19 @@ def test_a_person_signs_in_at_the_provider_and_out_again(tmp_path, open_page):
         groups = [{"group": "guards", "roles": ["view"], "cameras": ["cam-000"]}]
         oidc = {"issuer": issuer.url, "client_id": "sightline", "url": url, "groups": groups}
         with served_in_thread(tmp_path, cameras=2, port=port, security={"oidc": oidc}):
-            page = open_page(url, ready=".login a", new=True)
+            page = open_page(f"{url}/#/camera/cam-000", ready=".login a", new=True)
             expect(page.locator("input[type=password]")).to_have_count(0)
             check_axe(page)
             page.get_by_role("link", name="Sign in with 127.0.0.1").press("Enter")
             page.get_by_label("Name").fill("ann")
             page.keyboard.press("Enter")
-            expect(page.locator(".tile")).to_have_count(1)
+            expect(page.get_by_role("heading", name="cam-000")).to_be_visible()
+            assert page.url == f"{url}/#/camera/cam-000", "what was asked for before the provider"
             assert page.evaluate("document.cookie + JSON.stringify(localStorage)").find("oidc") == -1
+            page.route("**/v1/session", lambda route: route.abort())
+            page.get_by_role("button", name="Sign out oidc:ann").click()
+            expect(page.get_by_role("alert")).to_contain_text("Not signed out. The gateway cannot be reached.")
+            page.unroute("**/v1/session")
             page.get_by_role("button", name="Sign out oidc:ann").click()
             expect(page.get_by_role("link", name="Sign in with 127.0.0.1")).to_be_visible()
 

@@ -127,6 +127,29 @@ def test_only_what_is_on_the_screen_is_fetched(open_page, gateway):
     assert len(asked) < 80
 
 
+def test_requests_that_hang_hold_up_the_others_for_a_while_only(open_page, gateway):
+    page = open_page(f"{gateway.url}/", ready=None, new=True)
+    page.add_init_script(
+        "const limit = AbortSignal.timeout; AbortSignal.timeout = (ms) => limit.call(AbortSignal, ms / 20)"
+    )
+    began, hung = [], []
+    page.on("request", lambda request: began.append(request.url.split("/")[-1]))
+
+    def hang(route):
+        hung.append(route.request.url.split("/")[-1].partition("?")[0])
+        # As many as may be under way.
+        if hung.count(hung[-1]) > 4:
+            route.continue_()
+
+    page.route(re.compile("/(picture.jpg|history)"), hang)
+    page.reload()
+    expect(page.locator(".picture.there").first).to_be_visible()
+    until(lambda: page.wait_for_timeout(50) or began.count("history") > 4)
+    # Longer than a request may take: the events are none that ends.
+    page.wait_for_timeout(2_500)
+    assert began.count("events") == 1
+
+
 def test_the_document_does_not_grow_while_cameras_change(wall):
     page = wall.page
     page.wait_for_selector(".picture.there")

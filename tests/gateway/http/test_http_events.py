@@ -17,7 +17,7 @@ from waiting import until_async
 from cluster.errors import CapacityError, UnavailableError
 from cluster.gateway.guard import Guard
 from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.live import KEPT, MOST_QUESTIONS, Event, Feed, History, Live, Ring
+from cluster.gateway.http.live import AT_ONCE, KEPT, MOST_QUESTIONS, Event, Feed, History, Live, Ring
 from cluster.security.roles import Role
 from cluster.security.tokens import TokenFile, make_token, write_tokens
 from cluster.types import CameraStatus
@@ -68,22 +68,71 @@ async def test_answers_incidents_changes_and_removals(tmp_path):
         assert await event("removed") == ("removed", {"name": "cam-001"})
 
 
-def test_a_camera_that_is_added_again_has_no_history():
+async def test_a_camera_that_is_added_again_has_no_history():
     live = Live(World(0), AnswerHub(), Calls({}))
-    live._tell([CameraStatus("gate", life="one"), CameraStatus("yard", life="one")])
+    await live._tell([CameraStatus("gate", life="one"), CameraStatus("yard", life="one")])
     for name in ("gate", "yard"):
         live.history.answer(make_answer(name, "q", 0.5, 1), 100.0)
-    live._tell([CameraStatus("gate", life="two"), CameraStatus("yard", life="one")])
+    await live._tell([CameraStatus("gate", life="two"), CameraStatus("yard", life="one")])
     assert [live.history.body(name)["scores"].keys() for name in ("gate", "yard")] == [set(), {"q"}]
 
 
-def test_an_answer_of_a_removed_camera_is_not_shown_of_another_of_its_name():
+async def test_pages_that_ask_at_once_get_one_list_which_began_after_they_asked():
+    world, ask = World(1000), asyncio.Event()
+    live = Live(world, AnswerHub(), Calls({}))
+    listed = world.list
+
+    async def slow_list():
+        found = await listed()
+        await ask.wait()
+        return found
+
+    world.list = slow_list
+    early = asyncio.create_task(live.list())
+    await until_async(lambda: world.looks == 1)
+    del world.cameras["cam-000"]
+    late = [asyncio.create_task(live.list()) for _ in range(20)]
+    ask.set()
+    turns = 0
+    while not early.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 1000 // AT_ONCE, "others had their turn"
+    assert {len(await each) for each in late} == {999}
+    assert json.loads((await early)["cam-000"])["name"] == "cam-000"
+    assert world.looks == 2
+    world.trouble = "the controller is gone"
+    with pytest.raises(UnavailableError):
+        await live.list()
+    world.trouble = ""
+    assert len(await live.list()) == 999
+
+
+async def test_a_look_that_is_asked_for_during_another_is_had(monkeypatch):
+    monkeypatch.setattr("cluster.gateway.http.live.QUIET_POLL_S", 3600.0)
+    world = World(1)
+    live = Live(world, AnswerHub(), Calls({}), poll_s=0.01)
+    listed = world.list
+
+    async def list_and_change():
+        found = await listed()
+        if world.looks == 1:
+            live.look()
+        return found
+
+    world.list = list_and_change
+    looking = asyncio.create_task(live._look())
+    await until_async(lambda: world.looks == 2)
+    looking.cancel()
+
+
+async def test_an_answer_of_a_removed_camera_is_not_shown_of_another_of_its_name():
     live = Live(World(0), AnswerHub(), Calls({}))
-    live._tell([CameraStatus("gate", life="one")])
-    live._tell([])
+    await live._tell([CameraStatus("gate", life="one")])
+    await live._tell([])
     live.history.answer(make_answer("gate", "q", 0.5, 1), 100.0)
-    live._tell([])
-    live._tell([CameraStatus("gate", life="two")])
+    await live._tell([])
+    await live._tell([CameraStatus("gate", life="two")])
     assert live.history.body("gate")["scores"] == {}
 
 
@@ -100,12 +149,12 @@ async def test_lost_answers_are_told_to_browsers_that_look_at_other_cameras():
 
 async def test_the_last_counters_are_told_though_nothing_changes_after_them():
     live = Live(World(0), AnswerHub(), Calls({}))
-    live._tell([CameraStatus("gate", frames_decoded=1)])
+    await live._tell([CameraStatus("gate", frames_decoded=1)])
     with live.feed.read(bool) as reader:
         told_at = []
         for second, frames in enumerate([1, 2, 3, 3, 3, 3, 3, 3, 3]):
             live.seen_s = 100.0 + second
-            live._tell([CameraStatus("gate", frames_decoded=frames)])
+            await live._tell([CameraStatus("gate", frames_decoded=frames)])
             piece = await reader.take(0.01)
             if piece:
                 told_at.append((second, json.loads(piece.decode().split("data: ")[1])["frames_decoded"]))
@@ -173,9 +222,10 @@ async def test_browsers_are_told_when_incidents_were_lost_on_the_way(monkeypatch
             while service.begun < 3:
                 pieces.append(await reader.take(0.05))
         pieces.append(await reader.take(0.1))
-        kinds = [event[0] for event in told(pieces)]
+        events = [event for event in told(pieces) if event[0] != "event: trouble"]
+        kinds = [event[0] for event in events]
         assert kinds == ["event: missed", "event: missed", "event: incident", "event: missed"]
-        assert told(pieces)[1] == ("event: missed", 'data: {"events":3}')
+        assert events[1] == ("event: missed", 'data: {"events":3}')
     await live.stop()
 
 
@@ -231,6 +281,10 @@ async def test_a_reader_that_does_not_read_has_the_newest_and_is_told_of_the_res
             ("event: camera", 'data: "status 4"'),
         ]
         assert await reader.take(0.01) == b""
+        for number in range(5):
+            feed.put(Event.of("trouble", "", "gone" if number else "before"))
+            feed.put(Event.of("answer", "gate", number))
+        assert told([await reader.take(1.0)])[-1] == ("event: trouble", 'data: "gone"'), "never pushed out"
         feed.put(Event.of("camera", "gate", 1))
         feed.put(Event.of("removed", "gate", 2))
         assert told([await reader.take(1.0)]) == [("event: removed", "data: 2")], "what is gone has no status"

@@ -11,6 +11,8 @@ export class ApiError extends Error {
 }
 
 const UNREACHABLE = "The gateway cannot be reached. It may be restarting, or the network is down.";
+/** The gateway itself gives up after 30 s. */
+const LIMIT_MS = 40_000;
 let whenSignedOut = () => {};
 
 /** `callback` is called when the gateway says that it does not know us. */
@@ -20,10 +22,13 @@ export function onSignedOut(callback) {
 
 export const cameraPath = (name) => `/v1/cameras/${encodeURIComponent(name)}`;
 export const incidentPath = (id) => `/v1/incidents/${encodeURIComponent(id)}`;
-export const get = (path, signal) => request("GET", path, undefined, signal);
+export const get = (path, signal) => request("GET", path, undefined, within(LIMIT_MS, signal));
 export const post = (path, body, signal) => request("POST", path, body, signal);
 export const put = (path, body) => request("PUT", path, body);
 export const remove = (path) => request("DELETE", path);
+
+/** Also aborted after `ms`: a connection that died would hold its place for many minutes. */
+export const within = (ms, signal) => AbortSignal.any([AbortSignal.timeout(ms), ...(signal ? [signal] : [])]);
 
 /** A response that is good, or an ApiError with the gateway's own sentence. */
 export async function open(path, options = {}) {

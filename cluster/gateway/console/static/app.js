@@ -9,7 +9,7 @@ import { now, plural, words } from "./format.js";
 import { ImportPage } from "./import_cameras.js";
 import { IncidentsPage } from "./incidents.js";
 import { Live } from "./live.js";
-import { Login } from "./login.js";
+import { comeBack, Login } from "./login.js";
 import { Empty, Icon, useClock } from "./parts.js";
 import { store, useTopics } from "./store.js";
 import { onTheme, theme, toggleTheme } from "./theme.js";
@@ -65,17 +65,13 @@ async function openIncidents() {
   }
 }
 
-/** What comes with no event: that the gateway hears nothing of the cameras; and incidents that could not be had. */
+/** What comes with no event: incidents that could not be had. */
 async function lookAround() {
-  if (live.state !== "live" || document.visibilityState !== "visible") return;
-  if (incidentsOwed) {
-    const touched = store.track();
-    const found = await openIncidents().catch(() => null);
-    if (found) store.takeOpen(found, touched);
-    store.untrack(touched);
-  }
-  const fleet = await get("/v1/fleet").catch(() => null);
-  if (fleet) store.set("trouble", fleet.trouble);
+  if (!incidentsOwed || live.state !== "live" || document.visibilityState !== "visible") return;
+  const touched = store.track();
+  const found = await openIncidents().catch(() => null);
+  if (found) store.takeOpen(found, touched);
+  store.untrack(touched);
 }
 
 let announced = "";
@@ -85,6 +81,7 @@ let catchingUp = 0;
 const HANDLERS = {
   camera: (status) => store.camera(status),
   removed: (body) => store.removed(body.name),
+  trouble: (body) => store.set("trouble", body.trouble),
   answer(answer) {
     const end = answer.end_unix_s ?? now() - answer.timing.latency_s;
     store.answer(answer.camera, answer.question, [end, answer.score, answer.positive, answer.gated, (answer.end - answer.start) / 1e6]);
@@ -123,6 +120,7 @@ function App() {
   useTopics("me", "incidents");
   const [route, setRoute] = useState(parse(location.hash));
   const [signedOut, setSignedOut] = useState(false);
+  const [stillIn, setStillIn] = useState("");
   const main = useRef(null);
   useEffect(() => {
     const change = () => setRoute(parse(location.hash));
@@ -137,6 +135,7 @@ function App() {
     onSignedOut(() => {
       live.stop();
       store.clear();
+      setStillIn("");
       setSignedOut(true);
     });
     begin();
@@ -156,12 +155,13 @@ function App() {
   return html`
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), main.current.focus())}>Skip to the content</a>
     <${Header} route=${route} onSignOut=${async () => {
-      await remove("/v1/session").catch(() => {});
+      setStillIn(await remove("/v1/session").then(() => "", (error) => error.message));
       live.stop();
       store.clear();
       begin();
     }} />
     <${NotLive} />
+    ${stillIn && html`<div class="not-live" role="alert"><strong>Not signed out.</strong> <span>${stillIn} Close the browser, or try again.</span></div>`}
     <main id="main" ref=${main} tabindex="-1"><${Page} route=${route} /></main>
     <p class="unseen" role="status">${announced}</p>`;
 }
@@ -243,4 +243,5 @@ function titleOf({ page, rest }) {
   return PAGES.find(({ path }) => path === page)?.word ?? "Not here";
 }
 
+comeBack();
 render(html`<${App} />`, document.getElementById("app"));

@@ -1,6 +1,16 @@
 // The box to sign in with: at the provider, with a token, or either.
 import { get, post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
+import { recall, remember } from "./theme.js";
+
+const LEFT = "sightline-left";
+
+/** Where somebody wanted to go who has been at the provider since, which sends back to the first page. */
+export function comeBack() {
+  const left = recall(LEFT, "sessionStorage");
+  remember(LEFT, "", "sessionStorage");
+  if (left && !location.hash) history.replaceState(null, "", left);
+}
 
 export function Login({ onDone }) {
   const field = useRef(null);
@@ -29,7 +39,7 @@ export function Login({ onDone }) {
     <form class="card" onSubmit=${signIn} aria-labelledby="login-title">
       <p class="brand"><span class="brand-mark" aria-hidden="true"></span>Sightline</p>
       <h1 id="login-title">Sign in</h1>
-      ${ways.provider && html`<a class="button primary wide" href="/v1/sign-in/provider">Sign in with ${ways.provider}</a>`}
+      ${ways.provider && html`<a class="button primary wide" href="/v1/sign-in/provider" onClick=${() => remember(LEFT, location.hash, "sessionStorage")}>Sign in with ${ways.provider}</a>`}
       ${ways.tokens && html`
         <p class="soft">Whoever runs this cluster makes tokens with <code>sightline tokens create</code>.</p>
         <label class="field column">Token

@@ -1,5 +1,5 @@
 // The newest pictures of the cameras on the screen: only what can be seen is fetched, a few at once, and drawn on canvas.
-import { cameraPath, open } from "./api.js";
+import { cameraPath, open, within } from "./api.js";
 import { recall, remember } from "./theme.js";
 
 export const PERIOD_MS = 5_000;
@@ -69,7 +69,7 @@ class Pictures {
     try {
       const path = `${cameraPath(entry.camera)}/picture.jpg?kept=${this.kept ? 1 : 0}&width=${entry.width}`;
       const headers = entry.etag ? { "If-None-Match": entry.etag } : {};
-      const response = await open(path, { signal: entry.abort.signal, headers });
+      const response = await open(path, { signal: within(MISSING_MS, entry.abort.signal), headers });
       if (response.status !== 304) {
         const bitmap = await createImageBitmap(await response.blob());
         entry.canvas.width = bitmap.width;

@@ -4,19 +4,19 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 let chosen = recall(KEY);
 let whenChanged = () => {};
 
-/** What `remember` was told, by this page or an earlier one; null if nothing. */
-export function recall(key) {
+/** What `remember` was told, by this page or an earlier one (`where` "sessionStorage": of this tab); null if nothing. */
+export function recall(key, where = "localStorage") {
   try {
-    return localStorage.getItem(key);
+    return window[where].getItem(key);
   } catch {
     // A browser that lets pages store nothing throws even here.
     return null;
   }
 }
 
-export function remember(key, value) {
+export function remember(key, value, where = "localStorage") {
   try {
-    localStorage.setItem(key, value);
+    window[where].setItem(key, value);
   } catch {
     // Blocked or full: it holds until the page is left.
   }
