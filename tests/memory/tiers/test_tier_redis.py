@@ -94,7 +94,7 @@ def test_the_cap_is_counted_in_stored_bytes_and_nothing_older_stays(redis_server
     assert written_down(redis_server) == {"1:2:0": SIZE}
     tier.set_cap("yard", SIZE)
     assert tier.store([(key(5), block(5))]) == [RETRY]
-    tier.set_cap("yard", None)
+    tier.set_cap("yard", 2**30)
     assert tier.store([(key(5), block(5))]) == [HIT]
     assert tier.cap("yard") == 3 * SIZE + 10
     tier.close()
