@@ -286,6 +286,13 @@ def test_a_server_that_refuses_is_up_and_says_why(own_redis: RedisServer, opened
     assert "WRONGTYPE" in tier.state().reason
 
 
+def test_a_server_in_cluster_mode_says_that_it_is_of_no_use(own_redis: RedisServer, opened: Opened) -> None:
+    own_redis.start("--cluster-enabled", "yes", "--cluster-port", str(own_redis.port - 1))
+    tier = opened()
+    assert tier.store([(key(1), block(1))]) == [RETRY]
+    assert tier.state().reason == "the server is in cluster mode, which is not supported (tiers.redis_url)"
+
+
 def test_after_a_failover_the_new_primary_is_written(
     own_redis: RedisServer, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
