@@ -131,9 +131,9 @@ class Tier(ABC):
         """Create the tier as configured; None if it is not."""
         raise NotImplementedError(f"{cls.__name__} cannot be configured")
 
-    @abstractmethod
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        """Whether each block could be loaded now. Moves no KV."""
+        """Whether each block could be loaded now, of a tier at hand. Moves no KV."""
+        raise NotImplementedError
 
     @abstractmethod
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:

@@ -65,7 +65,6 @@ def test_down_from_the_start_it_refuses_and_comes_up_by_itself(own_redis: RedisS
     assert "cannot be reached" in tier.state().reason
     assert tier.store([(key(1), block(1))]) == [RETRY]
     assert values(tier, key(1), key(2)) == [RETRY, RETRY]
-    assert tier.lookup([key(1)]) == [RETRY]
     assert tier.put_manifest("yard", b"") is RETRY
     assert tier.manifest("yard") == (RETRY, None)
     assert tier.drop("yard") is None
