@@ -94,7 +94,7 @@ class MemoryBank:
     def _restore(self, stream: str, spec: MemorySpec) -> tuple[StreamMemory, bytes | None]:
         """Create a memory, restore it from the lowest tier, and return it with its saved window state."""
         memory = self._new_memory(stream, spec)
-        return memory, (memory.restored_window() or None) if memory.restore() is Outcome.HIT else None
+        return memory, (memory.stored.load_bytes("window") or None) if memory.restore() is Outcome.HIT else None
 
     def open_stream(self, stream: str, spec: MemorySpec | None) -> bytes | None:
         """Open, continue or reconfigure a stream's memory; ``spec`` None deletes it. ``ConfigError`` for an unknown

@@ -228,7 +228,6 @@ class Arena(CappedTier):
                 for key in list(there.held):
                     self._free(key)
                 self._take_manifest(there)
-            self._ranked.clear()
             self._slabs.release()
 
     # -- under the lock -------------------------------------------------------------------------
@@ -264,12 +263,8 @@ class Arena(CappedTier):
         memory = cell.memory
         begin = int(memory.storage_offset())
         inside = _block(memory.view(held.dtype), memory.view(torch.int32), begin, held)
-        for mine, given in zip(
-            (inside.key, inside.value, inside.frame, inside.cell),
-            (block.key, block.value, block.frame, block.cell),
-            strict=True,
-        ):
-            mine.copy_(given)
+        for part in ("key", "value", "frame", "cell"):
+            getattr(inside, part).copy_(getattr(block, part))
         there.held[key] = held
         self._take_up(there, cell)
         self._touch(key)
@@ -318,21 +313,19 @@ class Arena(CappedTier):
         return cell
 
     def _first_ranked(self) -> _Stream | None:
-        """Of the streams with blocks, the one that uses most of its cap, and so is furthest above its share."""
+        """Of the streams with blocks, if any, the one that uses most of its cap, and so is furthest above its share."""
         while self._ranked:
             rank, name = self._ranked[0]
             there = self._streams.get(name)
             if there is None or there.rank != rank:
                 heappop(self._ranked)
-            elif not there.by_size:
-                heappop(self._ranked)
-                there.rank = 0.0
-            elif rank == (now := -there.used / self.cap(name)):
+                continue
+            now = -there.used / self.cap(name) if there.by_size else 0.0
+            if rank == now:
                 return there
-            else:
-                # What it used less since was left for now.
-                there.rank = now
-                heapreplace(self._ranked, (now, name))
+            # What it used less since was left for now.
+            there.rank = now
+            heapreplace(self._ranked, (now, name))
         return None
 
     def _rank(self, there: _Stream) -> None:
