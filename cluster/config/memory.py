@@ -9,9 +9,8 @@ from cluster.redaction import redact
 from cluster.registry import compressors, frame_retrievals, organisers, retrievers, tiers
 from cluster.types import MemorySpec
 
+# Of tiers with keys of their own, fastest first.
 _KINDS = ("host", "node", "redis")
-"""Of tiers with keys of their own."""
-
 _SCHEMES = ("redis://", "rediss://", "unix://")
 
 

@@ -67,9 +67,8 @@ class _Stream:
 
 
 _SLAB, _LEAST_SLAB, _SLABS = 2**22, 2**14, 64
-
+# Void entries that the heap of streams may hold besides as many as there are streams.
 _VOID = 64
-"""Void entries that the heap of streams may hold besides as many as there are streams."""
 
 
 class Arena(CappedTier):
