@@ -197,6 +197,9 @@ def _redis(url: str) -> Finding:
     policy, most = str(told.get("maxmemory_policy", "")), int(told.get("maxmemory", 0))
     if told.get("slave_read_only"):
         return Finding("Redis", "wrong", f"{shown} is a read-only replica", "name its primary in tiers.redis_url")
+    if told.get("cluster_enabled"):
+        remedy = "name a server without cluster mode in tiers.redis_url"
+        return Finding("Redis", "wrong", f"{shown} is in cluster mode, which is not supported", remedy)
     if "allkeys" in policy and most:
         return Finding("Redis", "ok", f"{shown} evicts by {policy}")
     remedy = "set maxmemory and maxmemory-policy allkeys-lru: otherwise it refuses memories when full, or is killed"

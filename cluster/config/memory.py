@@ -9,13 +9,15 @@ from cluster.redaction import redact
 from cluster.registry import compressors, frame_retrievals, organisers, retrievers, tiers
 from cluster.types import MemorySpec
 
+# Of tiers with keys of their own, fastest first.
+_KINDS = ("host", "node", "redis")
 _SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 class TiersConfig(Section):
     """The tiers below a replica's device, fastest first: host, node, Redis. The lowest holds everything."""
 
-    levels: list[Annotated[str, OneOf(tiers)]] = Field(default=["host", "node", "redis"], min_length=1)
+    levels: list[Annotated[str, OneOf(tiers)]] = Field(default=list(_KINDS), min_length=1)
     """Kinds of tiers from the fastest down; node and redis only where node and redis_url say so."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of tiers that have no keys of their own here, by their kind."""
@@ -48,14 +50,6 @@ class TiersConfig(Section):
             raise ValueError(f"names a kind twice: {', '.join(levels)}")
         return levels
 
-    @field_validator("options")
-    @classmethod
-    def _of_a_tier(cls, options: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        for kind in options:
-            if kind not in tiers:
-                raise ValueError(tiers.unknown(kind))
-        return options
-
     @field_validator("redis_url")
     @classmethod
     def _address(cls, url: str | None) -> str | None:
@@ -65,6 +59,14 @@ class TiersConfig(Section):
 
     @model_validator(mode="after")
     def _kept(self) -> Self:
+        ordered = [kind for kind in _KINDS if kind in self.levels]
+        if [kind for kind in self.levels if kind in _KINDS] != ordered:
+            raise ValueError(f"levels must name {', '.join(ordered)} in this order: the lowest keeps everything")
+        for kind in self.options:
+            if kind in _KINDS or kind not in self.levels:
+                raise ValueError(
+                    f"options of {kind} have no effect: of levels, all but {', '.join(_KINDS)} have options"
+                )
         if self.redis_url is not None and "redis" not in self.levels:
             raise ValueError("levels leaves out redis, so that nothing would be kept at redis_url")
         return self

@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from cluster.errors import NotReadyError
-from cluster.memory.eviction import delete_before, expire, not_deleted, unreadable
+from cluster.memory.eviction import check_nothing_left, delete_before, expire, not_deleted, unreadable
 from cluster.memory.head_memory import KVChunk, MemoryShape
 from cluster.memory.manifest import LAYOUT, ReleasedMemory
 from cluster.memory.memory_counts import MemoryReport
@@ -94,7 +94,7 @@ class MemoryBank:
     def _restore(self, stream: str, spec: MemorySpec) -> tuple[StreamMemory, bytes | None]:
         """Create a memory, restore it from the lowest tier, and return it with its saved window state."""
         memory = self._new_memory(stream, spec)
-        return memory, (memory.restored_window() or None) if memory.restore() is Outcome.HIT else None
+        return memory, (memory.stored.load_bytes("window") or None) if memory.restore() is Outcome.HIT else None
 
     def open_stream(self, stream: str, spec: MemorySpec | None) -> bytes | None:
         """Open, continue or reconfigure a stream's memory; ``spec`` None deletes it. ``ConfigError`` for an unknown
@@ -394,8 +394,8 @@ class MemoryBank:
             self._deletions += 1
             self._prepared.pop(stream, None)
         memory = self._current(stream)
-        if memory is None and ago_s is not None:
-            memory = self._reopen(stream)
+        if memory is None and ago_s is not None and (memory := self._reopen(stream)) is None:
+            check_nothing_left(stream, self.tiers.manifest(stream)[0])
         if memory is not None and ago_s is not None:
             if newest is None and memory.newest is None and memory.restore() is Outcome.RETRY:
                 raise unreadable(stream)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from cluster.errors import UnavailableError
+from cluster.errors import NotReadyError, UnavailableError
 from cluster.memory.head_memory import NAMES_BYTES, BlocksLostError, BlocksUnavailableError, KVChunk, LayerKV
 from cluster.memory.manifest import EXPIRY_STEP
 from cluster.memory.memory_counts import MemoryReport
@@ -146,6 +146,18 @@ def delete_before(memory: StreamMemory, before: int, settle: Callable[[], Future
 def unreadable(stream: str) -> UnavailableError:
     """What a call raises that needs a memory whose tier does not answer."""
     return UnavailableError(f"the memory of camera {stream!r} cannot be read now; try again in a moment")
+
+
+def check_nothing_left(stream: str, manifest: Outcome) -> None:
+    """Raise where a closed camera of which a part is to be deleted has a memory that could not be opened here: to
+    delete all of it would be more than was asked for. ``manifest``: whether there is one."""
+    if manifest is Outcome.RETRY:
+        raise unreadable(stream)
+    if manifest is Outcome.HIT:
+        raise NotReadyError(
+            f"camera {stream!r} has a memory of other settings, of which a part can be forgotten only while it is "
+            "open; start it, or forget everything"
+        )
 
 
 def not_deleted(stream: str) -> UnavailableError:

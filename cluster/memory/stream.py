@@ -357,10 +357,6 @@ class StreamMemory(TieredHeads):
         for chunk in waiting:
             self._append(chunk)
 
-    def restored_window(self) -> bytes:
-        """Window state saved with the restored memory; empty if there is none or it cannot be loaded."""
-        return self.stored.load_bytes("window")
-
     def _split_pending(self) -> None:
         """Merge and split marked clusters whose members are resident; others wait until they are loaded."""
         for number, h, head in list(self.iter_heads()):

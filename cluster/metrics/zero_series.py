@@ -12,7 +12,7 @@ Series = tuple[Any, *tuple[Sequence[str], ...]]
 """A family and the values of each of its labels."""
 
 _DECODER_DROPS = ("shed", "decoder_slow", "replica_slow", "no_replica")
-_TIER_CALLS = ("lookup", "store", "load", "drop", "list", "put_manifest", "get_manifest", "usage")
+_TIER_CALLS = ("store", "load", "drop", "list", "put_manifest", "get_manifest", "usage")
 _LOST: Series = (families.windows, ("lost",), ("",))
 _SPANS: Series = (families.spans, ("exported", "dropped"))
 
@@ -47,7 +47,7 @@ _SERIES: Mapping[Role, Sequence[Series]] = {
     "tier": [
         (families.node_tier_requests, _TIER_CALLS, ("ok", "refused", "invalid", "late", "left", "failed")),
         (families.node_tier_seconds, _TIER_CALLS),
-        (families.node_tier_blocks, ("lookup", "store", "load"), ("hit", "miss", "pending", "retry")),
+        (families.node_tier_blocks, ("store", "load"), ("hit", "miss", "pending", "retry")),
         (families.node_tier_moved_bytes, ("in", "out")),
     ],
     "reconciler": [

@@ -187,7 +187,7 @@ class AskQueue:
         done: Future[AskResult] = Future()
         with self._lock:
             if self._closed:
-                raise _stopping()
+                raise stopping()
             # Cancelled questions free their slots.
             for question in [each for each in self._waiting if each.done.cancelled()]:
                 self._waiting.remove(question)
@@ -224,7 +224,7 @@ class AskQueue:
         with self._lock:
             self._closed = True
         for question in self._take(lambda _: True):
-            _fail(question, _stopping())
+            _fail(question, stopping())
 
     def _take(self, which: Callable[[_Question], bool]) -> list[_Question]:
         """Remove matching questions from the queue."""
@@ -258,8 +258,9 @@ class AskQueue:
         return False
 
 
-def _stopping() -> UnavailableError:
-    return UnavailableError("the replica is stopping; ask again in a moment")
+def stopping() -> UnavailableError:
+    """What is raised of a call that the engine thread will not carry out any more."""
+    return UnavailableError("the replica is stopping; try again in a moment")
 
 
 def _fail(question: _Question, error: Exception) -> None:

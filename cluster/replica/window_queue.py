@@ -248,10 +248,8 @@ class WindowQueue:
     def _push(self, camera: _Camera) -> None:
         self._tickets += 1
         camera.ticket = self._tickets
-        heap = self._heaps[camera.rank]
-        heappush(heap, (camera.turn, camera.ticket, camera))
-        if len(heap) > 2 * len(self._cameras) + _VOID:
-            self._tidy(camera.rank)
+        heappush(self._heaps[camera.rank], (camera.turn, camera.ticket, camera))
+        self._tidy(camera.rank)
 
     def _tidy(self, rank: int) -> None:
         """Rebuild a heap once void entries outnumber waiting cameras by much."""

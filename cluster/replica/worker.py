@@ -13,20 +13,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from cluster.control.costs import CostModel
 from cluster.engine.base import Engine, completed_future
 from cluster.errors import CapacityError, ConfigError, DeviceError, NotReadyError, UnavailableError, UnknownCameraError
-from cluster.replica.ask_queue import AskQueue
-from cluster.replica.steps import (
-    FrameIntake,
-    OpenStream,
-    PendingFrame,
-    StepRunner,
-    StepTimeEstimator,
-    WorkerEvents,
-)
+from cluster.replica.ask_queue import AskQueue, stopping
+from cluster.replica.steps import FrameIntake, OpenStream, PendingFrame, StepRunner, StepTimeEstimator, WorkerEvents
 from cluster.replica.window_queue import WindowQueue
 from cluster.types import AskResult, AskSpec, DeletedMemory, FrameSample, StreamSpec
 from cluster.types.cameras import Priority
@@ -85,9 +79,9 @@ class EngineWorker:
         self._queue = WindowQueue(per_stream=per_stream, order=order)
         self._streams: dict[str, OpenStream] = {}
         self._closed: dict[str, StreamReport] = {}
-        self._commands: deque[Callable[[], None]] = deque()
+        self._commands: deque[tuple[Callable[[Future[Any]], None], Future[Any]]] = deque()
         self._wake = threading.Condition()
-        self._stopping = False
+        self._stopping = self._ended = False
         self._busy_since: float | None = None
         self._busy_s = self._asked_s = 0.0
         # Whether there may be more to compute of windows that have not ended.
@@ -132,17 +126,12 @@ class EngineWorker:
 
     def prepare(self, spec: StreamSpec) -> None:
         """Fetch another process's saved state of a camera before it is opened; waits for the fetch, not for the engine.
-
-        Raises:
-            ConfigError: see :meth:`open`.
-        """
+        ``ConfigError``: see :meth:`open`."""
         self._engine.prepare(spec)
 
     def open(self, spec: StreamSpec) -> Future[None]:
-        """Admit a camera, or change its questions and policies; done when the engine has accepted it.
-
-        The future raises ``ConfigError`` when it cannot.
-        """
+        """Admit a camera, or change its questions and policies; done when the engine has accepted it. The future raises
+        ``ConfigError`` when it cannot."""
         return self.call_on_engine_thread(lambda _: self._admit(spec))
 
     def offer(self, sample: FrameSample, arrived_s: float | None = None) -> Future[None]:
@@ -155,10 +144,13 @@ class EngineWorker:
         Raises:
             CapacityError: too many frames wait already.
             UnknownCameraError: the camera is not open.
+            UnavailableError: the worker has stopped; futures of other calls raise it, too.
         """
         taken: Future[None] = _future()
         offer = PendingFrame(sample, time.monotonic() if arrived_s is None else arrived_s, taken)
         with self._wake:
+            if self._ended:
+                raise stopping()
             stream = self._streams.get(sample.stream)
             if stream is None:
                 raise UnknownCameraError(f"camera {sample.stream!r} is not open here")
@@ -182,9 +174,8 @@ class EngineWorker:
 
     def call_on_engine_thread(self, call: Callable[[Engine], T]) -> Future[T]:
         """Run ``call`` on the engine thread between two steps; the future raises what it raises."""
-        done: Future[T] = _future()
 
-        def command() -> None:
+        def command(done: Future[T]) -> None:
             try:
                 done.set_result(call(self._engine))
             except Exception as error:
@@ -192,8 +183,7 @@ class EngineWorker:
                 if isinstance(error, DeviceError):
                     raise
 
-        self._command(command)
-        return done
+        return self._command(command)
 
     def delete_memory(
         self, stream: str, ago_s: float | None = None, *, only_open: bool = False
@@ -214,14 +204,12 @@ class EngineWorker:
         """Close a camera; its memory stays in the tiers. At once, failing its questions, or with ``flush`` after its
         last, incomplete window was answered, until which it can be asked. ``abandoned``: its decoder is gone, and
         windows missed until now are lost."""
-        self._command(lambda: self._close(stream, flush, abandoned))
+        self._command(lambda _: self._close(stream, flush, abandoned))
 
     def hand_over(self, stream: str) -> Future[HandedOver]:
         """Close a camera for another replica, once its queued windows are answered: when done, its state is in the
         tiers, if the engine can save it. Otherwise the caller counts the open window."""
-        done: Future[HandedOver] = _future()
-        self._command(lambda: self._leave(stream, done))
-        return done
+        return self._command(partial(self._leave, stream))
 
     def remove_camera(self, stream: str, life: str) -> Future[None]:
         """Close a removed camera, open here or not, and delete its memory in every tier; another one of its name, with
@@ -279,10 +267,15 @@ class EngineWorker:
             raise RuntimeError(f"the engine has made no progress for more than {self._stall_s:g} s")
 
     # -- the engine thread ----------------------------------------------------------------------
-    def _command(self, command: Callable[[], None]) -> None:
+    def _command(self, command: Callable[[Future[Any]], None]) -> Future[Any]:
+        done = _future()
         with self._wake:
-            self._commands.append(command)
-            self._wake.notify_all()
+            if not self._ended:
+                self._commands.append((command, done))
+                self._wake.notify_all()
+                return done
+        done.set_exception(stopping())
+        return done
 
     def _run(self) -> None:
         try:
@@ -293,6 +286,13 @@ class EngineWorker:
             log.critical("the engine stops: %s", error)
         finally:
             self._asks.close()
+            with self._wake:
+                self._ended = True
+                waiting = [done for _, done in self._commands]
+                waiting += [offer.taken for stream in self._streams.values() for offer in stream.inbox]
+                waiting += [stream.leaving for stream in self._streams.values() if stream.leaving is not None]
+            for done in waiting:
+                done.set_exception(stopping())
 
     def _serve(self) -> None:
         while True:
@@ -300,10 +300,10 @@ class EngineWorker:
                 self._wake.wait_for(self._has_work, self._steps.backoff_s)
                 if self._stopping:
                     return
-                commands, self._commands = self._commands, deque()
             began = self._busy_since = time.monotonic()
-            for command in commands:
-                command()
+            for _ in range(len(self._commands)):
+                command, done = self._commands.popleft()
+                command(done)
             if self._is_confirmed():
                 for name, stream in list(self._streams.items()):
                     match self._intake.take_frames(stream):

@@ -27,6 +27,11 @@ def test_what_would_have_no_effect_is_refused():
         load_config(None, {"alerts": {"retry": {"first_s": 30, "longest_s": 5}}})
     with pytest.raises(InvalidConfigError, match="levels leaves out redis, so that nothing would be kept at redis_url"):
         load_config(None, {"tiers": {"levels": ["host", "node"], "redis_url": "redis://localhost"}})
+    with pytest.raises(InvalidConfigError, match="levels must name host, redis in this order"):
+        load_config(None, {"tiers": {"levels": ["redis", "host"], "redis_url": "redis://localhost"}})
+    for kind in ("remote", "host"):
+        with pytest.raises(InvalidConfigError, match=f"options of {kind} have no effect"):
+            load_config(None, {"tiers": {"options": {kind: {"size": 3}}}})
 
 
 def test_sizes_and_times_of_clips_as_people_write_them():

@@ -29,7 +29,7 @@ from cluster.memory.tiers.stack import TierStack
 from cluster.memory.writer import MemoryWriter
 from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
-from cluster.types import AskSpec, DeletedMemory
+from cluster.types import AskSpec, DeletedMemory, MemorySpec
 
 SMALL = MIB // 4
 """Host memory for a part of what the camera of these tests remembers."""
@@ -478,6 +478,25 @@ def test_a_closed_camera_that_is_opened_at_once_stays_forgotten_in_part(site: Ma
     assert oldest >= newest - 8_000_000
     go.set()
     assert deletion.result(30.0).frames > 0
+
+
+@pytest.mark.parametrize("default", [None, stream(organiser="frames").memory])
+def test_a_memory_of_other_settings_is_not_deleted_whole_where_a_part_is_to_be_forgotten(
+    site: Make, redis_server: RedisServer, default: MemorySpec | None
+) -> None:
+    here = site()
+    here.watch(24)
+    here.leave()
+    names = redis_server.names()
+    tiers = TierStack([redis_tier(redis_server.url, here.engine.fingerprint)])
+    restarted = MemoryBank(tiers, default=default)
+    with pytest.raises(NotReadyError, match="has a memory of other settings"):
+        restarted.delete_memory("cam", 3600.0)
+    assert redis_server.names() == names
+    restarted.delete_memory("cam").result()
+    assert redis_server.names() == set()
+    assert restarted.delete_memory("cam", 3600.0).result() == DeletedMemory(0, 0)
+    tiers.close()
 
 
 def test_what_is_forgotten_while_redis_is_down_is_gone_when_it_is_back(site: Make, own_redis: RedisServer) -> None:

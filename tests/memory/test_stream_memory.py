@@ -418,7 +418,7 @@ def test_frames_of_an_older_window_that_the_earlier_process_writes_late_are_ther
     assert memory.save(b"window") is Outcome.HIT
     other = StreamMemory("cam", spec(), memory.tiers)
     assert other.restore() is Outcome.HIT
-    assert other.restored_window()
+    assert other.stored.load_bytes("window")
     for each in (chunk(8, seed=1), chunk(9, seed=1)):
         other.accept_chunk(each)
     for each in chunks[8:12]:
@@ -479,7 +479,7 @@ def test_a_late_deletion_of_a_removed_camera_spares_the_next_one_of_its_name(wai
             patched.setattr(node, "drop", lambda *_: None)
             assert late.delete_memory("cam", life="1").exception() is not None
     assert here.open_stream("cam", spec(life="2")) is None
-    assert here.get_memory("cam")[0].restored_window() == b""
+    assert here.get_memory("cam")[0].stored.load_bytes("window") == b""
     assert here.get_memory("cam")[0].frames == 0, "it is another camera's"
     for number in range(8, 16):
         here.accept_chunk(chunk(number))
@@ -519,7 +519,7 @@ def test_another_process_takes_over(organiser: str) -> None:
     assert memory.save(b"window") is Outcome.HIT
     other = StreamMemory("cam", spec(organiser=organiser), tiers)
     assert other.restore() is Outcome.HIT
-    assert other.restored_window() == b"window"
+    assert other.stored.load_bytes("window") == b"window"
     same(held(other), expected(chunks[:12]))
     alone = StreamMemory("cam", spec(organiser=organiser), stack())
     for each in chunks:
@@ -584,7 +584,7 @@ def test_frames_of_a_window_that_was_taken_over_are_not_recorded_twice() -> None
     memory.save(b"window")
     other = StreamMemory("cam", spec(), memory.tiers)
     other.restore()
-    assert other.restored_window()
+    assert other.stored.load_bytes("window")
     for each in [chunk(2, seed=1), chunk(3, seed=1), *chunks[4:]]:
         other.add_chunk(each)
     same(held(other), expected(chunks))

@@ -492,6 +492,24 @@ def test_a_gpu_that_fails_as_a_camera_leaves_ends_the_engine(start, held_engine,
         worker.check()
 
 
+def test_who_waits_for_an_engine_thread_that_has_ended_is_told_so(start, held_engine) -> None:
+    worker = start()
+    worker.open(spec("a")).result(WAIT_S)
+    held_engine.lost = "CUDA error: an illegal memory access was encountered"
+    held_engine.gate.clear()
+    feed(worker, "a", 2)
+    assert held_engine.entered.wait(WAIT_S)
+    waiting = [worker.offer(sample("a", 2)), worker.call_on_engine_thread(lambda _: None)]
+    held_engine.gate.set()
+    until(lambda: not worker._thread.is_alive())
+    later = [worker.open(spec("b")), worker.hand_over("a"), worker.delete_memory("a"), worker.remove_camera("a", "")]
+    for done in [*waiting, *later]:
+        with pytest.raises(UnavailableError, match="the replica is stopping"):
+            done.result(WAIT_S)
+    with pytest.raises(UnavailableError, match="the replica is stopping"):
+        worker.offer(sample("a", 3))
+
+
 def test_a_camera_that_the_engine_cannot_open_is_refused_and_others_go_on(start, recorder, engine, held_engine) -> None:
     def admit(spec) -> None:
         if spec.stream == "bad":

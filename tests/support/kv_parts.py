@@ -46,6 +46,11 @@ def same(one: Block | None, other: Block) -> bool:
     )
 
 
+def outcomes(tier: Tier, keys: Sequence[BlockKey]) -> list[Outcome]:
+    """Of loading them."""
+    return [one.outcome for one in tier.load(keys)]
+
+
 def drop_everywhere(stack: TierStack, stream: str, keys: Sequence[BlockKey]) -> int | None:
     """Delete blocks in every tier; the largest count of one, None if one is uncertain."""
     gone = [stack.drop_blocks(level, stream, keys) for level in range(len(stack.tiers))]
@@ -71,10 +76,6 @@ class MemoryTier(Tier):
         self.waiting += 1
         assert self.gate.wait(30.0)
         self.waiting -= 1
-
-    def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        self._pass()
-        return [Outcome.HIT if one in self.blocks else Outcome.MISS for one in keys]
 
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
         self._pass()

@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import accumulate, chain
 from typing import Self
 
@@ -29,9 +30,11 @@ class _Held:
 @dataclass(slots=True, eq=False)
 class _Stream:
     """``used``: bytes in cells, manifest included. ``by_size``: all blocks by cell size, least recently used first.
-    ``manifest``: its cell and length."""
+    ``manifest``: its cell and length. ``rank``: of its one valid heap entry, at most minus its use of its cap."""
 
+    name: str
     used: int = 0
+    rank: float = 0.0
     held: dict[BlockKey, _Held] = field(default_factory=dict)
     by_size: dict[int, OrderedDict[BlockKey, int]] = field(default_factory=dict)
     manifest: tuple[Cell, int] | None = None
@@ -64,6 +67,8 @@ class _Stream:
 
 
 _SLAB, _LEAST_SLAB, _SLABS = 2**22, 2**14, 64
+# Void entries that the heap of streams may hold besides as many as there are streams.
+_VOID = 64
 
 
 class Arena(CappedTier):
@@ -74,7 +79,7 @@ class Arena(CappedTier):
     the old one first, so a refused replacement leaves none.
 
     A stream at its cap evicts its least recently used blocks; when the arena is full, the stream furthest above its
-    share (in proportion to the caps) does. Pinned blocks and manifests are never evicted.
+    share (in proportion to the caps) does, which is found in O(log n) of the streams. Manifests are never evicted.
 
     Args:
         total_bytes: most memory ever reserved; ``ConfigError`` where it, a cap or a slab is too small.
@@ -102,7 +107,10 @@ class Arena(CappedTier):
         super().__init__(total_bytes if stream_bytes is None else stream_bytes)
         if self.limit < 1:
             raise ConfigError(f"a stream's cap of {stream_bytes} bytes can hold nothing")
+        # Of those that hold anything.
         self._streams: dict[str, _Stream] = {}
+        # Their ranks and names, first who uses most of its cap.
+        self._ranked: list[tuple[float, str]] = []
         self._used = self._tick = 0
         self._state = TierState()
         self._lock = threading.Lock()
@@ -122,12 +130,13 @@ class Arena(CappedTier):
             blocks = [len(there.held) for there in self._streams.values() if there.held]
             return len(blocks), sum(blocks)
 
-    def set_cap(self, stream: str, nbytes: int | None, *, shrinking: bool = False) -> None:
+    def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
         """See :class:`CappedTier`; evicts what exceeds the new cap at once."""
         with self._lock:
             super().set_cap(stream, nbytes, shrinking=shrinking)
-            if self.evicts and stream in self._streams:
-                self._shrink(self._streams[stream], self.cap(stream))
+            if self.evicts and (there := self._streams.get(stream)) is not None:
+                self._rank(there)
+                self._shrink(there, self.cap(stream))
 
     # -- Tier -----------------------------------------------------------------------------------
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
@@ -172,7 +181,6 @@ class Arena(CappedTier):
                 self._free(key)
             if keys is None:
                 self._take_manifest(there)
-                del self._streams[stream]
             self._count("dropped", len(gone))
             return len(gone)
 
@@ -185,7 +193,7 @@ class Arena(CappedTier):
             if size > min(cap, self._slabs.total_bytes):
                 self._count("too_large", 1)
                 return Outcome.MISS
-            there = self._streams.setdefault(stream, _Stream())
+            there = self._streams.get(stream) or _Stream(stream)
             last = self._take_manifest(there)
             if self.evicts:
                 self._shrink(there, cap - size)
@@ -215,11 +223,10 @@ class Arena(CappedTier):
     def close(self) -> None:
         with self._lock:
             self._state.up, self._state.reason = False, "closed"
-            for there in self._streams.values():
+            for there in list(self._streams.values()):
                 for key in list(there.held):
                     self._free(key)
                 self._take_manifest(there)
-            self._streams.clear()
             self._slabs.release()
 
     # -- under the lock -------------------------------------------------------------------------
@@ -239,7 +246,7 @@ class Arena(CappedTier):
         if not self._state.up:
             return Outcome.RETRY
         count, width = check_block(block)
-        there = self._streams.setdefault(key.stream, _Stream())
+        there = self._streams.get(key.stream) or _Stream(key.stream)
         if key in there.held:
             self._free(key)
         used = 2 * block.key.nbytes + 8 * count
@@ -255,12 +262,8 @@ class Arena(CappedTier):
         memory = cell.memory
         begin = int(memory.storage_offset())
         inside = _block(memory.view(held.dtype), memory.view(torch.int32), begin, held)
-        for mine, given in zip(
-            (inside.key, inside.value, inside.frame, inside.cell),
-            (block.key, block.value, block.frame, block.cell),
-            strict=True,
-        ):
-            mine.copy_(given)
+        for part in ("key", "value", "frame", "cell"):
+            getattr(inside, part).copy_(getattr(block, part))
         there.held[key] = held
         self._take_up(there, cell)
         self._touch(key)
@@ -301,19 +304,38 @@ class Arena(CappedTier):
     def _allocate(self, nbytes: int) -> Cell | None:
         size = self._slabs.cell_bytes(nbytes)
         while (cell := self._slabs.allocate(nbytes)) is None and self.evicts:
-            caps = sum(self.cap(name) for name, there in self._streams.items() if there.used)
-            above = {
-                name: there.used - self._slabs.total_bytes * self.cap(name) / caps
-                for name, there in self._streams.items()
-                if there.by_size
-            }
-            if not above:
+            victim = self._first_ranked()
+            oldest = None if victim is None else victim.oldest_for(size, self._tick)
+            if oldest is None:
                 return None
-            victim = self._streams[max(above, key=above.__getitem__)]
-            oldest = victim.oldest_for(size, self._tick)
-            if oldest is not None:
-                self._evict(oldest)
+            self._evict(oldest)
         return cell
+
+    def _first_ranked(self) -> _Stream | None:
+        """Of the streams with blocks, if any, the one that uses most of its cap, and so is furthest above its share."""
+        while self._ranked:
+            rank, name = self._ranked[0]
+            there = self._streams.get(name)
+            if there is None or there.rank != rank:
+                heappop(self._ranked)
+                continue
+            now = -there.used / self.cap(name) if there.by_size else 0.0
+            if rank == now:
+                return there
+            # What it used less since was left for now.
+            there.rank = now
+            heapreplace(self._ranked, (now, name))
+        return None
+
+    def _rank(self, there: _Stream) -> None:
+        """A stream has grown, or its cap shrunk."""
+        if (rank := -there.used / self.cap(there.name)) >= there.rank:
+            return
+        there.rank = rank
+        heappush(self._ranked, (rank, there.name))
+        if len(self._ranked) > 2 * len(self._streams) + _VOID:
+            self._ranked = [(there.rank, name) for name, there in self._streams.items()]
+            heapify(self._ranked)
 
     def _shrink(self, there: _Stream, most: int) -> None:
         while there.used > most and (oldest := there.oldest()) is not None:
@@ -351,11 +373,16 @@ class Arena(CappedTier):
     def _take_up(self, there: _Stream, cell: Cell) -> None:
         there.used += cell.nbytes
         self._used += cell.nbytes
+        self._streams[there.name] = there
+        if self.evicts:
+            self._rank(there)
 
     def _give_back(self, there: _Stream, cell: Cell) -> None:
         there.used -= cell.nbytes
         self._used -= cell.nbytes
         self._slabs.free(cell)
+        if not there.used:
+            del self._streams[there.name]
 
 
 def _manifest_of(there: _Stream) -> bytes | None:

@@ -131,9 +131,9 @@ class Tier(ABC):
         """Create the tier as configured; None if it is not."""
         raise NotImplementedError(f"{cls.__name__} cannot be configured")
 
-    @abstractmethod
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        """Whether each block could be loaded now. Moves no KV."""
+        """Whether each block could be loaded now, of a tier at hand. Moves no KV."""
+        raise NotImplementedError
 
     @abstractmethod
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
@@ -192,14 +192,11 @@ class CappedTier(Tier):
         cap = self._caps.get(stream, self.limit)
         return cap if stream in self._shrinking else min(cap, self.limit)
 
-    def set_cap(self, stream: str, nbytes: int | None, *, shrinking: bool = False) -> None:
-        """Set a lower cap for a stream, None for the default; ``ConfigError`` for one that is not positive. A tier that
-        does not evict keeps what exceeds it and refuses more. ``shrinking``: it may be above the limit, as the stream
-        was written under a higher one, and to compress it takes room."""
-        (self._shrinking.add if shrinking else self._shrinking.discard)(stream)
-        if nbytes is None:
-            self._caps.pop(stream, None)
-        elif nbytes < 1:
+    def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
+        """Set a lower cap for a stream; ``ConfigError`` for one that is not positive. A tier that does not evict keeps
+        what exceeds it and refuses more. ``shrinking``: it may be above the limit, as the stream was written under a
+        higher one, and to compress it takes room."""
+        if nbytes < 1:
             raise ConfigError(f"a cap of {nbytes} bytes for {stream} can hold nothing")
-        else:
-            self._caps[stream] = nbytes
+        (self._shrinking.add if shrinking else self._shrinking.discard)(stream)
+        self._caps[stream] = nbytes

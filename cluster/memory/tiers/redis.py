@@ -89,17 +89,6 @@ class RedisTier(CappedTier):
         return cls(settings.redis_url, cap_bytes=cap, ttl_s=settings.redis_ttl_s, **settings.storage)
 
     # -- Tier -----------------------------------------------------------------------------------
-    def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-        until = self._link.deadline()
-        try:
-            for part in split_parts(keys, _KEYS_AT_ONCE):
-                found = self._link.execute_all(until, [("EXISTS", self._key(key)) for key in part])
-                outcomes += [Outcome.HIT if there else Outcome.MISS for there in found]
-        except RedisUnavailableError as error:
-            self._refused(error, len(keys) - len(outcomes))
-        return outcomes + [Outcome.RETRY] * (len(keys) - len(outcomes))
-
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
         outcomes: dict[BlockKey, Outcome] = {}
         streams: dict[str, list[tuple[BlockKey, Block]]] = defaultdict(list)

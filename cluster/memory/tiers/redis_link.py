@@ -56,7 +56,7 @@ class RedisLink:
             raise ConfigError(f"a deadline of {deadline_s:g} seconds leaves no time to reach Redis")
         self.deadline_s = deadline_s
         self.up, self.reason, self.failures, self.evicts = True, "", 0, False
-        self._on_change = on_change
+        self._on_change, self._clustered = on_change, False
         self._unknown = threading.Event()
         self._closed = threading.Event()
         self._run_id: str | None = None
@@ -145,6 +145,8 @@ class RedisLink:
         try:
             if self._unknown.is_set():
                 self._identify()
+            if self._clustered:
+                raise RedisUnavailableError("the server is in cluster mode, which is not supported (tiers.redis_url)")
             if time.monotonic() > until - self.deadline_s * 2 / 3:
                 raise RedisUnavailableError(f"the call needs more than its deadline of {self.deadline_s:g} s")
             return run()
@@ -171,6 +173,8 @@ class RedisLink:
             # Not permitted for every user; a restart then shows as missing values.
             info = {}
         found = str(info.get("run_id", ""))
+        # Its transactions and lists are of keys in several slots, maybe on several servers.
+        self._clustered = bool(info.get("cluster_enabled"))
         # An evicting server may have evicted an index.
         self.evicts = not str(info.get("maxmemory_policy", "noeviction")).startswith("noeviction")
         changed, self._run_id = self._run_id not in (None, found), found

@@ -90,13 +90,6 @@ class RemoteTier(CappedTier):
     def address(self) -> str:
         return self._peer.address
 
-    def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        request = kv_pb2.LookupRequest(fingerprint=self._fingerprint, keys=map(key_to_proto, keys))
-        reply = self._peer.call("Lookup", request) if keys else None
-        if reply is None or len(reply.outcomes) != len(keys):
-            return self._not_now(len(keys))
-        return [outcome_from_proto(number) for number in reply.outcomes]
-
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
         """See ``Tier``. Batches are encoded while earlier ones are in flight; ``RETRY`` for those past the deadline."""
         outcomes: dict[int, Outcome] = {}

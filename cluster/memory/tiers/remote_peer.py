@@ -38,11 +38,13 @@ class Transfer:
 
     def send(self, method: str, messages: Iterable[Any]) -> Any:
         """The reply to a stream of messages; a refusal may come before the last one is sent."""
-        return self._reply(method, self._watched(messages))
+        return self.ask(method, self._watched(messages))
 
     def ask(self, method: str, request: Any) -> Any:
         """The reply to one request."""
-        return self._reply(method, request)
+        reply, call = self._begin(getattr(self._peer.stub, method).with_call, request)
+        self._peer.check_instance(call)
+        return reply
 
     def receive(self, method: str, request: Any) -> Iterator[Any]:
         """The stream of messages that a request is answered with."""
@@ -54,11 +56,6 @@ class Transfer:
                 yield message
         finally:
             call.cancel()
-
-    def _reply(self, method: str, given: Any) -> Any:
-        reply, call = self._begin(getattr(self._peer.stub, method).with_call, given)
-        self._peer.check_instance(call)
-        return reply
 
     def _begin(self, method: Callable[..., Any], given: Any) -> Any:
         try:

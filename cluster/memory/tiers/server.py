@@ -97,15 +97,6 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         with self._lock:
             return dict(self.counts)
 
-    async def Lookup(self, request: kv_pb2.LookupRequest, context: Context) -> kv_pb2.LookupReply:  # noqa: N802
-        async with self._answering("lookup", request, context) as call:
-            keys = [key_from_proto(key) for key in request.keys]
-            outcomes = [Outcome.MISS] * len(keys)
-            if self._is_ours(request.fingerprint, len(keys)):
-                outcomes = await self._on_tier(lambda: self._tier.lookup(keys))
-            call.record_outcomes(outcomes)
-            return kv_pb2.LookupReply(outcomes=map(outcome_to_proto, outcomes))
-
     async def Store(  # noqa: N802
         self, request_iterator: AsyncIterable[kv_pb2.StoreRequest], context: Context
     ) -> kv_pb2.StoreReply:

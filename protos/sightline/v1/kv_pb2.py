@@ -24,53 +24,49 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15sightline/v1/kv.proto\x12\x0csightline.v1\"C\n\x05KVKey\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\r\n\x05layer\x18\x02 \x01(\r\x12\x0c\n\x04head\x18\x03 \x01(\r\x12\r\n\x05\x62lock\x18\x04 \x01(\x03\"G\n\rLookupRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12!\n\x04keys\x18\x02 \x03(\x0b\x32\x13.sightline.v1.KVKey\"8\n\x0bLookupReply\x12)\n\x08outcomes\x18\x01 \x03(\x0e\x32\x17.sightline.v1.KVOutcome\"N\n\x0cStoreRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12)\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x19.sightline.v1.StoredBlock\"P\n\x0bStoredBlock\x12 \n\x03key\x18\x01 \x01(\x0b\x32\x13.sightline.v1.KVKey\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x11\n\tcap_bytes\x18\x03 \x01(\x04\"7\n\nStoreReply\x12)\n\x08outcomes\x18\x01 \x03(\x0e\x32\x17.sightline.v1.KVOutcome\"E\n\x0bLoadRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12!\n\x04keys\x18\x02 \x03(\x0b\x32\x13.sightline.v1.KVKey\"6\n\tLoadReply\x12)\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x19.sightline.v1.LoadedBlock\"E\n\x0bLoadedBlock\x12(\n\x07outcome\x18\x01 \x01(\x0e\x32\x17.sightline.v1.KVOutcome\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"b\n\x0b\x44ropRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\x0b\n\x03\x61ll\x18\x03 \x01(\x08\x12!\n\x04keys\x18\x04 \x03(\x0b\x32\x13.sightline.v1.KVKey\"*\n\tDropReply\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\x04\x12\x0c\n\x04\x64one\x18\x02 \x01(\x08\"2\n\x0bListRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\".\n\tListReply\x12!\n\x04keys\x18\x01 \x03(\x0b\x32\x13.sightline.v1.KVKey\"j\n\x12PutManifestRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\tcap_bytes\x18\x04 \x01(\x04\x12\r\n\x05piece\x18\x05 \x01(\x0c\"<\n\x10PutManifestReply\x12(\n\x07outcome\x18\x01 \x01(\x0e\x32\x17.sightline.v1.KVOutcome\"9\n\x12GetManifestRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\"K\n\x10GetManifestReply\x12(\n\x07outcome\x18\x01 \x01(\x0e\x32\x17.sightline.v1.KVOutcome\x12\r\n\x05piece\x18\x02 \x01(\x0c\"3\n\x0cUsageRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\"\x1b\n\nUsageReply\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04*f\n\tKVOutcome\x12\x1a\n\x16KV_OUTCOME_UNSPECIFIED\x10\x00\x12\x12\n\x0eKV_OUTCOME_HIT\x10\x01\x12\x13\n\x0fKV_OUTCOME_MISS\x10\x02\x12\x14\n\x10KV_OUTCOME_RETRY\x10\x03\x32\xa4\x04\n\x02KV\x12@\n\x06Lookup\x12\x1b.sightline.v1.LookupRequest\x1a\x19.sightline.v1.LookupReply\x12?\n\x05Store\x12\x1a.sightline.v1.StoreRequest\x1a\x18.sightline.v1.StoreReply(\x01\x12<\n\x04Load\x12\x19.sightline.v1.LoadRequest\x1a\x17.sightline.v1.LoadReply0\x01\x12:\n\x04\x44rop\x12\x19.sightline.v1.DropRequest\x1a\x17.sightline.v1.DropReply\x12<\n\x04List\x12\x19.sightline.v1.ListRequest\x1a\x17.sightline.v1.ListReply0\x01\x12Q\n\x0bPutManifest\x12 .sightline.v1.PutManifestRequest\x1a\x1e.sightline.v1.PutManifestReply(\x01\x12Q\n\x0bGetManifest\x12 .sightline.v1.GetManifestRequest\x1a\x1e.sightline.v1.GetManifestReply0\x01\x12=\n\x05Usage\x12\x1a.sightline.v1.UsageRequest\x1a\x18.sightline.v1.UsageReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15sightline/v1/kv.proto\x12\x0csightline.v1\"C\n\x05KVKey\x12\x0e\n\x06stream\x18\x01 \x01(\t\x12\r\n\x05layer\x18\x02 \x01(\r\x12\x0c\n\x04head\x18\x03 \x01(\r\x12\r\n\x05\x62lock\x18\x04 \x01(\x03\"N\n\x0cStoreRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12)\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x19.sightline.v1.StoredBlock\"P\n\x0bStoredBlock\x12 \n\x03key\x18\x01 \x01(\x0b\x32\x13.sightline.v1.KVKey\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\x11\n\tcap_bytes\x18\x03 \x01(\x04\"7\n\nStoreReply\x12)\n\x08outcomes\x18\x01 \x03(\x0e\x32\x17.sightline.v1.KVOutcome\"E\n\x0bLoadRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12!\n\x04keys\x18\x02 \x03(\x0b\x32\x13.sightline.v1.KVKey\"6\n\tLoadReply\x12)\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x19.sightline.v1.LoadedBlock\"E\n\x0bLoadedBlock\x12(\n\x07outcome\x18\x01 \x01(\x0e\x32\x17.sightline.v1.KVOutcome\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"b\n\x0b\x44ropRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\x0b\n\x03\x61ll\x18\x03 \x01(\x08\x12!\n\x04keys\x18\x04 \x03(\x0b\x32\x13.sightline.v1.KVKey\"*\n\tDropReply\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\x04\x12\x0c\n\x04\x64one\x18\x02 \x01(\x08\"2\n\x0bListRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\".\n\tListReply\x12!\n\x04keys\x18\x01 \x03(\x0b\x32\x13.sightline.v1.KVKey\"j\n\x12PutManifestRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x11\n\tcap_bytes\x18\x04 \x01(\x04\x12\r\n\x05piece\x18\x05 \x01(\x0c\"<\n\x10PutManifestReply\x12(\n\x07outcome\x18\x01 \x01(\x0e\x32\x17.sightline.v1.KVOutcome\"9\n\x12GetManifestRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\"K\n\x10GetManifestReply\x12(\n\x07outcome\x18\x01 \x01(\x0e\x32\x17.sightline.v1.KVOutcome\x12\r\n\x05piece\x18\x02 \x01(\x0c\"3\n\x0cUsageRequest\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\"\x1b\n\nUsageReply\x12\r\n\x05\x62ytes\x18\x01 \x01(\x04*f\n\tKVOutcome\x12\x1a\n\x16KV_OUTCOME_UNSPECIFIED\x10\x00\x12\x12\n\x0eKV_OUTCOME_HIT\x10\x01\x12\x13\n\x0fKV_OUTCOME_MISS\x10\x02\x12\x14\n\x10KV_OUTCOME_RETRY\x10\x03\x32\xe2\x03\n\x02KV\x12?\n\x05Store\x12\x1a.sightline.v1.StoreRequest\x1a\x18.sightline.v1.StoreReply(\x01\x12<\n\x04Load\x12\x19.sightline.v1.LoadRequest\x1a\x17.sightline.v1.LoadReply0\x01\x12:\n\x04\x44rop\x12\x19.sightline.v1.DropRequest\x1a\x17.sightline.v1.DropReply\x12<\n\x04List\x12\x19.sightline.v1.ListRequest\x1a\x17.sightline.v1.ListReply0\x01\x12Q\n\x0bPutManifest\x12 .sightline.v1.PutManifestRequest\x1a\x1e.sightline.v1.PutManifestReply(\x01\x12Q\n\x0bGetManifest\x12 .sightline.v1.GetManifestRequest\x1a\x1e.sightline.v1.GetManifestReply0\x01\x12=\n\x05Usage\x12\x1a.sightline.v1.UsageRequest\x1a\x18.sightline.v1.UsageReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'sightline.v1.kv_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KVOUTCOME']._serialized_start=1288
-  _globals['_KVOUTCOME']._serialized_end=1390
+  _globals['_KVOUTCOME']._serialized_start=1157
+  _globals['_KVOUTCOME']._serialized_end=1259
   _globals['_KVKEY']._serialized_start=39
   _globals['_KVKEY']._serialized_end=106
-  _globals['_LOOKUPREQUEST']._serialized_start=108
-  _globals['_LOOKUPREQUEST']._serialized_end=179
-  _globals['_LOOKUPREPLY']._serialized_start=181
-  _globals['_LOOKUPREPLY']._serialized_end=237
-  _globals['_STOREREQUEST']._serialized_start=239
-  _globals['_STOREREQUEST']._serialized_end=317
-  _globals['_STOREDBLOCK']._serialized_start=319
-  _globals['_STOREDBLOCK']._serialized_end=399
-  _globals['_STOREREPLY']._serialized_start=401
-  _globals['_STOREREPLY']._serialized_end=456
-  _globals['_LOADREQUEST']._serialized_start=458
-  _globals['_LOADREQUEST']._serialized_end=527
-  _globals['_LOADREPLY']._serialized_start=529
-  _globals['_LOADREPLY']._serialized_end=583
-  _globals['_LOADEDBLOCK']._serialized_start=585
-  _globals['_LOADEDBLOCK']._serialized_end=654
-  _globals['_DROPREQUEST']._serialized_start=656
-  _globals['_DROPREQUEST']._serialized_end=754
-  _globals['_DROPREPLY']._serialized_start=756
-  _globals['_DROPREPLY']._serialized_end=798
-  _globals['_LISTREQUEST']._serialized_start=800
-  _globals['_LISTREQUEST']._serialized_end=850
-  _globals['_LISTREPLY']._serialized_start=852
-  _globals['_LISTREPLY']._serialized_end=898
-  _globals['_PUTMANIFESTREQUEST']._serialized_start=900
-  _globals['_PUTMANIFESTREQUEST']._serialized_end=1006
-  _globals['_PUTMANIFESTREPLY']._serialized_start=1008
-  _globals['_PUTMANIFESTREPLY']._serialized_end=1068
-  _globals['_GETMANIFESTREQUEST']._serialized_start=1070
-  _globals['_GETMANIFESTREQUEST']._serialized_end=1127
-  _globals['_GETMANIFESTREPLY']._serialized_start=1129
-  _globals['_GETMANIFESTREPLY']._serialized_end=1204
-  _globals['_USAGEREQUEST']._serialized_start=1206
-  _globals['_USAGEREQUEST']._serialized_end=1257
-  _globals['_USAGEREPLY']._serialized_start=1259
-  _globals['_USAGEREPLY']._serialized_end=1286
-  _globals['_KV']._serialized_start=1393
-  _globals['_KV']._serialized_end=1941
+  _globals['_STOREREQUEST']._serialized_start=108
+  _globals['_STOREREQUEST']._serialized_end=186
+  _globals['_STOREDBLOCK']._serialized_start=188
+  _globals['_STOREDBLOCK']._serialized_end=268
+  _globals['_STOREREPLY']._serialized_start=270
+  _globals['_STOREREPLY']._serialized_end=325
+  _globals['_LOADREQUEST']._serialized_start=327
+  _globals['_LOADREQUEST']._serialized_end=396
+  _globals['_LOADREPLY']._serialized_start=398
+  _globals['_LOADREPLY']._serialized_end=452
+  _globals['_LOADEDBLOCK']._serialized_start=454
+  _globals['_LOADEDBLOCK']._serialized_end=523
+  _globals['_DROPREQUEST']._serialized_start=525
+  _globals['_DROPREQUEST']._serialized_end=623
+  _globals['_DROPREPLY']._serialized_start=625
+  _globals['_DROPREPLY']._serialized_end=667
+  _globals['_LISTREQUEST']._serialized_start=669
+  _globals['_LISTREQUEST']._serialized_end=719
+  _globals['_LISTREPLY']._serialized_start=721
+  _globals['_LISTREPLY']._serialized_end=767
+  _globals['_PUTMANIFESTREQUEST']._serialized_start=769
+  _globals['_PUTMANIFESTREQUEST']._serialized_end=875
+  _globals['_PUTMANIFESTREPLY']._serialized_start=877
+  _globals['_PUTMANIFESTREPLY']._serialized_end=937
+  _globals['_GETMANIFESTREQUEST']._serialized_start=939
+  _globals['_GETMANIFESTREQUEST']._serialized_end=996
+  _globals['_GETMANIFESTREPLY']._serialized_start=998
+  _globals['_GETMANIFESTREPLY']._serialized_end=1073
+  _globals['_USAGEREQUEST']._serialized_start=1075
+  _globals['_USAGEREQUEST']._serialized_end=1126
+  _globals['_USAGEREPLY']._serialized_start=1128
+  _globals['_USAGEREPLY']._serialized_end=1155
+  _globals['_KV']._serialized_start=1262
+  _globals['_KV']._serialized_end=1744
 # @@protoc_insertion_point(module_scope)

@@ -30,20 +30,6 @@ class KVKey(_message.Message):
     block: int
     def __init__(self, stream: _Optional[str] = ..., layer: _Optional[int] = ..., head: _Optional[int] = ..., block: _Optional[int] = ...) -> None: ...
 
-class LookupRequest(_message.Message):
-    __slots__ = ("fingerprint", "keys")
-    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    KEYS_FIELD_NUMBER: _ClassVar[int]
-    fingerprint: str
-    keys: _containers.RepeatedCompositeFieldContainer[KVKey]
-    def __init__(self, fingerprint: _Optional[str] = ..., keys: _Optional[_Iterable[_Union[KVKey, _Mapping]]] = ...) -> None: ...
-
-class LookupReply(_message.Message):
-    __slots__ = ("outcomes",)
-    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
-    outcomes: _containers.RepeatedScalarFieldContainer[KVOutcome]
-    def __init__(self, outcomes: _Optional[_Iterable[_Union[KVOutcome, str]]] = ...) -> None: ...
-
 class StoreRequest(_message.Message):
     __slots__ = ("fingerprint", "blocks")
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]

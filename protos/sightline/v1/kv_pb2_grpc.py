@@ -38,11 +38,6 @@ class KVStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Lookup = channel.unary_unary(
-                '/sightline.v1.KV/Lookup',
-                request_serializer=sightline_dot_v1_dot_kv__pb2.LookupRequest.SerializeToString,
-                response_deserializer=sightline_dot_v1_dot_kv__pb2.LookupReply.FromString,
-                _registered_method=True)
         self.Store = channel.stream_unary(
                 '/sightline.v1.KV/Store',
                 request_serializer=sightline_dot_v1_dot_kv__pb2.StoreRequest.SerializeToString,
@@ -86,13 +81,6 @@ class KVServicer:
     than 16 MiB is refused with RESOURCE_EXHAUSTED, as is a call when too many wait already. Every reply's initial metadata
     has `sightline-instance`: another one than before is another process, or one that forgot everything.
     """
-
-    def Lookup(self, request, context):
-        """Whether blocks could be loaded; moves none.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
 
     def Store(self, request_iterator, context):
         """Batches of blocks; the reply has an outcome for each, in the order they came.
@@ -145,11 +133,6 @@ class KVServicer:
 
 def add_KVServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Lookup': grpc.unary_unary_rpc_method_handler(
-                    servicer.Lookup,
-                    request_deserializer=sightline_dot_v1_dot_kv__pb2.LookupRequest.FromString,
-                    response_serializer=sightline_dot_v1_dot_kv__pb2.LookupReply.SerializeToString,
-            ),
             'Store': grpc.stream_unary_rpc_method_handler(
                     servicer.Store,
                     request_deserializer=sightline_dot_v1_dot_kv__pb2.StoreRequest.FromString,
@@ -199,33 +182,6 @@ class KV:
     than 16 MiB is refused with RESOURCE_EXHAUSTED, as is a call when too many wait already. Every reply's initial metadata
     has `sightline-instance`: another one than before is another process, or one that forgot everything.
     """
-
-    @staticmethod
-    def Lookup(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/sightline.v1.KV/Lookup',
-            sightline_dot_v1_dot_kv__pb2.LookupRequest.SerializeToString,
-            sightline_dot_v1_dot_kv__pb2.LookupReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
 
     @staticmethod
     def Store(request_iterator,

@@ -94,6 +94,7 @@ def test_an_accelerator_whose_load_nobody_knows_is_warned_of():
         # As at a provider.
         (("--maxmemory-policy", "allkeys-lru", "--maxmemory", "8mb", "--rename-command", "CONFIG", ""), "ok", ""),
         (("--replicaof", "127.0.0.1", "1"), "wrong", "primary"),
+        (("--cluster-enabled", "yes", "--cluster-port", "28999"), "wrong", "without cluster mode"),
     ],
 )
 def test_a_redis_that_does_not_take_what_comes(tmp_path, options, state, remedy):

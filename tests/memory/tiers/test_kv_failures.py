@@ -5,7 +5,7 @@ import time
 
 import grpc
 import pytest
-from kv_parts import MemoryTier, Node, block, key, process, remote, same, serving
+from kv_parts import MemoryTier, Node, block, key, outcomes, process, remote, same, serving
 from waiting import until
 
 from cluster.codec.supervisor import Backoff
@@ -25,7 +25,7 @@ def test_every_call_to_a_node_that_never_was_is_a_retry() -> None:
         assert tier.store([(key(1), block(1)), (key(2), block(2))]) == [RETRY, RETRY]
         assert not tier.state().up
         assert "cannot be used" in tier.state().reason
-        assert tier.lookup([key(1)]) == [RETRY]
+        assert outcomes(tier, [key(1)]) == [RETRY]
         assert [one.outcome for one in tier.load([key(1), key(2)])] == [RETRY, RETRY]
         assert tier.put_manifest("gate", b"x") is RETRY
         assert tier.manifest("gate") == (RETRY, None)
@@ -39,7 +39,7 @@ def test_every_call_to_a_node_that_never_was_is_a_retry() -> None:
 def test_a_node_that_comes_up_later_is_found() -> None:
     port = free_port()
     with remote(f"127.0.0.1:{port}") as tier:
-        assert tier.lookup([key(1)]) == [RETRY]
+        assert outcomes(tier, [key(1)]) == [RETRY]
         held = MemoryTier()
         held.store([(key(1), block(1))])
         with serving(held, port=port):
@@ -62,7 +62,7 @@ def test_a_node_is_looked_for_also_after_a_channel_could_not_be_opened(monkeypat
 
     with remote(f"127.0.0.1:{free_port()}", find=lambda: f"127.0.0.1:{port}") as tier:
         monkeypatch.setattr(remote_peer, "open_blocking_channel", failing)
-        assert tier.lookup([key(1)]) == [RETRY]
+        assert outcomes(tier, [key(1)]) == [RETRY]
         with serving(MemoryTier(), port=port):
             until(lambda: tier.state().up)
         assert failed == 2
@@ -90,7 +90,7 @@ def test_a_tier_that_stalls_costs_one_deadline_and_then_nothing() -> None:
     held.gate.clear()
     with serving(held) as node, remote(node.address, deadline_s=0.3, backoff=NEVER) as tier:
         began = time.monotonic()
-        assert tier.lookup([key(1)]) == [RETRY]
+        assert outcomes(tier, [key(1)]) == [RETRY]
         assert 0.3 <= time.monotonic() - began < 20.0
         assert "did not answer within 0.3 s" in tier.state().reason
         for _ in range(100):
@@ -99,11 +99,11 @@ def test_a_tier_that_stalls_costs_one_deadline_and_then_nothing() -> None:
         assert tier.state().counts["failures"] == 1
 
 
-@pytest.mark.parametrize("call", ["lookup", "load", "store", "manifest", "nbytes"])
+@pytest.mark.parametrize("call", ["load", "store", "manifest", "nbytes"])
 def test_whatever_stalls_the_tier_is_back_when_the_node_is(call: str) -> None:
     held = MemoryTier()
     held.gate.clear()
-    arguments = {"lookup": [[key(1)]], "load": [[key(1)]], "store": [[(key(1), block(1))]], "manifest": ["gate"]}
+    arguments = {"load": [[key(1)]], "store": [[(key(1), block(1))]], "manifest": ["gate"]}
     with serving(held) as node, remote(node.address, deadline_s=0.5) as tier:
         getattr(tier, call)(*arguments.get(call, []))
         assert not tier.state().up
@@ -164,7 +164,7 @@ def test_a_drop_that_was_refused_is_counted_so_that_it_can_be_made_up_for() -> N
     held.store([(key(1), block(1))])
     held.gate.clear()
     with serving(held, threads=1, waiting=0) as node, remote(node.address, deadline_s=10.0) as tier:
-        reader = threading.Thread(target=lambda: tier.lookup([key(1)]))
+        reader = threading.Thread(target=lambda: outcomes(tier, [key(1)]))
         reader.start()
         until(lambda: node.servicer._under_way == 1)
         assert tier.drop("gate") is None
@@ -178,18 +178,18 @@ def test_a_node_with_too_much_to_do_refuses_and_is_not_taken_for_dead() -> None:
     held.gate.clear()
     with serving(held, threads=1, waiting=1) as node, remote(node.address, deadline_s=10.0) as tier:
         answers: list[Outcome] = []
-        threads = [threading.Thread(target=lambda: answers.extend(tier.lookup([key(1)]))) for _ in range(2)]
+        threads = [threading.Thread(target=lambda: answers.extend(outcomes(tier, [key(1)]))) for _ in range(2)]
         for thread in threads:
             thread.start()
         until(lambda: node.servicer._under_way == 2)
-        assert tier.lookup([key(1)]) == [RETRY]
+        assert outcomes(tier, [key(1)]) == [RETRY]
         assert (tier.state().up, tier.state().counts["refused"]) == (True, 1)
         assert node.servicer.counts["refused"] == 1
         held.gate.set()
         for thread in threads:
             thread.join(10.0)
         assert answers == [Outcome.MISS, Outcome.MISS]
-        assert tier.lookup([key(1)]) == [Outcome.MISS]
+        assert outcomes(tier, [key(1)]) == [Outcome.MISS]
 
 
 def test_calls_that_were_given_up_still_count_until_the_tier_lets_go() -> None:
@@ -197,30 +197,30 @@ def test_calls_that_were_given_up_still_count_until_the_tier_lets_go() -> None:
     held.gate.clear()
     with serving(held, threads=1, waiting=0) as node:
         with remote(node.address, deadline_s=0.2, backoff=NEVER) as first:
-            assert first.lookup([key(1)]) == [RETRY]
+            assert outcomes(first, [key(1)]) == [RETRY]
         with remote(node.address, deadline_s=5.0) as second:
-            assert second.lookup([key(1)]) == [RETRY]
+            assert outcomes(second, [key(1)]) == [RETRY]
             assert second.state().counts["refused"] == 1
             held.gate.set()
             until(lambda: node.servicer._under_way == 0)
-            assert second.lookup([key(1)]) == [Outcome.MISS]
+            assert outcomes(second, [key(1)]) == [Outcome.MISS]
 
 
 def test_the_node_ends_a_call_whose_caller_would_wait_for_ever() -> None:
     held = MemoryTier()
     held.gate.clear()
     with serving(held, deadline_s=0.1) as node, remote(node.address, deadline_s=20.0, backoff=NEVER) as tier:
-        assert tier.lookup([key(1)]) == [RETRY]
+        assert outcomes(tier, [key(1)]) == [RETRY]
         assert not tier.state().up
 
 
 def test_a_tier_that_fails_on_the_node_is_a_retry_with_its_reason() -> None:
     class Broken(MemoryTier):
-        def lookup(self, keys):
+        def load(self, keys):
             raise OSError("no space left on device")
 
     with serving(Broken()) as node, remote(node.address, backoff=NEVER) as tier:
-        assert tier.lookup([key(1)]) == [RETRY]
+        assert outcomes(tier, [key(1)]) == [RETRY]
         assert not tier.state().up
         assert "no space left on device" in tier.state().reason
 
@@ -236,17 +236,17 @@ def test_the_pause_grows_until_a_call_succeeds() -> None:
     class Moody(MemoryTier):
         good = False
 
-        def lookup(self, keys):
+        def load(self, keys):
             if not self.good:
                 raise OSError("bad sector")
-            return super().lookup(keys)
+            return super().load(keys)
 
     held = Moody()
     with serving(held) as node, remote(node.address, backoff=Recording()) as tier:
         for good in (False, False, True, False):
             held.good = good
             until(lambda: tier.state().up)
-            assert tier.lookup([key(1)]) == [Outcome.MISS if good else RETRY]
+            assert outcomes(tier, [key(1)]) == [Outcome.MISS if good else RETRY]
         until(lambda: tier.state().up)
     assert attempts == [0, 1, 0], "the node answers at once each time, and still fails at its work"
 
@@ -270,9 +270,9 @@ def test_a_store_of_more_than_there_is_time_for_stops_in_time_and_the_node_stays
 
 def test_closed_it_answers_retry_and_closing_twice_does_no_harm() -> None:
     with serving(MemoryTier()) as node, remote(node.address) as tier:
-        assert tier.lookup([key(1)]) == [Outcome.MISS]
+        assert outcomes(tier, [key(1)]) == [Outcome.MISS]
         tier.close()
-        assert tier.lookup([key(1)]) == [RETRY]
+        assert outcomes(tier, [key(1)]) == [RETRY]
         assert "closed" in tier.state().reason
         tier.close()
 
@@ -282,7 +282,7 @@ def test_closing_ends_a_call_that_waits() -> None:
     held.gate.clear()
     with serving(held) as node, remote(node.address, deadline_s=20.0) as tier:
         answers: list[Outcome] = []
-        thread = threading.Thread(target=lambda: answers.extend(tier.lookup([key(1)])))
+        thread = threading.Thread(target=lambda: answers.extend(outcomes(tier, [key(1)])))
         thread.start()
         until(lambda: held.waiting == 1)
         tier.close()

@@ -6,7 +6,7 @@ import urllib.request
 
 import grpc
 import pytest
-from kv_parts import OURS, MemoryTier, block, key, remote, serving
+from kv_parts import OURS, MemoryTier, block, key, outcomes, remote, serving
 from prometheus_client import CollectorRegistry
 from sightline.v1 import kv_pb2, kv_pb2_grpc
 from waiting import until
@@ -58,19 +58,16 @@ def shown(*collectors: NodeTierCollector) -> dict[tuple[str, ...], float]:
 def test_calls_blocks_and_bytes_are_those_that_the_caller_counts(grown: Grown) -> None:
     with serving(Arena(8 << 20)) as node, remote(node.address, deadline_s=20.0) as tier:
         assert tier.store([(key(cluster), block(cluster)) for cluster in (1, 2, 3)]) == [Outcome.HIT] * 3
-        assert tier.lookup([key(1), key(2), key(9)]) == [Outcome.HIT, Outcome.HIT, Outcome.MISS]
         assert [one.outcome for one in tier.load([key(1), key(9), key(3), key(8)])].count(Outcome.HIT) == 2
         tier.put_manifest("gate", b"all of it")
         tier.manifest("gate")
         tier.drop("gate", [key(1)])
         counts = tier.state().counts
-    methods = ("lookup", "store", "load", "drop", "put_manifest", "get_manifest")
+    methods = ("store", "load", "drop", "put_manifest", "get_manifest")
     assert grown("requests_total") == {(method, "ok"): 1 for method in methods}
     assert grown("request_seconds_count") == {(method,): 1 for method in methods}
     assert grown("blocks_total") == {
         ("store", "hit"): 3,
-        ("lookup", "hit"): 2,
-        ("lookup", "miss"): 1,
         ("load", "hit"): 2,
         ("load", "miss"): 2,
     }
@@ -133,14 +130,14 @@ def test_a_call_that_is_refused(grown: Grown) -> None:
     held = MemoryTier()
     held.gate.clear()
     with serving(held, threads=1, waiting=0) as node, remote(node.address, deadline_s=20.0) as tier:
-        reader = threading.Thread(target=lambda: tier.lookup([key(1)]))
+        reader = threading.Thread(target=lambda: outcomes(tier, [key(1)]))
         reader.start()
         until(lambda: held.waiting == 1)
         assert tier.load([key(1)])[0].outcome is Outcome.RETRY
         assert grown("requests_total") == {("load", "refused"): 1}
         held.gate.set()
         reader.join(20.0)
-    assert grown("requests_total") == {("load", "refused"): 1, ("lookup", "ok"): 1}
+    assert grown("requests_total") == {("load", "refused"): 1, ("load", "ok"): 1}
 
 
 @pytest.mark.parametrize(("theirs_s", "ours_s"), [(0.3, 30.0), (20.0, 0.2)])
@@ -148,8 +145,8 @@ def test_a_call_is_late_by_its_callers_deadline_or_ours(grown: Grown, theirs_s: 
     held = MemoryTier()
     held.gate.clear()
     with serving(held, deadline_s=ours_s) as node, remote(node.address, deadline_s=theirs_s, backoff=NEVER) as tier:
-        assert tier.lookup([key(1)]) == [Outcome.RETRY]
-        until(lambda: grown("requests_total") == {("lookup", "late"): 1})
+        assert outcomes(tier, [key(1)]) == [Outcome.RETRY]
+        until(lambda: grown("requests_total") == {("load", "late"): 1})
         held.gate.set()
 
 
@@ -157,27 +154,27 @@ def test_a_caller_that_leaves_early(grown: Grown) -> None:
     held = MemoryTier()
     held.gate.clear()
     with serving(held) as node, grpc.insecure_channel(node.address) as channel:
-        request = kv_pb2.LookupRequest(fingerprint=OURS, keys=[key_to_proto(key(1))])
-        call = kv_pb2_grpc.KVStub(channel).Lookup.future(request, timeout=30)
+        request = kv_pb2.LoadRequest(fingerprint=OURS, keys=[key_to_proto(key(1))])
+        call = kv_pb2_grpc.KVStub(channel).Load(request, timeout=30)
         until(lambda: held.waiting == 1)
         call.cancel()
-        until(lambda: grown("requests_total") == {("lookup", "left"): 1})
+        until(lambda: grown("requests_total") == {("load", "left"): 1})
         held.gate.set()
 
 
 def test_a_call_that_fails_and_one_that_is_none_of_ours(grown: Grown) -> None:
     class Broken(MemoryTier):
-        def lookup(self, keys):
+        def load(self, keys):
             raise OSError("no space left on device")
 
     with serving(Broken()) as node:
         with remote(node.address, backoff=NEVER) as tier:
-            assert tier.lookup([key(1)]) == [Outcome.RETRY]
+            assert outcomes(tier, [key(1)]) == [Outcome.RETRY]
         with grpc.insecure_channel(node.address) as channel:
             store = channel.stream_unary("/sightline.v1.KV/Store")
             with pytest.raises(grpc.RpcError):
                 store(iter([b"\xff\xff\xff no message"]), timeout=20)
-    assert grown("requests_total") == {("lookup", "failed"): 1, ("store", "invalid"): 1}
+    assert grown("requests_total") == {("load", "failed"): 1, ("store", "invalid"): 1}
 
 
 def scrape(address: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from kv_parts import QUICK, MemoryTier, Node, block, key, remote, same, serving
+from kv_parts import QUICK, MemoryTier, Node, block, key, outcomes, remote, same, serving
 from waiting import until
 
 from cluster.errors import UnavailableError
@@ -79,7 +79,7 @@ def test_a_killed_node_is_found_at_its_new_port_and_gets_the_whole_memory_again(
             assert bank.wait_written(30.0)
             memory, blocks = bank.get_memory("cam")[0], list(remembered(bank))
             busy = memory.settle_due or memory.unsaved or not memory.restored
-            return not busy and tier.address == new and tier.lookup(blocks) == [HIT] * len(blocks)
+            return not busy and tier.address == new and outcomes(tier, blocks) == [HIT] * len(blocks)
 
         until(whole)
         # What another replica finds when this one is gone.
@@ -105,17 +105,16 @@ def test_a_node_that_was_replaced_between_two_calls_counts_as_a_failure() -> Non
             node.stop()
             node = Node(MemoryTier(), port)
             # Whichever call notices it, or several: it is up again, empty, and that is counted.
-            until(lambda: tier.lookup([key(1)]) == [MISS])
+            until(lambda: outcomes(tier, [key(1)]) == [MISS])
             assert tier.state().counts["restarts"] == 1
             assert tier.state().counts["failures"] >= 1
     finally:
         node.stop()
 
 
-@pytest.mark.parametrize("call", ["lookup", "load", "store", "put_manifest", "manifest", "drop", "nbytes"])
+@pytest.mark.parametrize("call", ["load", "store", "put_manifest", "manifest", "drop", "nbytes"])
 def test_every_call_notices_another_instance(call: str) -> None:
     arguments = {
-        "lookup": [[key(1)]],
         "load": [[key(1)]],
         "store": [[(key(1), block(1))]],
         "put_manifest": ["gate", b"x"],
@@ -123,7 +122,7 @@ def test_every_call_notices_another_instance(call: str) -> None:
         "drop": ["gate"],
     }
     with serving(MemoryTier()) as node, remote(node.address, deadline_s=10.0) as tier:
-        tier.lookup([key(1)])
+        outcomes(tier, [key(1)])
         node.servicer.instance = "another"
         getattr(tier, call)(*arguments.get(call, []))
         assert (tier.state().counts["failures"], tier.state().counts["restarts"], tier.state().up) == (1, 1, True)
@@ -147,7 +146,7 @@ def test_a_lookup_that_fails_hangs_or_names_nonsense_leaves_the_last_address() -
     try:
         with remote(node.address, deadline_s=0.5, find=find) as tier:
             node.stop()
-            assert tier.lookup([key(1)]) == [RETRY]
+            assert outcomes(tier, [key(1)]) == [RETRY]
             until(lambda: len(asked) == 3)
             assert not tier.state().up
             # The third hangs: no other is begun beside it, and the node is found where it was.

@@ -1,7 +1,7 @@
 """Every KV tier of the registry, opened as a replica opens it, keeps the same promises."""
 
 import pytest
-from kv_parts import block, key, same
+from kv_parts import block, key, outcomes, same
 
 from cluster.lab.bench.node import FINGERPRINT, far_tier
 from cluster.memory.tiers.base import Outcome, TierSettings
@@ -33,7 +33,7 @@ def tier(request, redis_server, node_address):
 def test_blocks_and_manifests_come_back_as_they_were_stored(tier):
     items = [(key(number, stream=camera), block(number)) for camera in ("gate", "yard") for number in range(3)]
     assert tier.store(items) == [Outcome.HIT] * 6
-    assert tier.lookup([key(2), key(9)]) == [Outcome.HIT, Outcome.MISS]
+    assert outcomes(tier, [key(2), key(9)]) == [Outcome.HIT, Outcome.MISS]
     loaded = tier.load([name for name, _ in reversed(items)])
     assert all(same(one.block, sent) for one, (_, sent) in zip(loaded, reversed(items), strict=True))
     assert tier.load([key(9)])[0].outcome is Outcome.MISS
@@ -51,7 +51,7 @@ def test_dropping_takes_what_was_named_and_nothing_else(tier):
     tier.store(items)
     tier.put_manifest("gate", b"of the gate")
     assert tier.drop("gate", [key(1)]) == 1
-    assert tier.lookup([key(number) for number in range(3)]) == [Outcome.HIT, Outcome.MISS, Outcome.HIT]
+    assert outcomes(tier, [key(number) for number in range(3)]) == [Outcome.HIT, Outcome.MISS, Outcome.HIT]
     assert tier.drop("gate") == 2
     assert tier.manifest("gate") == (Outcome.MISS, None)
     assert tier.nbytes("gate") == 0

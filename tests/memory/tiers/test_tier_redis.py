@@ -62,7 +62,6 @@ def test_what_comes_out_is_what_went_in(redis_server: RedisServer) -> None:
     tier = redis_tier(redis_server)
     assert tier.store([(key(n), block(n)) for n in range(3)] + [(key(0, "gate"), block(7))]) == [HIT] * 4
     assert values(tier, key(2), key(9), key(0, "gate"), key(2)) == [2.0, MISS, 7.0, 2.0]
-    assert tier.lookup([key(1), key(9)]) == [HIT, MISS]
     assert tier.store([(key(1), block(5))]) == [HIT]
     assert values(tier, key(1)) == [5.0]
     assert sum(written_down(redis_server).values()) == tier.nbytes("yard")
@@ -94,7 +93,7 @@ def test_the_cap_is_counted_in_stored_bytes_and_nothing_older_stays(redis_server
     assert written_down(redis_server) == {"1:2:0": SIZE}
     tier.set_cap("yard", SIZE)
     assert tier.store([(key(5), block(5))]) == [RETRY]
-    tier.set_cap("yard", None)
+    tier.set_cap("yard", 2**30)
     assert tier.store([(key(5), block(5))]) == [HIT]
     assert tier.cap("yard") == 3 * SIZE + 10
     tier.close()

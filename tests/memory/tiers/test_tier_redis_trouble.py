@@ -65,7 +65,6 @@ def test_down_from_the_start_it_refuses_and_comes_up_by_itself(own_redis: RedisS
     assert "cannot be reached" in tier.state().reason
     assert tier.store([(key(1), block(1))]) == [RETRY]
     assert values(tier, key(1), key(2)) == [RETRY, RETRY]
-    assert tier.lookup([key(1)]) == [RETRY]
     assert tier.put_manifest("yard", b"") is RETRY
     assert tier.manifest("yard") == (RETRY, None)
     assert tier.drop("yard") is None
@@ -284,6 +283,13 @@ def test_a_server_that_refuses_is_up_and_says_why(own_redis: RedisServer, opened
     own_redis.client.set("sightline:kv:sizes:gate", "not a hash")
     assert tier.store([(key(2, "gate"), block(2))]) == [RETRY]
     assert "WRONGTYPE" in tier.state().reason
+
+
+def test_a_server_in_cluster_mode_says_that_it_is_of_no_use(own_redis: RedisServer, opened: Opened) -> None:
+    own_redis.start("--cluster-enabled", "yes", "--cluster-port", str(own_redis.port - 1))
+    tier = opened()
+    assert tier.store([(key(1), block(1))]) == [RETRY]
+    assert tier.state().reason == "the server is in cluster mode, which is not supported (tiers.redis_url)"
 
 
 def test_after_a_failover_the_new_primary_is_written(
