@@ -20,6 +20,7 @@ from cluster.alerts.dispatcher import Outbox, SinkStatus
 from cluster.alerts.incident import Delivery
 from cluster.config import load_config
 from cluster.errors import NotReadyError
+from cluster.lab.bench.processes import free_port
 from cluster.types import CameraStatus, MemoryStatus
 from cluster.types.cameras import NOT_ASKED
 from cluster.types.reports import ReplicaStatus
@@ -94,7 +95,7 @@ def test_an_accelerator_whose_load_nobody_knows_is_warned_of():
         # As at a provider.
         (("--maxmemory-policy", "allkeys-lru", "--maxmemory", "8mb", "--rename-command", "CONFIG", ""), "ok", ""),
         (("--replicaof", "127.0.0.1", "1"), "wrong", "primary"),
-        (("--cluster-enabled", "yes", "--cluster-port", "28999"), "wrong", "without cluster mode"),
+        (("--cluster-enabled", "yes", "--cluster-port", str(free_port())), "wrong", "without cluster mode"),
     ],
 )
 def test_a_redis_that_does_not_take_what_comes(tmp_path, options, state, remedy):
