@@ -10,7 +10,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -148,7 +148,7 @@ class Controller(ActorProcess):
     async def _told(self, change: Coroutine[Any, Any, ManagedCamera]) -> CameraStatus:
         managed = await change
         await self._notify()
-        return replace(self._directory.status(managed.entry.name), revision=managed.revision)
+        return self._directory.status(managed.entry.name)
 
     async def remove_camera(self, name: str, manager: str | None = None, takeover: bool = False) -> None:
         """Remove a camera and order every replica to delete its memory, now or when it is back. Raises

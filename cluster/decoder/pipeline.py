@@ -446,5 +446,5 @@ def pipeline_settings(settings: CameraConfig) -> PipelineSettings:
 
 
 def sender_queue(config: SightlineConfig) -> int:
-    """Frames of a camera that may wait in the decoder; as many again may be in flight."""
+    """Frames of a camera that may wait in the decoder, besides ``cluster.frame_queue`` in flight."""
     return max(8, config.cluster.frame_queue // 2)

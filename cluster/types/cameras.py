@@ -167,7 +167,6 @@ class CameraStatus:
     why it is not the first. ``windows_per_s``, ``expected_lag_s``: what the scheduler counts with, the latter from a
     window's last frame to its answer; 0 where nobody knows what a window costs. ``manager``: who alone may change it
     (``cluster.control.cameras.managed``). ``life``: another when it was removed and added again under its name.
-    ``revision``: of its settings, in replies to adding and changing it alone.
     ``decode``: where it is decoded, "cuda" or "cpu", with lazy decoding what that spares; empty before it is.
     """
 
@@ -207,7 +206,6 @@ class CameraStatus:
     expected_lag_s: float = 0.0
     manager: str = ""
     life: str = ""
-    revision: str = ""
     decode: str = ""
 
 

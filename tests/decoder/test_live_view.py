@@ -129,3 +129,20 @@ async def test_when_the_camera_connects_again_the_view_ends(tmp_path):
             left = [part async for part in parts]
         assert len(b"".join(left)) < 20_000
         assert running.cameras["gate"].ring._recordings == []
+
+
+async def test_once_a_mask_is_drawn_no_queued_picture_is_shown(tmp_path):
+    """The decoder begins the camera anew, with other footage; what waits for a viewer was never masked."""
+    made = video(100)
+    async with site(tmp_path) as running:
+        running.feed(made, 30)
+        first, second = running.recorder.watch("gate"), running.recorder.watch("gate")
+        await anext(first)
+        await anext(second)
+        running.feed(made, 90)
+        before = running.cameras.pop("gate")
+        with pytest.raises(UnavailableError):
+            await anext(first)
+        running.cameras["gate"] = CameraFootage(before.ring, [((0.0, 0.0), (0.5, 0.0), (0.5, 0.5))])
+        assert [part async for part in second] == []
+        assert all(each.done for each in before.ring._recordings)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import jsonschema
 import pytest
@@ -32,6 +33,54 @@ def test_every_object_is_valid(variant: str) -> None:
     assert len({(each["kind"], each["metadata"]["name"]) for each in objects}) == len(objects)
     for each in objects:
         validate(each)
+
+
+NAMES = (
+    "fullnameOverride",
+    "cameras.secretNames[0]",
+    "control.persistence.existingClaim",
+    "gateway.ingress.className",
+    "gateway.ingress.host",
+    "gateway.ingress.tlsSecretName",
+    "gateway.tls.secretName",
+    "gateway.tokens.key",
+    "gateway.tokens.secretName",
+    "gcsRedis.passwordKey",
+    "gcsRedis.secretName",
+    "gcsRedis.storageClass",
+    "image.pullSecrets[0]",
+    "internalTls.name",
+    "internalTls.secretName",
+    "kvRedis.passwordKey",
+    "kvRedis.secretName",
+    "memoryKey.key",
+    "memoryKey.secretName",
+    "models.existingClaim",
+    "monitoring.podMonitor.serverName",
+    "monitoring.podMonitor.tokenSecretName",
+    "replicas.runtimeClassName",
+    "secretEnv[0].key",
+    "secretEnv[0].name",
+    "secretEnv[0].secretName",
+)
+
+
+@pytest.mark.parametrize("word", ["no", "null"])
+def test_names_that_yaml_takes_for_something_else_are_names(word: str) -> None:
+    """As of the release and its namespace; the API server refuses an object with a label of no or 123."""
+
+    def made(name: str) -> Any:
+        names = [part for each in (*NAMES, f"env.{name}") for part in ("--set-string", f"{each}={name}")]
+        on = ["--set", "gateway.ingress.enabled=true,decoders.maxPods=40,monitoring.podMonitor.pods=true"]
+        values = ["-f", str(CHART / "values-city.yaml"), "--kube-version", "1.30.0"]
+        done = helm("template", name, str(CHART), "-n", name, *values, *names, *on)
+        assert done.returncode == 0, done.stderr
+        objects = [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each is not None]
+        [service] = of_kind(objects, "RayService")
+        service["spec"]["serveConfigV2"] = yaml.safe_load(service["spec"]["serveConfigV2"])
+        return objects
+
+    assert made(word) == json.loads(json.dumps(made("qqq")).replace("qqq", word))
 
 
 def test_validation_finds_what_is_wrong() -> None:

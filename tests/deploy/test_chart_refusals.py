@@ -60,6 +60,7 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (("config.security.audit_log=/var/log/audit.jsonl",), "audit_log is /var/log/audit.jsonl, where nothing"),
         (("config.clips.folder=/clips",), "config.clips.folder is /clips, where nothing can be written"),
+        (("internalTls.name=cctv",), "needs internalTls.secretName"),
         (("networkPolicy.operator=null",), "would let everybody reach Ray's dashboard"),
     ],
 )

@@ -100,10 +100,20 @@ def test_without_values_the_bundled_model_watches_its_clip() -> None:
 
 def test_a_checkpoint_by_hub_id_is_kept_on_a_claim() -> None:
     claims = {each["metadata"]["name"] for each in of_kind(rendered("minimal"), "PersistentVolumeClaim")}
-    assert "sightline-model-cache" in claims
+    assert "sightline-model-cache-readwriteonce" in claims
     for variant in ("default", "city"):
         claims = {each["metadata"]["name"] for each in of_kind(rendered(variant), "PersistentVolumeClaim")}
-        assert "sightline-model-cache" not in claims
+        assert claims == {"sightline-data"}
+
+
+def test_with_another_access_mode_the_checkpoint_has_another_claim() -> None:
+    """Kubernetes refuses to change that of a claim, and Helm's upgrade would fail: as with a second pod of replicas."""
+    objects = rendered("minimal", "models.cache.accessMode=ReadWriteMany", "replicas.pods=2")
+    name = "sightline-model-cache-readwritemany"
+    [claim] = [each for each in of_kind(objects, "PersistentVolumeClaim") if each["metadata"]["name"] == name]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    [volume] = [each for each in pods(objects)["replica"]["spec"]["volumes"] if each["name"] == "model-cache"]
+    assert volume["persistentVolumeClaim"] == {"claimName": name}
 
 
 def test_a_checkpoint_by_hub_id_has_its_room_without_a_claim_too() -> None:
@@ -111,7 +121,7 @@ def test_a_checkpoint_by_hub_id_has_its_room_without_a_claim_too() -> None:
     settings = ("models.cache.enabled=false", "models.cache.size=200Gi", "replicas.pods=2")
     objects = rendered("minimal", *settings)
     claims = {each["metadata"]["name"] for each in of_kind(objects, "PersistentVolumeClaim")}
-    assert "sightline-model-cache" not in claims
+    assert claims == {"sightline-data"}
     pod = pods(objects)["replica"]["spec"]
     [home] = [each["value"] for each in pod["containers"][0]["env"] if each["name"] == "HF_HOME"]
     [mounted] = [each for each in pod["containers"][0]["volumeMounts"] if home.startswith(each["mountPath"] + "/")]

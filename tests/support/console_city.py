@@ -264,7 +264,7 @@ class City:
         managed = self.table.update(ManagedCamera(entry=entry, revision=revision), 0.0, takeover=takeover)
         state: Any = "paused" if entry.paused else "running"
         self.change(name, source=str(managed.entry.source), state=state, priority=entry.priority)
-        return replace(self.cameras[name], revision=managed.revision)
+        return self.cameras[name]
 
     async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:
         await self.export([name])

@@ -149,6 +149,9 @@ class Recorder:
                 if packets is True:
                     await asyncio.sleep(LIVE_POLL_S)
                 elif data := await self._on(self._live, writer.feed, packets):
+                    if self._cameras(camera) is not footage:
+                        # Begun again, as when a mask is drawn: what is queued may show what is masked now.
+                        return
                     yield data
         finally:
             self._watching -= 1

@@ -131,7 +131,7 @@ class GetCameraRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class CameraStatus(_message.Message):
-    __slots__ = ("name", "source", "state", "reason", "retry_in_s", "codec", "width", "height", "cue", "last_frame_age_s", "decoder", "replica", "frames_decoded", "frames_sampled", "decode_errors", "gaps", "windows_done", "windows_gated", "windows_dropped", "windows_lost", "tokens_full", "tokens_kept", "tokens_computed", "latency_s", "last_answers", "memory_bytes", "memory_frames", "memory_oldest_s", "memory_state", "priority", "rung", "rung_reason", "windows_per_s", "expected_lag_s", "manager", "life", "decode", "revision")
+    __slots__ = ("name", "source", "state", "reason", "retry_in_s", "codec", "width", "height", "cue", "last_frame_age_s", "decoder", "replica", "frames_decoded", "frames_sampled", "decode_errors", "gaps", "windows_done", "windows_gated", "windows_dropped", "windows_lost", "tokens_full", "tokens_kept", "tokens_computed", "latency_s", "last_answers", "memory_bytes", "memory_frames", "memory_oldest_s", "memory_state", "priority", "rung", "rung_reason", "windows_per_s", "expected_lag_s", "manager", "life", "decode")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -169,7 +169,6 @@ class CameraStatus(_message.Message):
     MANAGER_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
-    REVISION_FIELD_NUMBER: _ClassVar[int]
     name: str
     source: str
     state: CameraState
@@ -207,8 +206,7 @@ class CameraStatus(_message.Message):
     manager: str
     life: str
     decode: str
-    revision: str
-    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., state: _Optional[_Union[CameraState, str]] = ..., reason: _Optional[str] = ..., retry_in_s: _Optional[float] = ..., codec: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., cue: _Optional[str] = ..., last_frame_age_s: _Optional[float] = ..., decoder: _Optional[str] = ..., replica: _Optional[str] = ..., frames_decoded: _Optional[int] = ..., frames_sampled: _Optional[int] = ..., decode_errors: _Optional[int] = ..., gaps: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ..., windows_lost: _Optional[int] = ..., tokens_full: _Optional[int] = ..., tokens_kept: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., latency_s: _Optional[float] = ..., last_answers: _Optional[_Iterable[_Union[LastAnswer, _Mapping]]] = ..., memory_bytes: _Optional[int] = ..., memory_frames: _Optional[int] = ..., memory_oldest_s: _Optional[float] = ..., memory_state: _Optional[str] = ..., priority: _Optional[str] = ..., rung: _Optional[str] = ..., rung_reason: _Optional[str] = ..., windows_per_s: _Optional[float] = ..., expected_lag_s: _Optional[float] = ..., manager: _Optional[str] = ..., life: _Optional[str] = ..., decode: _Optional[str] = ..., revision: _Optional[str] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., state: _Optional[_Union[CameraState, str]] = ..., reason: _Optional[str] = ..., retry_in_s: _Optional[float] = ..., codec: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., cue: _Optional[str] = ..., last_frame_age_s: _Optional[float] = ..., decoder: _Optional[str] = ..., replica: _Optional[str] = ..., frames_decoded: _Optional[int] = ..., frames_sampled: _Optional[int] = ..., decode_errors: _Optional[int] = ..., gaps: _Optional[int] = ..., windows_done: _Optional[int] = ..., windows_gated: _Optional[int] = ..., windows_dropped: _Optional[int] = ..., windows_lost: _Optional[int] = ..., tokens_full: _Optional[int] = ..., tokens_kept: _Optional[int] = ..., tokens_computed: _Optional[int] = ..., latency_s: _Optional[float] = ..., last_answers: _Optional[_Iterable[_Union[LastAnswer, _Mapping]]] = ..., memory_bytes: _Optional[int] = ..., memory_frames: _Optional[int] = ..., memory_oldest_s: _Optional[float] = ..., memory_state: _Optional[str] = ..., priority: _Optional[str] = ..., rung: _Optional[str] = ..., rung_reason: _Optional[str] = ..., windows_per_s: _Optional[float] = ..., expected_lag_s: _Optional[float] = ..., manager: _Optional[str] = ..., life: _Optional[str] = ..., decode: _Optional[str] = ...) -> None: ...
 
 class LastAnswer(_message.Message):
     __slots__ = ("question", "score", "positive", "end")

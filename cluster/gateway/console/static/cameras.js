@@ -167,11 +167,10 @@ export function SettingsPage({ name }) {
   const save = async (next) => {
     setBusy(true);
     setSaid("");
-    const entry = entryOf(next);
     try {
       // They are saved as a whole: with the revision, the gateway refuses them where others changed some since then.
-      const { revision } = await put(cameraPath(name), { ...entry, takeover, revision: written.revision });
-      setWritten({ ...entry, manager: "cluster", revision });
+      await put(cameraPath(name), { ...entryOf(next), takeover, revision: written.revision });
+      setWritten(await get(`${cameraPath(name)}/settings`));
       setSaid("Saved.");
       setError(null);
     } catch (failure) {

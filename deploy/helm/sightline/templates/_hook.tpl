@@ -25,7 +25,7 @@ rules:
 {{- else if eq $kind "RoleBinding" }}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ $name }}}
 subjects:
-  - {kind: ServiceAccount, name: {{ $name }}, namespace: {{ $root.Release.Namespace }}}
+  - {kind: ServiceAccount, name: {{ $name }}, namespace: {{ $root.Release.Namespace | quote }}}
 {{- else }}
 spec:
   backoffLimit: 3
@@ -53,7 +53,7 @@ spec:
           securityContext:
             {{- include "sightline.containerSecurity" $root | nindent 12 }}
           command: [python, -m, cluster.kubernetes.hooks]
-          args: [{{ $job.name }}, {{ include "sightline.fullname" $root }}]
+          args: [{{ $job.name }}, {{ include "sightline.fullname" $root | quote }}]
           env: [{name: HOME, value: /tmp}]
           resources:
             requests: {cpu: 100m, memory: 256Mi}

@@ -11,7 +11,7 @@
 
 {{- define "sightline.selector" -}}
 app.kubernetes.io/name: sightline
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "sightline.labels" -}}
@@ -31,7 +31,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- with .Values.image.pullSecrets -}}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end -}}
 {{- end -}}
@@ -63,7 +63,7 @@ tolerations:
 {{- $own := index $each 1 -}}
 {{- if or (index $each 0) $own }}
 {{ $part }}:
-  name: {{ $own | default (printf "%s-%s" (include "sightline.fullname" $) (kebabcase $part)) }}
+  name: {{ $own | default (printf "%s-%s" (include "sightline.fullname" $) (kebabcase $part)) | quote }}
   made: {{ not $own }}
 {{- end -}}
 {{- end -}}

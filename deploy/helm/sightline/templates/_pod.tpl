@@ -37,7 +37,7 @@ spec:
   {{- toYaml . | nindent 2 }}
   {{- end }}
   {{- if and $replica .settings.runtimeClassName }}
-  runtimeClassName: {{ .settings.runtimeClassName }}
+  runtimeClassName: {{ .settings.runtimeClassName | quote }}
   {{- end }}
   containers:
     - name: ray-{{ ternary "head" "worker" (eq .component "head") }}
@@ -141,31 +141,31 @@ spec:
     {{- if $gateway }}
     {{- if and $control $values.control.persistence.enabled }}
     {{- $claim := $values.control.persistence.existingClaim | default (printf "%s-data" (include "sightline.fullname" $root)) }}
-    - {name: data, persistentVolumeClaim: {claimName: {{ $claim }}}}
+    - {name: data, persistentVolumeClaim: {claimName: {{ $claim | quote }}}}
     {{- else }}
     # Of gateways an audit log of its own, for whoever collects it.
     - {name: data, emptyDir: {sizeLimit: {{ $values.control.persistence.size }}}}
     {{- end }}
     {{- with $secrets.tokens }}
     - name: tokens
-      secret: {secretName: {{ .name }}, defaultMode: 0440, items: [{key: {{ $values.gateway.tokens.key }}, path: {{ $values.gateway.tokens.key }}}]}
+      secret: {secretName: {{ .name | quote }}, defaultMode: 0440, items: [{key: {{ $values.gateway.tokens.key | quote }}, path: {{ $values.gateway.tokens.key | quote }}}]}
     {{- end }}
     {{- with $secrets.tls }}
-    - {name: tls, secret: {secretName: {{ .name }}, defaultMode: 0440}}
+    - {name: tls, secret: {secretName: {{ .name | quote }}, defaultMode: 0440}}
     {{- end }}
     {{- end }}
     {{- if or $redisTls (and $secrets.internalTls (ne .component "head")) }}
-    - {name: internal-tls, secret: {secretName: {{ $secrets.internalTls.name }}, defaultMode: 0440}}
+    - {name: internal-tls, secret: {secretName: {{ $secrets.internalTls.name | quote }}, defaultMode: 0440}}
     {{- end }}
     {{- if and $secrets.memoryKey (or $control $replica) }}
-    - {name: memory-key, secret: {secretName: {{ $secrets.memoryKey.name }}, defaultMode: 0440}}
+    - {name: memory-key, secret: {secretName: {{ $secrets.memoryKey.name | quote }}, defaultMode: 0440}}
     {{- end }}
     {{- if and $values.models.existingClaim (or $control $replica) }}
-    - {name: models, persistentVolumeClaim: {claimName: {{ $values.models.existingClaim }}, readOnly: true}}
+    - {name: models, persistentVolumeClaim: {claimName: {{ $values.models.existingClaim | quote }}, readOnly: true}}
     {{- end }}
     {{- if and $replica (include "sightline.modelCache" $root) }}
     {{- if $values.models.cache.enabled }}
-    - {name: model-cache, persistentVolumeClaim: {claimName: {{ include "sightline.fullname" $root }}-model-cache}}
+    - {name: model-cache, persistentVolumeClaim: {claimName: {{ include "sightline.modelCacheClaim" $root }}}}
     {{- else }}
     - {name: model-cache, emptyDir: {sizeLimit: {{ $values.models.cache.size }}}}
     {{- end }}
@@ -179,6 +179,11 @@ spec:
 {{- define "sightline.modelCache" -}}
 {{- $model := dig "model" "name" "" .Values.config -}}
 {{- if and (contains "/" $model) (not (hasPrefix "/" $model)) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Another for each access mode, which nobody can change of a claim. */}}
+{{- define "sightline.modelCacheClaim" -}}
+{{ include "sightline.fullname" . }}-model-cache-{{ lower .Values.models.cache.accessMode }}
 {{- end -}}
 
 {{/* Environment of every Sightline process. The RAY_ flags are those of actors/session.py. */}}
@@ -200,20 +205,20 @@ spec:
 - {name: MKL_NUM_THREADS, value: "1"}
 {{- if $values.kvRedis.enabled }}
 - name: KV_REDIS_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ (include "sightline.secrets" $root | fromYaml).kvRedis.name }}, key: {{ $values.kvRedis.passwordKey }}}}
+  valueFrom: {secretKeyRef: {name: {{ (include "sightline.secrets" $root | fromYaml).kvRedis.name | quote }}, key: {{ $values.kvRedis.passwordKey | quote }}}}
 {{- end }}
 {{- range $name, $value := $values.env }}
-- {name: {{ $name }}, value: {{ $value | quote }}}
+- {name: {{ $name | quote }}, value: {{ $value | quote }}}
 {{- end }}
 {{- range $values.secretEnv }}
-- name: {{ .name }}
-  valueFrom: {secretKeyRef: {name: {{ .secretName }}, key: {{ .key }}}}
+- name: {{ .name | quote }}
+  valueFrom: {secretKeyRef: {name: {{ .secretName | quote }}, key: {{ .key | quote }}}}
 {{- end }}
 {{- if .head }}
 # Ray's own, and those of the job with which KubeRay tidies up, which takes them over from the head.
 - {name: RAY_REDIS_CA_CERT, value: /etc/sightline/internal-tls/ca.crt}
 - {name: RAY_REDIS_CLIENT_CERT, value: /etc/sightline/internal-tls/tls.crt}
 - {name: RAY_REDIS_CLIENT_KEY, value: /etc/sightline/internal-tls/tls.key}
-- {name: RAY_REDIS_SERVER_NAME, value: {{ $values.internalTls.name }}}
+- {name: RAY_REDIS_SERVER_NAME, value: {{ $values.internalTls.name | quote }}}
 {{- end }}
 {{- end -}}

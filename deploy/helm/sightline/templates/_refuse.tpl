@@ -14,6 +14,10 @@ the schema. */}}
 {{- if eq (int $gateway.grpcPort) (int $gateway.httpPort) -}}
 {{- fail (printf "gateway.grpcPort and gateway.httpPort are both %d: give them different ports" (int $gateway.grpcPort)) -}}
 {{- end -}}
+{{- /* A made one is not made again, and the authority's key that another would need is not kept. */ -}}
+{{- if and (ne .Values.internalTls.name "sightline") (not .Values.internalTls.secretName) -}}
+{{- fail "internalTls.name is that of a certificate of your own and needs internalTls.secretName; what the chart makes is for \"sightline\"" -}}
+{{- end -}}
 {{- if and .Values.kvRedis.enabled (dig "tiers" "redis_url" "" .Values.config) -}}
 {{- fail "kvRedis.enabled runs a Redis and config.tiers.redis_url names another: leave one out" -}}
 {{- end -}}
