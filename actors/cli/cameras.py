@@ -23,6 +23,7 @@ from actors.cli.options import (
     connect,
     parse_questions,
     parse_settings,
+    seen_by_token,
 )
 from actors.cli.output import cameras_table, console, expectation, print_json, reasons, reconnecting, save
 from cluster.errors import ConfigError, UnavailableError
@@ -239,7 +240,7 @@ def list_cameras(
         def picture() -> Group:
             cameras = client.cameras_list()
             if not cameras:
-                return Group("no cameras; add one with `sightline cameras add`")
+                return Group(f"no cameras{seen_by_token()}; add one with `sightline cameras add`")
             return Group(cameras_table(cameras, screen.width), *map(Text, reasons(cameras)))
 
         def pictures() -> Iterator[Group]:
