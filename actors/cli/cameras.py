@@ -21,9 +21,9 @@ from actors.cli.options import (
     Yes,
     confirm_deletion,
     connect,
+    of_token,
     parse_questions,
     parse_settings,
-    seen_by_token,
 )
 from actors.cli.output import cameras_table, console, expectation, print_json, reasons, reconnecting, save
 from cluster.errors import ConfigError, UnavailableError
@@ -240,7 +240,7 @@ def list_cameras(
         def picture() -> Group:
             cameras = client.cameras_list()
             if not cameras:
-                return Group(f"no cameras{seen_by_token()}; add one with `sightline cameras add`")
+                return Group(f"no cameras{of_token()}; add one with `sightline cameras add`")
             return Group(cameras_table(cameras, screen.width), *map(Text, reasons(cameras)))
 
         def pictures() -> Iterator[Group]:

@@ -146,7 +146,7 @@ def client_credentials() -> ClientCredentials:
     return ClientCredentials.from_environment()
 
 
-def seen_by_token() -> str:
+def of_token() -> str:
     """What is to be said of an empty list where a token may not see all cameras."""
     return " that this token may see" if client_credentials().token else ""
 
