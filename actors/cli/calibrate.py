@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cluster.config.camera import QuestionConfig
 
 MOST = 1000
+REVIEW = "review more with `sightline incidents confirm` and `reject`, or in the console"
 
 
 def calibrate(
@@ -63,7 +64,7 @@ def calibrate(
             client, name, [e for e in asked if not question or e.id in question], since_s, keep
         )
         if not proposals:
-            raise NotReadyError("; ".join(missing))
+            raise NotReadyError("; ".join([*missing, REVIEW]))
         better = {each.question: each.proposed for each in proposals if each.proposed != each.current}
         if apply and better:
             settings = settings_of(camera.entry)
@@ -125,5 +126,5 @@ def _show(proposals: list[Proposal], missing: list[str]) -> None:
             )
     screen = console()
     screen.print(make_table("question|>threshold|>confirmed kept|>rejected avoided|>incidents|", rows), markup=False)
-    for line in (*(f"{each.question}: {each.reason}" for each in proposals), *missing):
+    for line in (*(f"{each.question}: {each.reason}" for each in proposals), *missing, *([REVIEW] if missing else [])):
         screen.print(line, markup=False)

@@ -21,6 +21,7 @@ from actors.cli.options import (
     Yes,
     confirm_deletion,
     connect,
+    of_token,
     parse_questions,
     parse_settings,
 )
@@ -239,7 +240,7 @@ def list_cameras(
         def picture() -> Group:
             cameras = client.cameras_list()
             if not cameras:
-                return Group("no cameras; add one with `sightline cameras add`")
+                return Group(f"no cameras{of_token()}; add one with `sightline cameras add`")
             return Group(cameras_table(cameras, screen.width), *map(Text, reasons(cameras)))
 
         def pictures() -> Iterator[Group]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, JsonStream, connect, parse_duration, spoken
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, JsonStream, connect, of_token, parse_duration, spoken
 from actors.cli.output import (
     JsonLines,
     console,
@@ -69,7 +69,7 @@ def list_incidents(
             # An unknown camera is an error, not one without incidents.
             client.camera_get(camera)
     if print_json(json, found):
-        console().print(_incidents_table(found) if found else "no incidents", markup=False)
+        console().print(_incidents_table(found) if found else f"no incidents{of_token()}", markup=False)
 
 
 @app.command("show")

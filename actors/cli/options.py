@@ -146,6 +146,11 @@ def client_credentials() -> ClientCredentials:
     return ClientCredentials.from_environment()
 
 
+def of_token() -> str:
+    """What is to be said of an empty list where a token may not see all cameras."""
+    return " that this token may see" if client_credentials().token else ""
+
+
 def connect(gateway: str) -> GatewayClient:
     """Client of the gateway ``host:port``, with the environment's credentials; a context manager."""
     from cluster.client import GatewayClient

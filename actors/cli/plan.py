@@ -44,7 +44,7 @@ def city(
     mix: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="What the cameras are: city, station, night, steady, or YAML.")
     ] = "city",
-    hours: Annotated[float, typer.Option(metavar="H", help="Simulated hours.")] = 1.0,
+    hours: Annotated[float, typer.Option(metavar="H", help="Simulated hours, of a given number of cameras.")] = 1.0,
     start: Annotated[float, typer.Option(metavar="H", help="Time of day at which it begins.")] = 8.0,
     event: Annotated[
         list[str] | None,
@@ -108,6 +108,10 @@ def city(
         check_writable(out.parent)
     rungs, ladder_name = parse_ladder(ladder)
     if against is not None:
+        if cameras or gpus or event or out:
+            raise ConfigError(
+                "--against simulates a load test as it ran, and shows a table; leave out -n, -g, --event, -o"
+            )
         body = _compare(screen, against, rungs, seed)
         if json_to:
             write_json(json_to, body)

@@ -34,7 +34,7 @@ def create(
         ),
     ] = None,
     days: Annotated[
-        float | None, typer.Option(min=0.0, max=36_500.0, help="Expires after so many days. Default: never.")
+        float | None, typer.Option(min=0.001, max=36_500.0, help="Expires after so many days. Default: never.")
     ] = None,
     file: File = DEFAULT_FILE,
 ) -> None:

@@ -67,8 +67,7 @@ def propose_threshold(
     rejected = sorted(each.level for each in reviewed if each.verdict == "rejected")
     if len(reviewed) < FEWEST:
         raise NotReadyError(
-            f"question {question!r} has {len(reviewed)} confirmed or rejected incidents, and {FEWEST} are needed; "
-            "review more with `sightline incidents confirm` and `reject`, or in the console"
+            f"question {question!r} has {len(reviewed)} confirmed or rejected incidents, and {FEWEST} are needed"
         )
     # So many of the lowest may be lost; tolerance for what is exact in decimals and not in binary.
     lost = int(len(confirmed) * (1.0 - keep) + 1e-9)
@@ -83,7 +82,9 @@ def propose_threshold(
         below = max(avoidable)
         least_kept = min((level for level in confirmed if level > below), default=1.0)
         proposed = _between(below, least_kept)
-        reason = f"between {below:.3f}, which was rejected, and {least_kept:.3f}, which was confirmed"
+        # Levels come through single precision: as many digits as tell the two apart, not all of them.
+        digits = next((n for n in range(_DIGITS, 17) if round(below, n) != round(least_kept, n)), 17)
+        reason = f"between {below:.{digits}f}, which was rejected, and {least_kept:.{digits}f}, which was confirmed"
         if not confirmed:
             reason = f"above {below:.3f}, the highest that was rejected; none was confirmed"
     shown = {current, proposed}

@@ -106,13 +106,14 @@ def read_runs(path: Path) -> list[Run]:
         body = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read as the JSON of a load test: {error}") from None
-    if not isinstance(body, Mapping) or not ("runs" in body or "city" in body):
+    listed = body.get("runs", [body] if "city" in body else None) if isinstance(body, Mapping) else None
+    if not isinstance(listed, list):
         raise ConfigError(f"{path} has neither `city` nor `runs`; write it with: sightline loadtest run --json {path}")
-    listed = body.get("runs", [body])
     found = []
     for index, each in enumerate(listed):
         run = each.get("city", each) if isinstance(each, Mapping) else each
-        if isinstance(run, Mapping) and (run.get("measured") or {}).get("lag_p50_s") is None:
+        measured = run.get("measured") if isinstance(run, Mapping) else None
+        if isinstance(measured, Mapping) and measured.get("lag_p50_s") is None:
             raise ConfigError(f"{path}: run {index} has no computed windows to compare with; let it run for longer")
         try:
             found.append(Run.model_validate(run))

@@ -15,7 +15,7 @@ import numpy as np
 from cluster.control.camera_record import CameraMove
 from cluster.control.costs import CostModel
 from cluster.control.demand import stride_at
-from cluster.control.fleet import Fleet
+from cluster.control.fleet_settings import FleetSettings
 from cluster.control.ladder import Step
 from loadtest.city import Bools, Floats, Ints
 from loadtest.city.cameras import Cameras, Due, UnreportedCounts
@@ -85,7 +85,8 @@ class District:
         self._carried: dict[int, list[Arrival]] = {}
         self._silent_until_s = 0.0
         self._was_silent = False
-        self._fleet = Fleet(part.costs, self._ladder, max_batch=plan.engine.max_batch)
+        self._settings = FleetSettings(part.costs, self._ladder, max_batch=plan.engine.max_batch)
+        self._fleet = self._settings.fleet()
         self._events = sorted(part.events, key=lambda event: event.at_s)
 
     @property
@@ -191,8 +192,15 @@ class District:
                 self._lose([arrival.window for arrival in waiting])
 
     def _release(self, camera: int) -> list[Arrival]:
-        replica = self._replicas.get(int(self._owner[camera]))
-        return [] if replica is None else replica.release(self.names[camera])
+        """Its windows that wait at its replica, or are on their way there from another one."""
+        owner = int(self._owner[camera])
+        if owner not in self._replicas:
+            return []
+        carried = self._carried.get(owner, [])
+        if carried:
+            self._carried[owner] = [arrival for arrival in carried if arrival.camera != camera]
+        mine = [arrival for arrival in carried if arrival.camera == camera]
+        return self._replicas[owner].release(self.names[camera]) + mine
 
     def _lose(self, rows: Sequence[int]) -> None:
         if rows:
@@ -200,7 +208,7 @@ class District:
 
     def _restart_controller(self, now_s: float) -> None:
         """It knows its configuration, and what the replicas that live say they hold."""
-        self._fleet = Fleet(self.part.costs, self._ladder, max_batch=self.plan.engine.max_batch)
+        self._fleet = self._settings.fleet()
         self._dead.clear()
         for number in self._replicas:
             self._join(_name(number))
@@ -224,7 +232,8 @@ class District:
             event = self._events.pop(0)
             if event.what is What.DRAIN and now_s < self._silent_until_s:
                 # Nobody is there to hand its cameras to others.
-                insort(self._events, replace(event, at_s=self._silent_until_s), key=lambda each: each.at_s)
+                back_s = max(until_s, self._silent_until_s)
+                insort(self._events, replace(event, at_s=back_s), key=lambda each: each.at_s)
                 continue
             match event.what:
                 case What.WAKE:
@@ -252,8 +261,8 @@ class District:
             self._lose([*replica.die(held), *(arrival.window for arrival in self._carried.pop(number, ()))])
             self._dead[number] = now_s
             return
-        self._apply(self._fleet.drain(_name(number)), now_s)
-        self._fleet.leave(_name(number))
+        # Where it was the only one, nobody takes them.
+        self._apply([*self._fleet.drain(_name(number)), *self._fleet.leave(_name(number))], now_s)
         self._leaving.append(self._replicas.pop(number))
 
     def _new_replica(self, now_s: float) -> str:

@@ -121,7 +121,7 @@ class ActivitySection(Section):
         first = int(place)
         between = place - first
         factor = (1 - between) * self.profile[first] + between * self.profile[(first + 1) % HOURS]
-        return min(0.98, self.busy * factor) if self.busy < 1 else 1.0
+        return min(0.98 if self.busy < 1 else 1.0, self.busy * factor)
 
 
 class CameraClass(Section):

@@ -54,13 +54,12 @@ class WorkTable:
 class EngineSettings:
     """How every replica forms its steps, named as the configuration names them.
 
-    ``budget_s``: predicted seconds of a step at most; ``capacity``: windows of all cameras that may wait.
+    ``budget_s``: predicted seconds of a step at most.
     """
 
     max_batch: int = 8
     per_stream: int = 2
     budget_s: float = 1.0
-    capacity: int = 4096
 
 
 class Arrival(NamedTuple):
@@ -124,7 +123,7 @@ class Replica:
         self._settings = settings
         self._facts = facts
         self._rng = rng
-        self._queue = WindowQueue(per_stream=settings.per_stream, capacity=settings.capacity)
+        self._queue = WindowQueue(per_stream=settings.per_stream)
         self._waiting_s = self._busy_s = self._told_s = 0.0
         self._steps = self._computed = 0
         self._noise: list[float] = []

@@ -63,7 +63,7 @@ def city_charts(result: CityResult) -> list[Figure]:
     load = {
         "replicas busy": tally.busy_s / capacity,
         "useful work": tally.useful_s / capacity,
-        "quality": np.where(due_s > 0, tally.value_s.sum(axis=1) / np.maximum(due_s, 1e-9), 1.0),
+        "quality": np.where(due_s > 0, tally.value_s.sum(axis=1) / np.maximum(due_s, 1e-9), np.nan),
     }
     spent = tally.rung_s / np.maximum(tally.rung_s.sum(axis=1, keepdims=True), 1e-9)
     reduced = tally.rung_s[:, 1:].any()
@@ -106,10 +106,11 @@ def verdict(result: CityResult, objective: Objective) -> str:
     """The answer in a sentence."""
     figures = result.figures
     word = "hold" if objective.met(figures) else "do not hold"
+    refused = f"; {figures.refused:,} cameras were refused" if figures.refused else ""
     return (
         f"{_pool(result)} {word} the objective for {result.cameras:,} cameras: {_percent(figures.on_time)} of computed "
         f"windows within their stride, {_percent(figures.answered)} of all windows answered, quality "
-        f"{figures.quality:.3f} of full."
+        f"{figures.quality:.3f} of full{refused}."
     )
 
 

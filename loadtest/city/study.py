@@ -13,8 +13,8 @@ from loadtest.city.city import carried, carries, simulate
 from loadtest.city.plan import CityPlan, PoolPlan, with_pool
 from loadtest.city.result import CityResult, Objective
 
-SEARCH_S = 600.0
-"""Simulated seconds, after the warm-up, that a count is tried for."""
+SEARCH_S, SEARCH_BIN_S = 600.0, 60.0
+"""Simulated seconds, after the warm-up, that a count is tried for; the longest stretches that they are counted in."""
 
 STEP = 1.06
 """First factor between two counts while both ends are looked for."""
@@ -80,7 +80,9 @@ class Search:
         )
 
     def _try(self, cameras: int, replicas: int | None) -> CityResult:
-        timing = replace(self.plan.timing, seconds=self.plan.warmup_s + self.seconds)
+        # Stretches of a simulated day would take in the warm-up.
+        bin_s = min(self.plan.timing.bin_s, SEARCH_BIN_S)
+        timing = replace(self.plan.timing, seconds=self.plan.warmup_s + self.seconds, bin_s=bin_s)
         plan = with_pool(replace(self.plan, timing=timing, events=()), cameras=cameras, replicas=replicas)
         found = simulate(plan, self.told.share)
         figures = found.figures
@@ -122,8 +124,9 @@ class Search:
 def _why(found: CityResult, objective: Objective) -> str:
     figures = found.figures
     return (
-        f" ({figures.on_time:.1%} on time of {objective.on_time:.1%}, {figures.answered:.1%} answered of "
-        f"{objective.answered:.1%}, quality {figures.quality:.3f} of {objective.quality:.3f})"
+        f" ({figures.on_time:.2%} on time of {objective.on_time:.2%}, {figures.answered:.2%} answered of "
+        f"{objective.answered:.2%}, quality {figures.quality:.3f} of {objective.quality:.3f}, "
+        f"{figures.refused} refused)"
     )
 
 

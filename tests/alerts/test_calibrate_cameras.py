@@ -73,6 +73,8 @@ def test_levels_close_together_are_told_apart_too(make, below, above):
     """Of a model that is sure of its answers."""
     found = propose_threshold("person", 0.5, history(make, [above] * 3, [below] * 3))
     assert below < found.proposed <= above
+    rejected, confirmed = (float(word.strip(",")) for word in found.reason.split() if word[0] in "01")
+    assert rejected < confirmed
     assert found.proposed < 1, "no question may have a threshold of 1"
     assert all(0.5 <= each.threshold <= 1 for each in found.trades)
     best = next(each for each in found.trades if each.threshold == found.proposed)

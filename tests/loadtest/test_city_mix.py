@@ -57,6 +57,9 @@ def test_the_busy_share_follows_the_hour():
     # The day goes round, and no camera of which less than all windows are busy is always busy.
     assert activity.share(24.5) == activity.share(0.5)
     assert ActivitySection(busy=0.9, profile=(2.0,) * 24).share(3.0) == 0.98
+    # Cameras that always see motion by day follow their hours, too.
+    day = ActivitySection(busy=1.0, profile=(0.2,) * 12 + (1.0,) * 12)
+    assert (day.share(6.0), day.share(18.0)) == (0.2, 1.0)
 
 
 @pytest.mark.parametrize(

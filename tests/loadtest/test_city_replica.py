@@ -25,7 +25,7 @@ def replica(count, settings, **changes):
     return Replica(costs(**changes), settings, facts(count), np.random.default_rng(3))
 
 
-ONE_BY_ONE = EngineSettings(max_batch=1, per_stream=10**6, capacity=10**6)
+ONE_BY_ONE = EngineSettings(max_batch=1, per_stream=10**6)
 
 
 def waits(times, work):

@@ -1,16 +1,19 @@
 """What a simulated city tells people: when things happened, and which part of the time counts."""
 
+import numpy as np
+
 from cluster.control.costs import CostModel
 from loadtest.city.city import simulate
 from loadtest.city.mix import ActivitySection, Burst, CameraClass, Mix
 from loadtest.city.plan import CityPlan, PoolPlan, Timing, parse_event
-from loadtest.city.report import facts
+from loadtest.city.report import city_charts, facts, verdict
+from loadtest.city.result import Objective
 
 COSTS = CostModel("m", "d", "made", 0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0)
 RAIN = Burst(name="rain", every_s=20.0, duration_s=30.0, share=0.5)
 
 
-def told(seconds=180.0, bin_s=60.0, bursts=(), **changes):
+def made(seconds=180.0, bin_s=60.0, bursts=(), **changes):
     quiet = CameraClass(name="c", share=1, activity=ActivitySection(busy=0.1))
     plan = CityPlan(
         cameras=4,
@@ -22,7 +25,11 @@ def told(seconds=180.0, bin_s=60.0, bursts=(), **changes):
         timing=Timing(seconds, bin_s=bin_s),
         **{"warmup_s": 30.0} | changes,
     )
-    result = simulate(plan)
+    return simulate(plan)
+
+
+def told(**changes):
+    result = made(**changes)
     return dict(facts(result)), result.as_json()
 
 
@@ -47,3 +54,16 @@ def test_what_does_not_count_is_whole_stretches():
     assert "3 min; the first 2 min do not count" in shown["time"]
     shown, _ = told(seconds=100.0, bin_s=10.0, warmup_s=15.0)
     assert "100 s; the first 20 s do not count" in shown["time"]
+
+
+def test_a_stretch_without_windows_is_a_gap_in_the_chart_of_quality():
+    drawn = city_charts(made(seconds=60.0, bin_s=1.0, warmup_s=10.0))
+    [load] = [figure for figure in drawn if figure.get_label() == "Load and quality"]
+    [quality] = [line for line in load.axes[0].get_lines() if line.get_label() == "quality"]
+    assert np.isnan(np.array(quality.get_ydata(), dtype=float)).any()
+
+
+def test_cameras_that_were_refused_are_why_the_objective_is_not_held():
+    result = made()
+    result.admitted.refused = 1
+    assert verdict(result, Objective()).endswith("1 cameras were refused.")

@@ -56,6 +56,12 @@ def test_memory_bounds_both_searches():
     assert Search(replace(plan(cameras=35), pools=pools), OBJECTIVE, seconds=60.0).least_replicas() == 8
 
 
+def test_stretches_of_a_long_time_do_not_take_in_a_trials_warm_up():
+    day = plan(replicas=1, timing=Timing(24 * 3600.0, bin_s=1440.0))
+    found = Search(day, OBJECTIVE, seconds=160.0).most_cameras()
+    assert found.counted_from_s == pytest.approx(day.warmup_s, rel=0.7)
+
+
 def test_one_replica_may_be_enough():
     assert Search(plan(cameras=1), OBJECTIVE, seconds=60.0).least_replicas() == 1
 

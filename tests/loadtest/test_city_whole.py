@@ -125,6 +125,32 @@ def test_a_drain_loses_nothing():
     assert found.tally.moves.sum() > 0
 
 
+def test_a_drain_of_several_at_once_hands_on_what_one_gave_the_other():
+    plan = city(80, 4, seconds=240.0, force=True, ladder=None, mix=ALIKE, events=events("100:drain:3"))
+    tally = simulate(plan).tally
+    open_windows = tally.due - tally.gated - tally.answered - tally.dropped.sum(axis=2)
+    assert open_windows[:-1].sum() == 0
+
+
+def test_a_drain_waits_for_a_controller_that_is_back_within_a_second():
+    found = simulate(city(24, 3, events=events("50:controller:5.5", "52:drain:1")))
+    assert found.tally.moves.sum() > 0
+    assert found.tally.capacity_s[-1] == pytest.approx(2 * found.tally.bin_s)
+
+
+def test_a_drain_of_the_only_replica_leaves_cameras_without_one():
+    found = simulate(city(6, 1, seconds=240.0, events=events("100:drain:1")))
+    assert set(found.figures.dropped) == {"no_replica"}
+
+
+def test_live_cameras_are_not_rebalanced_as_in_production():
+    moves = [
+        simulate(city(30, 3, mix="night", seconds=240.0, seed=seed, events=events("60:wake:0.5"))).tally.moves.sum()
+        for seed in range(3)
+    ]
+    assert moves == [0, 0, 0]
+
+
 def test_a_controller_that_was_away_leaves_cameras_where_they_are():
     plan = city(30, 3, seconds=240.0)
     calm, away = simulate(plan), simulate(replace(plan, events=events("100:controller:30")))

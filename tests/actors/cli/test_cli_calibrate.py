@@ -25,6 +25,7 @@ def test_thresholds_are_proposed_from_what_was_reviewed_and_saved(cli, tmp_path)
         run("cameras", "add", "gate", *asked)
         said = run("cameras", "calibrate", "gate", code=1)
         assert "question 'person' has 0 confirmed or rejected incidents, and 5 are needed" in said
+        assert said.count("review more with") == 1
         assert "no camera was asked" in run("ask", "--all", "Is anyone there?", "--camera", "gaet-*", code=1)
         levels = [0.52, 0.55, 0.6, 0.8, 0.9]
         for number, level in enumerate(levels):

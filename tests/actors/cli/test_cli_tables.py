@@ -198,6 +198,12 @@ def test_a_table_that_is_watched_outlives_the_gateway_s_restart_and_any_reason(m
     with pytest.raises(KeyboardInterrupt):
         list_cameras(watch=True, interval=0.1)
     assert "gate: [v4l2 @ 0x5] [/dev/video0] is busy" in screen.file.getvalue()
+    told = iter([[], []])
+    list_cameras(watch=False)
+    assert "no cameras; add one" in screen.file.getvalue()
+    monkeypatch.setenv("SIGHTLINE_TOKEN", "sl_secret")
+    list_cameras(watch=False)
+    assert "no cameras that this token may see; add one" in screen.file.getvalue()
 
 
 def test_a_camera_that_was_added_is_no_failure_where_the_gateway_is_gone_a_moment_later(monkeypatch, capsys):

@@ -46,6 +46,7 @@ def test_a_token_is_made_listed_and_revoked(run, tmp_path):
         (["create", "room", "--role", "king"], "there is no role 'king'; there are: ingest, view, ask, admin"),
         (["create", "other", "--role", "view"], "there is a token 'other' already"),
         (["create", "room", "--role", "view", "--days", "inf"], "Invalid value for '--days'"),
+        (["create", "room", "--role", "view", "--days", "0"], "Invalid value for '--days'"),
         (["revoke", "room"], "there is no token 'room'"),
     ],
 )
