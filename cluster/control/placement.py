@@ -20,6 +20,9 @@ import numpy.typing as npt
 # Loads are sums of floats; two that differ by less are the same.
 _SAME = 1e-9
 
+EVEN = 0.05
+"""Load over the mean up to which a member takes keys: they are placed more evenly than what makes placed ones move."""
+
 
 class Placement:
     """The table ``key -> member``; one owner (the controller) changes it, and every change returns what moved.
@@ -178,7 +181,7 @@ class Placement:
             return
         weight = self._weights[key]
         after = self._loads + weight
-        open_to = (after <= self._limits(weight) + _SAME * (1 + self._total)) & ~self._draining
+        open_to = (after <= self._limits(weight, min(self.slack, EVEN)) + _SAME * (1 + self._total)) & ~self._draining
         liking = _mix(self._member_hashes ^ np.uint64(self._hashes[key]))
         if open_to.any():
             liking[~open_to] = 0
@@ -187,12 +190,12 @@ class Placement:
             # Only rounding errors, of an old sum.
             self._assign(key, int(np.where(self._draining, np.inf, self._loads / self._capacity).argmin()))
 
-    def _limits(self, weight: float) -> npt.NDArray[np.float64]:
+    def _limits(self, weight: float, slack: float) -> npt.NDArray[np.float64]:
         """The load that each member may have after taking a key of ``weight``. Tighter than the bound for keeping keys:
         of two cameras each decoder gets one, but neither moves when others are removed."""
         mean = self._mean() * self._capacity
         share = self._capacity / self._capacity[~self._draining].sum()
-        limits: npt.NDArray[np.float64] = np.maximum((1 + self.slack) * mean, mean + weight * (1 - share))
+        limits: npt.NDArray[np.float64] = np.maximum((1 + slack) * mean, mean + weight * (1 - share))
         return limits
 
     def _mean(self) -> float:
@@ -239,7 +242,7 @@ class Placement:
         heaviest = max(self._weights[key] for key in keys)
         same = _SAME * (1 + self._total)
         # A load of exactly a whole key above the bound must go, one of less may stay.
-        limit = float(self._limits(heaviest)[row]) + same if tight else bound + heaviest - same
+        limit = float(self._limits(heaviest, self.slack)[row]) + same if tight else bound + heaviest - same
         load, leaving = self.load(member), []
         if load <= limit:
             return []
