@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import Json
-from actors.cli.output import Progress, check_json_target, console, write_json
+from actors.cli.output import Progress, check_json_target, console, print_json
 from cluster.errors import ConfigError, SightlineError
 from cluster.files import check_writable
 
@@ -109,8 +109,7 @@ def city(
     rungs, ladder_name = parse_ladder(ladder)
     if against is not None:
         body = _compare(screen, against, rungs, seed)
-        if json_to:
-            write_json(json_to, body)
+        print_json(json_to, body)
         return
     if not 0 < hours <= LONGEST_H:
         raise ConfigError(f"--hours must be above 0 and at most {LONGEST_H}, not {hours:g}")
@@ -148,8 +147,7 @@ def city(
         page = report.page(found.result, wanted, found.trials, fewer=found.fewer)
         write_files(out.parent, {out.name: page})
         screen.print(f"written: {out}", markup=False)
-    if json_to:
-        write_json(json_to, found.as_json())
+    print_json(json_to, found.as_json())
 
 
 def _compare(screen: Console, path: Path, ladder: Ladder | None, seed: int) -> dict[str, Any]:
@@ -251,12 +249,10 @@ def accelerator(
         page = report.page(swept, shape, batch)
         written = write_page(page, out, "plan")
         screen.print(f"{written}, plan.md and {len(page.charts)} charts written", markup=False)
-    if json_to:
-        body: dict[str, Any] = {"model": model, "rows": [row.as_json() for row in found]}
-        if check:
-            body["check"] = [each.as_json() for each in comparisons]
-            body["mean_error"] = figures.mean_error(comparisons)
-        write_json(json_to, body)
+    body: dict[str, Any] = {"model": model, "rows": [row.as_json() for row in found]}
+    if check:
+        body |= {"check": [each.as_json() for each in comparisons], "mean_error": figures.mean_error(comparisons)}
+    print_json(json_to, body)
     if check and (error := figures.mean_error(comparisons)) > figures.BOUND:
         raise SightlineError(
             f"the model is off by {100 * error:.0f} % on average; the documentation states at most "
