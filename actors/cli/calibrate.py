@@ -123,5 +123,4 @@ def _show(proposals: list[Proposal], missing: list[str]) -> None:
             )
     screen = console()
     screen.print(make_table("question|>threshold|>confirmed kept|>rejected avoided|>incidents|", rows), markup=False)
-    for line in (*(f"{each.question}: {each.reason}" for each in proposals), *missing):
-        screen.print(line, markup=False)
+    screen.print("\n".join([*(f"{each.question}: {each.reason}" for each in proposals), *missing]), markup=False)

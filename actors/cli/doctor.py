@@ -182,9 +182,9 @@ def _disks(config: SightlineConfig) -> Iterator[Finding]:
             continue
         seen.add(disk)
         free = shutil.disk_usage(there).free
-        enough = free > LEAST_FREE_BYTES
-        remedy = "" if enough else f"make room, or choose another {key}; clips stop below clips.keep_free"
-        yield Finding("disk", "ok" if enough else "warning", f"{size(free)} free for {folder}", remedy)
+        short = free <= LEAST_FREE_BYTES
+        remedy = f"make room, or choose another {key}; clips stop below clips.keep_free" if short else ""
+        yield Finding("disk", "warning" if short else "ok", f"{size(free)} free for {folder}", remedy)
 
 
 def _clock() -> Finding:

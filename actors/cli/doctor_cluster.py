@@ -75,14 +75,12 @@ def camera_findings(cameras: Sequence[CameraStatus]) -> Iterator[Finding]:
 
     running = sum(camera.state == "running" for camera in cameras)
     text = f"{running} of {len(cameras)} running"
-    in_order = True
-    for states, level, remedy in SILENT:
-        silent = [f"{each.name}: {redact(each.reason or each.state)}" for each in cameras if each.state in states]
-        if silent:
-            in_order = False
-            yield Finding("cameras", level, f"{text}; {_named(silent)}", remedy)
-    if in_order:
-        yield Finding("cameras", "ok", text)
+    silent = [
+        Finding("cameras", level, f"{text}; {_named(said)}", remedy)
+        for states, level, remedy in SILENT
+        if (said := [f"{each.name}: {redact(each.reason or each.state)}" for each in cameras if each.state in states])
+    ]
+    yield from silent or [Finding("cameras", "ok", text)]
     # Outside the hours of all its questions a camera runs as it is meant to.
     told = [
         f"{each.name}: {redact(each.reason)}"

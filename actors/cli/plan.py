@@ -137,8 +137,7 @@ def city(
         told = Audience(shown.share, shown.begins, shown.tried)
         found = study(plan, wanted, cameras=cameras is not None, replicas=counted, told=told)
     screen.print(report.verdict(found.result, wanted), markup=False)
-    for name, value in report.facts(found.result):
-        screen.print(f"{name}: {value}", markup=False)
+    screen.print("\n".join(f"{name}: {value}" for name, value in report.facts(found.result)), markup=False)
     for table in report.tables(found.result):
         table.show(screen)
     for name, number in found.figures.items():

@@ -133,10 +133,8 @@ def run(args: argparse.Namespace) -> BenchResult:
 def _measured(args: argparse.Namespace) -> tuple[CostModel, BenchResult]:
     fitted = args.windows * sum(number % HELD_OUT > 0 for number in range(args.rounds))
     if fitted < LEAST_STEPS:
-        raise ConfigError(
-            f"a fit needs at least {LEAST_STEPS} timed steps, and {args.rounds} rounds of {args.windows} leave it "
-            f"{fitted}; raise --rounds or --windows"
-        )
+        given = f"{args.rounds} rounds of {args.windows} leave it {fitted}; raise --rounds or --windows"
+        raise ConfigError(f"a fit needs at least {LEAST_STEPS} timed steps, and {given}")
     model = load_model(args.model, device=args.device, dtype=args.dtype)
     random = np.random.default_rng(1)
     mixes: list[list[Timed]] = []
