@@ -149,9 +149,8 @@ def _gpu(config: SightlineConfig) -> Iterator[Finding]:
     from cluster.models.loading import find_device
 
     device = config.model.device
-    driver = "; ".join(
-        _said("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader").splitlines()
-    )
+    asked = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+    driver = "; ".join(_said(*asked).splitlines())
     if device.startswith("cuda") and config.engine != "simulated":
         # A driver is not enough, and a container may have no nvidia-smi.
         found = _checked("GPU driver", driver or f"torch works on {device}", partial(find_device, device))
