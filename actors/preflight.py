@@ -27,6 +27,12 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
         check_ray(config.cluster.ray_address)
         return config  # The gateway may run on another machine.
     check_folders(config)
+    return free_ports(config)
+
+
+def free_ports(config: SightlineConfig) -> SightlineConfig:
+    """The configuration with free ports in place of those of 0, where it has one gateway. Raises ``ConfigError``: one
+    cannot be used."""
     gateway = config.gateway
     if config.cluster.gateways > 1:
         if gateway.port or gateway.metrics_port:
@@ -35,13 +41,12 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
                 "gateway.metrics_port to 0, or cluster.gateways to 1, or name a Ray cluster in cluster.ray_address"
             )
         return config
-    port = free_port(gateway.host, gateway.port, "gateway.port")
-    metrics_port = free_port(gateway.host, gateway.metrics_port, "gateway.metrics_port")
-    while port == metrics_port and gateway.metrics_port == 0:
-        metrics_port = free_port(gateway.host, 0, "gateway.metrics_port")
-    if port == metrics_port:
-        raise ConfigError(f"gateway.port and gateway.metrics_port are both {port}; give them different ports")
-    gateway = gateway.model_copy(update={"port": port, "metrics_port": metrics_port})
+    keys = ("port", "metrics_port")
+    found: dict[str, int] = {}
+    # One that is chosen may be the other one.
+    while len(set(found.values())) < len(keys):
+        found = {key: free_port(gateway.host, getattr(gateway, key), f"gateway.{key}") for key in keys}
+    gateway = gateway.model_copy(update=found)
     return config.model_copy(update={"gateway": gateway})
 
 
@@ -67,25 +72,27 @@ def check_settings(config: SightlineConfig) -> None:
     memory_secret(config.security)
 
 
-def check_folders(config: SightlineConfig) -> None:
-    """Check that the folders of this machine that the configuration names can be made and written. Raises
-    ``ConfigError``: one cannot."""
+def named_folders(config: SightlineConfig) -> dict[str, Path]:
+    """Folders of this machine that the configuration names, by key, those that grow most first."""
     folders = {
-        "--state (cluster.state_dir)": config.cluster.state_dir,
-        "alerts.folder": config.alerts.folder,
         "clips.folder": config.clips.folder,
+        "alerts.folder": config.alerts.folder,
+        "--state (cluster.state_dir)": config.cluster.state_dir,
         "cluster.log_dir": config.cluster.log_dir,
         "security.audit_log": config.security.audit_log and str(Path(config.security.audit_log).parent),
     }
-    for key, folder in folders.items():
-        if folder is None:
-            continue
+    return {key: Path(folder) for key, folder in folders.items() if folder is not None}
+
+
+def check_folders(config: SightlineConfig) -> None:
+    """Check that :func:`named_folders` can be made and written. Raises ``ConfigError``: one cannot."""
+    for key, folder in named_folders(config).items():
         try:
             if key == "cluster.log_dir":
                 # Logs are read by whoever collects them.
-                Path(folder).mkdir(parents=True, exist_ok=True)
+                folder.mkdir(parents=True, exist_ok=True)
             else:
-                make_private_folder(Path(folder))
+                make_private_folder(folder)
             reason = "" if os.access(folder, os.W_OK | os.X_OK) else "Permission denied"
         except OSError as error:
             reason = error.strerror or str(error)

@@ -3,8 +3,9 @@
 import json
 import re
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from sightline.v1 import (
@@ -59,7 +60,7 @@ class About:
     note: str
 
 
-class GatewayClient:
+class GatewayClient(AbstractContextManager["GatewayClient"]):
     """Blocking client of one gateway; a context manager.
 
     Every method raises the :class:`SightlineError` the gateway meant (``UnknownCameraError``, ``ConfigError``, ...), or
@@ -81,9 +82,6 @@ class GatewayClient:
         self._memory = memory_pb2_grpc.MemoryStub(self._channel)
         self._incidents = incidents_pb2_grpc.IncidentsStub(self._channel)
         self._pictures = pictures_pb2_grpc.PicturesStub(self._channel)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

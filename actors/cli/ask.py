@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect, parse_duration, spoken, spoken_bytes
-from actors.cli.output import console, make_table, write_json
+from actors.cli.output import console, make_table, print_json
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError
 from cluster.files import check_writable, writing
 from cluster.lab.report.number_format import compact
@@ -163,8 +163,7 @@ class Shown:
         if not quiet:
             print()
         files = write_pictures(event, self._pictures) if self._pictures is not None else []
-        if self._json is not None:
-            write_json(self._json, as_json(event, files))
+        print_json(self._json, as_json(event, files))
         self._remarks(question, event)
         if self._explain and not quiet:
             _print_explanation(event)
@@ -228,8 +227,7 @@ def _print_explanation(told: Told) -> None:
         table.add_row(*line)
     if told.result.moments:
         screen.print(table)
-    for text in cost_lines(told):
-        screen.print(text, markup=False)
+    screen.print("\n".join(cost_lines(told)), markup=False)
 
 
 def write_pictures(told: Told, folder: Path) -> list[str]:
@@ -304,17 +302,16 @@ def _show_all(
         for each in answers
         if each.told is not None and pictures is not None
     }
-    if json is not None:
-        body = [
-            as_json(each.told, files.get(each.camera, [])) | {"incidents": list(each.incidents)}
-            if each.told is not None
-            else {"camera": each.camera, "error": each.error, "empty": each.empty}
-            for each in answers
-        ]
-        write_json(json, {"cameras": progress.cameras, "answers": body})
+    body = [
+        as_json(each.told, files.get(each.camera, [])) | {"incidents": list(each.incidents)}
+        if each.told is not None
+        else {"camera": each.camera, "error": each.error, "empty": each.empty}
+        for each in answers
+    ]
+    shown = print_json(json, {"cameras": progress.cameras, "answers": body})
     if not progress.cameras:
         raise NotReadyError("no camera was asked: there is none, or none that --camera names")
-    if quiet:
+    if not shown:
         return whole
     rows = [
         (each.camera, f"{spoken(each.ago_s)} ago", f"{each.rank:.2f}", f"{each.yes:.2f}", each.incident)

@@ -126,5 +126,6 @@ def _show(proposals: list[Proposal], missing: list[str]) -> None:
             )
     screen = console()
     screen.print(make_table("question|>threshold|>confirmed kept|>rejected avoided|>incidents|", rows), markup=False)
-    for line in (*(f"{each.question}: {each.reason}" for each in proposals), *missing, *([REVIEW] if missing else [])):
-        screen.print(line, markup=False)
+    lines = [*(f"{each.question}: {each.reason}" for each in proposals), *missing, *([REVIEW] if missing else [])]
+    screen.print("
+".join(lines), markup=False)

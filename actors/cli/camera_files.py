@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
-from actors.cli.output import console, plural, save, write_json
+from actors.cli.output import console, plural, print_json, save
 from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError
 from cluster.files import replacing, writing
 from cluster.security.private_files import open_private
@@ -92,20 +92,17 @@ def apply(
                     screen.print(f"    [red]{escape(str(error))}[/red]")
     same = sum(change.kind == "same" for change in changes)
     done = len(changes) - same - len(errors)
-    if json is not None:
-        write_json(
-            json,
-            [
-                {
-                    "camera": change.name,
-                    "change": change.kind,
-                    "owner": change.owner,
-                    "differences": change.differences(),
-                    "error": errors.get(change.name, ""),
-                }
-                for change in changes
-            ],
-        )
+    body = [
+        {
+            "camera": change.name,
+            "change": change.kind,
+            "owner": change.owner,
+            "differences": change.differences(),
+            "error": errors.get(change.name, ""),
+        }
+        for change in changes
+    ]
+    print_json(json, body)
     if conflicts:
         names = ", ".join(f"{change.name} ({change.owner})" for change in conflicts)
         raise ManagedElsewhereError(f"nothing was changed; these belong to other managers: {names}; see --takeover")

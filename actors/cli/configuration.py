@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from actors.cli.options import Json
-from actors.cli.output import plural, write_json
+from actors.cli.output import plural, print_json
 
 app = typer.Typer(no_args_is_help=True, help="Check configuration files; print the schema they follow.")
 
@@ -28,16 +28,13 @@ def check(
     try:
         config = load_config(file)
     except InvalidConfigError as error:
-        if json is not None:
-            problems = [{"key": p.key, "line": p.line, "message": p.message} for p in error.problems]
-            write_json(json, {"file": str(file), "ok": False, "problems": problems})
+        problems = [{"key": p.key, "line": p.line, "message": p.message} for p in error.problems]
+        print_json(json, {"file": str(file), "ok": False, "problems": problems})
         for sentence in error.sentences():
             print(f"error: {sentence}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
-    if json is not None:
-        write_json(json, {"file": str(file), "ok": True, "problems": []})
-        if json == "-":
-            return
+    if not print_json(json, {"file": str(file), "ok": True, "problems": []}):
+        return
     questions = sum(len(camera_settings(config, camera.name).questions) for camera in config.cameras)
     print(f"{file}: ok, {plural(len(config.cameras), 'camera')}, {plural(questions, 'question')} in all")
 

@@ -70,17 +70,20 @@ def doctor(
 
 def findings(config: SightlineConfig) -> Iterator[Finding]:
     """Every check, in order."""
-    from actors.preflight import check_folders, free_port
+    from actors.preflight import check_folders, check_ray, free_ports
     from cluster.control.fleet_settings import unknown_load
 
     yield _versions()
-    yield from _gpu(config)
-    yield _disk(config)
-    yield _checked("folders", "can be written", partial(check_folders, config))
+    # The processes of a Ray cluster may be on any machine.
+    ray = config.cluster.ray_address
+    if ray is not None:
+        yield _checked("Ray", f"answers at {ray}", partial(check_ray, ray))
+    else:
+        yield from _gpu(config)
+        yield from _disks(config)
+        yield _checked("folders", "can be written", partial(check_folders, config))
+        yield _checked("ports", "free", partial(free_ports, config))
     yield _clock()
-    gateway = config.gateway
-    for key, port in (("port", gateway.port), ("metrics_port", gateway.metrics_port)):
-        yield _checked(f"gateway.{key}", "free", partial(free_port, gateway.host, port, f"gateway.{key}"))
     if config.tiers.redis_url is not None:
         yield _redis(config.tiers.redis_url)
     yield _model(config)
@@ -143,33 +146,44 @@ def _versions() -> Finding:
 
 def _gpu(config: SightlineConfig) -> Iterator[Finding]:
     from cluster.codec.nvdec import NvdecError, shared_nvdec
+    from cluster.models.loading import find_device
 
-    wanted = config.model.device.startswith("cuda") and config.engine != "simulated"
-    driver = _said("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
-    if driver:
-        yield Finding("GPU driver", "ok", "; ".join(driver.splitlines()))
-    elif wanted:
-        yield Finding("GPU driver", "wrong", "nvidia-smi finds none", "install NVIDIA's driver, or model.device: cpu")
+    device = config.model.device
+    asked = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+    driver = "; ".join(_said(*asked).splitlines())
+    if device.startswith("cuda") and config.engine != "simulated":
+        # A driver is not enough, and a container may have no nvidia-smi.
+        found = _checked("GPU driver", driver or f"torch works on {device}", partial(find_device, device))
+        remedy = found.remedy and "install NVIDIA's driver and a build of torch with CUDA, or model.device: cpu"
+        yield found._replace(remedy=remedy)
     else:
-        yield Finding("GPU driver", "ok", "none; the model runs on the CPU")
+        yield Finding("GPU driver", "ok", driver or "none; the model runs on the CPU")
     try:
         shared_nvdec().check()
         yield Finding("NVDEC", "ok", "decodes")
     except NvdecError as error:
-        state = "wrong" if config.cluster.decode == "cuda" else "warning" if driver else "ok"
+        wishes = {config.cluster.decode, *(camera.decode for camera in config.cameras)}
+        state = "wrong" if "cuda" in wishes else "warning" if "auto" in wishes and not error.absent else "ok"
         remedy = "" if state == "ok" else "give the container the capability video, or cluster.decode: cpu"
         yield Finding("NVDEC", state, f"not used: {error}", remedy)
 
 
-def _disk(config: SightlineConfig) -> Finding:
-    folder = Path(config.alerts.folder or config.cluster.state_dir or ".")
-    key = "alerts.folder" if config.alerts.folder else "--state"
-    # Path.exists raises where this user may not look; "folders" says so.
-    there = next(each for each in (folder, *folder.resolve().parents) if os.path.exists(each))  # noqa: PTH110
-    free = shutil.disk_usage(there).free
-    enough = free > LEAST_FREE_BYTES
-    remedy = "" if enough else f"make room, or choose another {key}; clips stop below clips.keep_free"
-    return Finding("disk", "ok" if enough else "warning", f"{size(free)} free for {folder}", remedy)
+def _disks(config: SightlineConfig) -> Iterator[Finding]:
+    """Free room of each disk that is written to; of several folders on one, those that grow most are named."""
+    from actors.preflight import named_folders
+
+    seen: set[int] = set()
+    for key, folder in (named_folders(config) or {"--state": Path()}).items():
+        # Path.exists raises where this user may not look; "folders" says so.
+        there = next(each for each in (folder, *folder.resolve().parents) if os.path.exists(each))  # noqa: PTH110
+        disk = there.stat().st_dev
+        if disk in seen:
+            continue
+        seen.add(disk)
+        free = shutil.disk_usage(there).free
+        short = free <= LEAST_FREE_BYTES
+        remedy = f"make room, or choose another {key}; clips stop below clips.keep_free" if short else ""
+        yield Finding("disk", "warning" if short else "ok", f"{size(free)} free for {folder}", remedy)
 
 
 def _clock() -> Finding:

@@ -20,6 +20,10 @@ BEHIND_S = 30.0
 MOST_DROPPED = 0.05
 MOST_NAMED = 5
 MOST_DEAD = 1000
+SILENT = (
+    (("backoff", "error"), "wrong", "correct the source: sightline cameras test SOURCE"),
+    (("waiting", "connecting"), "warning", "see States of a camera in docs/operations.md"),
+)
 
 
 class Finding(NamedTuple):
@@ -70,13 +74,13 @@ def camera_findings(cameras: Sequence[CameraStatus]) -> Iterator[Finding]:
     from cluster.types.cameras import NOT_ASKED
 
     running = sum(camera.state == "running" for camera in cameras)
-    silent = [camera for camera in cameras if camera.state in ("backoff", "error")]
     text = f"{running} of {len(cameras)} running"
-    if silent:
-        said = _named([f"{camera.name}: {redact(camera.reason)}" for camera in silent])
-        yield Finding("cameras", "wrong", f"{text}; {said}", "correct the source: sightline cameras test SOURCE")
-    else:
-        yield Finding("cameras", "ok", text)
+    silent = [
+        Finding("cameras", level, f"{text}; {_named(said)}", remedy)
+        for states, level, remedy in SILENT
+        if (said := [f"{each.name}: {redact(each.reason or each.state)}" for each in cameras if each.state in states])
+    ]
+    yield from silent or [Finding("cameras", "ok", text)]
     # Outside the hours of all its questions a camera runs as it is meant to.
     told = [
         f"{each.name}: {redact(each.reason)}"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actors.cli.evaluate_memory import memory
-from actors.cli.options import AnchorInterval, Device, Dtype, Fps, Jobs, JsonFile, Model, OutFolder, Stride, Window
-from actors.cli.output import Progress, check_json_target, console
+from actors.cli.options import AnchorInterval, Device, Dtype, Fps, Jobs, Json, Model, OutFolder, Stride, Window
+from actors.cli.output import Progress, check_json_target, console, print_json
 from cluster.errors import ConfigError
-from cluster.files import check_writable, write_text
+from cluster.files import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,7 +70,6 @@ WorkFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Wh
 # Scenes made by default: two of every kind and two without an event, and five times as many.
 QUICK_SCENES, SCENES = 14, 70
 MOST_JOBS = 8
-STANDARD_OUTPUT = Path("-")
 
 
 @app.command("accuracy")
@@ -99,7 +99,7 @@ def accuracy(
     device: Device = "cpu",
     dtype: Dtype = "float32",
     jobs: Jobs = None,
-    json_file: JsonFile = None,
+    json: Json = None,
     out: OutFolder = Path("out/accuracy"),
 ) -> None:
     """Precision, recall and F1 of every pruning and refresh policy beside what they cost, against full computation.
@@ -115,9 +115,7 @@ def accuracy(
     """
     if scenes is not None and dataset is not None:
         raise ConfigError("give --scenes or --dataset, not both")
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"the number of processes must be at least 1, not {jobs}")
-    _check_run(model, out, json_file)
+    _check_run(model, out, json)
     from cluster.lab.evaluation.datasets import check_validation
     from cluster.lab.evaluation.page import figure_table, make_page, setting_table
     from cluster.lab.evaluation.report import check_questions, make_report, select_thresholds
@@ -148,8 +146,8 @@ def accuracy(
     thresholds, origin = select_thresholds(loaded, results, chosen_on)
     facts = _facts(model, found, results, shape, thresholds, origin, workers, chosen_on)
     report = make_report("Accuracy", results, thresholds, validation=chosen_on, skipped=found.skipped, facts=facts)
-    written = _write(make_page(report), report.to_json(), out, "accuracy", json_file)
-    show([setting_table(report), figure_table(report)], report.figures.notes, report.skipped, written, json_file)
+    written = _write(make_page(report), report.to_json(), out, "accuracy", json)
+    show([setting_table(report), figure_table(report)], report.figures.notes, report.skipped, written, json)
 
 
 @app.command("calibrate")
@@ -265,12 +263,12 @@ def window_shape(
     return shape
 
 
-def _check_run(model: str, out: Path, json_file: Path | None) -> None:
+def _check_run(model: str, out: Path, json: str | None) -> None:
     """Raises ``ConfigError`` for an unknown model or a place that cannot be written."""
     from cluster.models.catalog import check_model
 
     check_writable(out)
-    check_json_target(json_file)
+    check_json_target(json)
     check_model(model)
     if "/" not in model or Path(model).is_dir():
         # Nothing is downloaded, and Hugging Face's progress bars would break up ours.
@@ -362,23 +360,20 @@ def _latency_text(jobs: int) -> str:
     return f"measured with {processes} side by side on this machine; of results that an earlier run left, as it ran"
 
 
-def _write(page: Page, json: str, out: Path, stem: str, json_file: Path | None) -> Path:
-    """Write the report to ``out``, its JSON to ``json_file`` (``-``: standard output); returns the page's path."""
+def _write(page: Page, text: str, out: Path, stem: str, json: str | None) -> Path:
+    """Write the report to ``out``, and its JSON's ``text`` also where ``--json`` says; returns the page's path."""
     from cluster.lab.report.page import write_page
 
-    written = write_page(page, out, stem, json)
-    if json_file == STANDARD_OUTPUT:
-        print(json)
-    elif json_file is not None:
-        write_text(json_file, json + "\n")
+    written = write_page(page, out, stem, text)
+    print_json(json, loads(text))
     return written
 
 
 def show(
-    tables: Iterable[Table], notes: Iterable[str], skipped: Iterable[SkippedVideo], page: Path, json_file: Path | None
+    tables: Iterable[Table], notes: Iterable[str], skipped: Iterable[SkippedVideo], page: Path, json: str | None
 ) -> None:
     """Print an evaluation, and where it was written; on standard error where its JSON is on standard output."""
-    screen = console(stderr=json_file == STANDARD_OUTPUT)
+    screen = console(stderr=json == "-")
     for table in tables:
         table.show(screen)
     for note in notes:

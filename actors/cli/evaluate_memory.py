@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import AnchorInterval, Device, Dtype, Fps, Jobs, JsonFile, Model, OutFolder, Stride, Window
+from actors.cli.options import AnchorInterval, Device, Dtype, Fps, Jobs, Json, Model, OutFolder, Stride, Window
 from actors.cli.output import Progress
 from cluster.errors import ConfigError
 from cluster.models.settings import FILE
@@ -29,10 +29,12 @@ EVENT_SHARE = 1 / 3
 
 
 def memory(
-    scenes: Annotated[int | None, typer.Option("--scenes", "-n", metavar="N", help="How many scenes to make.")] = None,
-    seconds: Annotated[float | None, typer.Option(metavar="S", help="Length of each scene. Default: 3600.")] = None,
+    scenes: Annotated[int | None, typer.Option("--scenes", "-n", metavar="N", min=1, help="Scenes to make.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(metavar="S", min=1.0, help="Length of each scene. Default: 3600.")
+    ] = None,
     per_kind: Annotated[
-        int | None, typer.Option(metavar="N", help="Most questions of each kind about a scene. Default: 24.")
+        int | None, typer.Option(metavar="N", min=1, help="Most questions of each kind about a scene. Default: 24.")
     ] = None,
     seed: Annotated[int, typer.Option(metavar="S", min=0, help="Which scenes to make.")] = 0,
     dataset: Annotated[Path | None, typer.Option(metavar="DIR", help="Videos with questions, see --layout.")] = None,
@@ -55,7 +57,7 @@ def memory(
             "basic settings, and write it into its folder.",
         ),
     ] = False,
-    json_file: JsonFile = None,
+    json: Json = None,
     out: OutFolder = Path("out/memory"),
 ) -> None:
     """Accuracy about the past under every way to compress, organise and retrieve, against a memory of everything.
@@ -77,12 +79,9 @@ def memory(
     given = [name for name, value in made.items() if value is not None]
     if dataset is not None and given:
         raise ConfigError(f"{given[0]} is for scenes that are made: give it or --dataset, not both")
-    for name, number in (("scenes", scenes), ("seconds", seconds), ("processes", jobs), ("questions", per_kind)):
-        if number is not None and number < 1:
-            raise ConfigError(f"the number of {name} must be at least 1, not {number}")
     if calibrate and not Path(model, FILE).is_file():
         raise ConfigError(f"--calibrate writes into a model's folder, and there is no {Path(model, FILE)}")
-    _check_run(model, out, json_file)
+    _check_run(model, out, json)
     from cluster.lab.evaluation.memory.report import make_page, make_report, tables
     from cluster.lab.evaluation.memory.run import evaluate_memory
     from cluster.lab.evaluation.memory.settings import memory_grid
@@ -127,9 +126,9 @@ def memory(
         "latency": _latency_text(workers),
     }
     report = make_report("Memory", found, loaded, facts=facts, skipped=skipped)
-    written = _write(make_page(report), report.to_json(), out, "memory", json_file)
+    written = _write(make_page(report), report.to_json(), out, "memory", json)
     headline = Table("", ("figure", "value"), [(name, f"{value:.3f}") for name, value in report.headline.items()])
-    show([*tables(report), headline], report.notes, report.skipped, written, json_file)
+    show([*tables(report), headline], report.notes, report.skipped, written, json)
 
 
 def _made(folder: Path, split: Split, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:

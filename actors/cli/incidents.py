@@ -83,8 +83,7 @@ def show(incident: Id, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) ->
     if not print_json(json, detail):
         return
     screen = console()
-    for text in summary(detail.incident):
-        screen.print(text, markup=False)
+    screen.print("\n".join(summary(detail.incident)), markup=False)
     rows = []
     for event in detail.events:
         told = [_told(each) for each in detail.deliveries if each.event.key == event.key]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import Json, Settings, client_credentials, parse_settings
-from actors.cli.output import Progress, check_json_target, console, write_json
+from actors.cli.output import Progress, check_json_target, console, print_json
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.report.number_format import seconds_text
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cluster.config import SightlineConfig
+    from cluster.lab.report.page import Table
     from loadtest.footage import Footage
     from loadtest.profile import Profile
     from loadtest.report import Facts
@@ -91,9 +92,8 @@ def run(
     """
     import asyncio
 
-    from cluster.lab.report.page import write_files
     from loadtest.faults import faults
-    from loadtest.report import others_text, page, run_json, run_tables, verdict_text
+    from loadtest.report import others_text, run_json, run_tables, verdict_text
     from loadtest.run import run_test
 
     chosen = _profile(profile, streams=streams, measure_s=seconds)
@@ -114,13 +114,7 @@ def run(
     screen.print(head, style=f"bold {'green' if good else 'red'}", markup=False)
     if others := others_text(found.ticks):
         screen.print(f"[yellow]{others}[/]")
-    for table in run_tables(found):
-        table.show(screen)
-    if json is not None:
-        write_json(json, run_json(facts, found))
-    if out is not None:
-        write_files(out.parent, {out.name: page(facts, found)})
-        screen.print(f"written: {out}", markup=False)
+    _tell(screen, run_tables(found), json, run_json(facts, found), out, facts, found)
     if not good:
         raise SightlineError("the load test failed: " + head.rstrip("."))
 
@@ -156,8 +150,7 @@ def search(
     """
     import asyncio
 
-    from cluster.lab.report.page import write_files
-    from loadtest.report import page, search_json, search_tables, search_text
+    from loadtest.report import search_json, search_tables, search_text
     from loadtest.run import SearchResult, run_search
 
     chosen = _profile(profile, measure_s=seconds)
@@ -187,13 +180,8 @@ def search(
                 results.append(asyncio.run(searching))
     facts = _facts("Most streams", profile, chosen, target.config, own=target.own)
     screen.print(f"[bold]{search_text(results)}[/]")
-    for table in search_tables(results):
-        table.show(screen)
-    if json is not None:
-        write_json(json, search_json(facts, results, two_cores=_two_cores(chosen, loaded)))
-    if out is not None:
-        write_files(out.parent, {out.name: page(facts, results)})
-        screen.print(f"written: {out}", markup=False)
+    body = search_json(facts, results, two_cores=_two_cores(chosen, loaded))
+    _tell(screen, search_tables(results), json, body, out, facts, results)
 
 
 @app.command("profiles")
@@ -329,6 +317,21 @@ def _two_cores(profile: Profile, config: SightlineConfig) -> bool:
     dense = _profile("dense", streams=profile.streams, measure_s=profile.measure_s)
     usual = profile == dense and config.window == WindowConfig() and config.engine == "simulated"
     return usual and len(os.sched_getaffinity(0)) == 2
+
+
+def _tell(
+    screen: Console, tables: Sequence[Table], json: str | None, body: Any, out: Path | None, facts: Facts, found: Any
+) -> None:
+    """Print a test's tables, then write its JSON and its page where they are asked for."""
+    from cluster.lab.report.page import write_files
+    from loadtest.report import page
+
+    for table in tables:
+        table.show(screen)
+    print_json(json, body)
+    if out is not None:
+        write_files(out.parent, {out.name: page(facts, found)})
+        screen.print(f"written: {out}", markup=False)
 
 
 def _list(screen: Console, rows: Sequence[tuple[str, str]]) -> None:

@@ -39,8 +39,7 @@ def memory(camera: Name, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) 
         status = client.memory(camera)
     if print_json(json, status):
         screen = console()
-        for line in summary(status):
-            screen.print(line, markup=False)
+        screen.print("\n".join(summary(status)), markup=False)
         screen.print(tiers_table(status))
 
 

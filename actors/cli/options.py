@@ -94,15 +94,12 @@ State = Annotated[
 
 Device = Annotated[str, typer.Option(help="cpu or cuda; CUDA_VISIBLE_DEVICES chooses the card.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float8.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", help="Processes. Default: one per core.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes. Default: one per core.")]
 Model = Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder or hub id of a checkpoint.")]
 Window = Annotated[float | None, typer.Option(metavar="S", help="Window, seconds. Default: the model's.")]
 Stride = Annotated[float | None, typer.Option(metavar="S", help="Seconds between windows.")]
 Fps = Annotated[float | None, typer.Option(help="Samples per second.")]
 AnchorInterval = Annotated[float | None, typer.Option(metavar="S", help="Seconds between anchors.")]
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", metavar="FILE", help="Write figures as JSON; - for standard output.")
-]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before everything of a camera is deleted.")]
 OutFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="For the report and what is made.")]
 

@@ -335,11 +335,11 @@ class JsonLines:
                 self._file.flush()
 
 
-def check_json_target(target: str | Path | None) -> None:
+def check_json_target(target: str | None) -> None:
     """Test, before anything expensive starts, whether ``--json`` can be written. Raises ``SightlineError``: it
     cannot."""
-    if target is not None and str(target) != "-":
-        check_file_writable(Path(target))
+    if target not in (None, "-"):
+        check_file_writable(Path(str(target)))
 
 
 def plural(count: int, noun: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actors.cli.options import Json
-from actors.cli.output import Progress, check_json_target, console, write_json
+from actors.cli.output import Progress, check_json_target, console, print_json
 from cluster.errors import ConfigError, SightlineError
 from cluster.files import check_writable
 
@@ -113,8 +113,7 @@ def city(
                 "--against simulates a load test as it ran, and shows a table; leave out -n, -g, --event, -o"
             )
         body = _compare(screen, against, rungs, seed)
-        if json_to:
-            write_json(json_to, body)
+        print_json(json_to, body)
         return
     if not 0 < hours <= LONGEST_H:
         raise ConfigError(f"--hours must be above 0 and at most {LONGEST_H}, not {hours:g}")
@@ -142,8 +141,7 @@ def city(
         told = Audience(shown.share, shown.begins, shown.tried)
         found = study(plan, wanted, cameras=cameras is not None, replicas=counted, told=told)
     screen.print(report.verdict(found.result, wanted), markup=False)
-    for name, value in report.facts(found.result):
-        screen.print(f"{name}: {value}", markup=False)
+    screen.print("\n".join(f"{name}: {value}" for name, value in report.facts(found.result)), markup=False)
     for table in report.tables(found.result):
         table.show(screen)
     for name, number in found.figures.items():
@@ -152,8 +150,7 @@ def city(
         page = report.page(found.result, wanted, found.trials, fewer=found.fewer)
         write_files(out.parent, {out.name: page})
         screen.print(f"written: {out}", markup=False)
-    if json_to:
-        write_json(json_to, found.as_json())
+    print_json(json_to, found.as_json())
 
 
 def _compare(screen: Console, path: Path, ladder: Ladder | None, seed: int) -> dict[str, Any]:
@@ -255,12 +252,10 @@ def accelerator(
         page = report.page(swept, shape, batch)
         written = write_page(page, out, "plan")
         screen.print(f"{written}, plan.md and {len(page.charts)} charts written", markup=False)
-    if json_to:
-        body: dict[str, Any] = {"model": model, "rows": [row.as_json() for row in found]}
-        if check:
-            body["check"] = [each.as_json() for each in comparisons]
-            body["mean_error"] = figures.mean_error(comparisons)
-        write_json(json_to, body)
+    body: dict[str, Any] = {"model": model, "rows": [row.as_json() for row in found]}
+    if check:
+        body |= {"check": [each.as_json() for each in comparisons], "mean_error": figures.mean_error(comparisons)}
+    print_json(json_to, body)
     if check and (error := figures.mean_error(comparisons)) > figures.BOUND:
         raise SightlineError(
             f"the model is off by {100 * error:.0f} % on average; the documentation states at most "

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.options import Json, Settings, State, parse_settings
-from actors.cli.output import check_json_target, console, plural, trouble_lines, write_json
+from actors.cli.output import check_json_target, console, plural, print_json, trouble_lines
 from cluster.errors import SightlineError
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ def serve(
         for each in ends:
             signal.signal(each, lambda *_: stop.set())
         others = {} if len(cluster.gateways) == 1 else {"gateways": [asdict(each) for each in cluster.gateways]}
-        if json is not None:
-            write_json(json, {"gateway": cluster.gateway_address, "metrics": cluster.metrics_address, **others})
+        print_json(json, {"gateway": cluster.gateway_address, "metrics": cluster.metrics_address, **others})
         if loaded.engine == "simulated":
             screen.print(f"[bold yellow]warning[/]  {WARNING}")
         elif loaded.model.name in PRESETS:

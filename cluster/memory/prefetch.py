@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
-from typing import Self, TypeAlias
+from typing import TypeAlias
 
 from cluster.memory.tiers.base import BlockKey, Loaded, Outcome, Tier
 
@@ -78,7 +79,7 @@ TOTALS = PrefetchStats()
 _Load: TypeAlias = Future[dict[BlockKey, Loaded]]
 
 
-class Prefetcher:
+class Prefetcher(AbstractContextManager["Prefetcher"]):
     """Loads blocks for one question at a time, called from one thread; a context manager.
 
     Args:
@@ -107,9 +108,6 @@ class Prefetcher:
         self._busy_since = 0.0
         self._lock = threading.Lock()
         self._closed = False
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -21,6 +21,15 @@ def test_any_free_one_is_none_that_connections_get(host):
         assert free_port(host, 0, "gateway.port") != port
 
 
+def test_a_port_that_is_chosen_is_never_the_one_that_is_named(monkeypatch):
+    """Of the thousands that may be chosen one is the page's own."""
+    chosen = iter([[23_456], [23_457]])
+    monkeypatch.setattr("random.sample", lambda *_: next(chosen))
+    named = {"model": {"name": "tiny-qwen2_5_vl"}, "gateway": {"port": 0, "metrics_port": 23_456}}
+    gateway = preflight(load_config(None, named)).gateway
+    assert (gateway.port, gateway.metrics_port) == (23_457, 23_456)
+
+
 def test_several_gateways_on_one_machine_take_ports_of_their_own():
     cluster = {"gateways": 2, "placement": {"gateway": "gate"}}
     free = {"port": 0, "metrics_port": 0}

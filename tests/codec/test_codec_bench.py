@@ -37,6 +37,17 @@ def test_the_bench_measures_every_clip_and_leaves_no_trace(tmp_path: Path) -> No
     assert Decoder.decode is decode
 
 
+def test_each_half_is_first_in_every_other_turn(monkeypatch) -> None:
+    """The second finds the file, and its pages, where the first had to wait for them."""
+    ran = []
+    monkeypatch.setattr(codec, "decode_bare", lambda clip: ran.append("bare") or 20)
+    monkeypatch.setattr(codec, "run_front_end", lambda *_: ran.append("front") or (20, 2))
+    codec.measure(Path("a.mp4"), codec.CodecOptions(), "replenish", 4)
+    turns = [tuple(ran[index : index + 2]) for index in range(0, 10, 2)]
+    assert sorted(turns[1:]) == [("bare", "front")] * 2 + [("front", "bare")] * 2
+    assert turns[1] != turns[2]
+
+
 def test_the_made_clip_is_a_moving_camera_view(tmp_path: Path) -> None:
     path = tmp_path / "made.mp4"
     codec.make_clip(path, 0.3, width=640, height=360)

@@ -133,13 +133,14 @@ def test_few_cameras_are_spread_evenly(members: int, keys: int, members_first: b
 
 
 def test_large_fleet_is_spread_evenly() -> None:
-    table = Placement(slack=0.1)
+    """New keys go to members within 5 % of the mean, whatever load makes placed ones move."""
+    table = Placement(slack=0.25)
     for i in range(20):
         table.join(f"replica-{i}")
     for i in range(2000):
         table.add(f"camera-{i}")
     loads = [len(table.keys(member)) for member in table.members]
-    assert max(loads) <= 110
+    assert max(loads) <= 105
     assert min(loads) >= 70
 
 

@@ -14,7 +14,7 @@ import typer
 
 from actors.cli.demo.plan import CAMERAS
 from actors.cli.options import Json
-from actors.cli.output import console, write_json
+from actors.cli.output import console, print_json
 from cluster.files import check_writable
 
 if TYPE_CHECKING:
@@ -68,8 +68,7 @@ def demo(
     screen = console(stderr=json == "-")
     report = _run(screen, out, seconds, model, engine)
     page, data = write_report(report, out)
-    if json is not None:
-        write_json(json, loads(report.to_json()))
+    print_json(json, loads(report.to_json()))
     cost_table(report, "In full and ours, on the same windows").show(screen)
     if report.random_weights:
         screen.print(f"[yellow]{UNTRAINED.format(report.model)}[/]")

@@ -10,3 +10,8 @@ try:
 except SightlineError as error:
     print(f"error: {error}", file=sys.stderr)
     raise SystemExit(error.exit_code) from None
+except ModuleNotFoundError as error:
+    print(f"error: this needs {error.name}, which is not installed", file=sys.stderr)
+    raise SystemExit(2) from None
+except KeyboardInterrupt:
+    raise SystemExit(130) from None

@@ -104,7 +104,6 @@ class Bench:
         self._args = args
         self._folder = folder
         self._log = folder / "received.jsonl"
-        self._hub = AnswerHub(recent=100_000)
         self._random = random.Random(args.seed)
 
     async def run(self) -> BenchResult:

@@ -16,7 +16,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
@@ -148,20 +148,19 @@ def run_large(options: CodecOptions, pruner: str, repeats: int, seconds: float) 
 
 
 def measure(clip: Path, options: CodecOptions, pruner: str, repeats: int) -> dict[str, Any]:
-    """Both halves in turns, after one turn that warms caches; then one instrumented pass."""
+    """Both halves, each first in every other turn, after one turn that warms caches; then one instrumented pass."""
     bare_s: list[float] = []
     front_s: list[float] = []
+    halves = [
+        (bare_s, lambda: (decode_bare(clip), 0)),
+        (front_s, lambda: run_front_end(clip, options, make_pruner(pruner))),
+    ]
     for turn in range(repeats + 1):
-        start = time.thread_time()
-        frames = decode_bare(clip)
-        middle = time.thread_time()
-        decoded, samples = run_front_end(clip, options, make_pruner(pruner))
-        end = time.thread_time()
+        step = -1 if turn % 2 else 1
+        (frames, _), (decoded, samples) = [_timed(*half) for half in halves[::step]][::step]
         if decoded != frames:
             raise ConfigError(f"{clip}: the front end decoded {decoded} frames of {frames}: the clip is damaged")
-        if turn:
-            bare_s.append(middle - start)
-            front_s.append(end - middle)
+    del bare_s[0], front_s[0]
     policy = make_pruner(pruner)
     with timed_calls([*STAGES, ("prune", type(policy), "prune")]) as seconds:
         start = time.thread_time()
@@ -181,6 +180,13 @@ def measure(clip: Path, options: CodecOptions, pruner: str, repeats: int) -> dic
         "front_ms": 1e3 * front / frames,
         **{f"{stage}_ms": 1e3 * spent / frames for stage, spent in stages_s.items()},
     }
+
+
+def _timed(seconds: list[float], work: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    start = time.thread_time()
+    counts = work()
+    seconds.append(time.thread_time() - start)
+    return counts
 
 
 def decode_bare(clip: Path) -> int:

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.control.costs import CostModel, WindowWork, fit, save
+from cluster.control.costs import LEAST_STEPS, CostModel, WindowWork, fit, save
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.passes import pass_rows
 from cluster.engine.window.kv import MEMORY_SHARE, gpu_pool_bytes
+from cluster.errors import ConfigError
 from cluster.files import check_file_writable
 from cluster.lab.bench.harness import BenchResult, add_model_arguments, machine, positive, print_progress
 from cluster.lab.bench.soak import SyntheticCamera
@@ -130,6 +131,10 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 
 def _measured(args: argparse.Namespace) -> tuple[CostModel, BenchResult]:
+    fitted = args.windows * sum(number % HELD_OUT > 0 for number in range(args.rounds))
+    if fitted < LEAST_STEPS:
+        given = f"{args.rounds} rounds of {args.windows} leave it {fitted}; raise --rounds or --windows"
+        raise ConfigError(f"a fit needs at least {LEAST_STEPS} timed steps, and {given}")
     model = load_model(args.model, device=args.device, dtype=args.dtype)
     random = np.random.default_rng(1)
     mixes: list[list[Timed]] = []

@@ -71,6 +71,10 @@ def run(args: argparse.Namespace) -> BenchResult:
     ``predicted_streams_h100`` (and ``_fp8``) of Qwen2.5-VL-7B, the worst of the clips."""
     if not args.dry_run:
         return _measured(args)
+    if args.layers < 2:
+        raise ConfigError(
+            "--layers must be at least 2 with --dry-run: a layer's share is the difference to half of them"
+        )
     rows: list[dict[str, Any]] = []
     worst: dict[str, float] = {}
     notes: list[str] = []

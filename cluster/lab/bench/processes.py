@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psutil
 
@@ -30,7 +30,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-class Process:
+class Process(contextlib.AbstractContextManager["Process"]):
     """``python -m module arguments``, started; it cannot outlive the bench where it ends with its standard input. A
     context manager: at its end it is stopped.
 
@@ -42,9 +42,6 @@ class Process:
         self._command = [sys.executable, "-m", module, *arguments]
         self._quiet = quiet
         self.start()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -131,7 +128,7 @@ def used() -> dict[str, Any]:
     }
 
 
-class RedisServer:
+class RedisServer(contextlib.AbstractContextManager["RedisServer"]):
     """Listens on a free port of this machine, the same at every start, and keeps nothing on disk. A context manager:
     at its end it is killed.
 
@@ -148,9 +145,6 @@ class RedisServer:
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._command = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         self.start()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()

@@ -32,18 +32,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="measured, after --warmup")
     parser.add_argument("--warmup", type=float, default=8.0, help="seconds before")
     parser.add_argument("--fps", type=float, default=5.0, help="pictures a second")
-    parser.add_argument("--size", default="640x360", metavar="WxH", help="default: %(default)s")
+    parser.add_argument("--size", type=size, default="640x360", metavar="WxH", help="default: %(default)s")
     parser.add_argument("--crf", type=int, help="compress the clips like this instead of like demo clips, as 28 does")
     parser.add_argument("--gather", type=float, default=0.5, help="seconds of packets in one message")
+
+
+def size(text: str) -> tuple[int, int]:
+    """``type`` of an option that says how large a picture is, as in 640x360."""
+    width, _, height = text.partition("x")
+    return positive(width), positive(height)
 
 
 def run(args: argparse.Namespace) -> BenchResult:
     """One row for each process and kind of thread; figures are sums."""
     with tempfile.TemporaryDirectory(prefix="sightline-bench-") as folder:
-        width, height = (int(side) for side in args.size.split("x"))
         clips = [Path(folder) / f"{kind}.mp4" for kind in KINDS]
         for kind, clip in zip(KINDS, clips, strict=True):
-            make_clip(kind, clip, seconds=CLIP_S, fps=args.fps, size=(width, height), crf=args.crf)
+            make_clip(kind, clip, seconds=CLIP_S, fps=args.fps, size=args.size, crf=args.crf)
         with (
             Process(MODULE, "replica") as replica,
             Process(

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -59,7 +60,7 @@ class ModelSpec:
         return load_model(self.name, device=self.device, dtype=self.dtype)
 
 
-class WorkerPool:
+class WorkerPool(AbstractContextManager["WorkerPool"]):
     """``jobs`` processes that each hold the model and use their share of the cores, started when there are two tasks;
     or this process alone. A context manager.
 
@@ -74,9 +75,6 @@ class WorkerPool:
         self._jobs = jobs
         self._pool: ProcessPoolExecutor | None = None
         self.engine = NativeEngine(model.load() if isinstance(model, ModelSpec) else model)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._pool is not None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -101,7 +102,7 @@ def _tower(weights: str, shape: str) -> TrainableModel:
 _AHEAD = 6
 
 
-class ExampleLoader:
+class ExampleLoader(AbstractContextManager["ExampleLoader"]):
     """``next()`` gives examples ``first, first + 1, …``, made ahead by ``workers`` processes, or on demand without.
 
     A context manager: leaving it ends the processes.
@@ -139,9 +140,6 @@ class ExampleLoader:
             raise SightlineError(
                 f"example {number} could not be made; start again to resume from the last checkpoint:\n{error}"
             ) from error
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._workers:

@@ -25,6 +25,7 @@ from cluster.lab.training.pruning import LABELS, picture_grid
 from cluster.lab.training.trainable_model import TrainableModel, initialise_for_training, patch_batches
 from cluster.models import load_model
 from cluster.models.checkpoint import INSTRUCTION
+from cluster.models.loading import find_device
 from cluster.types import PatchGrid
 
 # Half of the paper's anchor interval: before what stands was shown in every frame, a vehicle that stopped between two
@@ -252,8 +253,7 @@ def train(
     Raises:
         ConfigError: an unknown stage, an unavailable device, or a checkpoint of another run.
     """
-    if not torch.cuda.is_available() and settings.device.startswith("cuda"):
-        raise ConfigError(f"device {settings.device!r} is not available here; use cpu")
+    find_device(settings.device)
     torch.set_num_threads(settings.threads)
     torch.manual_seed(settings.seed)
     model = TrainableModel.fresh(settings.model, settings.seed, settings.device)

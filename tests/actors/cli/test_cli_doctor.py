@@ -2,6 +2,8 @@
 
 import json
 import socket
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from alert_parts import Make
@@ -18,6 +20,7 @@ from actors.cli.doctor_cluster import (
 )
 from cluster.alerts.dispatcher import Outbox, SinkStatus
 from cluster.alerts.incident import Delivery
+from cluster.codec.nvdec import Nvdec, NvdecError
 from cluster.config import load_config
 from cluster.errors import NotReadyError
 from cluster.lab.bench.processes import free_port
@@ -35,7 +38,7 @@ def found(**config):
 
 def test_a_machine_in_order():
     rows = found()
-    assert {"versions", "GPU driver", "NVDEC", "disk", "folders", "clock", "gateway.port"} <= rows.keys()
+    assert {"versions", "GPU driver", "NVDEC", "disk", "folders", "clock", "ports"} <= rows.keys()
     assert not [each for each in rows.values() if each.state == "wrong"]
     assert "torch" in rows["versions"].found
 
@@ -52,9 +55,9 @@ def test_what_is_wrong_is_said_with_a_remedy(tmp_path):
             cluster={"decode": "cuda"},
         )
     wrong = {what for what, each in rows.items() if each.state == "wrong"}
-    assert wrong >= {"model and settings", "gateway.port", "folders", "Redis"}
-    assert "Address already in use" in rows["gateway.port"].found
-    assert "choose another gateway.port" in rows["gateway.port"].remedy
+    assert wrong >= {"model and settings", "ports", "folders", "Redis"}
+    assert "Address already in use" in rows["ports"].found
+    assert "choose another gateway.port" in rows["ports"].remedy
     assert "secret-1" not in str(rows)
 
 
@@ -68,6 +71,62 @@ def test_the_folder_of_state_is_the_one_that_serve_would_use(cli):
         assert below in rows["folders"]["found"]
         assert "choose another --state" in rows["folders"]["remedy"]
         assert below in rows["disk"]["found"]
+
+
+def test_a_gpu_is_one_that_torch_works_on(monkeypatch):
+    """A driver is not enough: builds of torch for the CPU are refused by every replica, an hour into a roll-out."""
+
+    def nvidia_smi(*command):
+        return "NVIDIA H200, 570.1, 143771 MiB" if command[0] == "nvidia-smi" else ""
+
+    monkeypatch.setattr(doctor, "_said", nvidia_smi)
+    monkeypatch.setattr(
+        "torch.ones", refuse := Mock(side_effect=AssertionError("Torch not compiled with CUDA enabled"))
+    )
+    row = found(model=MODEL | {"device": "cuda"})["GPU driver"]
+    assert (row.state, "Torch not compiled with CUDA" in row.found) == ("wrong", True)
+    assert "build of torch with CUDA" in row.remedy
+    refuse.side_effect = None
+    row = found(model=MODEL | {"device": "cuda"})["GPU driver"]
+    assert (row.state, row.found) == ("ok", "NVIDIA H200, 570.1, 143771 MiB")
+    monkeypatch.setattr(doctor, "_said", lambda *command: "")
+    assert found(model=MODEL | {"device": "cuda"})["GPU driver"].state == "ok", "a container may lack nvidia-smi"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "camera", "state"),
+    [("auto", None, "warning"), ("cuda", None, "wrong"), ("cpu", None, "ok"), ("cpu", "cuda", "wrong")],
+)
+def test_nvdec_that_is_broken_matters_where_it_is_asked_for(monkeypatch, cluster, camera, state):
+    monkeypatch.setattr(Nvdec, "check", Mock(side_effect=NvdecError("the driver has no NVDEC library")))
+    cameras = [
+        {"name": "gate", "source": "rtsp://gate/", "decode": camera, "questions": [{"id": "q", "text": "Fire?"}]}
+    ]
+    row = found(cluster={"decode": cluster}, cameras=cameras)["NVDEC"]
+    assert (row.state, bool(row.remedy)) == (state, state != "ok")
+
+
+def test_of_a_ray_cluster_its_address_is_asked_and_not_this_machine(tmp_path):
+    """Its processes may be on any machine, as when it is started."""
+    (tmp_path / "file").touch()
+    plain = {"allow_plain_inside": True}
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        cluster = {"ray_address": f"127.0.0.1:{port}", "state_dir": str(tmp_path / "file" / "below")}
+        device = MODEL | {"device": "cuda"}
+        rows = found(cluster=cluster, gateway={"port": port, "metrics_port": 0}, model=device, security=plain)
+        assert rows["Ray"] == ("Ray", "ok", f"answers at 127.0.0.1:{port}", "")
+        assert not [each for each in rows.values() if each.state == "wrong"]
+    row = found(cluster={"ray_address": "127.0.0.1:1"}, security=plain)["Ray"]
+    assert (row.state, "no Ray cluster answers" in row.found, "ray start" in row.remedy) == ("wrong", True, True)
+
+
+def test_ports_are_those_that_serve_would_take():
+    several = found(
+        gateway={"port": 23_451, "metrics_port": 0}, cluster={"gateways": 2, "placement": {"gateway": "gate"}}
+    )["ports"]
+    assert (several.state, "gateway.metrics_port to 0" in several.remedy) == ("wrong", True)
+    assert found()["ports"].state == "ok"
 
 
 def test_a_model_with_random_weights_is_warned_of():
@@ -138,6 +197,18 @@ def test_cameras_of_a_running_cluster():
     assert states(camera_findings([]))["cameras"][0] == "warning"
     told = states(camera_findings([CameraStatus("a", state="running", reason="keyframes only"), good]))
     assert told["running cameras"] == ("warning", "a: keyframes only", True)
+
+
+def test_cameras_that_only_wait_are_not_in_order():
+    """As after a start at which no decoder took any."""
+    good = CameraStatus("gate", state="running", windows_done=100)
+    waiting = [CameraStatus("yard", reason="no decoder is ready"), CameraStatus("dock", state="connecting")]
+    rows = states(camera_findings([good, *waiting]))
+    assert rows["cameras"] == ("warning", "1 of 3 running; yard: no decoder is ready; dock: connecting", True)
+    lost = CameraStatus("hall", state="backoff", reason="refused")
+    both = [*camera_findings([lost, *waiting])]
+    assert [each.state for each in both] == ["wrong", "warning"]
+    assert states(camera_findings([CameraStatus("hall", state="paused"), good]))["cameras"][0] == "ok"
 
 
 def test_a_camera_outside_the_hours_of_its_questions_is_in_order():
@@ -223,9 +294,23 @@ def test_a_gateway_that_is_away_or_both_at_once(cli):
 
 def test_a_full_disk_is_that_of_the_setting_that_chose_it(monkeypatch, tmp_path):
     monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 2**70)
-    for section, key in (("alerts", "folder"), ("cluster", "state_dir")):
-        config = load_config(None, {section: {key: str(tmp_path)}})
-        assert f"choose another {'alerts.folder' if section == 'alerts' else '--state'};" in doctor._disk(config).remedy
+    for section, key in (("alerts", "folder"), ("clips", "folder"), ("cluster", "state_dir")):
+        [row] = doctor._disks(load_config(None, {section: {key: str(tmp_path)}}))
+        assert f"choose another {'--state' if section == 'cluster' else f'{section}.{key}'}" in row.remedy
+
+
+def test_every_disk_that_is_written_to_is_looked_at_once(monkeypatch, tmp_path):
+    """Clips, the largest of all, may be on a disk of their own."""
+    folders = {"alerts": {"folder": str(tmp_path / "a")}, "clips": {"folder": "/dev/shm/sightline-doctor"}}
+    config = load_config(None, folders | {"cluster": {"state_dir": str(tmp_path / "b")}})
+    free = {"/dev/shm": 10**9}
+    monkeypatch.setattr(
+        "shutil.disk_usage", lambda path: SimpleNamespace(free=free.get(str(path), 10**12)), raising=True
+    )
+    [clips, other] = doctor._disks(config)
+    assert (clips.state, other.state) == ("warning", "ok")
+    assert clips.found == "1.0 GB free for /dev/shm/sightline-doctor"
+    assert "choose another clips.folder" in clips.remedy
 
 
 def test_a_folder_that_cannot_be_looked_at_ends_no_check(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -64,8 +63,8 @@ def test_videos_with_questions_end_to_end_and_again(cli, videos):
 def test_json_on_standard_output_is_alone_there(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("cluster.lab.report.page.write_page", lambda page, out, stem, json: out / f"{stem}.html")
-    page = evaluate._write(None, '{"figures": {}}', tmp_path, "accuracy", Path("-"))
-    evaluate.show([], ["something"], [], page, Path("-"))
+    page = evaluate._write(None, '{"figures": {}}', tmp_path, "accuracy", "-")
+    evaluate.show([], ["something"], [], page, "-")
     printed = capsys.readouterr()
     assert json.loads(printed.out) == {"figures": {}}
     assert "note: something" in printed.err
@@ -105,9 +104,9 @@ def test_a_fit_is_written_into_the_model_and_used_from_then_on(cli, monkeypatch,
         (("--dataset", "here", "--scenes", "2"), "--scenes is for scenes that are made"),
         (("--dataset", "here", "--seconds", "90"), "--seconds is for scenes that are made"),
         (("--dataset", "here", "--calibrate"), "--calibrate is for scenes that are made"),
-        (("--seconds", "0"), "the number of seconds must be at least 1"),
-        (("--scenes", "0"), "the number of scenes must be at least 1"),
-        (("--jobs", "0"), "the number of processes must be at least 1"),
+        (("--seconds", "0"), "'--seconds': Input should be greater"),
+        (("--scenes", "0"), "'--scenes' / '-n': Input should be greater"),
+        (("--jobs", "0"), "'--jobs' / '-j': Input should be greater"),
         (("--model", "nobody"), "there is no model 'nobody'"),
         (("--model", "tiny-qwen2_5_vl", "--settings", "slow"), "unknown settings 'slow'"),
         (("--model", "tiny-qwen2_5_vl", "--seconds", "20"), "must last at least 60 s"),

@@ -3,8 +3,10 @@
 import json
 import math
 import re
+import runpy
 from contextlib import nullcontext
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -119,12 +121,45 @@ def test_a_part_that_fails_costs_the_others_nothing():
         ["scheduler", "--streams", "0"],
         ["scheduler", "--replicas", "0"],
         ["ingest", "--packets", "0"],
+        ["streams", "--size", "640"],
+        ["streams", "--size", "0x360"],
     ],
 )
 def test_options_that_leave_nothing_to_measure_are_refused_at_once(arguments, capsys):
     with pytest.raises(SystemExit):
         main(arguments)
     assert f"argument {arguments[1]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (
+            ["cost", "--rounds", "2", "--windows", "5"],
+            "a fit needs at least 8 timed steps, and 2 rounds of 5 leave it 5",
+        ),
+        (["gpu", "--dry-run", "--shape", "none-such", "--layers", "1"], "--layers must be at least 2 with --dry-run"),
+    ],
+)
+def test_too_few_of_what_is_compared_are_refused_before_anything_is_measured(arguments, why):
+    with pytest.raises(ConfigError, match=why):
+        main([*arguments, *(["--model", "none-such"] if arguments[0] == "cost" else [])])
+
+
+@pytest.mark.parametrize(
+    ("raised", "said", "code"),
+    [
+        (ConfigError("no such clip"), "error: no such clip\n", 2),
+        (ModuleNotFoundError("No module named 'redis'", name="redis"), "error: this needs redis, which is not", 2),
+        (KeyboardInterrupt(), "", 130),
+    ],
+)
+def test_a_bench_without_the_cli_ends_as_with_it(monkeypatch, capsys, raised, said, code):
+    monkeypatch.setattr(harness, "main", Mock(side_effect=raised))
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("cluster.lab.bench", run_name="__main__")
+    assert ended.value.code == code
+    assert capsys.readouterr().err.startswith(said)
 
 
 @pytest.mark.parametrize("name", ["cost", "memory"])

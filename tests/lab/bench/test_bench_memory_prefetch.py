@@ -19,13 +19,13 @@ def test_a_right_prediction_is_all_used_and_only_the_first_layer_is_loaded_when_
     assert all(one.ended_s - one.began_s >= 0.04 for one in done.computes)
     assert all(event.ended_s - event.began_s >= 0.02 for event in done.events)
     assert done.transfer_s >= 4 * 0.02
-    assert done.hidden == 1 - done.waited_s / done.transfer_s
+    assert done.hidden == 1 - done.stats.waited_s / done.transfer_s
 
 
 def test_a_prediction_that_is_wrong_throughout_hides_nothing() -> None:
     done = measure_prefetch(0.02, layers=4, compute_s=0.001, blocks_per_layer=6, accuracy=0.0)
     assert (done.stats.used, done.stats.missed, done.stats.wasted) == (0, 24, 18)
-    assert done.waited_s >= 4 * 0.02
+    assert done.stats.waited_s >= 4 * 0.02
 
 
 def test_errors_are_spread_evenly_over_the_layers() -> None:

@@ -1,9 +1,11 @@
 """The window bench end to end on a tiny model: what it counts, not how fast it is."""
 
+import argparse
 import json
 
 import pytest
 
+from cluster.lab.bench import batch
 from cluster.lab.bench.frames import clip_names, prune_clip, read_clip, span_seconds
 from cluster.lab.bench.harness import main
 from cluster.lab.scenes.street_clips import make_clip
@@ -25,6 +27,25 @@ def test_a_short_clip_is_looped_and_a_long_one_cut(clip):
     assert [frame.pts for frame in looped.frames] == sorted({frame.pts for frame in looped.frames})
     assert looped.change_s > 0
     assert len(read_clip(clip, GEOMETRY, fps=2, at_least=2, at_most=4).frames) == 8
+
+
+def test_streams_together_and_one_by_one_are_each_first_in_every_other_window(monkeypatch):
+    """A machine that slows down, or a cache that the first has filled, slows neither alone."""
+    ran, step = [], batch._step
+
+    def noted(engine, batches, seconds):
+        ran.append("together" if len(batches) == 1 else "alone")
+        return step(engine, batches, seconds)
+
+    monkeypatch.setattr(batch, "_step", noted)
+    monkeypatch.setattr(batch, "SIDES", (56,))
+    parser = argparse.ArgumentParser()
+    batch.add_arguments(parser)
+    result = batch.run(parser.parse_args(["--model", "tiny-qwen2_5_vl", "--streams", "2", "--windows", "4"]))
+    assert result.figures["batch_speedup"] > 0
+    turns = [tuple(ran[index : index + 2]) for index in range(0, 10, 2)]
+    assert sorted(turns[1:]) == [("alone", "together")] * 2 + [("together", "alone")] * 2
+    assert turns[1] != turns[2]
 
 
 def test_nothing_pruned_keeps_every_token(clip):

@@ -34,7 +34,7 @@ def test_make_then_show(cli, small_cameras):
         (["make", "--out", "x", "--event", "flood"], "unknown event 'flood'; there are: any, none, fall"),
         (["make", "--out", "x", "--split", "dev"], "unknown split 'dev'"),
         (["make", "--out", "x", "--seconds", "3"], "at least 24 s, not 3"),
-        (["make", "--out", "x", "--jobs", "0"], "number of processes must be at least 1"),
+        (["make", "--out", "x", "--jobs", "0"], "'--jobs' / '-j': Input should be greater"),
         (["make", "--out", "/dev/null", "--count", "1"], "/dev/null is not a directory"),
         (["make"], "Missing option '--out'"),
         (["show", "nowhere.mp4"], "cannot read nowhere.json: No such file"),

@@ -43,16 +43,8 @@ class Cameras:
         ]
         self.sent = [0] * CAMERAS
         for camera in self.cameras:
-            self.engine.admit(
-                StreamSpec(
-                    camera.stream,
-                    (QUESTION,),
-                    window_s=WINDOW_S,
-                    stride_s=STRIDE_S,
-                    static_gate=False,
-                    memory=memory,
-                )
-            )
+            spec = StreamSpec(camera.stream, (QUESTION,), WINDOW_S, STRIDE_S, static_gate=False, memory=memory)
+            self.engine.admit(spec)
 
     def stride(self, number: int) -> float:
         """Seconds that the engine's thread takes for one camera's next stride: frames taken in, window stepped."""

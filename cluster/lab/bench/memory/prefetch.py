@@ -111,13 +111,9 @@ class PrefetchRun:
     computes: Sequence[Compute] = ()
 
     @property
-    def waited_s(self) -> float:
-        return self.stats.waited_s
-
-    @property
     def hidden(self) -> float:
         """Share of ``transfer_s`` that is gone."""
-        return 1 - self.waited_s / self.transfer_s
+        return 1 - self.stats.waited_s / self.transfer_s
 
 
 class Work:
@@ -308,7 +304,7 @@ def _row(
         "accuracy": accuracy,
         "hidden": done.hidden,
         "limit": 1 - 1 / layers,
-        "waited_ms": done.waited_s * 1000,
+        "waited_ms": done.stats.waited_s * 1000,
         "waited_without_ms": done.transfer_s * 1000,
         **{name: getattr(done.stats, name) for name in ("used", "late", "missed", "wasted", "predicted")},
     }
