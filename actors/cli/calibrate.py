@@ -127,5 +127,4 @@ def _show(proposals: list[Proposal], missing: list[str]) -> None:
     screen = console()
     screen.print(make_table("question|>threshold|>confirmed kept|>rejected avoided|>incidents|", rows), markup=False)
     lines = [*(f"{each.question}: {each.reason}" for each in proposals), *missing, *([REVIEW] if missing else [])]
-    screen.print("
-".join(lines), markup=False)
+    screen.print("\n".join(lines), markup=False)
