@@ -335,7 +335,7 @@ class JsonLines:
                 self._file.flush()
 
 
-def check_json_target(target: str | None) -> None:
+def check_json_target(target: str | Path | None) -> None:
     """Test, before anything expensive starts, whether ``--json`` can be written. Raises ``SightlineError``: it
     cannot."""
     if target not in (None, "-"):
