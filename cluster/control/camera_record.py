@@ -11,7 +11,7 @@ from cluster.control.accounted_video import AccountedVideo
 from cluster.control.admission import Holding
 from cluster.control.cameras.managed import CLUSTER
 from cluster.control.demand import DemandEstimate, Measured
-from cluster.control.ladder import CameraOnLadder, Rung, Step
+from cluster.control.ladder import CameraOnLadder, Rung
 from cluster.errors import NotPlacedError
 from cluster.types import CameraStatus, PatchGeometry
 from cluster.types.reports import (
@@ -72,14 +72,6 @@ class CameraMove:
     source: str | None
     to: str | None
     warm: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FleetChanges:
-    """Decisions of one tick."""
-
-    steps: list[Step]
-    moves: list[CameraMove]
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,10 +251,10 @@ class Directory:
 
     def tick(self, now_s: float) -> list[Step]:
         """Steps on the quality ladder that are due now; assignments contain them from then on."""
-        changes = self._fleet.tick(now_s)
-        if changes.steps or changes.moves:
+        steps = self._fleet.tick(now_s)
+        if steps:
             self.version += 1
-        return changes.steps
+        return steps
 
     def rungs(self) -> dict[str, int]:
         counts = Counter(self._fleet.plan(name).rung for name in self._cameras)

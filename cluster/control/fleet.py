@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import reduce
 
 from cluster.control.admission import Admission, Commitments, Holding, PoolCapacity, expected_lag_s
-from cluster.control.camera_record import CameraMove, CameraPlan, FleetCamera, FleetChanges, Loads
+from cluster.control.camera_record import CameraMove, CameraPlan, FleetCamera, Loads
 from cluster.control.costs import CostModel
 from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding
 from cluster.control.ladder import Ladder, LadderPolicy, Step
@@ -21,16 +21,12 @@ from cluster.types.cameras import Priority
 NOTICED = 0.15
 """Relative change of a camera's load that triggers an update."""
 
-UNEVEN = 1.15
-"""Load over the mean at which a replica gives cameras away."""
-
 
 class Fleet:
     """See the module. Methods raise ``UnknownCameraError`` for the name of a camera that is not in the fleet.
 
     Args:
         costs: of the model and the replicas' device; a replica of another speed joins with its ``capacity``.
-        slack: of the placement (:class:`Placement`).
         settle_s: seconds after a step down before the next one on that replica, so that the first takes effect.
         timed: whether ``costs`` are the replicas' own; otherwise nobody is refused for lack of time.
     """
@@ -41,26 +37,22 @@ class Fleet:
         ladder: Ladder,
         *,
         policy: LadderPolicy | None = None,
-        slack: float = 0.05,
         settle_s: float = 4.0,
-        rebalance_s: float = 30.0,
         max_batch: int = STEP_WINDOWS,
         timed: bool = True,
     ) -> None:
         self.costs = costs
         self.ladder = ladder
         self.policy = LadderPolicy(ladder) if policy is None else policy
-        self._settle_s, self._rebalance_s = settle_s, rebalance_s
+        self._settle_s = settle_s
         self._max_batch = max_batch
-        self._placement = Placement(slack=slack)
+        self._placement = Placement()
         self._committed = Commitments(ladder, timed=timed)
         self._cameras: dict[str, FleetCamera] = {}
         self._replicas: dict[str, ReplicaLoad] = {}
         self._dirty: set[str] = set()
         self._pool = PoolCapacity(0.0, Holding(), None)
         self._now_s = -math.inf
-        # The first tick is due, unless none ever is.
-        self._rebalanced_s = -math.inf if math.isfinite(rebalance_s) else 0.0
 
     @property
     def replicas(self) -> list[str]:
@@ -204,10 +196,6 @@ class Fleet:
     def draining(self, replica: str) -> bool:
         return self._replicas[replica].draining
 
-    def rebalance(self, *, at_most: int | None = None) -> list[CameraMove]:
-        """Move cameras off replicas above the bound."""
-        return self._moved(self._placement.rebalance(at_most=at_most), warm=True)
-
     def replica_report(
         self,
         replica: str,
@@ -252,18 +240,13 @@ class Fleet:
             max_batch=self._max_batch,
         )
 
-    def tick(self, now_s: float) -> FleetChanges:
-        """Ladder steps and moves that are due now; touches only replicas of which something changed."""
+    def tick(self, now_s: float) -> list[Step]:
+        """Ladder steps that are due now; touches only replicas of which something changed."""
         self._clock(now_s)
         steps: list[Step] = []
         for name in sorted(self._dirty):
             steps += self._step_ladder(name, self._replicas[name])
-        moves: list[CameraMove] = []
-        if self._now_s - self._rebalanced_s >= self._rebalance_s:
-            self._rebalanced_s = self._now_s
-            if self._placement.max_over_mean > UNEVEN:
-                moves = self.rebalance(at_most=max(1, len(self._cameras) // 100))
-        return FleetChanges(steps, moves)
+        return steps
 
     def _count_capacity(self) -> None:
         ready = [each for each in self._replicas.values() if not each.draining]

@@ -1,6 +1,5 @@
 """Scheduling settings of a configuration: the cost model, the ladder and admission (``FleetSettings``)."""
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +28,6 @@ UNMEASURED = CostModel(
 )
 """Spreads cameras evenly by their rate, without filling any replica."""
 
-SLACK = 0.25
-"""Load over the mean that a replica may have before a camera moves, which costs it a window."""
-
 
 # For a camera whose pictures are not known yet, and a model that is not loaded yet.
 _USUAL_SIZE = (1280, 720)
@@ -58,11 +54,8 @@ class FleetSettings:
             policy=LadderPolicy(
                 self.ladder, high=self.high, aim=self.low + 2 / 3 * (self.high - self.low), low=self.low
             ),
-            slack=SLACK,
             max_batch=self.max_batch,
             timed=self.timed and self.costs is not None,
-            # A move between two live replicas loses the open window: it needs a reason.
-            rebalance_s=math.inf,
         )
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 _SAME = 1e-9
 
 EVEN = 0.05
-"""Load over the mean up to which a member takes keys: they are placed more evenly than what makes placed ones move."""
+"""Load over the mean up to which a member takes keys, and down to which one above the bound gives to a new one."""
 
 
 class Placement:
@@ -95,7 +95,7 @@ class Placement:
         return self._relieve(tight=False)
 
     def set_weight(self, key: str, weight: float) -> None:
-        """Change the weight of a known key. Nothing moves before the next :meth:`rebalance`."""
+        """Change the weight of a known key; nothing moves by that."""
         more = _checked(weight) - self._weights[key]
         self._weights[key] = weight
         self._total += more
@@ -120,6 +120,7 @@ class Placement:
         self._capacity = np.append(self._capacity, capacity)
         self._draining = np.append(self._draining, False)
         self._member_hashes = np.append(self._member_hashes, np.uint64(_hash(member)))
+        self._total = math.fsum(self._weights.values())
         moved = self._place_all(key for key, owner in self._owners.items() if owner is None)
         return moved | self._relieve(tight=True)
 
@@ -160,11 +161,6 @@ class Placement:
         row = self._rows.get(member)
         return row is not None and bool((~np.delete(self._draining, row)).any())
 
-    def rebalance(self, *, at_most: int | None = None) -> dict[str, str | None]:
-        """Move keys off members above the bound, at most ``at_most``."""
-        self._total = math.fsum(self._weights.values())
-        return self._relieve(tight=True, at_most=at_most)
-
     # -- one key ---------------------------------------------------------------------------------
     def _place_all(self, keys: Iterable[str]) -> dict[str, str | None]:
         """Heaviest first: the light ones then fill the gaps."""
@@ -181,7 +177,7 @@ class Placement:
             return
         weight = self._weights[key]
         after = self._loads + weight
-        open_to = (after <= self._limits(weight, min(self.slack, EVEN)) + _SAME * (1 + self._total)) & ~self._draining
+        open_to = (after <= self._limits(weight) + _SAME * (1 + self._total)) & ~self._draining
         liking = _mix(self._member_hashes ^ np.uint64(self._hashes[key]))
         if open_to.any():
             liking[~open_to] = 0
@@ -190,12 +186,12 @@ class Placement:
             # Only rounding errors, of an old sum.
             self._assign(key, int(np.where(self._draining, np.inf, self._loads / self._capacity).argmin()))
 
-    def _limits(self, weight: float, slack: float) -> npt.NDArray[np.float64]:
+    def _limits(self, weight: float) -> npt.NDArray[np.float64]:
         """The load that each member may have after taking a key of ``weight``. Tighter than the bound for keeping keys:
         of two cameras each decoder gets one, but neither moves when others are removed."""
         mean = self._mean() * self._capacity
         share = self._capacity / self._capacity[~self._draining].sum()
-        limits: npt.NDArray[np.float64] = np.maximum((1 + slack) * mean, mean + weight * (1 - share))
+        limits: npt.NDArray[np.float64] = np.maximum((1 + min(self.slack, EVEN)) * mean, mean + weight * (1 - share))
         return limits
 
     def _mean(self) -> float:
@@ -219,7 +215,7 @@ class Placement:
         self._loads[row] = self._loads[row] - self._weights[key] if self._members[owner] else 0.0
 
     # -- many keys -------------------------------------------------------------------------------
-    def _relieve(self, *, tight: bool, at_most: int | None = None) -> dict[str, str | None]:
+    def _relieve(self, *, tight: bool) -> dict[str, str | None]:
         """Move keys off every member above its bound, those first that rank their owner lowest; ``tight``: down to the
         bound for taking keys, else to that for keeping them."""
         if not len(self._names) or self._draining.all():
@@ -230,8 +226,6 @@ class Placement:
         rows = np.flatnonzero((self._loads > bound + _SAME * (1 + self._total)) & ~self._draining)
         for name in sorted(self._names[row] for row in rows):
             leaving = self._excess(name, float(bound[self._rows[name]]), tight)
-            if at_most is not None:
-                leaving = leaving[: at_most - len(moved)]
             for key in leaving:
                 self._unassign(key)
             moved.update(self._place_all(leaving))
@@ -242,7 +236,7 @@ class Placement:
         heaviest = max(self._weights[key] for key in keys)
         same = _SAME * (1 + self._total)
         # A load of exactly a whole key above the bound must go, one of less may stay.
-        limit = float(self._limits(heaviest, self.slack)[row]) + same if tight else bound + heaviest - same
+        limit = float(self._limits(heaviest)[row]) + same if tight else bound + heaviest - same
         load, leaving = self.load(member), []
         if load <= limit:
             return []

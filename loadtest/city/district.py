@@ -154,10 +154,8 @@ class District:
         for camera, counts in self._unreported.due(now_s, self.plan.timing.report_s):
             if not self._refused[camera]:
                 self._fleet.observe_counts(self.names[camera], counts)
-        changes = self._fleet.tick(now_s)
-        if changes.steps:
-            self._take(changes.steps, now_s)
-        self._apply(changes.moves, now_s)
+        if steps := self._fleet.tick(now_s):
+            self._take(steps, now_s)
 
     def _take(self, steps: Sequence[Step], now_s: float) -> None:
         """Steps on the ladder, at most one of a camera."""

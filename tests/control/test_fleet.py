@@ -27,7 +27,7 @@ def settled(made: Fleet, until_s: float) -> list:
             rungs = {camera: LADDER.rungs[LADDER.index_of(made.plan(camera).rung)] for camera in mine}
             share = sum(load(made.demand_of(camera), rung, costs()) for camera, rung in rungs.items())
             made.replica_report(name, busy_share=min(1.0, share), backlog_s=0.0, now_s=float(second))
-        steps += made.tick(float(second)).steps
+        steps += made.tick(float(second))
     return steps
 
 
@@ -129,7 +129,7 @@ def test_bytes_are_refused_where_seconds_are_not_known() -> None:
 
 def test_placement_spreads_what_is_scarce() -> None:
     """Cameras of equal seconds, of which every fourth has a large memory: each replica gets its share of these."""
-    made = fleet(0, slack=0.05)
+    made = fleet(0)
     for number in range(4):
         made.join(f"r{number}", index_bytes=100 * 2**20)
     for number in range(32):
@@ -220,7 +220,7 @@ def test_what_a_dead_replica_had_goes_to_the_others_cold_and_everything_fits_at_
     moves = made.leave("r2")
     assert sorted(move.camera for move in moves) == lost
     assert all(move.source == "r2" and move.to in ("r0", "r1", "r3") and not move.warm for move in moves)
-    steps = made.tick(6.0).steps
+    steps = made.tick(6.0)
     assert steps
     assert all("capacity" in step.reason for step in steps)
     assert max(made.utilisation(name) for name in made.replicas) <= 0.95
@@ -273,29 +273,6 @@ def test_unknown_replicas_and_cameras() -> None:
             call("nobody")
 
 
-def test_a_fleet_whose_load_drifts_apart_is_evened_out_a_few_cameras_at_a_time() -> None:
-    made = fleet(2, rebalance_s=10.0)
-    for number in range(200):
-        made.admit(demand(f"c{number}", stride_s=30.0), 0.0)
-    for name in made.cameras:
-        if made.plan(name).owner == "r0":
-            made.set_demand(name, demand(name, stride_s=20.0))
-    moves = [made.tick(float(second)).moves for second in range(0, 200, 5)]
-    assert max(map(len, moves)) <= 2
-    assert sum(map(len, moves)) > 0
-    assert all(move.source == "r0" and move.to == "r1" and move.warm for each in moves for move in each)
-
-
-def test_a_fleet_that_is_never_to_be_evened_out_is_not() -> None:
-    made = fleet(2, rebalance_s=math.inf)
-    for number in range(200):
-        made.admit(demand(f"c{number}", stride_s=30.0), 0.0)
-    for name in made.cameras:
-        if made.plan(name).owner == "r0":
-            made.set_demand(name, demand(name, stride_s=20.0))
-    assert [made.tick(float(second)).moves for second in (1, 100)] == [[], []]
-
-
 # -- ticks --------------------------------------------------------------------------------------
 def test_nothing_changes_while_nothing_changed() -> None:
     made = fleet(8)
@@ -303,8 +280,7 @@ def test_nothing_changes_while_nothing_changed() -> None:
         made.admit(demand(f"c{number}"), 0.0)
     made.tick(0.0)
     for second in range(1, 100):
-        changes = made.tick(float(second))
-        assert (changes.steps, changes.moves) == ([], [])
+        assert made.tick(float(second)) == []
 
 
 def test_quiet_cameras_make_room_within_a_stride() -> None:
@@ -321,7 +297,7 @@ def test_quiet_cameras_make_room_within_a_stride() -> None:
         for name in made.cameras[8:]:
             made.observe_counts(name, Measured(1.0, 1))
         made.replica_report("r0", busy_share=0.5, backlog_s=0.0, now_s=float(second))
-        steps = made.tick(float(second)).steps
+        steps = made.tick(float(second))
         if steps:
             break
     assert second <= 12
@@ -358,7 +334,7 @@ def test_a_clock_that_is_set_back_stands_still_and_one_that_jumps_ahead_does_no_
     made.tick(1000.0)
     before = {name: made.plan(name) for name in made.cameras}
     made.replica_report("r0", busy_share=0.5, backlog_s=0.0, now_s=5.0)
-    assert made.tick(5.0).steps == []
+    assert made.tick(5.0) == []
     assert {name: made.plan(name) for name in made.cameras} == before
     made.replica_report("r0", busy_share=0.9, backlog_s=0.0, now_s=1e9)
     made.tick(1e9)

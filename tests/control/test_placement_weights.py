@@ -84,12 +84,6 @@ class WeightedMachine(RuleBasedStateMachine):
             assert not moved, "nobody else would have taken them"
         self.check(before, moved)
 
-    @rule()
-    def rebalance(self) -> None:
-        before = self.owners()
-        self.check(before, self.table.rebalance())
-        self.uneven = False
-
     @invariant()
     def consistent(self) -> None:
         assert set(self.table.members) == self.members
@@ -102,7 +96,7 @@ class WeightedMachine(RuleBasedStateMachine):
 
     @invariant()
     def bounded(self) -> None:
-        """Nobody is above the bound by a whole key, unless weights changed since the last rebalancing, or a member came
+        """Nobody is above the bound by a whole key, unless weights changed, or a member came
         back that had been drained: nothing moves to it by that alone."""
         active = self.members - self.drained
         if self.uneven or not active:
@@ -144,48 +138,3 @@ def test_a_member_of_twice_the_capacity_takes_twice_the_load() -> None:
     for number in range(300):
         table.add(f"k{number}")
     assert table.load("large") == pytest.approx(200, abs=10)
-
-
-def test_rebalancing_moves_no_more_than_it_is_told_and_ends() -> None:
-    table = table_of(4, [1.0] * 200)
-    for key in table.keys("m0"):
-        table.set_weight(key, 2.0)
-    assert table.max_over_mean > 1.3
-    assert len(table.rebalance(at_most=3)) == 3
-    moves = 3
-    while moved := table.rebalance(at_most=3):
-        moves += len(moved)
-        assert moves < 60
-    assert table.max_over_mean <= 1.05 + 2 / (sum(map(table.load, table.members)) / 4)
-
-
-def test_a_drained_member_gets_nothing_until_it_joins_again() -> None:
-    table = table_of(3, [1.0] * 30)
-    table.drain("m1")
-    table.add("new")
-    assert table.keys("m1") == set()
-    assert table.join("m1") == {}
-    for number in range(30):
-        table.add(f"later-{number}")
-    assert table.keys("m1")
-
-
-def test_a_drained_member_that_dies_or_is_drained_again_moves_nothing() -> None:
-    table = table_of(3, [1.0] * 30)
-    table.drain("m1")
-    assert table.drain("m1") == {}
-    assert table.leave("m1") == {}
-    assert table.leave("m1") == {}
-
-
-@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
-def test_weights_and_capacities_that_cannot_be_are_refused(weight) -> None:
-    table = table_of(1, [1.0])
-    with pytest.raises(ValueError, match="weight"):
-        table.set_weight("k0", weight)
-    with pytest.raises(ValueError, match="weight"):
-        table.add("other", weight=weight)
-    with pytest.raises(ValueError, match="capacity"):
-        table.join("other", capacity=weight)
-    assert table.owner("k0") == "m0"
-    assert table.owner("other") is None

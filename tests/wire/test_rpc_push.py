@@ -298,7 +298,6 @@ async def test_a_reconnected_source_leaves_a_hole_in_the_numbers(make):
         await agent.run()
         await asyncio.wait_for(decoder.ended.wait(), 5.0)
         assert decoder.sequences() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
-        assert decoder.sources["gate"].gaps == 1
 
 
 @pytest.mark.parametrize("hops", ["decoder", "gateway"])

@@ -14,7 +14,7 @@ from typing import Any
 from cluster.control import costs as cost_models
 from cluster.control.costs import CostModel
 from cluster.control.demand import Demand, Measured, load
-from cluster.control.fleet import Fleet
+from cluster.control.fleet_settings import FleetSettings
 from cluster.control.ladder import Ladder
 from cluster.control.placement import Placement
 from cluster.lab.bench.harness import BenchResult, positive, print_progress
@@ -91,7 +91,7 @@ def demands(count: int, seed: int) -> list[Demand]:
 
 
 def _placed(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> Placement:
-    table = Placement(slack=0.05)
+    table = Placement()
     for number in range(args.replicas):
         table.join(f"replica-{number}")
     for demand in demands(args.streams, args.seed):
@@ -108,7 +108,7 @@ def _moved(table: Placement) -> list[float]:
 
 def _decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> tuple[float, dict[str, float]]:
     """Microseconds of deciding per window, of one controller with all its replicas' queues; and its parts."""
-    fleet = Fleet(costs, ladder)
+    fleet = FleetSettings(costs, ladder).fleet()
     for number in range(args.replicas):
         fleet.join(f"replica-{number}")
     draw = random.Random(args.seed)
@@ -161,7 +161,7 @@ def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over
     print_progress(f"one replica at {over:g} times its capacity: {how}")
     cameras: list[Camera] = []
     total = 0.0
-    fleet = Fleet(costs, ladder) if how == "ladder" else None
+    fleet = FleetSettings(costs, ladder).fleet() if how == "ladder" else None
     if fleet is not None:
         fleet.join(REPLICA)
     for number, demand in enumerate(demands(args.streams, args.seed + 1)):

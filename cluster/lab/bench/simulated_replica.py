@@ -228,7 +228,7 @@ class Replica:
             windows=self._computed,
         )
         self._steps = self._computed = 0
-        for step in fleet.tick(self.now_s).steps:
+        for step in fleet.tick(self.now_s):
             self._names[step.camera].rung = step.rung_to
         self._ticked_s, self._busy_since_tick = self.now_s, 0.0
 
