@@ -139,7 +139,7 @@ def test_a_checkpoint_of_other_questions_ends_before_the_first_window(cli, tmp_p
         (("--model", "tiny-qwen2_5_vl", "--window", "0", "--dataset", "nowhere"), "must be above 0"),
         (("--count", "0"), "'--count' / '-n': Input should be greater than or equal to 1"),
         (("--model", "tiny-qwen2_5_vl", "--dataset", "nowhere"), "does not exist"),
-        (("--jobs", "0"), "at least 1"),
+        (("--jobs", "0"), "Input should be greater than or equal to 1"),
         (("--json", "/proc/none/x.json"), "cannot write"),
     ],
 )

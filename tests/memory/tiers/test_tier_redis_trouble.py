@@ -72,7 +72,7 @@ def test_down_from_the_start_it_refuses_and_comes_up_by_itself(own_redis: RedisS
     assert tier.nbytes("yard") == 0
     # Nobody but the first waited for the server.
     assert tier.state().counts["failures"] == 1
-    assert tier.state().counts["retries"] == 8
+    assert tier.state().counts["retries"] == 7
     own_redis.start()
     wait_for(lambda: tier.state().up)
     assert tier.state().reason == ""
