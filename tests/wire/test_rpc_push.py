@@ -240,15 +240,15 @@ async def test_another_agent_is_waited_for_and_then_reported(make, until, monkey
         second = PushAgent(Scripted((HEADER, make.packets(5))), address, "gate", options=PushOptions(**QUICK))
         async with running(first):
             await until(lambda: first.status.packets == 10)
-            waiting = asyncio.create_task(second.run())
-            await until(lambda: second.status.state is CameraState.BACKOFF)
-            assert "another agent already pushes for camera 'gate'" in second.status.reason
             with monkeypatch.context() as patch:
                 patch.setattr("cluster.wire.push._OCCUPIED_S", 0.0)
                 with pytest.raises(CameraExistsError, match="another agent already pushes"):
                     await PushAgent(
                         Scripted((HEADER, make.packets(5))), address, "gate", options=PushOptions(**QUICK)
                     ).run()
+            waiting = asyncio.create_task(second.run())
+            await until(lambda: second.status.state is CameraState.BACKOFF)
+            assert "another agent already pushes for camera 'gate'" in second.status.reason
         assert (await waiting).packets == 5
 
 
