@@ -90,7 +90,8 @@ class Incident:
 class IncidentQuery:
     """Which incidents are listed, newest first: of cameras that match ``scope``; empty strings match all.
 
-    ``verdict``: a :data:`Verdict` or :data:`UNREVIEWED`; ``since_s``: opened at this Unix time or later.
+    ``verdict``: a :data:`Verdict` or :data:`UNREVIEWED`; ``since_s``: opened at this Unix time or later; ``clip``: what
+    became of its clip.
     """
 
     camera: str = ""
@@ -100,11 +101,12 @@ class IncidentQuery:
     verdict: str = ""
     limit: int = 100
     scope: Sequence[str] = EVERY
+    clip: str = ""
 
     def matches(self, incident: Incident) -> bool:
         """Whether it is one of them, were there no limit."""
         named = self.camera in ("", incident.camera) and self.subject in ("", incident.subject)
-        said = self.verdict in ("", incident.verdict or UNREVIEWED)
+        said = self.verdict in ("", incident.verdict or UNREVIEWED) and self.clip in ("", incident.clip)
         recent = incident.opened_s >= self.since_s and (incident.open or not self.only_open)
         return named and said and recent and in_scope(incident.camera, self.scope)
 

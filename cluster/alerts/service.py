@@ -215,8 +215,9 @@ class AlertService:
         The clips of older ones are recorded as missing: their packets are gone. Raises ``UnavailableError``: the
         records cannot be read.
         """
-        kept = await self._journal.read(lambda store: store.incidents(IncidentQuery(limit=sys.maxsize)))
-        waiting = [incident for incident in kept if incident.clip == "waiting" and incident.opened_s < self._began_s]
+        query = IncidentQuery(clip="waiting", limit=sys.maxsize)
+        kept = await self._journal.read(lambda store: store.incidents(query))
+        waiting = [incident for incident in kept if incident.opened_s < self._began_s]
         for incident in waiting:
             if incident.opened_s < since_s:
                 await self.set_clip_state(incident.id, "none", "no clip: alerting was not running")
