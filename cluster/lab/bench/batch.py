@@ -9,9 +9,10 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from cluster.engine.native import NativeEngine
-from cluster.lab.bench.harness import BenchResult, add_model_arguments, positive, print_progress
+from cluster.lab.bench.harness import BenchResult, add_model_arguments, each_first, positive, print_progress
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.bench.window import QUESTION
 from cluster.models import load_model
@@ -64,10 +65,9 @@ def _measure(model: VisionLanguageModel, args: argparse.Namespace, side: int) ->
             alone.push(sample)
         if not requests:
             continue
-        ways = [(together, [requests], together_s), (alone, [[request] for request in requests], alone_s)]
-        # What is second finds what the first has left in caches: each is, in every other window.
-        turn = -1 if len(together_s) % 2 else 1
-        joint, single = [_step(*way) for way in ways[::turn]][::turn]
+        at_once = partial(_step, together, [requests], together_s)
+        one_by_one = partial(_step, alone, [[request] for request in requests], alone_s)
+        joint, single = each_first(len(together_s), (at_once, one_by_one))
         for a, b in zip(joint, single, strict=True):
             difference = max(difference, abs(a.score - b.score))
             if (a.stream, a.window, a.tokens) != (b.stream, b.window, b.tokens) or difference > ROUNDING:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from cluster.codec.privacy import PrivacyMasks
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.config.polygon import parse_polygon
 from cluster.errors import ConfigError
-from cluster.lab.bench.harness import BenchResult, positive, timed_calls
+from cluster.lab.bench.harness import BenchResult, each_first, positive, timed_calls
 from cluster.lab.bench.lazy import run_lazy
 from cluster.types import PatchGeometry
 from cluster.vision import Pruner, make_pruner
@@ -152,12 +153,11 @@ def measure(clip: Path, options: CodecOptions, pruner: str, repeats: int) -> dic
     bare_s: list[float] = []
     front_s: list[float] = []
     halves = [
-        (bare_s, lambda: (decode_bare(clip), 0)),
-        (front_s, lambda: run_front_end(clip, options, make_pruner(pruner))),
+        partial(_timed, bare_s, lambda: (decode_bare(clip), 0)),
+        partial(_timed, front_s, lambda: run_front_end(clip, options, make_pruner(pruner))),
     ]
     for turn in range(repeats + 1):
-        step = -1 if turn % 2 else 1
-        (frames, _), (decoded, samples) = [_timed(*half) for half in halves[::step]][::step]
+        (frames, _), (decoded, samples) = each_first(turn, halves)
         if decoded != frames:
             raise ConfigError(f"{clip}: the front end decoded {decoded} frames of {frames}: the clip is damaged")
     del bare_s[0], front_s[0]

@@ -21,13 +21,15 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster.errors import ConfigError
 from cluster.files import check_file_writable, write_text
 from cluster.lab.report.number_format import figure_text, finite
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BENCHES: dict[str, str] = {
     "window": "full computation against pruned and refreshed, same engine, same clips",
@@ -208,6 +210,13 @@ def positive(text: str) -> int:
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
     return int(text)
+
+
+def each_first(turn: int, ways: Sequence[Callable[[], T]]) -> list[T]:
+    """What the ways return, in their order; in every other turn the last is run first, since what comes second finds
+    what the first has left in caches."""
+    step = -1 if turn % 2 else 1
+    return [way() for way in ways[::step]][::step]
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, model: str) -> None:
