@@ -70,8 +70,8 @@ class ManagedCamera(Section):
         return self.model_dump_json(exclude_unset=True, context=dict(REVEAL))
 
 
-def new_life() -> str:
-    """Life of a camera that is added, or revision of one that is changed."""
+def unique_id() -> str:
+    """For the life of a camera that is added, and the revision of one that is changed."""
     return uuid.uuid4().hex[:16]
 
 
@@ -195,8 +195,8 @@ def merge_configuration(
         if camera is not None and camera.manager != CONFIGURATION:
             left.append(entry.name)
             continue
-        life = camera.life if camera is not None else new_life()
-        known[entry.name] = ManagedCamera(entry=entry, manager=CONFIGURATION, life=life, revision=new_life())
+        life = camera.life if camera is not None else unique_id()
+        known[entry.name] = ManagedCamera(entry=entry, manager=CONFIGURATION, life=life, revision=unique_id())
         changed.append(known[entry.name])
     removed = [known[name] for name in sorted(before) if name in known and known[name].manager == CONFIGURATION]
     for camera in removed:

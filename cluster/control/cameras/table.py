@@ -25,7 +25,7 @@ from cluster.control.cameras.managed import (
     entry_from_json,
     entry_to_json,
     merge_configuration,
-    new_life,
+    unique_id,
     written_keys,
 )
 from cluster.control.directory import Directory
@@ -426,11 +426,11 @@ def _refuse_hidden(entry: CameraEntry) -> None:
 
 def _alive(managed: ManagedCamera, known: ManagedCamera | None) -> ManagedCamera:
     """Copy with the life of the ``known`` camera, or with a new one, and a new revision if anything differs."""
-    revision = new_life()
+    revision = unique_id()
     if (
         known is not None
         and known.manager == managed.manager
         and written_keys(known.entry) == written_keys(managed.entry)
     ):
         revision = known.revision
-    return managed.model_copy(update={"life": new_life() if known is None else known.life, "revision": revision})
+    return managed.model_copy(update={"life": unique_id() if known is None else known.life, "revision": revision})
