@@ -457,13 +457,19 @@ def test_health_fails_when_the_engine_is_stuck_or_dead(start, held_engine) -> No
         worker.check()
 
 
-def test_a_failed_gpu_ends_the_engine_at_once_and_says_why(start, held_engine) -> None:
+def in_a_step_that_fails(start, held_engine) -> EngineWorker:
+    """A worker whose GPU is lost in the step it is in, as soon as the engine's gate is opened."""
     worker = start()
     worker.open(spec("a")).result(WAIT_S)
     held_engine.lost = "CUDA error: an illegal memory access was encountered"
     held_engine.gate.clear()
     feed(worker, "a", 2)
     assert held_engine.entered.wait(WAIT_S)
+    return worker
+
+
+def test_a_failed_gpu_ends_the_engine_at_once_and_says_why(start, held_engine) -> None:
+    worker = in_a_step_that_fails(start, held_engine)
     asked = worker.ask(AskSpec("a", "Who is there?"), lambda _: None, timeout_s=600)
     held_engine.gate.set()
     with pytest.raises(UnavailableError, match="the replica is stopping"):
@@ -493,12 +499,7 @@ def test_a_gpu_that_fails_as_a_camera_leaves_ends_the_engine(start, held_engine,
 
 
 def test_who_waits_for_an_engine_thread_that_has_ended_is_told_so(start, held_engine) -> None:
-    worker = start()
-    worker.open(spec("a")).result(WAIT_S)
-    held_engine.lost = "CUDA error: an illegal memory access was encountered"
-    held_engine.gate.clear()
-    feed(worker, "a", 2)
-    assert held_engine.entered.wait(WAIT_S)
+    worker = in_a_step_that_fails(start, held_engine)
     waiting = [worker.offer(sample("a", 2)), worker.call_on_engine_thread(lambda _: None)]
     held_engine.gate.set()
     until(lambda: not worker._thread.is_alive())
