@@ -28,6 +28,7 @@ from cluster.codec.source import StreamHeader
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.errors import (
+    CapacityError,
     ForbiddenError,
     NotReadyError,
     SightlineError,
@@ -189,6 +190,19 @@ async def test_a_camera_without_keyframes_has_no_clip(tmp_path, h264, monkeypatc
         running.feed((header, [p for p in packets if not p.keyframe]), 150)
         settled = await running.settled((await running.alert(5.0)).id)
         assert settled.footage_note == ("no snapshot and no clip: the camera sent no keyframe")
+
+
+async def test_a_clip_that_waits_for_its_camera_counts_as_one_that_is_recorded(tmp_path, h264):
+    header, packets = h264
+    async with site(tmp_path, at_once=1) as running:
+        running.feed((header, [p for p in packets if not p.keyframe]), 50)
+        order = pictures_pb2.RecordRequest(camera="gate", until=90_000_000, deadline_s=60.0)
+        waiting = asyncio.ensure_future(anext(running.recorder.record(order)))
+        await asyncio.sleep(0)
+        with pytest.raises(CapacityError, match="1 clips are being recorded already"):
+            await anext(running.recorder.record(order))
+        waiting.cancel()
+        await asyncio.wait([waiting])
 
 
 async def test_a_codec_that_changes_in_the_middle_ends_it(tmp_path, h264):

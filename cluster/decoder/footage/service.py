@@ -97,14 +97,15 @@ class Recorder:
             raise NotReadyError("clips are disabled (clips.enabled)")
         if self._recording >= self._settings.at_once:
             raise CapacityError(f"{self._recording} clips are being recorded already (clips.at_once)")
-        for _ in range(round(order.deadline_s / POLL_S)):
-            if footage.ring.arrived_s:
-                break
-            # This process, or the camera, has just been started.
-            await asyncio.sleep(POLL_S)
-        recording = footage.ring.record(order.start, order.until, order.moment)
         self._recording += 1
+        recording: Recording | None = None
         try:
+            for _ in range(round(order.deadline_s / POLL_S)):
+                if footage.ring.arrived_s:
+                    break
+                # This process, or the camera, has just been started.
+                await asyncio.sleep(POLL_S)
+            recording = footage.ring.record(order.start, order.until, order.moment)
             if not order.only_clip:
                 snapshot = await self._snapshot(footage, order.moment)
                 if snapshot:
@@ -114,7 +115,8 @@ class Recorder:
         finally:
             # Also when the reader leaves: nothing more is recorded.
             self._recording -= 1
-            recording.end("its reader left")
+            if recording is not None:
+                recording.end("its reader left")
 
     async def watch(self, camera: str) -> AsyncGenerator[bytes, None]:
         """The camera's packets as a fragmented MP4, unchanged, from the newest keyframe on; parts are whole boxes.
