@@ -104,7 +104,7 @@ class TimelineStore:
         self._gone: set[str] = set()
         self._expired_hour = 0.0
         self._task: asyncio.Task[None] | None = None
-        self._flushing: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
         self.trouble = ""
 
     def start(self) -> None:
@@ -118,7 +118,7 @@ class TimelineStore:
         with contextlib.suppress(UnavailableError):
             async with _in_time():
                 await self.flush()
-        if self._db is not None and self._flushing is None:
+        if self._db is not None and not self._writing.locked():
             with contextlib.suppress(UnavailableError):
                 async with _in_time():
                     await self._on_thread(self._db.close)
@@ -165,32 +165,20 @@ class TimelineStore:
     async def delete(self, camera: str, until_s: float) -> None:
         """Delete a camera's hours that began before ``until_s``, Unix time. Raises ``UnavailableError``: the disk."""
         self._forget_pending(camera, until_s)
-        async with _in_time():
-            # What is being written, and comes back if that fails, is not to be overlooked.
-            await self._written()
+        # What is being written, and comes back if that fails, is not to be overlooked.
+        async with _in_time(), self._writing:
             self._forget_pending(camera, until_s)
             await self._on_disk(lambda db: _delete(db, camera, until_s))
 
     async def flush(self) -> None:
         """Write what is new, to the end also when the caller is cancelled. Raises ``UnavailableError``: the disk."""
-        await self._written()
-        if self._flushing is None:
-            self._flushing = asyncio.create_task(self._flush(), name="write timelines")
-            self._flushing.add_done_callback(self._flushed)
-        await self._written()
-
-    async def _written(self) -> None:
-        """The end of the writing that goes on, if any."""
-        if self._flushing is not None:
-            await asyncio.shield(self._flushing)
-
-    def _flushed(self, flushing: asyncio.Task[None]) -> None:
-        self._flushing = None
-        # Told already; all who waited may have been cancelled.
-        if not flushing.cancelled():
-            flushing.exception()
+        await asyncio.shield(asyncio.create_task(self._flush(), name="write timelines"))
 
     async def _flush(self) -> None:
+        async with self._writing:
+            await self._write()
+
+    async def _write(self) -> None:
         hours, self._hours = self._hours, {}
         states, self._states = self._states, deque(maxlen=MOST_STATES)
         gone, self._gone = self._gone, set()

@@ -20,7 +20,7 @@ from cluster.control.costs import CostModel
 from cluster.engine.base import Engine, completed_future
 from cluster.errors import CapacityError, ConfigError, DeviceError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.replica.ask_queue import AskQueue, stopping
-from cluster.replica.steps import FrameIntake, OpenStream, PendingFrame, StepRunner, StepTimeEstimator, WorkerEvents
+from cluster.replica.steps import OpenStream, PendingFrame, StepRunner, StepTimeEstimator, WorkerEvents
 from cluster.replica.window_queue import WindowQueue
 from cluster.types import AskResult, AskSpec, DeletedMemory, FrameSample, StreamSpec
 from cluster.types.cameras import Priority
@@ -96,7 +96,6 @@ class EngineWorker:
             max_batch=max_batch,
             step_budget_s=step_budget_s,
         )
-        self._intake = FrameIntake(engine, events, self._wake, queue=self._queue, steps=self._steps)
         # Why the engine can never be called again.
         self._broken = ""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -306,7 +305,7 @@ class EngineWorker:
                 command(done)
             if self._is_confirmed():
                 for name, stream in list(self._streams.items()):
-                    match self._intake.take_frames(stream):
+                    match self._steps.take_frames(stream):
                         case "ended":
                             self._let_go(name)
                         case "leaves":
@@ -328,7 +327,7 @@ class EngineWorker:
         if not self._is_confirmed():
             return False
         if self._steps.backoff_s is not None:
-            return any(stream.inbox and not self._intake.must_wait(stream) for stream in self._streams.values())
+            return any(stream.inbox and not self._steps.must_wait(stream) for stream in self._streams.values())
         return bool(
             self._ahead
             or len(self._queue)
@@ -364,7 +363,7 @@ class EngineWorker:
         if stream is None:
             return
         if abandoned:
-            self._intake.count_lost(stream, stream.accounting.count_abandoned(time.monotonic(), stream.spec.stride_s))
+            self._steps.count_lost(stream, stream.accounting.count_abandoned(time.monotonic(), stream.spec.stride_s))
         if flush:
             stream.ending = True
         else:
