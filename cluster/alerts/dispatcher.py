@@ -29,8 +29,7 @@ SEND_S = 60.0
 
 
 def delay_s(retry: RetryConfig, attempt: int, draw: float) -> float:
-    """Exponential backoff: seconds after the ``attempt``-th failure, from 1, less up to half of them by ``draw``, which
-    is uniform in 0..1."""
+    """Seconds after failure number ``attempt`` (from 1), doubled each time, less up to half by ``draw`` (0..1)."""
     return float(min(retry.longest_s, retry.first_s * 2.0 ** min(attempt - 1, 32)) * (1.0 - 0.5 * draw))
 
 

@@ -100,8 +100,7 @@ class AlertService:
         self._counted = {"lost": 0, "trimmed": 0}
 
     async def start(self, lives: Mapping[str, str] | None = None) -> None:
-        """Restore stored state and start sending pending deliveries. ``lives``: of the cameras, by name, that the
-        process before knew."""
+        """Restore stored state and start sending. ``lives``: of the cameras, by name, that the process before knew."""
         self._lives, self._began_s = dict(lives or {}), time.time()
         kept = await self._journal.start() or StoredState({}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
@@ -181,8 +180,7 @@ class AlertService:
         return found
 
     async def acknowledge(self, incident_id: str, by: str) -> Incident:
-        """Acknowledge an open incident; idempotent. Raises ``NotReadyError``: it has ended without being
-        acknowledged."""
+        """Acknowledge an open incident; idempotent. Raises ``NotReadyError``: it has ended without that."""
         try:
             incident = self._open_incidents.acknowledge(incident_id, by, time.time())
         except NotReadyError:
@@ -194,8 +192,7 @@ class AlertService:
         return incident
 
     async def set_clip_state(self, incident_id: str, clip: ClipState, note: str) -> None:
-        """Record the state of an incident's clip and notify followers. Raises ``UnavailableError``: the record
-        cannot be read."""
+        """Record an incident's clip and notify followers. Raises ``UnavailableError``: the record cannot be read."""
         await self._revise(incident_id, lambda incident: replace(incident, clip=clip, footage_note=note), clip_settled)
 
     async def review(self, incident_id: str, verdict: Verdict, by: str) -> Incident:
@@ -305,7 +302,7 @@ class AlertService:
             if not await self._journal.write(scope.changes()) or trouble:
                 reason = trouble or self._journal.trouble
                 raise UnavailableError(f"the incidents of camera {camera!r} are not erased yet: {reason}")
-            if left := await self._journal.read(lambda store: store.preview_erasure(scope)):
+            if any(left := await self._journal.read(lambda store: store.preview_erasure(scope))):
                 raise UnavailableError(
                     f"{left.incidents} incidents and {left.alerts} alerts of camera {camera!r} could not be erased"
                 )

@@ -1,5 +1,4 @@
-"""Opens and ends incidents from answers, by threshold, consecutive windows, hysteresis and cooldown
-(``IncidentTracker``)."""
+"""Opens and ends incidents from answers by threshold, run, hysteresis and cooldown (``IncidentTracker``)."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -46,8 +45,7 @@ class Rule:
 
     @property
     def lower(self) -> float:
-        """Release threshold: threshold less hysteresis, but at least half the threshold, so that a low one can be
-        left."""
+        """Threshold less hysteresis, but at least half the threshold, so that a low one can be left."""
         return max(self.threshold - self.hysteresis, self.threshold / 2)
 
 

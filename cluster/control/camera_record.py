@@ -154,8 +154,7 @@ class Member(Generic[Info]):
     empty: bool = False
 
     def load_since(self, load: ReplicaReport, now_s: float) -> tuple[float, int, int] | None:
-        """Busy share without questions, engine steps and computed windows since the last report; ``None`` for the
-        first."""
+        """Busy share without questions, steps and computed windows since the last report; ``None`` at the first."""
         before = self.load
         if before is None or now_s <= self.load_s:
             return None
@@ -189,8 +188,7 @@ class CameraRecord:
     video: AccountedVideo = field(default_factory=AccountedVideo)
 
     def add_decoder(self, report: CameraReport, now_s: float) -> None:
-        """Record a decoder's report, also of one that has just lost the camera: it counted on until it heard of
-        that."""
+        """Record a decoder's report, also of one that has lost the camera: it counted until it heard of that."""
         self.totals.update(report.run, report.counts)
         if not self.settings.paused:
             self.video.add_decoder(report, now_s)
@@ -289,8 +287,7 @@ class DeletionTracker:
         return dict(itertools.islice(orders.items(), ORDERS))
 
     def confirm(self, instance: str, lives: Iterable[str], alive: Collection[str]) -> list[str]:
-        """Record a replica's confirmed deletions; ``alive``: all replicas that are. Returns the lives that all replicas
-        have deleted now."""
+        """Record a replica's confirmed deletions; returns the lives that all ``alive`` replicas have deleted now."""
         for life in self.pending.keys() & set(lives):
             self._confirmed.setdefault(life, set()).add(instance)
         if len(alive) < self._replicas:

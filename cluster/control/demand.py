@@ -126,8 +126,7 @@ def _overlapped(demand: Demand, rung: Rung) -> int:
 
 
 def window_tokens(demand: Demand, rung: Rung) -> float:
-    """Visual tokens of a window at that rung, which its replica holds; none at a rung that sheds, or of a camera
-    without windows (``rate`` 0)."""
+    """Visual tokens of a window at that rung; none at a rung that sheds, or of a paused camera (``rate`` 0)."""
     frames = 0.0 if rung.shed or not demand.rate else demand.window_s * demand.fps * rung.fps / demand.temporal
     return frames * demand.frame_tokens * _share(demand, rung)
 
@@ -151,8 +150,7 @@ def load(demand: Demand, rung: Rung, costs: CostModel) -> float:
 
 
 def declared_load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = STEP_WINDOWS) -> float:
-    """The same for windows at the declared rate, all computed, at the cost model's seconds, when ``batch`` windows
-    share a step."""
+    """The same for windows at the declared rate, all computed, when ``batch`` windows share a step."""
     if rung.shed:
         return 0.0
     seconds = costs.window_seconds(work(demand, rung)) + costs.step_s / batch

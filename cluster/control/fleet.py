@@ -122,8 +122,7 @@ class Fleet:
         return self._moved(self._placement.remove(name), warm=True)
 
     def set_demand(self, name: str, demand: Demand) -> None:
-        """Replace a camera's demand after its settings changed, dropping what was measured of the old one. The same
-        again changes nothing."""
+        """Replace a camera's demand, dropping what was measured of another one; the same again changes nothing."""
         camera = self._known(name)
         if demand == camera.estimate.declared:
             return
@@ -191,8 +190,7 @@ class Fleet:
         return moves
 
     def drain(self, replica: str) -> list[CameraMove]:
-        """Move every camera off a replica that is to be stopped; it takes no more until it joins again. The only one
-        keeps its cameras."""
+        """Move all cameras off a replica until it joins again; the only one keeps its cameras."""
         if replica not in self._replicas:
             return []
         self._replicas[replica].draining = self._placement.can_drain(replica)

@@ -106,8 +106,7 @@ class ReplicaLoad:
         return heard_s, came_s, expected_s
 
     def _ignore_reports_until(self, felt_s: float) -> None:
-        """Discard reports until ``felt_s`` that date from before an abrupt change: those of overload where the load
-        fell, of underload where it grew."""
+        """Discard reports from before an abrupt change: of overload where the load fell, of underload where it grew."""
         before, self._before = self._before, self.load
         if abs(self.load - before) > ABRUPT * before:
             self._recent_reports.clear()

@@ -23,8 +23,7 @@ _SAVED_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """``turns``: the last (question, answer) pairs; ``users``: questions on it, running or waiting; ``over``: it cannot
-    be continued."""
+    """``turns``: (question, answer); ``users``: questions that run or wait; ``over``: it cannot be continued."""
 
     id: str
     camera: str
@@ -99,8 +98,7 @@ class Conversations:
         return known
 
     def add_turn(self, conversation: Conversation, question: str, answer: str) -> None:
-        """Store one turn. A new conversation can be continued from here on; one whose question was not answered
-        cannot."""
+        """Store one turn. A new conversation can be continued once it has one."""
         if conversation.over:
             return
         conversation.turns.append((question, answer))

@@ -44,8 +44,7 @@ def tier_stack(
     find_node: Callable[[], str] | None = None,
     tls: PeerTls | None = None,
 ) -> TierStack:
-    """Configured tiers of ``tiers.levels``, fastest first; ``find_node``: looks up the address of the node's process
-    when it stops answering."""
+    """Tiers of ``tiers.levels``; ``find_node``: looks up the node's process when it stops answering."""
     from cluster.memory.tiers.base import TierSettings
     from cluster.memory.tiers.stack import TierStack
 

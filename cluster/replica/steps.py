@@ -230,8 +230,7 @@ class StepRunner:
         return "stays"
 
     def must_wait(self, stream: OpenStream) -> bool:
-        """Whether its next frame must wait: a fresh one discards windows that still wait; a patient camera must lose
-        none."""
+        """Whether its next frame must wait: a fresh one discards waiting windows; a patient camera must lose none."""
         waiting = self.queue.waiting(stream.spec.stream)
         return waiting > 0 and (stream.spec.patient or not self._continues(stream, stream.inbox[0]))
 

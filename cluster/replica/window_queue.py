@@ -63,8 +63,7 @@ _VOID = 64
 
 
 class _Camera:
-    """``turn``: when its first window is due, ``ticket``: of its one valid heap entry; ``served_s``: when the last
-    taken window was due."""
+    """``turn``, ``served_s``: when its first and its last taken window are due; ``ticket``: of its valid heap entry."""
 
     __slots__ = ("rank", "served_s", "ticket", "turn", "windows")
 

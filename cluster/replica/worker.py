@@ -119,13 +119,11 @@ class EngineWorker:
             self._wake.notify_all()
 
     def release_all(self) -> Future[None]:
-        """Close every camera without answering or writing anything: others own them all, and their windows here are
-        counted as lost."""
+        """Close every camera without answering or writing: others own them, and count their windows here as lost."""
         return self.call_on_engine_thread(lambda _: self._surrender())
 
     def prepare(self, spec: StreamSpec) -> None:
-        """Fetch another process's saved state of a camera before it is opened; waits for the fetch, not for the engine.
-        ``ConfigError``: see :meth:`open`."""
+        """Fetch another process's saved state before :meth:`open`, and raise like it; does not wait for the engine."""
         self._engine.prepare(spec)
 
     def open(self, spec: StreamSpec) -> Future[None]:
@@ -200,9 +198,8 @@ class EngineWorker:
         return self.call_on_engine_thread(forget)
 
     def close(self, stream: str, *, flush: bool = False, abandoned: bool = False) -> None:
-        """Close a camera; its memory stays in the tiers. At once, failing its questions, or with ``flush`` after its
-        last, incomplete window was answered, until which it can be asked. ``abandoned``: its decoder is gone, and
-        windows missed until now are lost."""
+        """Close a camera at once, failing its questions, or with ``flush`` after its last, incomplete window was
+        answered; its memory stays. ``abandoned``: its decoder is gone, and windows missed until now are lost."""
         self._command(lambda _: self._close(stream, flush, abandoned))
 
     def hand_over(self, stream: str) -> Future[HandedOver]:
@@ -211,8 +208,7 @@ class EngineWorker:
         return self._command(partial(self._leave, stream))
 
     def remove_camera(self, stream: str, life: str) -> Future[None]:
-        """Close a removed camera, open here or not, and delete its memory in every tier; another one of its name, with
-        another ``life``, keeps its own."""
+        """Close a removed camera and delete its memory in every tier; one of its name with another ``life`` stays."""
         return self.call_on_engine_thread(lambda _: self._remove(stream, life))
 
     def counts(self, stream: str) -> WindowCounters:
