@@ -113,7 +113,7 @@ def _test_incident() -> Incident:
 
 
 def _told_as(sink: SinkConfig, event: AlertEvent) -> EventKind | None:
-    """What an event is for one sink: ``new`` at first, no ``end`` of what it never heard of; None: it does not get it."""
+    """What an event is for one sink: ``new`` at first, no ``end`` of what it never heard of; None: nothing."""
     incident, kind = event.incident, event.kind
     if event.silent or incident.announced_s is None or not sink.wants(incident.camera, incident.severity):
         return None

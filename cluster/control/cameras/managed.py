@@ -118,7 +118,7 @@ def with_variables(entry: dict[str, Any], taken: Iterable[str] = ()) -> tuple[di
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change of one camera. ``conflict``: it belongs to ``owner``, and stays as it is; ``takeover``: taken from that."""
+    """Change of one camera. ``conflict``: it belongs to ``owner``, and stays; ``takeover``: it is taken from that."""
 
     kind: Literal["add", "update", "remove", "same", "conflict", "takeover"]
     name: str
