@@ -71,7 +71,6 @@ class WorkerMemory:
     Raises:
         UnknownCameraError: of every request: there is no such camera.
         NotReadyError: nothing is remembered.
-        CapacityError: too many questions wait.
         ConfigError: the model cannot take the question.
     """
 

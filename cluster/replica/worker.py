@@ -51,7 +51,7 @@ class EngineWorker:
         stall_s: seconds one engine call may take before :meth:`check` reports the engine as stuck.
         absent_s: seconds without :meth:`confirm_ownership` after which no frame is accepted and no window answered
             until then: this process stood still, and others may have its cameras.
-        ask_share: share of the time that free questions may take while windows wait; ``ask_queue``: most that wait.
+        ask_share: share of the time that free questions may take while windows wait.
     """
 
     def __init__(
@@ -68,10 +68,9 @@ class EngineWorker:
         stall_s: float = 120.0,
         absent_s: float = math.inf,
         ask_share: float = 0.2,
-        ask_queue: int = 16,
     ) -> None:
         self._engine = engine
-        self._asks = AskQueue(engine.ask, share=ask_share, limit=ask_queue)
+        self._asks = AskQueue(engine.ask, share=ask_share)
         self._pace = StepTimeEstimator(costs)
         self._inbox = inbox
         self._stall_s = stall_s
@@ -158,12 +157,7 @@ class EngineWorker:
         return taken
 
     def ask(self, ask: AskSpec, piece: Callable[[str], None], *, timeout_s: float) -> Future[AskResult]:
-        """Answer a free question beside the windows (:meth:`AskQueue.offer`).
-
-        Raises:
-            CapacityError: too many questions wait.
-            UnavailableError: the worker has stopped.
-        """
+        """Answer a free question beside the windows. Raises ``UnavailableError``: the worker has stopped."""
         with self._wake:
             done = self._asks.offer(ask, piece, timeout_s=timeout_s)
             self._wake.notify_all()
