@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cluster.errors import ConfigError
 from cluster.files import write_text
@@ -306,7 +306,7 @@ class Ladder:
         except ValueError as error:
             raise ConfigError(f"{file} is not JSON ({error}); write it anew with: sightline eval ladder") from None
         try:
-            return cls(tuple(_rung(each) for each in body["rungs"]), str(body["source"]))
+            return cls(tuple(Rung(**each) for each in body["rungs"]), str(body["source"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{file} is not a ladder ({error!r}); write it anew with: sightline eval ladder"
@@ -319,15 +319,6 @@ class Ladder:
             SightlineError: the file cannot be written.
         """
         write_text(path / FILE if path.is_dir() else path, self.to_json() + "\n")
-
-
-def _rung(body: Any) -> Rung:
-    if not isinstance(body, dict):
-        raise TypeError(f"a rung has names and values, it is not {body!r}")
-    unknown = set(body) - {field.name for field in fields(Rung)}
-    if unknown:
-        raise ConfigError(f"a rung has no {', '.join(sorted(unknown))}")
-    return Rung(**body)
 
 
 def default() -> Ladder:
