@@ -35,8 +35,7 @@ class FleetCamera(CameraOnLadder):
     ``unit``: loads at each rung at the declared rate, all windows computed, at the cost model's seconds and with
     ``unit_kept``; ``needed``: those times the measured factor. ``held``: on its replica at full quality.
 
-    ``idle``: it has sent nothing yet. What it needs counts for admission and placement, but its ``loads`` are zero, and
-    so are its ``rates``, computed and all windows per second at full quality.
+    ``idle``: it has sent nothing yet. What it needs counts for admission and placement, but its ``loads`` are zero.
     """
 
     estimate: DemandEstimate
@@ -45,7 +44,6 @@ class FleetCamera(CameraOnLadder):
     idle: bool
     unit_kept: float = 0.0
     needed: Loads = ()
-    rates: tuple[float, float] = (0.0, 0.0)
     owner: str | None = None
     why: str = "as asked for"
 
@@ -59,15 +57,10 @@ class FleetCamera(CameraOnLadder):
         self.priority = estimate.declared.priority
         self.needed = tuple([each * estimate.factor for each in self.unit])
         self.loads = tuple(0.0 for _ in self.needed) if self.idle else self.needed
-        due = 0.0 if self.idle else estimate.rate / estimate.declared.stride_s
-        self.rates = due * estimate.busy, due
 
-    def windows_at(self, rung: Rung) -> tuple[float, float]:
-        """Computed and all windows per second at that rung."""
-        if rung.shed:
-            return 0.0, 0.0
-        share = self.estimate.declared.stride_s / stride_at(self.estimate.declared, rung)
-        return self.rates[0] * share, self.rates[1] * share
+    def windows_per_s(self, rung: Rung) -> float:
+        """At that rung, gated ones included."""
+        return 0.0 if rung.shed else self.estimate.rate / stride_at(self.estimate.declared, rung)
 
 
 @dataclass(frozen=True, slots=True)

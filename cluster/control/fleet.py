@@ -11,7 +11,7 @@ from functools import reduce
 from cluster.control.admission import Admission, Commitments, Holding, PoolCapacity, expected_lag_s
 from cluster.control.camera_record import CameraMove, CameraPlan, FleetCamera, Loads
 from cluster.control.costs import CostModel
-from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding, stride_at
+from cluster.control.demand import STEP_WINDOWS, Demand, DemandEstimate, Measured, declared_load, holding
 from cluster.control.ladder import Ladder, LadderPolicy, Step
 from cluster.control.placement import Placement
 from cluster.control.replica_load import ReplicaLoad
@@ -158,8 +158,7 @@ class Fleet:
     def windows_per_s(self, name: str) -> float:
         """A camera's windows per second at its rung, gated ones included."""
         camera = self._known(name)
-        rung = self.ladder.rungs[camera.rung]
-        return 0.0 if rung.shed else camera.estimate.rate / stride_at(camera.estimate.declared, rung)
+        return camera.windows_per_s(self.ladder.rungs[camera.rung])
 
     def plan(self, name: str) -> CameraPlan:
         """How a camera is to run now, and why."""
@@ -237,9 +236,10 @@ class Fleet:
         """Expected mean lag of a window there."""
         known = self._replicas[replica]
         if known.lag_s is None:
-            rates = [camera.windows_at(self.ladder.rungs[camera.rung]) for camera in known.cameras.values()]
-            windows, due = map(sum, zip(*rates, strict=True)) if rates else (0.0, 0.0)
-            busy = windows / due if due > 0 else 1.0
+            sending = [camera for camera in known.cameras.values() if not camera.idle]
+            due = [camera.windows_per_s(self.ladder.rungs[camera.rung]) for camera in sending]
+            windows = sum(each * camera.estimate.busy for each, camera in zip(due, sending, strict=True))
+            busy = windows / sum(due) if windows > 0 else 1.0
             known.lag_s = expected_lag_s(
                 load=known.predicted, windows_per_s=windows, busy=busy, costs=self.costs, max_batch=self._max_batch
             )
