@@ -65,8 +65,7 @@ class Dispatcher:
 
     Args:
         settle: called with every changed delivery, to be persisted.
-        most: queue limit of one sink; above it the oldest alert is dropped and counted, which only happens when the
-            outbox itself is full.
+        most: queue limit of one sink; above it the oldest alert is dropped and counted: the outbox itself is full.
     """
 
     def __init__(

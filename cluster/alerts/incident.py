@@ -90,8 +90,7 @@ class Incident:
 class IncidentQuery:
     """Which incidents are listed, newest first: of cameras that match ``scope``; empty strings match all.
 
-    ``verdict``: a :data:`Verdict` or :data:`UNREVIEWED`; ``since_s``: opened at this Unix time or later; ``clip``: what
-    became of its clip.
+    ``verdict``: a :data:`Verdict` or :data:`UNREVIEWED`; ``since_s``: Unix time of the first; ``clip``: its state.
     """
 
     camera: str = ""
@@ -178,8 +177,7 @@ class Mute:
 def clip_settled(incident: Incident, now_s: float) -> AlertEvent:
     """Event for followers when the clip of ``incident`` is complete or known to be missing.
 
-    It is neither stored nor sent to sinks, since the incident itself has the state. It happens once per incident, so
-    its key needs no number.
+    It is neither stored nor sent to sinks, since the incident has the state. It happens once, and needs no number.
     """
     return AlertEvent(f"{incident.id}-clip", "update", now_s, incident, incident.muted, "clip")
 

@@ -209,8 +209,7 @@ class AlertService:
     async def pending_clips(self, since_s: float) -> list[Incident]:
         """Incidents opened since ``since_s`` whose clip was in progress when this process started.
 
-        The clips of older ones are recorded as missing: their packets are gone. Raises ``UnavailableError``: the
-        records cannot be read.
+        Clips of older ones are recorded as missing: their packets are gone. Raises ``UnavailableError``: the disk.
         """
         query = IncidentQuery(clip="waiting", limit=sys.maxsize)
         kept = await self._journal.read(lambda store: store.incidents(query))
@@ -392,8 +391,7 @@ class AlertService:
             await self._journal.write(changes)
             self._dispatcher.enqueue(routed)
             self._feed.publish(changes.events.values())
-            # Last, and with the current state, so that nothing earlier in this batch is undone. An erased incident has
-            # none.
+            # Last, with the current state, so that nothing earlier in this batch is undone; an erased one has none.
             now_s, kept = time.time(), changes.incidents
             self._feed.publish(told_as(kept[each], now_s) for each, told_as in revised if each in kept)
             for event in changes.events.values():

@@ -88,8 +88,7 @@ class Track:
 
 
 class IncidentTracker:
-    """Receives every answer through :meth:`add_answer`, in any order of cameras; results are changes of
-    ``open_incidents``.
+    """Receives every answer, in any order of cameras; results are changes of ``open_incidents``.
 
     A repeated answer (of its incarnation's windows until the newest) is ignored: replicas resend those of the last
     minute to whoever connects. So is one that comes too late: a replica could not be reached until another one had the

@@ -137,8 +137,7 @@ def holding(demand: Demand, rung: Rung) -> Holding:
 
 
 def _share(demand: Demand, rung: Rung) -> float:
-    """Share of the tokens kept: anchors are complete whatever the pruner does, and at a lower rate a larger share of
-    the frames."""
+    """Share of the tokens kept: anchors are complete whatever is pruned, and at a lower rate more of the frames."""
     whole = whole_share(demand, demand.fps)
     mean = whole + (1 - whole) * demand.kept
     return min(1.0, max(whole_share(demand, demand.fps * rung.fps), mean * rung.kept))
@@ -160,8 +159,7 @@ def declared_load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = 
 class DemandEstimate:
     """One camera's demand: first as declared, then from its pictures, then from counts.
 
-    Counts cover periods of at least a stride and are averaged exponentially over about :data:`MEMORY_S`. ``declared``
-    stays as given.
+    Counts cover at least a stride and are averaged exponentially over :data:`MEMORY_S`; ``declared`` stays as given.
     """
 
     __slots__ = ("_counted", "_strides", "_waiting", "busy", "declared", "kept", "rate")

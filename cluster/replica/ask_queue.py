@@ -41,8 +41,7 @@ class Conversations:
     first, so that it is asked with that answer as context; a third is refused.
 
     Args:
-        limit: above the number of concurrent questions, so that an idle conversation can always be evicted for a new
-            one.
+        limit: above the number of concurrent questions, so that an idle conversation can make room for a new one.
         clock: monotonic seconds.
     """
 

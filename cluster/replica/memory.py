@@ -127,8 +127,7 @@ class WorkerMemory:
     async def delete_memory(self, camera: str, ago_s: float | None, *, only_here: bool = False) -> DeletedMemory:
         """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything.
 
-        ``only_here``: the camera is placed on another replica, which deletes what the tiers have once this has written
-        the last of it.
+        ``only_here``: another replica has the camera, and deletes what the tiers have once this has written the rest.
         """
         newest = self._album.newest_pts(camera)
         deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s, only_open=only_here))

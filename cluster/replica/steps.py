@@ -31,8 +31,7 @@ REST_S = 0.5
 class StepTimeEstimator:
     """Predicts the compute time of windows; used on the engine thread.
 
-    Without a cost model, a window's time is proportional to the tokens it computes, and the time per token is estimated
-    from the steps.
+    Without a cost model, it is proportional to the tokens computed, at a time per token estimated from the steps.
     """
 
     def __init__(self, costs: CostModel | None = None) -> None:

@@ -146,8 +146,7 @@ class WindowQueue:
             patient: drop its windows only where the queue as a whole is full.
             priority: class of the camera.
             seconds: expected time that it adds to a step.
-            again: it was taken, but could not be started: it goes ahead of its camera's newer ones, as if it had never
-                been taken.
+            again: it could not be started: it goes ahead of its camera's newer ones, as if it had never been taken.
         """
         until_s = math.inf if patient else request.arrived_s + late_s
         if until_s < self._late_s:

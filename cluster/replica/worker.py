@@ -131,11 +131,9 @@ class EngineWorker:
         return self.call_on_engine_thread(lambda _: self._admit(spec))
 
     def offer(self, sample: FrameSample, arrived_s: float | None = None) -> Future[None]:
-        """Hand over a frame of an open camera, which arrived at ``arrived_s`` (monotonic; default now); done when it
-        was taken.
+        """Hand over a frame of an open camera, which came at ``arrived_s`` (monotonic; default now); done when taken.
 
-        The future raises ``ValueError`` when the engine cannot use the frame: the camera must continue with a fresh
-        one.
+        The future raises ``ValueError`` when the engine cannot use it: the camera must continue with a fresh one.
 
         Raises:
             CapacityError: too many frames wait already.
