@@ -298,8 +298,10 @@ class Directory:
         """Remove members without a heartbeat for too long; returns their names. If it is called less often than half
         that time, this process was stalled, and all deadlines are extended."""
         if now_s - self._looked_s > self._timeout_s / 2:
-            for member in (*self.decoder_table.members.values(), *self._replicas.values()):
-                member.seen_s = now_s
+            for decoder in self.decoder_table.members.values():
+                decoder.seen_s = now_s
+            for replica in self._replicas.values():
+                replica.seen_s = now_s
         self._looked_s = now_s
         decoders = self.decoder_table.late(now_s - self._timeout_s)
         replicas = [name for name, member in self._replicas.items() if now_s - member.seen_s > self._timeout_s]
