@@ -129,7 +129,6 @@ class Replica:
             stall_s=cluster.stall_timeout_s,
             absent_s=cluster.heartbeat_timeout_s,
             ask_share=self._config.asking.share,
-            ask_queue=self._config.asking.queue,
         )
         self._worker.start()
         self._bank = bank

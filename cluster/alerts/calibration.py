@@ -106,8 +106,7 @@ def propose_threshold(
 
 
 def _between(low: float, high: float) -> float:
-    """The middle in as few digits as lie between the two: sure answers score 0.9995 and 0.9998. ``high`` where nothing
-    does."""
+    """The middle, in as few digits as lie between the two (0.9995 and 0.9998); ``high`` where nothing does."""
     middle = (low + high) / 2
     return next((each for digits in range(_DIGITS, 18) if low < (each := round(middle, digits)) < high), high)
 

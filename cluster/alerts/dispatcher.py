@@ -29,8 +29,7 @@ SEND_S = 60.0
 
 
 def delay_s(retry: RetryConfig, attempt: int, draw: float) -> float:
-    """Exponential backoff: seconds after the ``attempt``-th failure, from 1, less up to half of them by ``draw``, which
-    is uniform in 0..1."""
+    """Seconds after failure number ``attempt`` (from 1), doubled each time, less up to half by ``draw`` (0..1)."""
     return float(min(retry.longest_s, retry.first_s * 2.0 ** min(attempt - 1, 32)) * (1.0 - 0.5 * draw))
 
 
@@ -66,8 +65,7 @@ class Dispatcher:
 
     Args:
         settle: called with every changed delivery, to be persisted.
-        most: queue limit of one sink; above it the oldest alert is dropped and counted, which only happens when the
-            outbox itself is full.
+        most: queue limit of one sink; above it the oldest alert is dropped and counted: the outbox itself is full.
     """
 
     def __init__(

@@ -275,8 +275,6 @@ class HealthMonitor:
                     severity=condition.severity,
                     start=pts,
                     end=pts,
-                    score=0.0,
-                    windows=0,
                     opened_s=now_s,
                     updated_s=now_s,
                     text=finding.text,

@@ -55,12 +55,12 @@ class Incident:
     kind: Kind
     subject: str
     severity: Severity
-    start: int
-    end: int
-    score: float
-    windows: int
-    opened_s: float
-    updated_s: float
+    start: int = 0
+    end: int = 0
+    score: float = 0.0
+    windows: int = 0
+    opened_s: float = 0.0
+    updated_s: float = 0.0
     ended_s: float | None = None
     text: str = ""
     reason: str = ""
@@ -90,8 +90,7 @@ class Incident:
 class IncidentQuery:
     """Which incidents are listed, newest first: of cameras that match ``scope``; empty strings match all.
 
-    ``verdict``: a :data:`Verdict` or :data:`UNREVIEWED`; ``since_s``: opened at this Unix time or later; ``clip``: what
-    became of its clip.
+    ``verdict``: a :data:`Verdict` or :data:`UNREVIEWED`; ``since_s``: Unix time of the first; ``clip``: its state.
     """
 
     camera: str = ""
@@ -178,8 +177,7 @@ class Mute:
 def clip_settled(incident: Incident, now_s: float) -> AlertEvent:
     """Event for followers when the clip of ``incident`` is complete or known to be missing.
 
-    It is neither stored nor sent to sinks, since the incident itself has the state. It happens once per incident, so
-    its key needs no number.
+    It is neither stored nor sent to sinks, since the incident has the state. It happens once, and needs no number.
     """
     return AlertEvent(f"{incident.id}-clip", "update", now_s, incident, incident.muted, "clip")
 
@@ -204,15 +202,11 @@ FORGOTTEN = "the camera's memory was deleted"
 """Reason of incidents that end by erasure."""
 
 
-@dataclass(frozen=True, slots=True)
-class Erased:
+class Erased(NamedTuple):
     """Number of incidents and alerts that were erased or redacted."""
 
     incidents: int = 0
     alerts: int = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.incidents or self.alerts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +232,7 @@ class ErasureScope:
         return _without_text(incident)
 
     def redact_event(self, event: AlertEvent, *, pending: bool) -> AlertEvent | None:
-        """The event as it may be kept. ``pending``: still to be delivered; then ends and health events are kept,
-        without content."""
+        """The event as it may be kept. ``pending``: to be delivered; ends and health events stay, without content."""
         if not self._concerns(event.incident):
             return event
         if event.at_s >= self.before_s:
@@ -333,11 +326,8 @@ class Changes:
         return any(getattr(self, each.name) for each in fields(self))
 
     def merge(self, newer: Changes) -> None:
-        self.tracks.update(newer.tracks)
-        self.incidents.update(newer.incidents)
-        self.mutes.update(newer.mutes)
-        self.events.update(newer.events)
-        self.deliveries.update(newer.deliveries)
+        for name in ("tracks", "incidents", "mutes", "events", "deliveries"):
+            getattr(self, name).update(getattr(newer, name))
         for camera, before_s in newer.erasures.items():
             self.erasures[camera] = max(before_s, self.erasures.get(camera, 0.0))
 

@@ -62,8 +62,7 @@ class Journal:
         self._dropped_delivered = 0
 
     async def start(self) -> StoredState | None:
-        """Open the store; None when that fails, and then alerting runs from memory. Raises ``ConfigError``: the file
-        has another schema version."""
+        """Open the store; None: alerting runs from memory. Raises ``ConfigError``: another schema version."""
         try:
             return await self._on_thread(self._open)
         except (sqlite3.Error, OSError) as error:
@@ -105,8 +104,7 @@ class Journal:
         return True
 
     async def probe(self) -> None:
-        """Write to the disk although nothing may be pending, so that a failing disk is noticed before an alert needs
-        it."""
+        """Write although nothing may be pending, so that a failing disk is noticed before an alert needs it."""
         if not self._waiting and self._writing is None:
             self._writing = self._begin(None)
         await self.write(Changes())
@@ -153,8 +151,7 @@ class Journal:
         return incident
 
     async def read(self, query: Callable[[AlertStore], T]) -> T:
-        """Query the store on its thread. Raises ``UnavailableError``: the store is not open, or does not answer in
-        time."""
+        """Query the store on its thread. Raises ``UnavailableError``: it is not open, or does not answer in time."""
         if self._store is None:
             raise UnavailableError(f"the records of incidents cannot be read now: {self.trouble or 'still opening'}")
         store = self._store

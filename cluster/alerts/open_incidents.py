@@ -1,5 +1,4 @@
-"""Table of open incidents and mutes that records every change and event (``OpenIncidents``). No I/O; time is an
-argument."""
+"""Table of open incidents and mutes that records every change and event; time is an argument (``OpenIncidents``)."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
@@ -122,8 +121,7 @@ class OpenIncidents:
             self._add_event(replace(incident, ended_s=now_s, updated_s=now_s, reason=reason), "end", now_s)
 
     def end_camera_incidents(self, camera: str, now_s: float) -> None:
-        """End a camera's question incidents of until ``now_s`` because its memory is erased; their events have no
-        content."""
+        """End a camera's question incidents of until ``now_s``, without content: its memory is erased."""
         for incident in self.oldest_first:
             if incident.camera == camera and incident.kind == "question" and incident.opened_s <= now_s:
                 over = replace(bare(incident), ended_s=now_s, updated_s=now_s, reason=FORGOTTEN)
@@ -137,8 +135,7 @@ class OpenIncidents:
                 self._record(kept)
 
     def acknowledge(self, incident_id: str, by: str, now_s: float) -> Incident:
-        """Mark an incident as acknowledged, with one update event. Raises ``NotReadyError``: it has ended, or there
-        is none of that id."""
+        """Acknowledge an incident, with one update event. Raises ``NotReadyError``: none of that id is open."""
         incident = self.find(incident_id)
         if incident is None:
             raise NotReadyError(f"no incident {incident_id!r} is open; `sightline incidents list` shows those that are")

@@ -104,10 +104,6 @@ def _test_incident() -> Incident:
         kind="question",
         subject=TEST,
         severity="info",
-        start=0,
-        end=0,
-        score=0.0,
-        windows=0,
         opened_s=now_s,
         updated_s=now_s,
         text="This is a test of Sightline's alerts; nothing has happened.",
@@ -117,8 +113,7 @@ def _test_incident() -> Incident:
 
 
 def _told_as(sink: SinkConfig, event: AlertEvent) -> EventKind | None:
-    """What an event is for one sink: what it hears first is ``new``, and what it never heard of does not end. None:
-    it does not get it."""
+    """What an event is for one sink: ``new`` at first, no ``end`` of what it never heard of; None: nothing."""
     incident, kind = event.incident, event.kind
     if event.silent or incident.announced_s is None or not sink.wants(incident.camera, incident.severity):
         return None

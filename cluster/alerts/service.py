@@ -100,8 +100,7 @@ class AlertService:
         self._counted = {"lost": 0, "trimmed": 0}
 
     async def start(self, lives: Mapping[str, str] | None = None) -> None:
-        """Restore stored state and start sending pending deliveries. ``lives``: of the cameras, by name, that the
-        process before knew."""
+        """Restore stored state and start sending. ``lives``: of the cameras, by name, that the process before knew."""
         self._lives, self._began_s = dict(lives or {}), time.time()
         kept = await self._journal.start() or StoredState({}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
@@ -181,8 +180,7 @@ class AlertService:
         return found
 
     async def acknowledge(self, incident_id: str, by: str) -> Incident:
-        """Acknowledge an open incident; idempotent. Raises ``NotReadyError``: it has ended without being
-        acknowledged."""
+        """Acknowledge an open incident; idempotent. Raises ``NotReadyError``: it has ended without that."""
         try:
             incident = self._open_incidents.acknowledge(incident_id, by, time.time())
         except NotReadyError:
@@ -194,8 +192,7 @@ class AlertService:
         return incident
 
     async def set_clip_state(self, incident_id: str, clip: ClipState, note: str) -> None:
-        """Record the state of an incident's clip and notify followers. Raises ``UnavailableError``: the record
-        cannot be read."""
+        """Record an incident's clip and notify followers. Raises ``UnavailableError``: the record cannot be read."""
         await self._revise(incident_id, lambda incident: replace(incident, clip=clip, footage_note=note), clip_settled)
 
     async def review(self, incident_id: str, verdict: Verdict, by: str) -> Incident:
@@ -212,8 +209,7 @@ class AlertService:
     async def pending_clips(self, since_s: float) -> list[Incident]:
         """Incidents opened since ``since_s`` whose clip was in progress when this process started.
 
-        The clips of older ones are recorded as missing: their packets are gone. Raises ``UnavailableError``: the
-        records cannot be read.
+        Clips of older ones are recorded as missing: their packets are gone. Raises ``UnavailableError``: the disk.
         """
         query = IncidentQuery(clip="waiting", limit=sys.maxsize)
         kept = await self._journal.read(lambda store: store.incidents(query))
@@ -305,7 +301,7 @@ class AlertService:
             if not await self._journal.write(scope.changes()) or trouble:
                 reason = trouble or self._journal.trouble
                 raise UnavailableError(f"the incidents of camera {camera!r} are not erased yet: {reason}")
-            if left := await self._journal.read(lambda store: store.preview_erasure(scope)):
+            if any(left := await self._journal.read(lambda store: store.preview_erasure(scope))):
                 raise UnavailableError(
                     f"{left.incidents} incidents and {left.alerts} alerts of camera {camera!r} could not be erased"
                 )
@@ -395,8 +391,7 @@ class AlertService:
             await self._journal.write(changes)
             self._dispatcher.enqueue(routed)
             self._feed.publish(changes.events.values())
-            # Last, and with the current state, so that nothing earlier in this batch is undone. An erased incident has
-            # none.
+            # Last, with the current state, so that nothing earlier in this batch is undone; an erased one has none.
             now_s, kept = time.time(), changes.incidents
             self._feed.publish(told_as(kept[each], now_s) for each, told_as in revised if each in kept)
             for event in changes.events.values():

@@ -306,17 +306,17 @@ class AlertStore:
             erase_damaged(self._path, None if each.camera else each.before_s)
 
     def _state(self, changes: Changes) -> None:
-        db = self._db
-        for (camera, subject), track in changes.tracks.items():
-            if track is None:
-                db.execute("DELETE FROM tracks WHERE camera = ? AND subject = ?", (camera, subject))
-            else:
-                db.execute("INSERT OR REPLACE INTO tracks VALUES (?, ?, ?)", (camera, subject, json.dumps(track)))
-        for (camera, subject), mute in changes.mutes.items():
-            if mute is None:
-                db.execute("DELETE FROM mutes WHERE camera = ? AND subject = ?", (camera, subject))
-            else:
-                db.execute("INSERT OR REPLACE INTO mutes VALUES (?, ?, ?, ?)", (camera, subject, mute.until_s, mute.by))
+        db, tracks, mutes = self._db, changes.tracks, changes.mutes
+        for table, rows in (("tracks", tracks), ("mutes", mutes)):
+            db.executemany(f"DELETE FROM {table} WHERE camera = ? AND subject = ?", rows)
+        db.executemany(
+            "INSERT INTO tracks VALUES (?, ?, ?)",
+            [(*where, json.dumps(track)) for where, track in tracks.items() if track is not None],
+        )
+        db.executemany(
+            "INSERT INTO mutes VALUES (?, ?, ?, ?)",
+            [(*where, mute.until_s, mute.by) for where, mute in mutes.items() if mute is not None],
+        )
         db.executemany(
             "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?)",
             [(i.id, i.camera, i.subject, i.open, i.opened_s, text_of(i)) for i in changes.incidents.values()],
@@ -368,22 +368,19 @@ class AlertStore:
         incidents = sum(kept != incident for incident, kept in self._concerned_incidents(scope))
         return Erased(incidents, sum(kept != event for event, kept in self._concerned_events(scope)))
 
-    def _erase(self, scope: ErasureScope) -> Erased:
-        db = self._db
-        incidents = alerts = 0
-        for event, kept in list(self._concerned_events(scope)):
-            if kept is None:
-                self._delete_events([(event.key,)])
-            elif kept != event:
-                db.execute("UPDATE events SET body = ? WHERE key = ?", (text_of(kept), event.key))
-            alerts += kept != event
-        for incident, left in list(self._concerned_incidents(scope)):
-            if left is None:
-                db.execute("DELETE FROM incidents WHERE id = ?", (incident.id,))
-            elif left != incident:
-                db.execute("UPDATE incidents SET body = ? WHERE id = ?", (text_of(left), incident.id))
-            incidents += left != incident
-        return Erased(incidents, alerts)
+    def _erase(self, scope: ErasureScope) -> bool:
+        """Whether there was anything to erase."""
+        events = [each for each in self._concerned_events(scope) if each[0] != each[1]]
+        incidents = [each for each in self._concerned_incidents(scope) if each[0] != each[1]]
+        self._delete_events([(event.key,) for event, kept in events if kept is None])
+        self._db.executemany(
+            "UPDATE events SET body = ? WHERE key = ?", [(text_of(kept), kept.key) for _, kept in events if kept]
+        )
+        self._db.executemany("DELETE FROM incidents WHERE id = ?", [(each.id,) for each, kept in incidents if not kept])
+        self._db.executemany(
+            "UPDATE incidents SET body = ? WHERE id = ?", [(text_of(kept), kept.id) for _, kept in incidents if kept]
+        )
+        return bool(events or incidents)
 
     def _drop_orphaned_ends(self) -> None:
         """Delete the remaining end events of erased incidents, once every sink has taken or refused them."""

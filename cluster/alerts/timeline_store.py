@@ -104,7 +104,7 @@ class TimelineStore:
         self._gone: set[str] = set()
         self._expired_hour = 0.0
         self._task: asyncio.Task[None] | None = None
-        self._flushing: asyncio.Task[None] | None = None
+        self._writing = asyncio.Lock()
         self.trouble = ""
 
     def start(self) -> None:
@@ -118,7 +118,7 @@ class TimelineStore:
         with contextlib.suppress(UnavailableError):
             async with _in_time():
                 await self.flush()
-        if self._db is not None and self._flushing is None:
+        if self._db is not None and not self._writing.locked():
             with contextlib.suppress(UnavailableError):
                 async with _in_time():
                     await self._on_thread(self._db.close)
@@ -165,55 +165,40 @@ class TimelineStore:
     async def delete(self, camera: str, until_s: float) -> None:
         """Delete a camera's hours that began before ``until_s``, Unix time. Raises ``UnavailableError``: the disk."""
         self._forget_pending(camera, until_s)
-        async with _in_time():
-            # What is being written, and comes back if that fails, is not to be overlooked.
-            await self._written()
+        # What is being written, and comes back if that fails, is not to be overlooked.
+        async with _in_time(), self._writing:
             self._forget_pending(camera, until_s)
             await self._on_disk(lambda db: _delete(db, camera, until_s))
 
     async def flush(self) -> None:
         """Write what is new, to the end also when the caller is cancelled. Raises ``UnavailableError``: the disk."""
-        await self._written()
-        if self._flushing is None:
-            self._flushing = asyncio.create_task(self._flush(), name="write timelines")
-            self._flushing.add_done_callback(self._flushed)
-        await self._written()
-
-    async def _written(self) -> None:
-        """The end of the writing that goes on, if any."""
-        if self._flushing is not None:
-            await asyncio.shield(self._flushing)
-
-    def _flushed(self, flushing: asyncio.Task[None]) -> None:
-        self._flushing = None
-        # Told already; all who waited may have been cancelled.
-        if not flushing.cancelled():
-            flushing.exception()
+        await asyncio.shield(asyncio.create_task(self._flush(), name="write timelines"))
 
     async def _flush(self) -> None:
-        hours, self._hours = self._hours, {}
-        states, self._states = self._states, deque(maxlen=MOST_STATES)
-        gone, self._gone = self._gone, set()
-        if not hours and not states and not gone:
-            return
-        try:
-            for camera in gone:
-                await self._on_disk(lambda db, camera=camera: _delete(db, camera, math.inf))  # type: ignore[misc]
-            await self._on_disk(lambda db: _write(db, hours, states))
-        except UnavailableError:
-            newest = max((key[2] for key in (*hours, *self._hours)), default=0)
-            for key, bins in hours.items():
-                if key[2] >= newest - 1 and key[0] not in self._gone and len(self._hours) < MOST_HOURS:
-                    self._hours[key] = _merged(bins, self._hours.get(key))
-            back = [each for each in states if each[0] not in self._gone]
-            self._states = deque([*back, *self._states], MOST_STATES)
-            self._gone |= gone
-            raise
-        newest_s = max([each.at_s for _, each in states] + [key[2] * HOUR_S for key in hours], default=0.0)
-        # It reads all rows, and whoever looks at a camera waits for these writings.
-        if newest_s and self._expired_hour != (hour := newest_s // HOUR_S):
-            await self._on_disk(lambda db: _expire(db, newest_s - self._keep_s))
-            self._expired_hour = hour
+        async with self._writing:
+            hours, self._hours = self._hours, {}
+            states, self._states = self._states, deque(maxlen=MOST_STATES)
+            gone, self._gone = self._gone, set()
+            if not hours and not states and not gone:
+                return
+            try:
+                for camera in gone:
+                    await self._on_disk(lambda db, camera=camera: _delete(db, camera, math.inf))  # type: ignore[misc]
+                await self._on_disk(lambda db: _write(db, hours, states))
+            except UnavailableError:
+                newest = max((key[2] for key in (*hours, *self._hours)), default=0)
+                for key, bins in hours.items():
+                    if key[2] >= newest - 1 and key[0] not in self._gone and len(self._hours) < MOST_HOURS:
+                        self._hours[key] = _merged(bins, self._hours.get(key))
+                back = [each for each in states if each[0] not in self._gone]
+                self._states = deque([*back, *self._states], MOST_STATES)
+                self._gone |= gone
+                raise
+            newest_s = max([each.at_s for _, each in states] + [key[2] * HOUR_S for key in hours], default=0.0)
+            # It reads all rows, and whoever looks at a camera waits for these writings.
+            if newest_s and self._expired_hour != (hour := newest_s // HOUR_S):
+                await self._on_disk(lambda db: _expire(db, newest_s - self._keep_s))
+                self._expired_hour = hour
 
     def _forget_pending(self, camera: str, until_s: float) -> None:
         for key in [key for key in self._hours if key[0] == camera and key[2] * HOUR_S < until_s]:

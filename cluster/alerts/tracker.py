@@ -1,5 +1,4 @@
-"""Opens and ends incidents from answers, by threshold, consecutive windows, hysteresis and cooldown
-(``IncidentTracker``)."""
+"""Opens and ends incidents from answers by threshold, run, hysteresis and cooldown (``IncidentTracker``)."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -46,8 +45,7 @@ class Rule:
 
     @property
     def lower(self) -> float:
-        """Release threshold: threshold less hysteresis, but at least half the threshold, so that a low one can be
-        left."""
+        """Threshold less hysteresis, but at least half the threshold, so that a low one can be left."""
         return max(self.threshold - self.hysteresis, self.threshold / 2)
 
 
@@ -90,8 +88,7 @@ class Track:
 
 
 class IncidentTracker:
-    """Receives every answer through :meth:`add_answer`, in any order of cameras; results are changes of
-    ``open_incidents``.
+    """Receives every answer, in any order of cameras; results are changes of ``open_incidents``.
 
     A repeated answer (of its incarnation's windows until the newest) is ignored: replicas resend those of the last
     minute to whoever connects. So is one that comes too late: a replica could not be reached until another one had the

@@ -64,8 +64,7 @@ class AccountedVideo:
             self._gap.begin = _later(self._gap.begin, span.end)
 
     def add_replica(self, report: StreamReport, now_s: float, stride_s: float) -> int:
-        """Record a replica's report, which came at ``now_s``; returns how many windows of ``stride_s`` are found to be
-        in no count."""
+        """Record a replica's report, which came at ``now_s``; returns how many windows are found to be in no count."""
         spans = [_here(span, now_s - report.now_s) for span in (report.accounted_before, report.accounted) if span]
         return sum(self._add_span(span, now_s, stride_s) for span in spans if span.end.at_s > self._since_s)
 

@@ -10,7 +10,7 @@ from cluster.config import CameraConfig
 from cluster.control.accounted_video import AccountedVideo
 from cluster.control.admission import Holding
 from cluster.control.cameras.managed import CLUSTER
-from cluster.control.demand import DemandEstimate, Measured
+from cluster.control.demand import DemandEstimate, Measured, stride_at
 from cluster.control.ladder import CameraOnLadder, Rung
 from cluster.errors import NotPlacedError
 from cluster.types import CameraStatus, PatchGeometry
@@ -28,39 +28,39 @@ Loads = tuple[float, ...]
 """Seconds per second at each rung of the ladder."""
 
 
-class FleetCamera:
+@dataclass(slots=True, kw_only=True)
+class FleetCamera(CameraOnLadder):
     """A camera of the fleet.
 
     ``unit``: loads at each rung at the declared rate, all windows computed, at the cost model's seconds and with
-    ``unit_kept``; ``loads`` are those times the measured factor. ``held``: on its replica at full quality.
+    ``unit_kept``; ``needed``: those times the measured factor. ``held``: on its replica at full quality.
 
-    ``idle``: it has sent nothing yet. Its loads count for admission and placement, but are zero for its replica and the
-    ladder (``on.loads`` and ``rates``, computed and all windows per second at full quality, for a stride and window of
-    ``spans`` seconds).
+    ``idle``: it has sent nothing yet. What it needs counts for admission and placement, but its ``loads`` are zero.
     """
 
-    __slots__ = ("estimate", "held", "idle", "loads", "on", "owner", "rates", "spans", "unit", "unit_kept", "why")
+    estimate: DemandEstimate
+    unit: Loads
+    held: Holding
+    idle: bool
+    unit_kept: float = 0.0
+    needed: Loads = ()
+    owner: str | None = None
+    why: str = "as asked for"
 
-    def __init__(
-        self, estimate: DemandEstimate, unit: Loads, held: Holding, *, rung: int, since_s: float, idle: bool
-    ) -> None:
-        self.estimate = estimate
-        self.idle = idle
-        self.unit = unit
-        self.held = held
-        self.unit_kept = estimate.kept
-        self.on = CameraOnLadder(estimate.declared.priority, unit, rung, since_s)
-        self.set_loads(tuple(each * estimate.factor for each in unit))
-        self.owner: str | None = None
-        self.why = "as asked for"
+    def __post_init__(self) -> None:
+        self.unit_kept = self.estimate.kept
+        self.use_estimate()
 
-    def set_loads(self, loads: Loads) -> None:
-        self.loads = loads
-        self.on.loads = tuple(0.0 for _ in loads) if self.idle else loads
-        declared = self.estimate.declared
-        due = 0.0 if self.idle else self.estimate.rate / declared.stride_s
-        self.rates = due * self.estimate.busy, due
-        self.spans = declared.stride_s, declared.window_s
+    def use_estimate(self) -> None:
+        """Apply what is declared and measured by now."""
+        estimate = self.estimate
+        self.priority = estimate.declared.priority
+        self.needed = tuple([each * estimate.factor for each in self.unit])
+        self.loads = tuple(0.0 for _ in self.needed) if self.idle else self.needed
+
+    def windows_per_s(self, rung: Rung) -> float:
+        """At that rung, gated ones included."""
+        return 0.0 if rung.shed else self.estimate.rate / stride_at(self.estimate.declared, rung)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,7 @@ class Member(Generic[Info]):
     empty: bool = False
 
     def load_since(self, load: ReplicaReport, now_s: float) -> tuple[float, int, int] | None:
-        """Busy share without questions, engine steps and computed windows since the last report; ``None`` for the
-        first."""
+        """Busy share without questions, steps and computed windows since the last report; ``None`` at the first."""
         before = self.load
         if before is None or now_s <= self.load_s:
             return None
@@ -182,8 +181,7 @@ class CameraRecord:
     video: AccountedVideo = field(default_factory=AccountedVideo)
 
     def add_decoder(self, report: CameraReport, now_s: float) -> None:
-        """Record a decoder's report, also of one that has just lost the camera: it counted on until it heard of
-        that."""
+        """Record a decoder's report, also of one that has lost the camera: it counted until it heard of that."""
         self.totals.update(report.run, report.counts)
         if not self.settings.paused:
             self.video.add_decoder(report, now_s)
@@ -282,8 +280,7 @@ class DeletionTracker:
         return dict(itertools.islice(orders.items(), ORDERS))
 
     def confirm(self, instance: str, lives: Iterable[str], alive: Collection[str]) -> list[str]:
-        """Record a replica's confirmed deletions; ``alive``: all replicas that are. Returns the lives that all replicas
-        have deleted now."""
+        """Record a replica's confirmed deletions; returns the lives that all ``alive`` replicas have deleted now."""
         for life in self.pending.keys() & set(lives):
             self._confirmed.setdefault(life, set()).add(instance)
         if len(alive) < self._replicas:

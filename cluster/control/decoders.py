@@ -1,5 +1,4 @@
-"""How many decoders a cluster runs, between two numbers, by how busy they are; those that are there, and the cameras
-placed on each."""
+"""How many decoders a cluster runs, by how busy they are; those that are there, and the cameras placed on each."""
 
 from __future__ import annotations
 

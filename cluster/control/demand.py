@@ -126,8 +126,7 @@ def _overlapped(demand: Demand, rung: Rung) -> int:
 
 
 def window_tokens(demand: Demand, rung: Rung) -> float:
-    """Visual tokens of a window at that rung, which its replica holds; none at a rung that sheds, or of a camera
-    without windows (``rate`` 0)."""
+    """Visual tokens of a window at that rung; none at a rung that sheds, or of a paused camera (``rate`` 0)."""
     frames = 0.0 if rung.shed or not demand.rate else demand.window_s * demand.fps * rung.fps / demand.temporal
     return frames * demand.frame_tokens * _share(demand, rung)
 
@@ -138,8 +137,7 @@ def holding(demand: Demand, rung: Rung) -> Holding:
 
 
 def _share(demand: Demand, rung: Rung) -> float:
-    """Share of the tokens kept: anchors are complete whatever the pruner does, and at a lower rate a larger share of
-    the frames."""
+    """Share of the tokens kept: anchors are complete whatever is pruned, and at a lower rate more of the frames."""
     whole = whole_share(demand, demand.fps)
     mean = whole + (1 - whole) * demand.kept
     return min(1.0, max(whole_share(demand, demand.fps * rung.fps), mean * rung.kept))
@@ -151,8 +149,7 @@ def load(demand: Demand, rung: Rung, costs: CostModel) -> float:
 
 
 def declared_load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = STEP_WINDOWS) -> float:
-    """The same for windows at the declared rate, all computed, at the cost model's seconds, when ``batch`` windows
-    share a step."""
+    """The same for windows at the declared rate, all computed, when ``batch`` windows share a step."""
     if rung.shed:
         return 0.0
     seconds = costs.window_seconds(work(demand, rung)) + costs.step_s / batch
@@ -162,8 +159,7 @@ def declared_load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = 
 class DemandEstimate:
     """One camera's demand: first as declared, then from its pictures, then from counts.
 
-    Counts cover periods of at least a stride and are averaged exponentially over about :data:`MEMORY_S`. ``declared``
-    stays as given.
+    Counts cover at least a stride and are averaged exponentially over :data:`MEMORY_S`; ``declared`` stays as given.
     """
 
     __slots__ = ("_counted", "_strides", "_waiting", "busy", "declared", "kept", "rate")

@@ -261,8 +261,7 @@ class Directory:
         return {rung: counts[rung] for rung in self._rungs}
 
     def drain(self, replica: str, *, undo: bool = False) -> ReplicaStatus:
-        """Move every camera off a replica that is to be stopped, and give it none until it is restarted; ``undo``
-        reverts that.
+        """Move every camera off a replica, and give it none until it is restarted; ``undo`` reverts that.
 
         Raises:
             ConfigError: no such replica.

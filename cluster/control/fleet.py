@@ -66,13 +66,21 @@ class Fleet:
     def refusal(self, demand: Demand, now_s: float) -> Admission | None:
         """Why :meth:`admit` would refuse a new camera; None if it would not."""
         self._clock(now_s)
-        unit, estimate, held = self._needs(demand)
-        loads = tuple(each * estimate.factor for each in unit)
-        return self._committed.refusal(demand.priority, loads, held, self._pool)
+        return self._refusal(self._new(demand))
 
-    def _needs(self, demand: Demand) -> tuple[Loads, DemandEstimate, Holding]:
-        """What a new camera is admitted by: its declared loads, their estimate, and the bytes it holds."""
-        return self._unit(demand), DemandEstimate(demand), holding(demand, self.ladder.rungs[0])
+    def _refusal(self, camera: FleetCamera) -> Admission | None:
+        return self._committed.refusal(camera.priority, camera.needed, camera.held, self._pool)
+
+    def _new(self, demand: Demand, *, idle: bool = False) -> FleetCamera:
+        return FleetCamera(
+            demand.priority,
+            (),
+            since_s=self._now_s,
+            estimate=DemandEstimate(demand),
+            unit=self._unit(demand),
+            held=holding(demand, self.ladder.rungs[0]),
+            idle=idle,
+        )
 
     def admit(
         self, demand: Demand, now_s: float, *, force: bool = False, prefer: str | None = None, idle: bool = False
@@ -90,34 +98,31 @@ class Fleet:
         if demand.camera in self._cameras:
             self.set_demand(demand.camera, demand)
             return self.admission_of(demand.camera)
-        if not force and (refused := self.refusal(demand, now_s)) is not None:
+        camera = self._new(demand, idle=idle)
+        if not force and (refused := self._refusal(camera)) is not None:
             return refused
-        unit, estimate, held = self._needs(demand)
-        loads = tuple(each * estimate.factor for each in unit)
-        free = demand.priority is Priority.CRITICAL or not self._pool.seconds
-        rung = 0 if free else self._committed.fitting(loads, self._pool)
-        camera = FleetCamera(estimate, unit, held, rung=rung, since_s=self._now_s, idle=idle)
-        if rung > 0:
+        if demand.priority is not Priority.CRITICAL and self._pool.seconds:
+            camera.rung = self._committed.fitting(camera.needed, self._pool)
+        if camera.rung > 0:
             camera.why = "the fleet was full when it was added"
         self._cameras[demand.camera] = camera
-        self._committed.add(demand.priority, camera.loads)
-        self._committed.hold(held)
-        weight = self._pool.largest_share_s(loads[0], held)
+        self._committed.add(camera.priority, camera.needed)
+        self._committed.hold(camera.held)
+        weight = self._pool.largest_share_s(camera.needed[0], camera.held)
         self._own(demand.camera, self._placement.add(demand.camera, weight=weight, prefer=prefer))
         return self.admission_of(demand.camera)
 
     def remove(self, name: str) -> list[CameraMove]:
         """Remove a camera; others may move as the mean load falls."""
         camera = self._known(name)
-        self._disown(name)
-        self._committed.add(camera.on.priority, camera.loads, -1.0)
+        self._own(name, None)
+        self._committed.add(camera.priority, camera.needed, -1.0)
         self._committed.hold(camera.held, -1.0)
         del self._cameras[name]
         return self._moved(self._placement.remove(name), warm=True)
 
     def set_demand(self, name: str, demand: Demand) -> None:
-        """Replace a camera's demand after its settings changed, dropping what was measured of the old one. The same
-        again changes nothing."""
+        """Replace a camera's demand, dropping what was measured of another one; the same again changes nothing."""
         camera = self._known(name)
         if demand == camera.estimate.declared:
             return
@@ -143,7 +148,7 @@ class Fleet:
         ``rung``: at which they were counted; None: the camera's.
         """
         camera = self._known(name)
-        if camera.estimate.observe_counts(counts, self.ladder.rungs[camera.on.rung if rung is None else rung]):
+        if camera.estimate.observe_counts(counts, self.ladder.rungs[camera.rung if rung is None else rung]):
             self._reload(name, camera)
 
     def demand_of(self, name: str) -> Demand:
@@ -153,13 +158,12 @@ class Fleet:
     def windows_per_s(self, name: str) -> float:
         """A camera's windows per second at its rung, gated ones included."""
         camera = self._known(name)
-        rung = self.ladder.rungs[camera.on.rung]
-        return 0.0 if rung.shed else camera.estimate.rate / rung.stride_s(*camera.spans)
+        return camera.windows_per_s(self.ladder.rungs[camera.rung])
 
     def plan(self, name: str) -> CameraPlan:
         """How a camera is to run now, and why."""
         camera = self._known(name)
-        return CameraPlan(name, camera.owner, self.ladder.rungs[camera.on.rung].name, camera.why)
+        return CameraPlan(name, camera.owner, self.ladder.rungs[camera.rung].name, camera.why)
 
     # -- replicas --------------------------------------------------------------------------------
     def join(
@@ -185,8 +189,7 @@ class Fleet:
         return moves
 
     def drain(self, replica: str) -> list[CameraMove]:
-        """Move every camera off a replica that is to be stopped; it takes no more until it joins again. The only one
-        keeps its cameras."""
+        """Move all cameras off a replica until it joins again; the only one keeps its cameras."""
         if replica not in self._replicas:
             return []
         self._replicas[replica].draining = self._placement.can_drain(replica)
@@ -222,8 +225,8 @@ class Fleet:
 
     def counts_on(self, replica: str) -> tuple[int, int]:
         """Its cameras, and those of them below full quality."""
-        known = self._replicas[replica]
-        return len(known.cameras), known.lowered
+        cameras = self._replicas[replica].cameras
+        return len(cameras), sum(camera.rung > 0 for camera in cameras.values())
 
     def utilisation(self, replica: str) -> float:
         """Load over capacity, with the backlog; 1 is full."""
@@ -232,13 +235,15 @@ class Fleet:
     def lag_s(self, replica: str) -> float:
         """Expected mean lag of a window there."""
         known = self._replicas[replica]
-        return expected_lag_s(
-            load=known.predicted,
-            windows_per_s=known.windows,
-            busy=known.windows / known.due if known.due > 0 else 1.0,
-            costs=self.costs,
-            max_batch=self._max_batch,
-        )
+        if known.lag_s is None:
+            sending = [camera for camera in known.cameras.values() if not camera.idle]
+            due = [camera.windows_per_s(self.ladder.rungs[camera.rung]) for camera in sending]
+            windows = sum(each * camera.estimate.busy for each, camera in zip(due, sending, strict=True))
+            busy = windows / sum(due) if windows > 0 else 1.0
+            known.lag_s = expected_lag_s(
+                load=known.predicted, windows_per_s=windows, busy=busy, costs=self.costs, max_batch=self._max_batch
+            )
+        return known.lag_s
 
     def tick(self, now_s: float) -> list[Step]:
         """Ladder steps that are due now; touches only replicas of which something changed."""
@@ -257,7 +262,7 @@ class Fleet:
             self._weigh(name, camera)
 
     def _weigh(self, name: str, camera: FleetCamera) -> None:
-        self._placement.set_weight(name, self._pool.largest_share_s(camera.loads[0], camera.held))
+        self._placement.set_weight(name, self._pool.largest_share_s(camera.needed[0], camera.held))
 
     def _clock(self, now_s: float) -> None:
         self._now_s = max(self._now_s, now_s)
@@ -267,89 +272,63 @@ class Fleet:
         utilisation = replica.utilisation
         settling = self._now_s < replica.settled_s
         over = utilisation > self.policy.high
+        may_climb = not over and any(camera.rung for camera in replica.cameras.values())
         steps: list[Step] = []
-        if (over and not settling) or (replica.lowered and not over):
+        if (over and not settling) or may_climb:
             scale = replica.ratio / replica.capacity
             steps = self.policy.decide(replica.cameras, utilisation, self._now_s, scale=scale)
             if over:
                 replica.settled_s = self._now_s + self._settle_s
             for step in steps:
-                self._step(step, replica)
-        if not (settling or steps or (replica.lowered and utilisation < self.policy.low)):
+                camera = self._cameras[step.camera]
+                camera.rung, camera.since_s, camera.why = step.rung_to, step.at_s, step.reason
+            replica.changed()
+        if not (settling or steps or (may_climb and utilisation < self.policy.low)):
             self._dirty.discard(name)
         return steps
-
-    def _step(self, step: Step, replica: ReplicaLoad) -> None:
-        camera = self._cameras[step.camera]
-        replica.remove_camera(step.camera, *self._windows(camera))
-        camera.on.rung, camera.on.since_s, camera.why = step.rung_to, step.at_s, step.reason
-        replica.add_camera(step.camera, camera.on, *self._windows(camera))
-
-    def _windows(self, camera: FleetCamera) -> tuple[float, float]:
-        """Computed and all windows per second at its rung."""
-        rung = self.ladder.rungs[camera.on.rung]
-        if rung.shed:
-            return 0.0, 0.0
-        share = camera.spans[0] / rung.stride_s(*camera.spans)
-        return camera.rates[0] * share, camera.rates[1] * share
 
     def _unit(self, demand: Demand) -> Loads:
         return tuple(declared_load(demand, rung, self.costs, batch=self._max_batch) for rung in self.ladder.rungs)
 
     def _reload(self, name: str, camera: FleetCamera, *, always: bool = False) -> None:
         """Apply a changed demand, if the change is large enough."""
-        estimate, on = camera.estimate, camera.on
+        estimate = camera.estimate
         if always or abs(estimate.kept - camera.unit_kept) > NOTICED * max(camera.unit_kept, NOTICED):
             camera.unit, camera.unit_kept = self._unit(estimate.demand), estimate.kept
             before, camera.held = camera.held, holding(estimate.demand, self.ladder.rungs[0])
             self._committed.hold(before, -1.0)
             self._committed.hold(camera.held)
-        factor, old = estimate.factor, camera.loads[0]
-        if not always and abs(camera.unit[0] * factor - old) <= NOTICED * old:
+        old = camera.needed[0]
+        if not always and abs(camera.unit[0] * estimate.factor - old) <= NOTICED * old:
             return
-        loads = tuple([each * factor for each in camera.unit])
-        self._committed.add(on.priority, camera.loads, -1.0)
-        self._committed.add(estimate.declared.priority, loads)
-        if always:
-            owner = camera.owner
-            self._disown(name)
-            on.priority = estimate.declared.priority
-            camera.set_loads(loads)
-            self._own(name, owner)
-        else:
-            load_s, windows = on.load, self._windows(camera)
-            camera.set_loads(loads)
-            if camera.owner is not None:
-                now = self._windows(camera)
-                self._replicas[camera.owner].change_load(on.load - load_s, now[0] - windows[0], now[1] - windows[1])
-                self._dirty.add(camera.owner)
+        self._committed.add(camera.priority, camera.needed, -1.0)
+        camera.use_estimate()
+        self._committed.add(camera.priority, camera.needed)
+        self._changed(camera.owner)
         self._weigh(name, camera)
 
-    def _own(self, name: str, owner: str | None) -> None:
+    def _own(self, name: str, owner: str | None) -> str | None:
+        """Give a camera to a replica, or to none; returns the one that had it."""
         camera = self._cameras[name]
-        camera.owner = owner
+        before, camera.owner = camera.owner, owner
+        if before is not None:
+            del self._replicas[before].cameras[name]
+            self._changed(before)
         if owner is not None:
-            replica = self._replicas[owner]
-            replica.add_camera(name, camera.on, *self._windows(camera))
-            self._dirty.add(owner)
+            self._replicas[owner].cameras[name] = camera
+            self._changed(owner)
+        return before
 
-    def _disown(self, name: str) -> None:
-        """Take a camera off its replica."""
-        camera = self._cameras[name]
-        if camera.owner is None:
-            return
-        replica = self._replicas[camera.owner]
-        replica.remove_camera(name, *self._windows(camera))
-        self._dirty.add(camera.owner)
-        camera.owner = None
+    def _changed(self, replica: str | None) -> None:
+        if replica is not None:
+            self._replicas[replica].changed()
+            self._dirty.add(replica)
 
     def _moved(self, moved: Iterable[str], *, warm: bool) -> list[CameraMove]:
         moves = []
         for name in moved:
-            source = self._cameras[name].owner
-            self._disown(name)
             owner = self._placement.owner(name)
-            self._own(name, owner)
+            source = self._own(name, owner)
             moves.append(CameraMove(name, source, owner, warm and source is not None))
         return moves
 
@@ -360,7 +339,7 @@ class Fleet:
             return Admission("accepted", "it waits for a replica")
         utilisation = self.utilisation(camera.owner)
         reason = f"{camera.owner} is at {utilisation:.0%} of its capacity with it"
-        reduced = camera.on.rung > 0 or utilisation > self.policy.high
+        reduced = camera.rung > 0 or utilisation > self.policy.high
         if reduced:
             reason += "; cameras there run at reduced quality"
         return Admission("reduced" if reduced else "accepted", reason)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cluster.errors import ConfigError
 from cluster.files import write_text
@@ -28,28 +28,21 @@ class _Candidate(NamedTuple):
 
 
 @dataclass(slots=True)
-class _CachedCandidate:
-    """Cached best step of a camera, if any, and the inputs it was computed for."""
-
-    asked: tuple[object, ...] = ()
-    turn: _Candidate | None = None
-
-
-@dataclass(slots=True)
 class CameraOnLadder:
     """A camera as the policy sees it.
 
     * ``rung``: its rung since ``since_s``
     * ``loads``: replica seconds per second, at each rung
-    * ``down``, ``up``: the policy's cached best steps
+    * ``best``: its last best step down (True) and up, and what that was made of
     """
 
     priority: Priority
     loads: tuple[float, ...]
     rung: int = 0
     since_s: float = -math.inf
-    down: _CachedCandidate = field(default_factory=_CachedCandidate, init=False, repr=False, compare=False)
-    up: _CachedCandidate = field(default_factory=_CachedCandidate, init=False, repr=False, compare=False)
+    best: dict[bool, tuple[tuple[object, ...], _Candidate | None]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @property
     def load(self) -> float:
@@ -150,17 +143,16 @@ class LadderPolicy:
         return reached
 
     def _candidates(self, cameras: Iterable[tuple[str, CameraOnLadder]], *, down: bool) -> list[_Candidate]:
-        """The best step of each camera, as a heap. Most cameras do not change between decisions, and their cached step
-        still holds."""
+        """The best step of each camera, as a heap. Most do not change between decisions: their last one still holds."""
         best = self.lower if down else self.upper
         heap = []
         for name, camera in cameras:
-            found = camera.down if down else camera.up
             asked = self, name, camera.priority, camera.loads, camera.rung
-            if found.asked != asked:
-                found.asked, found.turn = asked, best(name, camera, camera.rung)
-            if found.turn is not None:
-                heap.append(found.turn)
+            found = camera.best.get(down)
+            if found is None or found[0] != asked:
+                found = camera.best[down] = asked, best(name, camera, camera.rung)
+            if found[1] is not None:
+                heap.append(found[1])
         heapify(heap)
         return heap
 
@@ -178,8 +170,7 @@ class LadderPolicy:
         return None if found < 0 else _Candidate(int(best[0]), best[1], name, found)
 
     def upper(self, name: str, camera: CameraOnLadder, rung: int) -> _Candidate | None:
-        """The best step up from ``rung``; ``None`` at full quality. Tiers come in the opposite order of stepping
-        down."""
+        """The best step up from ``rung``; ``None`` at full quality. Tiers come in the opposite order."""
         loads, worth, weight = camera.loads, self._worth, self.weights[camera.priority]
         best, found = math.inf, -1
         for place in range(rung - 1, -1, -1):
@@ -236,9 +227,8 @@ class Rung:
 
     @property
     def value(self) -> float:
-        """Value of the answers relative to full quality: F1 times the share of answers. F1 of whole videos does not
-        include that an alert comes later at a longer stride; this counts each answer that a longer stride skips as
-        dropped."""
+        """F1 times the share of answers: F1 of whole videos does not include that an alert comes later at a longer
+        stride, so that each answer that it skips counts as dropped."""
         return 0.0 if self.shed else self.f1 / self.stride
 
     def stride_s(self, stride_s: float, window_s: float) -> float:
@@ -316,7 +306,7 @@ class Ladder:
         except ValueError as error:
             raise ConfigError(f"{file} is not JSON ({error}); write it anew with: sightline eval ladder") from None
         try:
-            return cls(tuple(_rung(each) for each in body["rungs"]), str(body["source"]))
+            return cls(tuple(Rung(**each) for each in body["rungs"]), str(body["source"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{file} is not a ladder ({error!r}); write it anew with: sightline eval ladder"
@@ -329,15 +319,6 @@ class Ladder:
             SightlineError: the file cannot be written.
         """
         write_text(path / FILE if path.is_dir() else path, self.to_json() + "\n")
-
-
-def _rung(body: Any) -> Rung:
-    if not isinstance(body, dict):
-        raise TypeError(f"a rung has names and values, it is not {body!r}")
-    unknown = set(body) - {field.name for field in fields(Rung)}
-    if unknown:
-        raise ConfigError(f"a rung has no {', '.join(sorted(unknown))}")
-    return Rung(**body)
 
 
 def default() -> Ladder:

@@ -5,7 +5,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from cluster.control.admission import UNBOUNDED, Holding
-from cluster.control.ladder import CameraOnLadder
+from cluster.control.camera_record import FleetCamera
 
 AVERAGE_S = 16.0
 """Averaging time of reports, seconds: in less than the usual strides, the load is that of the cameras whose windows end
@@ -29,52 +29,38 @@ MOST_WAITING = 0.4
 
 @dataclass(slots=True)
 class ReplicaLoad:
-    """``load``, ``windows``, ``due``: sums over its cameras at their rungs, of busy seconds, computed windows and all
-    windows per second.
+    """Call :meth:`changed` after any change of its ``cameras``.
 
     * ``limit``: what it can hold
-    * ``lowered``: cameras below full quality
     * ``ratio``: measured over predicted busy seconds
     * ``settled_s``: until then its last steps down have no full effect yet
+    * ``lag_s``: expected mean lag of a window; ``None``: unknown since the last change
     """
 
     capacity: float
     limit: Holding = UNBOUNDED
-    cameras: dict[str, CameraOnLadder] = field(default_factory=dict)
-    load: float = 0.0
-    windows: float = 0.0
-    due: float = 0.0
-    lowered: int = 0
+    cameras: dict[str, FleetCamera] = field(default_factory=dict)
     ratio: float = 1.0
     reported_s: float = -math.inf
     backlog_s: float = 0.0
     settled_s: float = -math.inf
     draining: bool = False
+    lag_s: float | None = None
+    _load: float | None = None
     _before: float = 0.0
     _grew_s: float = -math.inf
     _fell_s: float = -math.inf
     _recent_reports: deque[tuple[float, float, float]] = field(default_factory=deque)
 
-    def add_camera(self, name: str, camera: CameraOnLadder, windows: float, due: float) -> None:
-        self.cameras[name] = camera
-        self.load += camera.load
-        self.windows += windows
-        self.due += due
-        self.lowered += camera.rung > 0
+    def changed(self) -> None:
+        self._load = self.lag_s = None
 
-    def remove_camera(self, name: str, windows: float, due: float) -> None:
-        camera = self.cameras.pop(name)
-        self.lowered -= camera.rung > 0
-        # Sums of added and subtracted floats drift; an empty replica's are reset to 0.
-        self.load = self.load - camera.load if self.cameras else 0.0
-        self.windows = self.windows - windows if self.cameras else 0.0
-        self.due = self.due - due if self.cameras else 0.0
-
-    def change_load(self, load: float, windows: float, due: float) -> None:
-        """Add the load change of a camera that stays."""
-        self.load += load
-        self.windows += windows
-        self.due += due
+    @property
+    def load(self) -> float:
+        """Busy seconds per second of its cameras at their rungs."""
+        if self._load is None:
+            self._load = sum(camera.load for camera in self.cameras.values())
+        return self._load
 
     def report(
         self, busy_share: float, backlog_s: float, now_s: float, *, unshared_s: float = 0.0, settle_s: float = 0.0
@@ -89,7 +75,7 @@ class ReplicaLoad:
             settle_s: seconds after which changes of many cameras have taken effect.
         """
         period_s, grown_s = now_s - self.reported_s, backlog_s - self.backlog_s
-        self.reported_s, self.backlog_s = now_s, max(0.0, backlog_s)
+        self.reported_s, self.backlog_s, self.lag_s = now_s, max(0.0, backlog_s), None
         self._ignore_reports_until(now_s + settle_s)
         if self.load <= 0 or not 0 < period_s < math.inf:
             self._recent_reports.clear()
@@ -120,8 +106,7 @@ class ReplicaLoad:
         return heard_s, came_s, expected_s
 
     def _ignore_reports_until(self, felt_s: float) -> None:
-        """Discard reports until ``felt_s`` that date from before an abrupt change: those of overload where the load
-        fell, of underload where it grew."""
+        """Discard reports from before an abrupt change: of overload where the load fell, of underload where it grew."""
         before, self._before = self._before, self.load
         if abs(self.load - before) > ABRUPT * before:
             self._recent_reports.clear()

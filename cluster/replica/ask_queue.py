@@ -23,8 +23,7 @@ _SAVED_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """``turns``: the last (question, answer) pairs; ``users``: questions on it, running or waiting; ``over``: it cannot
-    be continued."""
+    """``turns``: (question, answer); ``users``: questions that run or wait; ``over``: it cannot be continued."""
 
     id: str
     camera: str
@@ -42,8 +41,7 @@ class Conversations:
     first, so that it is asked with that answer as context; a third is refused.
 
     Args:
-        limit: above the number of concurrent questions, so that an idle conversation can always be evicted for a new
-            one.
+        limit: above the number of concurrent questions, so that an idle conversation can make room for a new one.
         clock: monotonic seconds.
     """
 
@@ -99,8 +97,7 @@ class Conversations:
         return known
 
     def add_turn(self, conversation: Conversation, question: str, answer: str) -> None:
-        """Store one turn. A new conversation can be continued from here on; one whose question was not answered
-        cannot."""
+        """Store one turn. A new conversation can be continued once it has one."""
         if conversation.over:
             return
         conversation.turns.append((question, answer))
@@ -145,26 +142,18 @@ class AskQueue:
     """Questions of one engine, answered one after the other, a step at a time.
 
     ``offer`` and ``len`` may be called from any thread, everything else from the engine's only. While windows wait,
-    questions take at most ``share`` of the time, otherwise all that is left.
+    questions take at most ``share`` of the time, otherwise all that is left. ``MemoryServicer`` bounds their number.
 
     Args:
         begin: starts a question on the engine.
         share: 0 to 1; with 0 questions wait until no window does.
-        limit: most questions waiting or being answered.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self,
-        begin: Callable[[AskSpec], AskRun],
-        *,
-        share: float = 0.2,
-        limit: int = 16,
-        clock: Callable[[], float] = time.monotonic,
+        self, begin: Callable[[AskSpec], AskRun], *, share: float = 0.2, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._begin = begin
-        self._share, self._limit = share, limit
-        self._clock = clock
+        self._begin, self._share, self._clock = begin, share, clock
         self._waiting: deque[_Question] = deque()
         self._closed = False
         self._saved_s = _SAVED_S if share > 0 else 0.0
@@ -178,21 +167,13 @@ class AskQueue:
     def offer(self, spec: AskSpec, piece: Callable[[str], None], *, timeout_s: float) -> Future[AskResult]:
         """Queue a question; ``piece`` gets the answer's text as it comes, on the engine's thread.
 
-        Cancelling the future ends the question. It raises ``UnavailableError`` on timeout.
-
-        Raises:
-            CapacityError: too many questions wait.
-            UnavailableError: the engine has stopped.
+        Cancelling the future ends the question. It raises ``UnavailableError`` on timeout, and so does this call when
+        the engine has stopped.
         """
         done: Future[AskResult] = Future()
         with self._lock:
             if self._closed:
                 raise stopping()
-            # Cancelled questions free their slots.
-            for question in [each for each in self._waiting if each.done.cancelled()]:
-                self._waiting.remove(question)
-            if len(self._waiting) >= self._limit:
-                raise CapacityError(f"{self._limit} questions wait already; ask again in a moment")
             self._waiting.append(_Question(spec, piece, done, self._clock() + timeout_s))
         return done
 

@@ -23,8 +23,7 @@ WARNING = "engine: simulated runs no model: its answers are drawn at random, and
 
 
 def load_configured(config: SightlineConfig, neighbours: int) -> VisionLanguageModel:
-    """Load the configured model; takes seconds to minutes. ``neighbours``: replicas that share this machine's cores,
-    with this one.
+    """Load the configured model; takes seconds to minutes. ``neighbours``: replicas on this machine's cores, with this.
 
     Raises:
         ModelError: the checkpoint or the device cannot be used.

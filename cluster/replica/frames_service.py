@@ -306,8 +306,7 @@ class _Connection:
         return None
 
     async def _frame(self, lane: _Lane, arrival: _Arrival) -> tuple[bool, _Refusal | None]:
-        """Pass one frame on; returns whether it was taken, and the refusal. After one, frames are discarded up to a
-        random access frame."""
+        """Whether a frame was taken, and the refusal, after which frames are discarded up to a random access frame."""
         sample, arrived_s = arrival
         if lane.rejected is None and (not lane.discarding or sample.random_access):
             lane.discarding = False

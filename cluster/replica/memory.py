@@ -44,8 +44,7 @@ def tier_stack(
     find_node: Callable[[], str] | None = None,
     tls: PeerTls | None = None,
 ) -> TierStack:
-    """Configured tiers of ``tiers.levels``, fastest first; ``find_node``: looks up the address of the node's process
-    when it stops answering."""
+    """Tiers of ``tiers.levels``; ``find_node``: looks up the node's process when it stops answering."""
     from cluster.memory.tiers.base import TierSettings
     from cluster.memory.tiers.stack import TierStack
 
@@ -72,7 +71,6 @@ class WorkerMemory:
     Raises:
         UnknownCameraError: of every request: there is no such camera.
         NotReadyError: nothing is remembered.
-        CapacityError: too many questions wait.
         ConfigError: the model cannot take the question.
     """
 
@@ -129,8 +127,7 @@ class WorkerMemory:
     async def delete_memory(self, camera: str, ago_s: float | None, *, only_here: bool = False) -> DeletedMemory:
         """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything.
 
-        ``only_here``: the camera is placed on another replica, which deletes what the tiers have once this has written
-        the last of it.
+        ``only_here``: another replica has the camera, and deletes what the tiers have once this has written the rest.
         """
         newest = self._album.newest_pts(camera)
         deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s, only_open=only_here))

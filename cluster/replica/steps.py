@@ -31,8 +31,7 @@ REST_S = 0.5
 class StepTimeEstimator:
     """Predicts the compute time of windows; used on the engine thread.
 
-    Without a cost model, a window's time is proportional to the tokens it computes, and the time per token is estimated
-    from the steps.
+    Without a cost model, it is proportional to the tokens computed, at a time per token estimated from the steps.
     """
 
     def __init__(self, costs: CostModel | None = None) -> None:
@@ -162,19 +161,50 @@ class OpenStream:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class FrameIntake:
-    """Moves frames from cameras' inboxes into the engine; called on the engine thread.
+class WorkerEvents(Protocol):
+    """Events of the engine thread; called on that thread, so implementations must not block."""
 
-    * ``lock``: guards cameras' inboxes, which other threads fill
-    * ``queue``: of windows; ``steps``: adds windows to it
+    def answered(self, answers: Sequence[Answer], *, late: bool) -> None:
+        """One window was answered; ``late``: after the next one was due."""
+
+    def batch(self, windows: int) -> None:
+        """So many windows were computed together, gated ones not counted."""
+
+    def dropped(self, stream: str, reason: str, windows: int) -> None:
+        """Windows were dropped; ``reason`` is a :class:`DropReason` or ``failed``."""
+
+    def lost(self, stream: str, windows: int) -> None:
+        """Windows of which video never came, or an open one lost when its camera was reset."""
+
+
+@dataclass(slots=True)
+class StepRunner:
+    """Moves frames from cameras' inboxes into the engine, and batches of windows through it, on the engine thread.
+
+    * ``streams``: open cameras by name; ``lock``: guards their inboxes and what they report
+    * ``queue``: of windows; ``pace``: estimates their time
+    * ``max_batch``, ``step_budget_s``: see :class:`~cluster.replica.worker.EngineWorker`
+    * ``failures``: consecutive steps in which every window failed; ``began_s``: monotonic time of the last engine call
+    * ``steps``: so far, in which ``windows`` were computed
+    * ``trouble``: why the engine was unavailable at the last attempt, empty if it was not
     """
 
     engine: Engine
     events: WorkerEvents
+    streams: Mapping[str, OpenStream]
     lock: threading.Condition
     queue: WindowQueue
-    steps: StepRunner
+    pace: StepTimeEstimator
+    max_batch: int
+    step_budget_s: float
+    failures: int = 0
+    trouble: str = ""
+    began_s: float = -math.inf
+    steps: int = 0
+    windows: int = 0
+    _rested_s: float = 0.0
+    # Compute time ahead of windows since the last step.
+    _ahead_s: float = 0.0
 
     def take_frames(self, stream: OpenStream) -> Literal["stays", "ended", "leaves"]:
         """Process every frame of a camera that may be taken now. ``ended``: its source had ended, and its last window
@@ -199,8 +229,7 @@ class FrameIntake:
         return "stays"
 
     def must_wait(self, stream: OpenStream) -> bool:
-        """Whether its next frame must wait: a fresh one discards windows that still wait; a patient camera must lose
-        none."""
+        """Whether its next frame must wait: a fresh one discards waiting windows; a patient camera must lose none."""
         waiting = self.queue.waiting(stream.spec.stream)
         return waiting > 0 and (stream.spec.patient or not self._continues(stream, stream.inbox[0]))
 
@@ -229,61 +258,15 @@ class FrameIntake:
             stream.accounting.add_gap(sample)
         closed = self.engine.push(sample)
         self.count_lost(stream, stream.accounting.add_frame(sample, offer.arrived_s, closed))
-        self.steps.enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
+        self._enqueue(stream, [replace(request, arrived_s=offer.arrived_s) for request in closed])
 
     def _flush(self, stream: OpenStream) -> None:
         """Close the incomplete last window of a camera whose source ended."""
         if stream.accounting.in_progress:
             stream.accounting.close_window()
-            self.steps.enqueue(stream, self.engine.flush(stream.spec.stream))
+            self._enqueue(stream, self.engine.flush(stream.spec.stream))
 
-
-class WorkerEvents(Protocol):
-    """Events of the engine thread; called on that thread, so implementations must not block."""
-
-    def answered(self, answers: Sequence[Answer], *, late: bool) -> None:
-        """One window was answered; ``late``: after the next one was due."""
-
-    def batch(self, windows: int) -> None:
-        """So many windows were computed together, gated ones not counted."""
-
-    def dropped(self, stream: str, reason: str, windows: int) -> None:
-        """Windows were dropped; ``reason`` is a :class:`DropReason` or ``failed``."""
-
-    def lost(self, stream: str, windows: int) -> None:
-        """Windows of which video never came, or an open one lost when its camera was reset."""
-
-
-@dataclass(slots=True)
-class StepRunner:
-    """Runs batches of queued windows through the engine, on the engine thread.
-
-    * ``streams``: open cameras by name; ``lock``: guards what a camera reports
-    * ``queue``: of windows; ``pace``: estimates their time
-    * ``max_batch``, ``step_budget_s``: see :class:`~cluster.replica.worker.EngineWorker`
-    * ``failures``: consecutive steps in which every window failed; ``began_s``: monotonic time of the last engine call
-    * ``steps``: so far, in which ``windows`` were computed
-    * ``trouble``: why the engine was unavailable at the last attempt, empty if it was not
-    """
-
-    engine: Engine
-    events: WorkerEvents
-    streams: Mapping[str, OpenStream]
-    lock: threading.Condition
-    queue: WindowQueue
-    pace: StepTimeEstimator
-    max_batch: int
-    step_budget_s: float
-    failures: int = 0
-    trouble: str = ""
-    began_s: float = -math.inf
-    steps: int = 0
-    windows: int = 0
-    _rested_s: float = 0.0
-    # Compute time ahead of windows since the last step.
-    _ahead_s: float = 0.0
-
-    def enqueue(self, stream: OpenStream, requests: Sequence[WindowRequest], *, again: bool = False) -> None:
+    def _enqueue(self, stream: OpenStream, requests: Sequence[WindowRequest], *, again: bool = False) -> None:
         """Queue closed windows of a camera; ``again``: they could not be started."""
         spec = stream.spec
         for request in requests:
@@ -343,7 +326,7 @@ class StepRunner:
         self._rested_s = time.monotonic() + REST_S
         log.warning("%d windows wait: %s", len(requests), error)
         for request in requests:
-            self.enqueue(self.streams[request.stream], [request], again=True)
+            self._enqueue(self.streams[request.stream], [request], again=True)
 
     def _answer_singly(self, requests: Sequence[WindowRequest]) -> None:
         """Answer windows one by one: an error of one camera must not affect the others."""

@@ -63,8 +63,7 @@ _VOID = 64
 
 
 class _Camera:
-    """``turn``: when its first window is due, ``ticket``: of its one valid heap entry; ``served_s``: when the last
-    taken window was due."""
+    """``turn``, ``served_s``: when its first and its last taken window are due; ``ticket``: of its valid heap entry."""
 
     __slots__ = ("rank", "served_s", "ticket", "turn", "windows")
 
@@ -147,8 +146,7 @@ class WindowQueue:
             patient: drop its windows only where the queue as a whole is full.
             priority: class of the camera.
             seconds: expected time that it adds to a step.
-            again: it was taken, but could not be started: it goes ahead of its camera's newer ones, as if it had never
-                been taken.
+            again: it could not be started: it goes ahead of its camera's newer ones, as if it had never been taken.
         """
         until_s = math.inf if patient else request.arrived_s + late_s
         if until_s < self._late_s:

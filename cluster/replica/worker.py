@@ -20,7 +20,7 @@ from cluster.control.costs import CostModel
 from cluster.engine.base import Engine, completed_future
 from cluster.errors import CapacityError, ConfigError, DeviceError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.replica.ask_queue import AskQueue, stopping
-from cluster.replica.steps import FrameIntake, OpenStream, PendingFrame, StepRunner, StepTimeEstimator, WorkerEvents
+from cluster.replica.steps import OpenStream, PendingFrame, StepRunner, StepTimeEstimator, WorkerEvents
 from cluster.replica.window_queue import WindowQueue
 from cluster.types import AskResult, AskSpec, DeletedMemory, FrameSample, StreamSpec
 from cluster.types.cameras import Priority
@@ -51,7 +51,7 @@ class EngineWorker:
         stall_s: seconds one engine call may take before :meth:`check` reports the engine as stuck.
         absent_s: seconds without :meth:`confirm_ownership` after which no frame is accepted and no window answered
             until then: this process stood still, and others may have its cameras.
-        ask_share: share of the time that free questions may take while windows wait; ``ask_queue``: most that wait.
+        ask_share: share of the time that free questions may take while windows wait.
     """
 
     def __init__(
@@ -68,10 +68,9 @@ class EngineWorker:
         stall_s: float = 120.0,
         absent_s: float = math.inf,
         ask_share: float = 0.2,
-        ask_queue: int = 16,
     ) -> None:
         self._engine = engine
-        self._asks = AskQueue(engine.ask, share=ask_share, limit=ask_queue)
+        self._asks = AskQueue(engine.ask, share=ask_share)
         self._pace = StepTimeEstimator(costs)
         self._inbox = inbox
         self._stall_s = stall_s
@@ -96,7 +95,6 @@ class EngineWorker:
             max_batch=max_batch,
             step_budget_s=step_budget_s,
         )
-        self._intake = FrameIntake(engine, events, self._wake, queue=self._queue, steps=self._steps)
         # Why the engine can never be called again.
         self._broken = ""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -120,13 +118,11 @@ class EngineWorker:
             self._wake.notify_all()
 
     def release_all(self) -> Future[None]:
-        """Close every camera without answering or writing anything: others own them all, and their windows here are
-        counted as lost."""
+        """Close every camera without answering or writing: others own them, and count their windows here as lost."""
         return self.call_on_engine_thread(lambda _: self._surrender())
 
     def prepare(self, spec: StreamSpec) -> None:
-        """Fetch another process's saved state of a camera before it is opened; waits for the fetch, not for the engine.
-        ``ConfigError``: see :meth:`open`."""
+        """Fetch another process's saved state before :meth:`open`, and raise like it; does not wait for the engine."""
         self._engine.prepare(spec)
 
     def open(self, spec: StreamSpec) -> Future[None]:
@@ -135,11 +131,9 @@ class EngineWorker:
         return self.call_on_engine_thread(lambda _: self._admit(spec))
 
     def offer(self, sample: FrameSample, arrived_s: float | None = None) -> Future[None]:
-        """Hand over a frame of an open camera, which arrived at ``arrived_s`` (monotonic; default now); done when it
-        was taken.
+        """Hand over a frame of an open camera, which came at ``arrived_s`` (monotonic; default now); done when taken.
 
-        The future raises ``ValueError`` when the engine cannot use the frame: the camera must continue with a fresh
-        one.
+        The future raises ``ValueError`` when the engine cannot use it: the camera must continue with a fresh one.
 
         Raises:
             CapacityError: too many frames wait already.
@@ -161,12 +155,7 @@ class EngineWorker:
         return taken
 
     def ask(self, ask: AskSpec, piece: Callable[[str], None], *, timeout_s: float) -> Future[AskResult]:
-        """Answer a free question beside the windows (:meth:`AskQueue.offer`).
-
-        Raises:
-            CapacityError: too many questions wait.
-            UnavailableError: the worker has stopped.
-        """
+        """Answer a free question beside the windows. Raises ``UnavailableError``: the worker has stopped."""
         with self._wake:
             done = self._asks.offer(ask, piece, timeout_s=timeout_s)
             self._wake.notify_all()
@@ -201,9 +190,8 @@ class EngineWorker:
         return self.call_on_engine_thread(forget)
 
     def close(self, stream: str, *, flush: bool = False, abandoned: bool = False) -> None:
-        """Close a camera; its memory stays in the tiers. At once, failing its questions, or with ``flush`` after its
-        last, incomplete window was answered, until which it can be asked. ``abandoned``: its decoder is gone, and
-        windows missed until now are lost."""
+        """Close a camera at once, failing its questions, or with ``flush`` after its last, incomplete window was
+        answered; its memory stays. ``abandoned``: its decoder is gone, and windows missed until now are lost."""
         self._command(lambda _: self._close(stream, flush, abandoned))
 
     def hand_over(self, stream: str) -> Future[HandedOver]:
@@ -212,8 +200,7 @@ class EngineWorker:
         return self._command(partial(self._leave, stream))
 
     def remove_camera(self, stream: str, life: str) -> Future[None]:
-        """Close a removed camera, open here or not, and delete its memory in every tier; another one of its name, with
-        another ``life``, keeps its own."""
+        """Close a removed camera and delete its memory in every tier; one of its name with another ``life`` stays."""
         return self.call_on_engine_thread(lambda _: self._remove(stream, life))
 
     def counts(self, stream: str) -> WindowCounters:
@@ -306,7 +293,7 @@ class EngineWorker:
                 command(done)
             if self._is_confirmed():
                 for name, stream in list(self._streams.items()):
-                    match self._intake.take_frames(stream):
+                    match self._steps.take_frames(stream):
                         case "ended":
                             self._let_go(name)
                         case "leaves":
@@ -328,7 +315,7 @@ class EngineWorker:
         if not self._is_confirmed():
             return False
         if self._steps.backoff_s is not None:
-            return any(stream.inbox and not self._intake.must_wait(stream) for stream in self._streams.values())
+            return any(stream.inbox and not self._steps.must_wait(stream) for stream in self._streams.values())
         return bool(
             self._ahead
             or len(self._queue)
@@ -364,7 +351,7 @@ class EngineWorker:
         if stream is None:
             return
         if abandoned:
-            self._intake.count_lost(stream, stream.accounting.count_abandoned(time.monotonic(), stream.spec.stride_s))
+            self._steps.count_lost(stream, stream.accounting.count_abandoned(time.monotonic(), stream.spec.stride_s))
         if flush:
             stream.ending = True
         else:

@@ -27,7 +27,7 @@ def sink(kind: str, **options):
         (lambda: sink("webhook", url=3), "alerts.sinks[0].options.url: must be a valid string, not 3"),
         (lambda: sink("mqtt", url="mqtt://h", topic="a/#"), "topic must be text without + and #"),
         (lambda: sink("kafka", brokers="h:1", settings={"acks": "0"}), "settings must leave acks alone"),
-        (lambda: sink("alertmanager", url="http://h/", hold_s=0.0), "timeout_s and hold_s must be above 0"),
+        (lambda: sink("alertmanager", url="http://h/", hold_s=0.0), "hold_s must be above 0"),
         (
             lambda: sink("alertmanager", url="http://h/", hold_s=60),
             "alerts.sinks[0].options.hold_s: must be longer than alerts.update_s = 60",

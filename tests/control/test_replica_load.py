@@ -11,8 +11,13 @@ from cluster.types.cameras import Priority
 
 def replica(load: float) -> ReplicaLoad:
     made = ReplicaLoad(1.0)
-    made.add_camera("c", CameraOnLadder(Priority.NORMAL, (load,)), windows=10.0, due=10.0)
+    change_load(made, load)
     return made
+
+
+def change_load(made: ReplicaLoad, load: float) -> None:
+    made.cameras["c"] = CameraOnLadder(Priority.NORMAL, (load,))
+    made.changed()
 
 
 class Engine:
@@ -92,7 +97,7 @@ def test_what_came_before_many_cameras_stepped_down_says_nothing_of_those_that_a
     for _ in range(6):
         engine.second_of(1.5)
     before = engine.made.ratio
-    engine.made.change_load(-0.6, 0.0, 0.0)
+    change_load(engine.made, 0.9)
     for _ in range(3):
         # Windows of before still come.
         engine.second_of(1.5)
@@ -106,7 +111,7 @@ def test_what_came_before_many_cameras_came_does_not_make_them_cheap() -> None:
     engine = Engine(replica(0.3))
     for _ in range(10):
         engine.second_of(0.3)
-    engine.made.change_load(0.5, 0.0, 0.0)
+    change_load(engine.made, 0.8)
     for _ in range(3):
         engine.second_of(0.3)
     assert engine.made.ratio == pytest.approx(1.0)

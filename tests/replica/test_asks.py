@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.errors import CapacityError, DeviceError, NotReadyError, UnavailableError
+from cluster.errors import DeviceError, NotReadyError, UnavailableError
 from cluster.replica.ask_queue import AskQueue
 from cluster.types import AskResult, AskSpec
 
@@ -142,21 +142,6 @@ def test_a_share_of_nothing_waits_until_no_window_does() -> None:
     assert not engine.runs
     drain(queue)
     assert done.result(0).text == "one"
-
-
-def test_one_too_many_is_refused_and_a_place_is_free_again_after_an_answer_or_a_cancellation() -> None:
-    queue = Engine().queue(limit=2)
-    offer(queue, "one")
-    second = offer(queue, "two")
-    with pytest.raises(CapacityError, match="2 questions wait"):
-        offer(queue, "three")
-    second.cancel()
-    third = offer(queue, "three")
-    with pytest.raises(CapacityError):
-        offer(queue, "four")
-    drain(queue)
-    assert third.result(0).text == "three"
-    offer(queue, "four")
 
 
 def test_a_question_whose_time_is_over_ends_wherever_it_stands_even_while_none_may_be_answered() -> None:

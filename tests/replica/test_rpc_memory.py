@@ -197,6 +197,11 @@ async def test_too_many_questions_at_once(until):
         assert code is Code.RESOURCE_EXHAUSTED
         assert "2 questions are being answered" in sentence
         assert metrics.asks.labels("refused")._value.get() == refused + 1
+        calls.pop().cancel()
+        await until(lambda: handler.under_way == 1)
+        calls.append(asyncio.create_task(ask(stub_of(channel))))
+        await until(lambda: handler.under_way == 2)
+        assert (await refusal(ask(stub_of(channel))))[0] is Code.RESOURCE_EXHAUSTED
         handler.go.set()
         await asyncio.gather(*calls)
         await ask(stub_of(channel))

@@ -324,8 +324,7 @@ class DraftFile:
         self._file = open(path, "wb", buffering=0, opener=open_private)  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
-        """Append data. Raises ``StorageError``: no space, a disk error, or the camera's footage was deleted
-        meanwhile."""
+        """Append data. Raises ``StorageError``: no space, a disk error, or the camera was forgotten meanwhile."""
         self._store._write(self, self._file, data)
 
     def commit(self) -> StoredFile:

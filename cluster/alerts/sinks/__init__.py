@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from cluster.alerts.incident import AlertEvent, Incident
-from cluster.errors import SightlineError
+from cluster.errors import ConfigError, SightlineError
 
 ReadPicture = Callable[[Incident], Awaitable[bytes | None]]
 """JPEG snapshot of an incident; None: there is none (yet). Takes as long as the disk: give it a deadline."""
@@ -18,6 +18,13 @@ class DeliveryError(SightlineError):
         super().__init__(message)
         self.retryable = retryable
         self.after_s = after_s
+
+
+def check_above_0(**options: float) -> None:
+    """Raises ``ConfigError``: one is not above 0."""
+    for name, value in options.items():
+        if not value > 0:
+            raise ConfigError(f"{name} must be above 0, not {value:g}")
 
 
 class Sink(Protocol):

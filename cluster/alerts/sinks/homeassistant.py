@@ -58,7 +58,8 @@ class HomeAssistantSink:
         self._wanted: dict[str, Message] | None = None
         self._published: dict[str, Message] = {}
         self._stale: set[str] = set()
-        self._open: dict[tuple[str, str], set[str]] = {}
+        # Open incidents, by item.
+        self._open: dict[str, set[str]] = {}
         self._read_picture: ReadPicture | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._syncing = asyncio.Lock()
@@ -68,9 +69,9 @@ class HomeAssistantSink:
 
     def follow_cameras(self, cameras: Mapping[str, Mapping[str, str]], ongoing: Sequence[Incident] = ()) -> None:
         for incident in ongoing:
-            self._incidents_of(incident).add(incident.id)
+            self._open.setdefault(_item_of(incident), set()).add(incident.id)
             # With its configuration, a state is published again.
-            self._published.pop(self._topic("binary_sensor", self._object(*_entity_of(incident))), None)
+            self._published.pop(self._topic("binary_sensor", _item_of(incident)), None)
         messages = [each for name, questions in cameras.items() for each in self._entities(name, questions)]
         self._wanted = {each.topic: each for each in messages}
         if self._keeping is None or self._keeping.done():
@@ -79,13 +80,13 @@ class HomeAssistantSink:
     async def send(self, event: AlertEvent) -> None:
         await self._sync()
         incident = event.incident
-        ours = self._incidents_of(incident)
+        ours = self._open.setdefault(_item_of(incident), set())
         if event.kind == "end":
             ours.discard(incident.id)
         else:
             ours.add(incident.id)
         attributes = json.dumps(event.body()["incident"], ensure_ascii=False)
-        base, kept = self._base(*_entity_of(incident)), self._has_entity(incident)
+        base, kept = f"{self.node}/{_item_of(incident)}", self._has_entity(incident)
         messages = [
             Message(f"{base}/attributes", attributes, retain=kept),
             Message(f"{base}/state", "ON" if ours else "OFF", retain=kept),
@@ -94,7 +95,7 @@ class HomeAssistantSink:
         await self._broker.publish(*messages)
         if (picture := await self._picture(incident)) is not None:
             kept = self._has_entity(incident)
-            await self._broker.publish(Message(f"{self._base(incident.camera)}/picture", picture, retain=kept))
+            await self._broker.publish(Message(f"{self.node}/{_slug(incident.camera)}/picture", picture, retain=kept))
 
     async def close(self) -> None:
         task, self._keeping = self._keeping, None
@@ -109,8 +110,7 @@ class HomeAssistantSink:
     # -- inside ---------------------------------------------------------------------------------
     def _has_entity(self, incident: Incident) -> bool:
         """Whether the broker may keep what is said of it: nobody would delete that of a removed camera or question."""
-        topic = self._topic("binary_sensor", self._object(*_entity_of(incident)))
-        return self._wanted is not None and topic in self._wanted
+        return self._wanted is not None and self._topic("binary_sensor", _item_of(incident)) in self._wanted
 
     async def _picture(self, incident: Incident) -> bytes | None:
         if self._read_picture is None:
@@ -156,13 +156,8 @@ class HomeAssistantSink:
         """What open incidents say, so that nothing is unknown."""
         if f"{self.discovery}/binary_sensor/" not in topic:
             return []
-        base = f"{self.node}/{topic.split('/')[-2]}"
-        is_open = any(ours and self._base(*key) == base for key, ours in self._open.items())
-        return [Message(f"{base}/state", "ON" if is_open else "OFF", retain=True)]
-
-    def _incidents_of(self, incident: Incident) -> set[str]:
-        """Open incidents of the same entity."""
-        return self._open.setdefault(_entity_of(incident), set())
+        item = topic.split("/")[-2]
+        return [Message(f"{self.node}/{item}/state", "ON" if self._open.get(item) else "OFF", retain=True)]
 
     def _leftovers(self, topic: str) -> list[str]:
         """Retained topics of an entity, its configuration first."""
@@ -171,22 +166,18 @@ class HomeAssistantSink:
 
     def _entities(self, camera: str, questions: Mapping[str, str]) -> list[Message]:
         device = {"identifiers": [f"{self.node}_{_slug(camera)}"], "name": camera, "manufacturer": "Sightline"}
-        found = [self._sensor(camera, subject, text, device) for subject, text in questions.items()]
-        found.append(
-            self._sensor(camera, HEALTH, "Camera", device, device_class="problem", entity_category="diagnostic")
-        )
-        picture = {
-            "name": "Last incident",
-            "image_topic": f"{self._base(camera)}/picture",
-            "content_type": "image/jpeg",
-        }
-        found.append(self._entity("image", self._object(camera), picture, device))
-        return found
+        health = {"device_class": "problem", "entity_category": "diagnostic"}
+        picture = {"image_topic": f"{self.node}/{_slug(camera)}/picture", "content_type": "image/jpeg"}
+        return [
+            *(self._sensor(_item(camera, subject), text, device) for subject, text in questions.items()),
+            self._sensor(_item(camera, HEALTH), "Camera", device, **health),
+            self._entity("image", _slug(camera), {"name": "Last incident", **picture}, device),
+        ]
 
-    def _sensor(self, camera: str, subject: str, name: str, device: Mapping[str, Any], **more: str) -> Message:
-        base = self._base(camera, subject)
+    def _sensor(self, item: str, name: str, device: Mapping[str, Any], **more: str) -> Message:
+        base = f"{self.node}/{item}"
         topics = {"state_topic": f"{base}/state", "json_attributes_topic": f"{base}/attributes"}
-        return self._entity("binary_sensor", self._object(camera, subject), {"name": name, **topics, **more}, device)
+        return self._entity("binary_sensor", item, {"name": name, **topics, **more}, device)
 
     def _entity(self, component: str, item: str, told: Mapping[str, Any], device: Mapping[str, Any]) -> Message:
         body = {
@@ -202,16 +193,14 @@ class HomeAssistantSink:
     def _topic(self, component: str, item: str) -> str:
         return f"{self.discovery}/{component}/{self.node}/{item}/config"
 
-    def _base(self, camera: str, subject: str = "") -> str:
-        return f"{self.node}/{self._object(camera, subject)}"
 
-    def _object(self, camera: str, subject: str = "") -> str:
-        return "-".join(_slug(each) for each in (camera, subject) if each)
+def _item(camera: str, subject: str) -> str:
+    return f"{_slug(camera)}-{_slug(subject)}"
 
 
-def _entity_of(incident: Incident) -> tuple[str, str]:
-    """Its camera, and the question or the camera's health."""
-    return incident.camera, incident.subject if incident.kind == "question" else HEALTH
+def _item_of(incident: Incident) -> str:
+    """That of its question, or of the camera's health."""
+    return _item(incident.camera, incident.subject if incident.kind == "question" else HEALTH)
 
 
 def _slug(name: str) -> str:

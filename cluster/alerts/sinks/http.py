@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from cluster.alerts.incident import AlertEvent, utc
-from cluster.alerts.sinks import DeliveryError
+from cluster.alerts.sinks import DeliveryError, check_above_0
 from cluster.errors import ConfigError
 from cluster.redaction import redact
 
@@ -42,34 +42,37 @@ def check_url(url: str) -> str:
     return url
 
 
-def check_headers(headers: Mapping[str, str]) -> None:
-    """Raises ``ConfigError``: no client sends such a header, like one of a file's whole content."""
-    for name, value in headers.items():
-        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not value.isprintable():
-            raise ConfigError(f"headers: {name!r} must be letters, digits and -, and its value one line")
-
-
-class HttpPoster:
-    """Connection pool to one address. ``post`` returns once the reply confirms the alert.
+@dataclass
+class HttpSink:
+    """POSTs to one address, over a pool of connections; ``headers`` are sent as well.
 
     408, 425, 429, 5xx and connection errors are retryable; any other reply but 2xx is final: the receiver understood
     and refused the alert. Redirects are not followed, so that a signed alert goes nowhere else.
     """
 
-    def __init__(self, url: str, timeout_s: float) -> None:
-        self._url = url
-        self._shown = redact(url)
-        self._timeout_s = timeout_s
+    url: str
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+    timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        check_above_0(timeout_s=self.timeout_s)
+        for name, value in self.headers.items():
+            # No client sends such a header, like one of a file's whole content.
+            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not value.isprintable():
+                raise ConfigError(f"headers: {name!r} must be letters, digits and -, and its value one line")
+        self._url = check_url(self.url)
         self._session: aiohttp.ClientSession | None = None
 
-    async def post(self, body: bytes, headers: Mapping[str, str]) -> None:
-        """POST one body. Raises ``DeliveryError``."""
+    async def _post(self, body: bytes, headers: Mapping[str, str]) -> None:
+        """POST one body of JSON; returns once the reply confirms the alert. Raises ``DeliveryError``."""
         import aiohttp
 
+        shown = redact(self._url)
+        headers = {**self.headers, "Content-Type": "application/json", **headers}
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=_CONNECTIONS),
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+                timeout=aiohttp.ClientTimeout(total=self.timeout_s),
             )
         try:
             async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as reply:
@@ -77,13 +80,11 @@ class HttpPoster:
                     return
                 said = (await reply.content.read(_SAID)).decode("utf-8", "replace").split("\n")[0].strip()
         except TimeoutError:
-            raise DeliveryError(f"{self._shown} did not answer within {self._timeout_s:g} s", retryable=True) from None
+            raise DeliveryError(f"{shown} did not answer within {self.timeout_s:g} s", retryable=True) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise DeliveryError(
-                f"{self._shown}: {redact(str(error)) or type(error).__name__}", retryable=True
-            ) from None
+            raise DeliveryError(f"{shown}: {redact(str(error)) or type(error).__name__}", retryable=True) from None
         retryable = reply.status in (408, 425, 429) or reply.status >= 500
-        message = f"{self._shown} answered {reply.status}{': ' + said if said else ''}"
+        message = f"{shown} answered {reply.status}{': ' + said if said else ''}"
         after = reply.headers.get("Retry-After", "")
         after_s = min(float(after), _MOST_AFTER_S) if after.isdecimal() else 0.0
         raise DeliveryError(message, retryable=retryable, after_s=after_s)
@@ -97,35 +98,23 @@ class HttpPoster:
 
 
 @dataclass
-class WebhookSink:
+class WebhookSink(HttpSink):
     """POSTs the alert's JSON to ``url``; taken when the reply is 2xx.
 
     With a ``secret``, ``Sightline-Signature`` is ``v1=`` and the hexadecimal HMAC-SHA256 of ``TIMESTAMP.BODY``, where
     TIMESTAMP is the header ``Sightline-Timestamp`` (seconds since 1970, of this attempt): a receiver refuses what is
-    not signed so, or is old. ``headers`` are sent as well, for receivers that want a token.
+    not signed so, or is old.
     """
 
-    url: str
     secret: str = field(default="", repr=False)
-    headers: dict[str, str] = field(default_factory=dict, repr=False)
-    timeout_s: float = 5.0
-
-    def __post_init__(self) -> None:
-        if not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s must be above 0, not {self.timeout_s:g}")
-        check_headers(self.headers)
-        self._poster = HttpPoster(check_url(self.url), self.timeout_s)
 
     async def send(self, event: AlertEvent) -> None:
         body = json.dumps(event.body(), ensure_ascii=False, separators=(",", ":")).encode()
-        headers = {**self.headers, "Content-Type": "application/json", "Idempotency-Key": event.key}
+        headers = {"Idempotency-Key": event.key}
         if self.secret:
             stamp = str(int(time.time()))
             headers |= {TIME_HEADER: stamp, SIGNATURE_HEADER: signature(self.secret, stamp, body)}
-        await self._poster.post(body, headers)
-
-    async def close(self) -> None:
-        await self._poster.close()
+        await self._post(body, headers)
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
@@ -134,23 +123,19 @@ def signature(secret: str, timestamp: str, body: bytes) -> str:
 
 
 @dataclass
-class AlertmanagerSink:
+class AlertmanagerSink(HttpSink):
     """POSTs to ``url``'s ``/api/v2/alerts``. One incident is one alert: its labels never change.
 
     An open alert expires ``hold_s`` after its last update, if the cluster vanishes. ``labels`` are added, for routing.
     """
 
-    url: str
     labels: dict[str, str] = field(default_factory=dict)
-    headers: dict[str, str] = field(default_factory=dict, repr=False)
     hold_s: float = 3600.0
-    timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
-        if not self.timeout_s > 0 or not self.hold_s > 0:
-            raise ConfigError("timeout_s and hold_s must be above 0")
-        check_headers(self.headers)
-        self._poster = HttpPoster(check_url(self.url).rstrip("/") + PATH, self.timeout_s)
+        super().__post_init__()
+        check_above_0(hold_s=self.hold_s)
+        self._url = self._url.rstrip("/") + PATH
 
     async def send(self, event: AlertEvent) -> None:
         incident = event.incident
@@ -173,8 +158,4 @@ class AlertmanagerSink:
             "startsAt": utc(incident.opened_s),
             "endsAt": utc(ends_s),
         }
-        body = json.dumps([alert], ensure_ascii=False).encode()
-        await self._poster.post(body, {**self.headers, "Content-Type": "application/json"})
-
-    async def close(self) -> None:
-        await self._poster.close()
+        await self._post(json.dumps([alert], ensure_ascii=False).encode(), {})

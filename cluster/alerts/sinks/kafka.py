@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cluster.alerts.incident import AlertEvent
-from cluster.alerts.sinks import DeliveryError
+from cluster.alerts.sinks import DeliveryError, check_above_0
 from cluster.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
@@ -52,8 +52,7 @@ class KafkaSink:
             raise ConfigError(f"topic must be letters, digits, . _ and -, not {self.topic!r}")
         if ours := [name for name in _OURS if name in self.settings]:
             raise ConfigError(f"settings must leave {ours[0]} alone; it follows from brokers and timeout_s")
-        if not self.timeout_s > 0:
-            raise ConfigError(f"timeout_s must be above 0, not {self.timeout_s:g}")
+        check_above_0(timeout_s=self.timeout_s)
         self._producer: Producer | None = None
         self._polling: threading.Thread | None = None
         self._closed = threading.Event()

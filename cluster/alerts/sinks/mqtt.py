@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from cluster.alerts.incident import AlertEvent
-from cluster.alerts.sinks import DeliveryError
+from cluster.alerts.sinks import DeliveryError, check_above_0
 from cluster.errors import ConfigError
 from cluster.redaction import redact
 
@@ -62,8 +62,7 @@ class MqttPublisher:
             self._address = urlsplit("")
         if not self._address.hostname:
             raise ConfigError(f"url must be an address like mqtt://host:1883, not {redact(url)!r}")
-        if not timeout_s > 0:
-            raise ConfigError(f"timeout_s must be above 0, not {timeout_s:g}")
+        check_above_0(timeout_s=timeout_s)
         self._timeout_s, self._client_id, self._ca_file = timeout_s, client_id, ca_file
         self._will, self._listen, self._on_message = will, listen, on_message
         self._client: Client | None = None

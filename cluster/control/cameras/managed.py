@@ -1,5 +1,4 @@
-"""Cameras as declared, their managers, who alone may change them unless they are taken over, and the changes between
-two declarations."""
+"""Cameras as declared, their managers, who alone may change them, and the changes between two declarations."""
 
 import json
 import re
@@ -119,8 +118,7 @@ def with_variables(entry: dict[str, Any], taken: Iterable[str] = ()) -> tuple[di
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change of one camera. ``conflict``: it belongs to the manager ``owner``, and stays as it is; ``takeover``: it is
-    taken from ``owner``."""
+    """Change of one camera. ``conflict``: it belongs to ``owner``, and stays; ``takeover``: it is taken from that."""
 
     kind: Literal["add", "update", "remove", "same", "conflict", "takeover"]
     name: str
@@ -171,8 +169,7 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class CameraChanges:
-    """``cameras``: the new table; ``changed``: new ones or with other settings; ``left``: declared, but owned by other
-    managers."""
+    """``cameras``: the new table; ``changed``: new or other settings; ``left``: declared, but owned by others."""
 
     cameras: list[ManagedCamera]
     changed: list[ManagedCamera]

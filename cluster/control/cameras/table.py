@@ -132,8 +132,7 @@ class CameraStore:
         return [_stored(name, value) for name, value in values if value is not None]
 
     def follow(self, configuration: Sequence[CameraEntry]) -> CameraChanges:
-        """Apply the changes between the last configuration's cameras and this one's, none at first, to the stored
-        cameras."""
+        """Apply the changes from the last configuration's cameras (none at first) to this one's to those stored."""
         value = self._table.get(SEEDED)
         last = [_last(entry) for entry in json.loads(value)] if value is not None else []
         found = merge_configuration(last, configuration, self.load())
@@ -237,8 +236,7 @@ class CameraTable:
         return {name: managed.life for name, managed in self._left_out.items()}
 
     def load(self, cameras: Iterable[ManagedCamera], now_s: float) -> None:
-        """Restore cameras when a controller starts. One that does not fit the configuration is logged and left out; its
-        stored declaration is kept."""
+        """Restore cameras at the start. One that does not fit the configuration is left out, and stays stored."""
         for managed in cameras:
             try:
                 if managed.trouble:
@@ -406,8 +404,7 @@ class StoredCameras:
             return self._table.apply(managed, time.monotonic())
 
     async def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> str:
-        """See :meth:`CameraTable.remove`; returns the camera's life. Raises ``UnavailableError`` as well: it cannot be
-        stored."""
+        """See :meth:`CameraTable.remove`; returns the life. Raises ``UnavailableError`` too: it cannot be stored."""
         async with self._one_by_one:
             life = self._table.check_remove(name, manager=manager, takeover=takeover)
             await self.write(self._store.remove, life, name)
