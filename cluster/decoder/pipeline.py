@@ -23,13 +23,11 @@ from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.picture_statistics import PictureStatistics
 from cluster.errors import CapacityError, SourceError, first_line
 from cluster.types import (
-    BoolGrid,
     EncodedPacket,
     FrameSample,
     PatchGeometry,
     PictureHealth,
     SampledPicture,
-    ShownPicture,
     StreamSpec,
 )
 from cluster.vision.pruners.base import make_pruner
@@ -141,9 +139,6 @@ SILENT_S = 10.0
 SILENT = "connected, but without a picture for more than 10 s: it sends nothing, or nothing that can be decoded"
 
 Sink = Callable[[FrameSample], None]
-Show = Callable[[ShownPicture, BoolGrid, float], None]
-"""Called with the newest decoded sample, its frame's kept patches and when it was decoded, seconds of the monotonic
-clock; keeps at most a reference."""
 
 
 class CameraPipeline:
@@ -162,11 +157,12 @@ class CameraPipeline:
         settings: PipelineSettings,
         sink: Sink,
         on_end: Callable[[PipelineStatus], None] | None = None,
-        show: Show | None = None,
+        footage: CameraFootage | None = None,
         gate: DecodeGate | None = None,
         devices: DecodeDevices | None = None,
     ) -> None:
-        """``gate``: shared by a process's cameras, held for a packet at a time. ``devices``: default, the process's.
+        """``footage``: told of every packet and of the pictures to show. ``gate``: shared by a process's cameras, held
+        for a packet at a time. ``devices``: default, the process's.
 
         Raises:
             ConfigError: unknown pruner or parameter.
@@ -174,7 +170,7 @@ class CameraPipeline:
         self.name = name
         self._sink = sink
         self._on_end = on_end
-        self._show = show
+        self._footage = footage or CameraFootage()
         self._gate: AbstractContextManager[object] = nullcontext() if gate is None else gate
         self._supervisor = SourceSupervisor(source, settings.backoff)
         devices = devices or DecodeDevices()
@@ -300,8 +296,12 @@ class CameraPipeline:
 
     def _log_state(self, status: SourceStatus) -> None:
         self._status, self._told_at = status, time.monotonic()
+        if status.state is not CameraState.RUNNING:
+            ended = self._supervisor.source.ended
+            self._footage.pause("the video ended" if ended else "the connection to the camera was lost")
 
     def _open(self, header: StreamHeader) -> None:
+        self._footage.open(header)
         self._processor.open(header)
         self._note_device()
 
@@ -320,6 +320,7 @@ class CameraPipeline:
             logger.info("camera %s decodes on the GPU", self.name)
 
     def _feed(self, packet: EncodedPacket) -> None:
+        self._footage.add_packet(packet)
         if self._quality != self._wanted:
             self._quality = prune, fps = self._wanted
             self._processor.change_fps(self._fps * fps)
@@ -362,9 +363,9 @@ class CameraPipeline:
                 if sample is None and alone:
                     sample = self._sampler.flush()
             if sample is not None:
-                if self._show is not None and self._unshown is not None:
+                if self._unshown is not None:
                     picture, decoded_at = self._unshown
-                    self._show(picture, sample.mask, decoded_at)
+                    self._footage.show(picture, sample.mask, decoded_at)
                 self._unshown = None
                 self._send(sample)
 
@@ -379,8 +380,7 @@ class CameraPipeline:
                 return
             self._watch.add(sample.picture, sample.thumbnail, sample.difference)
             if frame is not None:
-                if self._show is not None:
-                    self._show(sample, frame.mask, time.monotonic())
+                self._footage.show(sample, frame.mask, time.monotonic())
                 self._send(frame)
 
     def _send(self, sample: FrameSample) -> None:

@@ -103,12 +103,12 @@ class RunningCamera:
         )
         self._pipeline = CameraPipeline(
             self.settings.name,
-            self.footage.tap(self._source),
+            self._source,
             self.geometry,
             pipeline_settings(self.settings),
             self._send,
             self._on_end,
-            self.footage.latest.show,
+            self.footage,
             self._gate,
         )
         self._pipeline.set_quality(prune=self.rung.prune, fps=self.rung.fps)
