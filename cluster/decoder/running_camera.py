@@ -12,7 +12,7 @@ from cluster.codec import CameraState, FileSource, NetworkSource, PushSource
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import FULL, Rung
 from cluster.decoder.decode_load import DecodeBacklog, DecodeGate
-from cluster.decoder.footage.camera import clip_lookback_s
+from cluster.decoder.footage.camera import camera_footage, clip_lookback_s
 from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.frame_lanes import LaneStatus, LostCamera
 from cluster.decoder.frame_sender import FrameSender
@@ -20,7 +20,6 @@ from cluster.decoder.packet_sink import QueueSink
 from cluster.decoder.pipeline import (
     CameraPipeline,
     PipelineStatus,
-    camera_footage,
     make_source,
     pipeline_settings,
     stream_spec_at,

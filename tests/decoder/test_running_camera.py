@@ -106,7 +106,7 @@ def test_other_questions_reach_the_replica_and_the_window_goes_on(bench, keeper)
 
 def test_lazy_decoding_waits_half_of_the_stride_that_holds_now(clip) -> None:
     with camera_bench(clip, sampling={"lazy_decode": "auto"}) as bench:
-        lazy = bench.camera._pipeline._processor.lazy
+        lazy = bench.camera._pipeline._lazy
         bench.push(2)
         assert lazy.wait_s == 1.0
         window = bench.camera.settings.window.model_copy(update={"stride_s": 4.0})

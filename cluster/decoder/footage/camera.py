@@ -9,7 +9,7 @@ from cluster.codec.source import StreamHeader
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.decoder.footage.clip import Painter
 from cluster.decoder.footage.pictures import LatestPicture
-from cluster.decoder.footage.ring import PacketRing
+from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.types import BoolGrid, EncodedPacket, ShownPicture
 
 log = logging.getLogger(__name__)
@@ -99,6 +99,14 @@ def clip_lookback_s(settings: CameraConfig, config: SightlineConfig, stride_s: f
     # A window waits until so many newer ones have come and is then dropped; its answer takes one more.
     late_s = (config.cluster.window_queue + 1) * stride_s
     return min(config.clips.before_s + windows_s, config.clips.longest_s) + late_s
+
+
+def camera_footage(settings: CameraConfig, config: SightlineConfig, rings: RingBudget | None) -> CameraFootage:
+    """Footage buffers of a camera; no packet ring without ``rings``, or where clips are off."""
+    ring = None
+    if rings is not None and config.clips.enabled and config.alerts.enabled:
+        ring = PacketRing(clip_lookback_s(settings, config), config.clips.ring_camera_bytes, rings)
+    return CameraFootage(ring, settings.privacy_masks, settings.source_options.decoded_bytes)
 
 
 def footage_bytes(seconds: float) -> int:
