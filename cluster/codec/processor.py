@@ -91,11 +91,8 @@ class CodecProcessor:
 
     # -- the caller's side ----------------------------------------------------------------------
     def open(self, header: StreamHeader) -> None:
-        """Start, or restart after a reconnect; sequence numbers count anew.
-
-        Raises:
-            SourceError: the codec is unknown, or its configuration is damaged.
-        """
+        """Start, or restart after a reconnect; sequence numbers count anew. Raises SourceError: the codec is unknown,
+        or its configuration is damaged."""
         self.device.reset()
         self._configure(header)
         if header.new_clock:

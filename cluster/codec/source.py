@@ -70,11 +70,8 @@ class Source(Protocol):
         ...
 
     def packets(self) -> Iterator[EncodedPacket]:
-        """Packets in decoding order until the video ends or the connection is lost.
-
-        Raises:
-            SourceError: reading failed.
-        """
+        """Packets in decoding order until the video ends or the connection is lost. Raises SourceError: reading
+        failed."""
         ...
 
     def close(self) -> None:

@@ -46,11 +46,8 @@ class QueueSink:
         self._retired = True
 
     async def open(self, header: StreamHeader, session: str) -> PushProgress:
-        """Open a session, which starts at 0 and replaces the old one; an ended session may only be ended again.
-
-        Raises:
-            SourceError: the camera is being removed.
-        """
+        """Open a session, which starts at 0 and replaces the old one; an ended session may only be ended again. Raises
+        SourceError: the camera is being removed."""
         if session != self._ended:
             self._source.begin_session(header, session)
             self._codec = header.codec

@@ -159,11 +159,7 @@ class CameraPipeline:
         devices: DecodeDevices | None = None,
     ) -> None:
         """``footage``: told of every packet and of the pictures to show. ``gate``: shared by a process's cameras, held
-        for a packet at a time. ``devices``: default, the process's.
-
-        Raises:
-            ConfigError: unknown pruner or parameter.
-        """
+        for a packet at a time. ``devices``: default, the process's. Raises ConfigError: unknown pruner or parameter."""
         self.name = name
         self._sink = sink
         self._on_end = on_end

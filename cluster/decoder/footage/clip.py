@@ -115,11 +115,8 @@ class Remuxer(_Writer):
         self._clock = DecodingClock()
 
     def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
-        """Write packets in decoding order; returns what is complete: whole boxes that never change later.
-
-        Raises:
-            SourceError: the packets cannot be made into a clip.
-        """
+        """Write packets in decoding order; returns what is complete: whole boxes that never change later. Raises
+        SourceError: the packets cannot be made into a clip."""
         with _sourced(self.done):
             if self._container is None and packets:
                 self._open(packets)
@@ -240,11 +237,7 @@ class Transcoder(_Writer):
 
 
 def picture_size(first: SegmentPacket, decoded_bytes: int) -> tuple[int, int]:
-    """Width and height of a keyframe, by decoding it.
-
-    Raises:
-        SourceError: it cannot be decoded.
-    """
+    """Width and height of a keyframe, by decoding it. Raises SourceError: it cannot be decoded."""
     decoder = Decoder(first.segment.codec, first.segment.extradata, decoded_bytes)
     try:
         frames = [*decoder.decode(first.packet.data, 0, 0), *decoder.drain()]
