@@ -15,7 +15,6 @@ from cluster import metrics
 from cluster.codec import FileSource
 from cluster.config.camera import ScheduleConfig
 from cluster.control.ladder import FULL, Rung
-from cluster.decoder.packet_sink import PushedCameraSink
 from cluster.decoder.pipeline import stream_spec_at
 from cluster.errors import CapacityError, NotReadyError
 from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec
@@ -451,13 +450,13 @@ def test_an_agent_that_did_not_hear_that_its_end_was_taken_hears_it_when_it_come
     camera, header = bench.camera, bench._header
     sent = bench.loop.run(camera.sink.end(), WAIT_S).next_sequence
     until(lambda: camera.ended, "its end")
-    again = PushedCameraSink(camera)
+    again = camera.sink
     assert bench.loop.run(again.open(header, "session"), WAIT_S).next_sequence == sent > 0
     assert bench.loop.run(again.end(), WAIT_S).next_sequence == sent
     assert camera.ended
     with pytest.raises(NotReadyError, match="session 'session' has ended"):
         bench.loop.run(again.offer(ingest_pb2.PacketBatch()), WAIT_S)
-    assert bench.loop.run(PushedCameraSink(camera).open(header, "another"), WAIT_S).next_sequence == 0
+    assert bench.loop.run(camera.sink.open(header, "another"), WAIT_S).next_sequence == 0
     assert not camera.ended
 
 
