@@ -22,7 +22,7 @@ from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.footage.service import Recorder
 from cluster.decoder.frame_lanes import LostCamera
 from cluster.decoder.frame_sender import FrameSender
-from cluster.decoder.packet_sink import PushedCameraSink
+from cluster.decoder.packet_sink import QueueSink
 from cluster.decoder.pipeline import sender_queue
 from cluster.decoder.running_camera import RunningCamera
 from cluster.decoder.source_test import SourceTester
@@ -225,7 +225,7 @@ class Decoder(ActorProcess):
         camera.route(assigned.replica_address, hand_over=camera.address in alive)
 
     # -- packets in, frames out -----------------------------------------------------------------
-    async def _sink(self, name: str) -> PushedCameraSink:
+    async def _sink(self, name: str) -> QueueSink:
         camera = self._cameras.get(name)
         if camera is None:
             raise UnknownCameraError(f"{self._name} does not run camera {name!r} (yet)")
@@ -233,7 +233,7 @@ class Decoder(ActorProcess):
             raise NotReadyError(
                 f"camera {name!r} reads {camera.settings.source!r} itself; it accepts no pushed packets"
             )
-        return PushedCameraSink(camera)
+        return camera.sink
 
     def _count(self, field: str, value: str) -> int:
         """Cameras whose pipelines say so."""

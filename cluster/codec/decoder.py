@@ -99,11 +99,8 @@ class PictureMemory:
         return picture
 
     def check_parameter_sets(self, data: bytes) -> Sequence | None:
-        """Check an Annex-B packet's parameter sets; returns the last, None without any.
-
-        Raises:
-            PicturesTooLargeError: one exceeds the budget.
-        """
+        """Check an Annex-B packet's parameter sets; returns the last, None without any. Raises PicturesTooLargeError:
+        one exceeds the budget."""
         sequence = None
         for sequence in sequences(self.codec, data):
             need = int(sequence.pictures * self._picture(sequence))
@@ -122,11 +119,8 @@ class PictureMemory:
         return sequence.width * sequence.height * (samples + self._side)
 
     def check_budget(self, context: VideoCodecContext) -> None:
-        """Check that one more picture of the decoder's current size and format fits.
-
-        Raises:
-            PicturesTooLargeError: it does not.
-        """
+        """Check that one more picture of the decoder's current size and format fits. Raises PicturesTooLargeError: it
+        does not."""
         width, height, form = context.coded_width, context.coded_height, context.format
         if not width or not height or form is None:
             return
@@ -166,10 +160,7 @@ class Decoder:
         self, codec: str, extradata: bytes, decoded_bytes: int = DECODED_BYTES, size: tuple[int, int] = (0, 0)
     ) -> None:
         """``decoded_bytes``: see PictureMemory. ``size``: width and height as the source tells them, 0 where unknown.
-
-        Raises:
-            SourceError: this FFmpeg cannot decode ``codec``.
-        """
+        Raises SourceError: this FFmpeg cannot decode ``codec``."""
         self.codec = codec
         try:
             context = self._create(codec)

@@ -60,11 +60,7 @@ class HevcPicture:
 
 
 def read_hevc_sequence(unit: bytes) -> HevcSequence:
-    """A sequence parameter set.
-
-    Raises:
-        ValueError: cut short or damaged.
-    """
+    """A sequence parameter set. Raises ValueError: cut short or damaged."""
     bits = Bits(unit[2:])
     start = read_hevc_sequence_start(bits)
     bits.skip_ue(6)
@@ -104,11 +100,8 @@ def _skip_hevc_scaling(bits: Bits) -> None:
 
 
 def _read_reference_set(bits: Bits, sets: list[_ReferenceSet], index: int, count: int) -> _ReferenceSet:
-    """``st_ref_pic_set`` (§7.3.7) with the derivation of §7.4.8; ``index`` = ``count`` in a slice header.
-
-    Raises:
-        ValueError: cut short, or more pictures than there can be.
-    """
+    """``st_ref_pic_set`` (§7.3.7) with the derivation of §7.4.8; ``index`` = ``count`` in a slice header. Raises
+    ValueError: cut short, or more pictures than there can be."""
     if index and bits.flag():
         back = bits.ue() + 1 if index == count else 1
         if back > index:
@@ -142,11 +135,7 @@ def _predict_reference_set(bits: Bits, base: _ReferenceSet) -> _ReferenceSet:
 
 
 def read_hevc_picture(unit: bytes) -> HevcPicture:
-    """A picture parameter set.
-
-    Raises:
-        ValueError: cut short or damaged.
-    """
+    """A picture parameter set. Raises ValueError: cut short or damaged."""
     bits = Bits(unit[2:])
     number, sequence = bits.ue(), bits.ue()
     bits.bits(1)

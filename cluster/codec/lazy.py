@@ -22,9 +22,10 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from cluster.codec.nal import CodedPicture
+from cluster.codec.processor import FramedPacket
 from cluster.codec.slice_header import SliceHeaders
 from cluster.codec.timeline import DecodingClock
-from cluster.types import MICROSECONDS, EncodedPacket
+from cluster.types import MICROSECONDS
 
 AREA = 0.008
 """Changed area of one picture above which something happens: two groups of patches of a model's grid."""
@@ -67,15 +68,6 @@ reached."""
 _PENDING = 512
 _PLACES = (1, 2, 3, 4, 6, 9, 15, 25, 40, 60, 100)
 _PictureClass = tuple[str, bool, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class HeldPacket:
-    """An undecoded packet: with its data in the decoder's framing, and whether others may refer to it."""
-
-    packet: EncodedPacket
-    data: bytes
-    reference: bool
 
 
 class QuietModel:
@@ -175,7 +167,7 @@ class LazyDecode:
     _headers: SliceHeaders = field(init=False)
     _stream: tuple[str, int, int] | None = None
     _model: QuietModel = field(default_factory=QuietModel)
-    _held: deque[HeldPacket] = field(default_factory=deque)
+    _held: deque[FramedPacket] = field(default_factory=deque)
     _times: list[int] = field(default_factory=list)
     _clock: DecodingClock = field(default_factory=DecodingClock)
     _last_given: int | None = None
@@ -225,8 +217,9 @@ class LazyDecode:
     def holding(self) -> int:
         return len(self._held)
 
-    def holds(self, packet: EncodedPacket, data: bytes) -> bool:
+    def holds(self, each: FramedPacket) -> bool:
         """Judge the next packet in decoding order: whether nothing happens in it, and it may be held."""
+        packet, data = each.packet, each.data
         if self._found is not None:
             self._model.label(self._found)
             self._released, self._found = False, None
@@ -278,7 +271,7 @@ class LazyDecode:
             self.events["waited"] += 1
         return True
 
-    def hold(self, packet: HeldPacket) -> list[int]:
+    def hold(self, packet: FramedPacket) -> list[int]:
         """Hold a packet; returns the times of held pictures that would now be shown, ascending microseconds, but none
         where they wait."""
         self._held.append(packet)
@@ -290,7 +283,7 @@ class LazyDecode:
             shown -= round((self.wait_s if self.waits else min(SLOW_S, self.wait_s)) * MICROSECONDS)
         return self._shown_before(shown)
 
-    def release(self) -> list[HeldPacket]:
+    def release(self) -> list[FramedPacket]:
         """What is held, in decoding order, to be decoded now."""
         held = list(self._held)
         if held:

@@ -48,11 +48,8 @@ class Configuration:
 
 
 def configuration(codec: str, extradata: bytes) -> Configuration:
-    """Read avcC, hvcC or Annex-B extradata (ISO/IEC 14496-15 §5.3.3, §8.3.3).
-
-    Raises:
-        ValueError: the configuration record is cut short.
-    """
+    """Read avcC, hvcC or Annex-B extradata (ISO/IEC 14496-15 §5.3.3, §8.3.3). Raises ValueError: the configuration
+    record is cut short."""
     if codec not in FRAMED_CODECS or not extradata or extradata.startswith((_SHORT_START, START_CODE)):
         return Configuration(extradata, 0)
     try:
@@ -93,11 +90,7 @@ def _sized_unit(record: bytes, at: int) -> tuple[bytes, int]:
 
 
 def to_annexb(data: bytes, length_size: int) -> bytes:
-    """Replace length prefixes by start codes.
-
-    Raises:
-        ValueError: a length runs over the packet's end.
-    """
+    """Replace length prefixes by start codes. Raises ValueError: a length runs over the packet's end."""
     units = []
     at = 0
     while at < len(data):
@@ -191,11 +184,7 @@ class Bits:
         self._left = 8 * len(raw)
 
     def bits(self, count: int) -> int:
-        """Unsigned number of ``count`` bits.
-
-        Raises:
-            ValueError: past the end.
-        """
+        """Unsigned number of ``count`` bits. Raises ValueError: past the end."""
         if count > self._left:
             raise ValueError("the header is cut short")
         self._left -= count
@@ -283,11 +272,8 @@ def _read_hevc_sequence(unit: bytes) -> Sequence:
 
 
 def read_hevc_sequence_start(bits: Bits) -> Sequence:
-    """The fields up to the sizes of the picture buffer (H.265 §7.3.2.2.1), after the header's two bytes.
-
-    Raises:
-        ValueError: cut short.
-    """
+    """The fields up to the sizes of the picture buffer (H.265 §7.3.2.2.1), after the header's two bytes. Raises
+    ValueError: cut short."""
     bits.bits(4)
     sub_layers = bits.bits(3)
     bits.bits(1)
@@ -314,11 +300,8 @@ def read_hevc_sequence_start(bits: Bits) -> Sequence:
 
 
 def read_h264_sequence(unit: bytes) -> H264Sequence:
-    """The fields of a sequence parameter set up to the picture's size (H.264 §7.3.2.1.1).
-
-    Raises:
-        ValueError: cut short.
-    """
+    """The fields of a sequence parameter set up to the picture's size (H.264 §7.3.2.1.1). Raises ValueError: cut
+    short."""
     bits = Bits(unit[1:])
     profile = bits.bits(8)
     bits.bits(16)
@@ -365,11 +348,8 @@ def read_h264_sequence(unit: bytes) -> H264Sequence:
 
 
 def read_reference_counts(bits: Bits, kind: PictureType, usual: tuple[int, int]) -> list[int]:
-    """Number of references in each list of a slice (H.264 §7.3.3, H.265 §7.3.6.1); ``usual``: of its picture.
-
-    Raises:
-        ValueError: cut short, or more than there can be.
-    """
+    """Number of references in each list of a slice (H.264 §7.3.3, H.265 §7.3.6.1); ``usual``: of its picture. Raises
+    ValueError: cut short, or more than there can be."""
     lists = ("I", "P", "B").index(kind)
     counts = list(usual[:lists])
     if lists and bits.flag():

@@ -361,11 +361,8 @@ class RtspRelay(threading.Thread):
     """
 
     def __init__(self, address: SplitResult, timeout_s: float, ca_file: str | None = None) -> None:
-        """Connect to the server of ``address`` and listen for FFmpeg at :attr:`url`.
-
-        Raises:
-            OSError: the server cannot be reached within ``timeout_s``, or is not trusted.
-        """
+        """Connect to the server of ``address`` and listen for FFmpeg at :attr:`url`. Raises OSError: the server cannot
+        be reached within ``timeout_s``, or is not trusted."""
         super().__init__(name=f"rtsp relay {address.hostname}", daemon=True)
         self.redirected = False
         self.numbers = RtpNumbers()

@@ -149,11 +149,8 @@ class Nvdec:
     def open(
         self, codec: str, extradata: bytes, decoded_bytes: int = DECODED_BYTES, size: tuple[int, int] = (0, 0)
     ) -> NvdecDecoder:
-        """A decoder of ``codec`` with a session; arguments are those of Decoder.
-
-        Raises:
-            NvdecError: why there is none.
-        """
+        """A decoder of ``codec`` with a session; arguments are those of Decoder. Raises NvdecError: why there is
+        none."""
         self.check()
         if not _knows(codec):
             raise NvdecError(f"NVDEC does not decode {codec}")
@@ -205,11 +202,8 @@ def shared_nvdec() -> Nvdec:
 
 @contextlib.contextmanager
 def primary_context() -> Iterator[None]:
-    """The context of the first GPU that torch works in is this thread's.
-
-    Raises:
-        NvdecError: the driver, which was there before, gives none.
-    """
+    """The context of the first GPU that torch works in is this thread's. Raises NvdecError: the driver, which was there
+    before, gives none."""
     cuda, context = _retained_context()
     cuda.cuCtxPushCurrent_v2(context)
     try:
@@ -242,11 +236,8 @@ def _knows(codec: str) -> bool:
 
 
 def probe_machine(load: Callable[[str], Any] = ctypes.CDLL) -> None:
-    """Check driver, GPU, NVDEC's library and torch, in this order. ``load`` opens a shared library.
-
-    Raises:
-        NvdecError: names what is missing.
-    """
+    """Check driver, GPU, NVDEC's library and torch, in this order. ``load`` opens a shared library. Raises NvdecError:
+    names what is missing."""
     try:
         cuda = load("libcuda.so.1")
     except OSError:

@@ -1,5 +1,5 @@
 """Codec processor (step 2): packets in, samples with their change grids out. No packet is decoded twice, but for
-keyframes that are a witness (see :mod:`cluster.codec.lazy_feed`)."""
+keyframes that are a witness (see :mod:`cluster.codec.lazy_processor`)."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -10,8 +10,6 @@ import av
 from av.video.frame import PictureType, VideoFrame
 
 from cluster.codec.decoder import DECODED_BYTES, MOST_THREADS, DecodeError, Decoder, PicturesTooLargeError, trim_heap
-from cluster.codec.lazy import HeldPacket, LazyDecode
-from cluster.codec.lazy_feed import LazyFeed, ShowsChange
 from cluster.codec.motion import ReferenceDistance
 from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
 from cluster.codec.nvdec import DecodeDevice, DecodeWish, DevicePicture, Nvdec
@@ -29,8 +27,7 @@ _LATE = 1024
 @dataclass(frozen=True, slots=True)
 class CodecOptions:
     """``fps``: samples per second. ``masks``: privacy masks. ``zones``: outlined for the model. ``decoded_bytes``:
-    memory limit for decoded pictures. ``decode``: on which device; "auto" takes a GPU if there is one. ``lazy``: leave
-    quiet video undecoded (H.264 and HEVC on the CPU); ``lazy_wait_s``: see LazyDecode."""
+    memory limit for decoded pictures. ``decode``: on which device; "auto" takes a GPU if there is one."""
 
     fps: float = 2.0
     anchor_interval_s: float = 16.0
@@ -38,11 +35,18 @@ class CodecOptions:
     zones: tuple[Polygon, ...] = ()
     decoded_bytes: int = DECODED_BYTES
     decode: DecodeWish = "cpu"
-    lazy: bool = False
-    lazy_wait_s: float = 0.0
 
 
-class CodecProcessor(LazyFeed):
+@dataclass(frozen=True, slots=True)
+class FramedPacket:
+    """A packet with its data in the decoder's framing, and whether others may refer to it."""
+
+    packet: EncodedPacket
+    data: bytes
+    reference: bool
+
+
+class CodecProcessor:
     """Decoder, sampler and change grid of one camera. One thread; never raises on bad packets.
 
     After a gap, damage, or a join in mid-GOP, packets are skipped until the next keyframe. The next sample, and that
@@ -59,9 +63,7 @@ class CodecProcessor(LazyFeed):
         geometry: PatchGeometry,
         options: CodecOptions | None = None,
         nvdec: Nvdec | None = None,
-        changes: ShowsChange | None = None,
     ) -> None:
-        """``changes``: without it no sample waits for a keyframe."""
         self.options = options or CodecOptions()
         self.device = DecodeDevice(self.options.decode, nvdec, self.options.decoded_bytes)
         self._device_pictures: list[DevicePicture] = []
@@ -76,9 +78,7 @@ class CodecProcessor(LazyFeed):
         self._header = StreamHeader("", 0, 0, b"")
         self._trust = Trust.LOST
         self._suspect = False
-        self._newest: deque[HeldPacket] = deque(maxlen=MOST_THREADS)
-        self._begin_lazily(LazyDecode() if self.options.lazy else None, changes)
-        self.change_lazy_wait(self.options.lazy_wait_s)
+        self._newest: deque[FramedPacket] = deque(maxlen=MOST_THREADS)
         # What the next sample is told to be: the first of a scene, or one after missing video.
         self._fresh, self._gap = True, False
         self._next_sequence: int | None = None
@@ -91,11 +91,8 @@ class CodecProcessor(LazyFeed):
 
     # -- the caller's side ----------------------------------------------------------------------
     def open(self, header: StreamHeader) -> None:
-        """Start, or restart after a reconnect; sequence numbers count anew.
-
-        Raises:
-            SourceError: the codec is unknown, or its configuration is damaged.
-        """
+        """Start, or restart after a reconnect; sequence numbers count anew. Raises SourceError: the codec is unknown,
+        or its configuration is damaged."""
         self.device.reset()
         self._configure(header)
         if header.new_clock:
@@ -122,19 +119,15 @@ class CodecProcessor(LazyFeed):
             if head.lost and self._trust is not Trust.LOST:
                 self.stats.gaps += 1
                 self.resync("lost_reference")
-        each = HeldPacket(packet, data, reference)
-        lazy = self.lazy if self.device.name == "cpu" else None
-        hold = lazy is not None and lazy.holds(packet, data)
-        samples = self._follow_clock_back(lazy) if lazy is not None and lazy.set_back else []
-        if self._trust is Trust.LOST:
-            if not self._recover(each):
-                self.stats.packets_skipped += 1
-                return samples
-        elif lazy is not None:
-            return samples + self._feed_lazily(each, lazy, hold)
-        return samples + self._feed_now(each)
+        return self._feed_framed(FramedPacket(packet, data, reference))
 
-    def _feed_now(self, each: HeldPacket) -> list[SampledPicture]:
+    def _feed_framed(self, each: FramedPacket) -> list[SampledPicture]:
+        if self._trust is Trust.LOST and not self._recover(each):
+            self.stats.packets_skipped += 1
+            return []
+        return self._feed_now(each)
+
+    def _feed_now(self, each: FramedPacket) -> list[SampledPicture]:
         assert self._decoder is not None
         self._newest.append(each)
         frames = self._decode(each)
@@ -161,9 +154,9 @@ class CodecProcessor(LazyFeed):
         """Samples among the pictures still held back, at the end of the video."""
         if self._decoder is None or self._trust is Trust.LOST:
             return []
-        samples = self._end_held()
+        samples: list[SampledPicture] = []
         try:
-            samples += self._show(self._decoder.drain())
+            samples = self._show(self._decoder.drain())
         except (DecodeError, PicturesTooLargeError):
             self.stats.decode_errors += 1
         self._lose()
@@ -195,9 +188,6 @@ class CodecProcessor(LazyFeed):
         self._header = StreamHeader(header.codec, header.width, header.height, found.parameter_sets)
         self._decoder = self._new_decoder()
         self._numbers = H264FrameNumbers(found.parameter_sets if header.codec == "h264" else b"")
-        self._witness = None
-        if self.lazy is not None:
-            self.lazy.open(header.codec, found.parameter_sets)
         if self._view is not None:
             # Its grid is the scene's, whatever codec and size show it from here on.
             self._view.width = self._view.height = 0
@@ -209,10 +199,6 @@ class CodecProcessor(LazyFeed):
         # Its session is the next one's.
         self._decoder = None
         return self.device.make_decoder(header, (header.width or stats.width, header.height or stats.height))
-
-    def _new_witness(self) -> Decoder:
-        header = self._header
-        return Decoder(header.codec, header.extradata, self.options.decoded_bytes, (header.width, header.height))
 
     def _in_sequence(self, packet: EncodedPacket) -> bool:
         expected = self._next_sequence
@@ -246,7 +232,7 @@ class CodecProcessor(LazyFeed):
             return None
         return data
 
-    def _recover(self, each: HeldPacket) -> bool:
+    def _recover(self, each: FramedPacket) -> bool:
         packet, data = each.packet, each.data
         if not packet.keyframe and not starts_decoding(packet.codec, data):
             return False
@@ -260,7 +246,7 @@ class CodecProcessor(LazyFeed):
         self._recovery_pts = packet.pts
         return True
 
-    def _decode(self, each: HeldPacket) -> list[VideoFrame] | None:
+    def _decode(self, each: FramedPacket) -> list[VideoFrame] | None:
         """None if the decoder failed; decoding then resumes at the next keyframe."""
         assert self._decoder is not None
         packet, data = each.packet, each.data
@@ -304,7 +290,6 @@ class CodecProcessor(LazyFeed):
         self._gap = True
         self._numbers.reset()
         self._order.reset()
-        self._lose_held()
 
     # -- pictures -------------------------------------------------------------------------------
     def _show(self, frames: list[VideoFrame]) -> list[SampledPicture]:
@@ -338,21 +323,20 @@ class CodecProcessor(LazyFeed):
             aspect = Fraction(1) if self._decoder is None else self._decoder.pixel_aspect
             view = PictureView(*size, self._geometry, self._masks, self.options.zones, pixel_aspect=aspect)
             self._view = view
-            if self.lazy is not None:
-                self.lazy.learn_from((self.stats.codec, *size))
             self._fresh = self._fresh or grid != view.grid
         pts = frame.pts if frame.pts is not None else frame.dts
-        time = None if self._is_repeated(pts) else self._place(pts)
+        time = self._place(pts)
         past, future = self._order.scale_factors(pts, self._decoder is not None and self._decoder.reorders)
         if self.device.name == "cpu":
-            view.change.add_picture(frame, past, future)
-            if self.lazy is not None:
-                self._note_shown(frame, pts)
+            self._add_change(frame, view, past, future)
         if frame.pict_type == PictureType.I or frame.key_frame:
             self._anchors.note_intra_picture(time)
         if time is None:
             return None
         return self._sample(frame, time, view) if self._sampling.is_sample(time) else None
+
+    def _add_change(self, frame: VideoFrame, view: PictureView, past: float, future: float) -> None:
+        view.change.add_picture(frame, past, future)
 
     def _trustworthy(self, frame: VideoFrame) -> bool:
         """Whether this is the first picture that depends on nothing before the recovery.
@@ -417,10 +401,7 @@ class CodecProcessor(LazyFeed):
             return None
         change = view.change.pop_change(luma)
         self.stats.cue = change.cue
-        sample = SampledPicture(rgb=rgb, luma=luma, change=change, **self._header_of_sample(time, view))
-        if self.lazy is not None:
-            self._last_sample, self._unsampled = sample, None
-        return sample
+        return SampledPicture(rgb=rgb, luma=luma, change=change, **self._header_of_sample(time, view))
 
     def _header_of_sample(self, time: int, view: PictureView) -> dict[str, Any]:
         """Fields of the next sample's :class:`~cluster.types.PictureHeader`; counts it."""

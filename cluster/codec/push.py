@@ -35,11 +35,8 @@ class PushSource:
 
     # -- the client's side ----------------------------------------------------------------------
     def begin_session(self, header: StreamHeader, session: str) -> None:
-        """Start a session, or resume it after a reconnect (same session and header: nothing is lost).
-
-        Raises:
-            SourceError: the source is closed.
-        """
+        """Start a session, or resume it after a reconnect (same session and header: nothing is lost). Raises
+        SourceError: the source is closed."""
         with self._state:
             if self._closed:
                 raise SourceError("the camera no longer takes packets", retryable=False)

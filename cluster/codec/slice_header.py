@@ -90,11 +90,7 @@ class H264Picture:
 
 
 def read_h264_picture(unit: bytes) -> H264Picture:
-    """A picture parameter set.
-
-    Raises:
-        ValueError: cut short, or with slice groups.
-    """
+    """A picture parameter set. Raises ValueError: cut short, or with slice groups."""
     bits = Bits(unit[1:])
     number, sequence = bits.ue(), bits.ue()
     cabac, order_present = bits.flag(), bits.flag()

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -70,39 +70,13 @@ class Source(Protocol):
         ...
 
     def packets(self) -> Iterator[EncodedPacket]:
-        """Packets in decoding order until the video ends or the connection is lost.
-
-        Raises:
-            SourceError: reading failed.
-        """
+        """Packets in decoding order until the video ends or the connection is lost. Raises SourceError: reading
+        failed."""
         ...
 
     def close(self) -> None:
         """Stop for good, from any thread; a blocked ``open`` or ``packets`` returns within a second."""
         ...
-
-
-class TappedSource:
-    """A source whose packets go to ``on_packet`` before they are yielded."""
-
-    def __init__(self, source: Source, on_packet: Callable[[EncodedPacket], None]) -> None:
-        self._source, self._on_packet = source, on_packet
-        self.live, self.pushed = source.live, source.pushed
-
-    @property
-    def ended(self) -> bool:
-        return self._source.ended
-
-    def open(self) -> StreamHeader:
-        return self._source.open()
-
-    def packets(self) -> Iterator[EncodedPacket]:
-        for packet in self._source.packets():
-            self._on_packet(packet)
-            yield packet
-
-    def close(self) -> None:
-        self._source.close()
 
 
 class PacketQueue:

@@ -1,9 +1,9 @@
-"""Decoder-side receivers of pushed packets (``QueueSink``, ``PushedCameraSink``)."""
+"""Decoder-side receiver of pushed packets (``QueueSink``)."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sightline.v1 import ingest_pb2
 
@@ -23,23 +23,20 @@ POLL_S = 0.02
 class QueueSink:
     """One push camera: converts packets and offers them to its :class:`PushSource`.
 
-    Lives as long as the camera, like its source, which keeps the session for a pusher that reconnects. Packets are
-    buffered only in the source's bounded queue.
+    Lives as long as the camera. Its source keeps the session for a pusher that reconnects; packets are buffered only in
+    the source's bounded queue. ``camera``: restarted, which gives it another source, where a session opens after its
+    last one has ended.
     """
 
-    def __init__(self, source: PushSource, *, max_credit: int = 256) -> None:
-        self._source = source
+    def __init__(self, source: PushSource, *, max_credit: int = 256, camera: RunningCamera | None = None) -> None:
+        self.source = source
+        self._camera = camera
         self._max_credit = min(max_credit, source.max_packets)
         self._codec = ""
         self._ended = ""
         self._retired = False
         self._told = PushProgress(0, 0)
         self._taken = asyncio.Event()
-
-    @property
-    def ended_session(self) -> str:
-        """Id of the session that its pusher has ended; empty while there is none."""
-        return self._ended
 
     def retire(self) -> None:
         """Refuse further packets, as the camera was moved or removed. Any thread."""
@@ -50,9 +47,14 @@ class QueueSink:
 
         Raises:
             SourceError: the camera is being removed.
+            NotReadyError: the session has ended.
         """
         if session != self._ended:
-            self._source.begin_session(header, session)
+            if self._camera is not None and self._camera.ended:
+                if session == self.source.session:
+                    raise NotReadyError(f"session {session!r} has ended; open a new one with another session id")
+                self._camera.restart()
+            self.source.begin_session(header, session)
             self._codec = header.codec
             self._ended = ""
         self._told = self._now()
@@ -69,7 +71,7 @@ class QueueSink:
         if self._ended:
             raise NotReadyError(f"session {self._ended!r} has ended; open a new one with another session id")
         # A packet that does not fit is dropped and counted by the source; the next reply tells the pusher.
-        dropped = self._source.offer([packet_from_proto(message, self._codec) for message in batch.packets])
+        dropped = self.source.offer([packet_from_proto(message, self._codec) for message in batch.packets])
         metrics.ingest_dropped.labels("queue_full").inc(dropped)
         self._taken.set()
 
@@ -89,15 +91,15 @@ class QueueSink:
 
     async def end(self) -> PushProgress:
         if not self._ended:
-            self._ended = self._source.session or ""
-            self._source.end_session()
+            self._ended = self.source.session or ""
+            self.source.end_session()
         return self._now()
 
     async def close(self) -> None:
         """Nothing to release: the session stays."""
 
     def _now(self) -> PushProgress:
-        source = self._source
+        source = self.source
         return PushProgress(source.next_sequence, min(source.credit(), self._max_credit), source.dropped)
 
     def _is_news(self, now: PushProgress) -> bool:
@@ -107,23 +109,3 @@ class QueueSink:
         # A little more credit is worth a message only if the pusher may be waiting for it.
         worth = 1 if told.credit == 0 else max(1, self._max_credit // 8)
         return now.credit - told.credit >= worth
-
-
-class PushedCameraSink:
-    """:class:`~cluster.wire.ingest.PacketSink` of one connection to a pushing camera."""
-
-    def __init__(self, camera: RunningCamera) -> None:
-        self._camera = camera
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._camera.sink, name)
-
-    async def open(self, header: StreamHeader, session: str) -> Any:
-        """Open a session, restarting a camera whose last one has ended; that one may only be ended again."""
-        camera = self._camera
-        assert camera.sink is not None
-        if camera.ended and session != camera.sink.ended_session:
-            if session == camera.session:
-                raise NotReadyError(f"session {session!r} has ended; open a new one with another session id")
-            camera.restart()
-        return await camera.sink.open(header, session)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from cluster.codec import Backoff, CameraState, Source, SourceStatus, SourceSupervisor, StreamHeader, open_source
+from cluster.codec.lazy import LazyDecode
+from cluster.codec.lazy_processor import LazyProcessor
 from cluster.codec.nvdec import DevicePicture, Nvdec, shared_nvdec
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.codec.stream_state import CodecStats
@@ -18,20 +20,10 @@ from cluster.config import CameraConfig, SightlineConfig
 from cluster.config.sources import file_roots
 from cluster.control.ladder import Rung
 from cluster.decoder.decode_load import DecodeGate
-from cluster.decoder.footage.camera import CameraFootage, clip_lookback_s
-from cluster.decoder.footage.ring import PacketRing, RingBudget
+from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.picture_statistics import PictureStatistics
 from cluster.errors import CapacityError, SourceError, first_line
-from cluster.types import (
-    BoolGrid,
-    EncodedPacket,
-    FrameSample,
-    PatchGeometry,
-    PictureHealth,
-    SampledPicture,
-    ShownPicture,
-    StreamSpec,
-)
+from cluster.types import EncodedPacket, FrameSample, PatchGeometry, PictureHealth, SampledPicture, StreamSpec
 from cluster.vision.pruners.base import make_pruner
 from cluster.vision.sampler import PatchSampler
 
@@ -43,11 +35,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings(CodecOptions):
-    """Options of the codec; ``pruner``: a name in the registry, ``pruner_options`` its parameters."""
+    """Options of the codec; ``pruner``: a name in the registry, ``pruner_options`` its parameters. ``lazy``: leave
+    quiet video undecoded (H.264 and HEVC on the CPU); ``lazy_wait_s``: see LazyDecode."""
 
     pruner: str = "replenish"
     pruner_options: Mapping[str, float] = field(default_factory=dict)
     backoff: Backoff = field(default_factory=Backoff)
+    lazy: bool = False
+    lazy_wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +136,6 @@ SILENT_S = 10.0
 SILENT = "connected, but without a picture for more than 10 s: it sends nothing, or nothing that can be decoded"
 
 Sink = Callable[[FrameSample], None]
-Show = Callable[[ShownPicture, BoolGrid, float], None]
-"""Called with the newest decoded sample, its frame's kept patches and when it was decoded, seconds of the monotonic
-clock; keeps at most a reference."""
 
 
 class CameraPipeline:
@@ -162,24 +154,25 @@ class CameraPipeline:
         settings: PipelineSettings,
         sink: Sink,
         on_end: Callable[[PipelineStatus], None] | None = None,
-        show: Show | None = None,
+        footage: CameraFootage | None = None,
         gate: DecodeGate | None = None,
         devices: DecodeDevices | None = None,
     ) -> None:
-        """``gate``: shared by a process's cameras, held for a packet at a time. ``devices``: default, the process's.
-
-        Raises:
-            ConfigError: unknown pruner or parameter.
-        """
+        """``footage``: told of every packet and of the pictures to show. ``gate``: shared by a process's cameras, held
+        for a packet at a time. ``devices``: default, the process's. Raises ConfigError: unknown pruner or parameter."""
         self.name = name
         self._sink = sink
         self._on_end = on_end
-        self._show = show
+        self._footage = footage or CameraFootage()
         self._gate: AbstractContextManager[object] = nullcontext() if gate is None else gate
         self._supervisor = SourceSupervisor(source, settings.backoff)
         devices = devices or DecodeDevices()
         self._sampler = PatchSampler(name, make_pruner(settings.pruner, settings.pruner_options), settings.fps)
-        self._processor = CodecProcessor(geometry, settings, devices.nvdec, self._sampler.shows_change)
+        self._processor = CodecProcessor(geometry, settings, devices.nvdec)
+        self._lazy: LazyDecode | None = None
+        if settings.lazy:
+            self._processor = lazily = LazyProcessor(geometry, self._sampler.shows_change, settings, devices.nvdec)
+            self._lazy = lazily.lazy
         self._watch = PictureStatistics()
         self._device = DevicePath(self._sampler, devices)
         self._told_device = "", ""
@@ -244,7 +237,7 @@ class CameraPipeline:
         device = self._processor.device
         if source.state is CameraState.RUNNING and device.fallback:
             source = replace(source, reason=f"decodes on the CPU: {device.fallback}")
-        lazy = self._processor.lazy if device.name == "cpu" else None
+        lazy = self._lazy if device.name == "cpu" else None
         if source.state is CameraState.RUNNING and lazy is not None and lazy.state == "suspended":
             source = replace(source, reason="decodes everything: pictures changed where packets told nothing")
         silent = self._supervisor.source.live and now - max(self._told_at, self._last_frame_at or 0.0) > SILENT_S
@@ -300,8 +293,12 @@ class CameraPipeline:
 
     def _log_state(self, status: SourceStatus) -> None:
         self._status, self._told_at = status, time.monotonic()
+        if status.state is not CameraState.RUNNING:
+            ended = self._supervisor.source.ended
+            self._footage.pause("the video ended" if ended else "the connection to the camera was lost")
 
     def _open(self, header: StreamHeader) -> None:
+        self._footage.open(header)
         self._processor.open(header)
         self._note_device()
 
@@ -320,11 +317,13 @@ class CameraPipeline:
             logger.info("camera %s decodes on the GPU", self.name)
 
     def _feed(self, packet: EncodedPacket) -> None:
+        self._footage.add_packet(packet)
         if self._quality != self._wanted:
             self._quality = prune, fps = self._wanted
             self._processor.change_fps(self._fps * fps)
             self._sampler.reconfigure(prune=prune, fps=self._fps * fps)
-        self._processor.change_lazy_wait(self._lazy_wait_s)
+        if self._lazy is not None:
+            self._lazy.wait_s = self._lazy_wait_s
         alone = self._keyframes_only
         before = self._processor.stats.frames_decoded
         self.taken_s = time.time()
@@ -333,8 +332,7 @@ class CameraPipeline:
             frames = self._processor.decode_keyframe_only(packet) if alone else self._processor.feed(packet)
         self.decoded_s = time.time()
         # A camera whose pictures are skipped on purpose must not appear as failing.
-        lazy = self._processor.lazy
-        held = lazy is not None and lazy.holding
+        held = self._lazy is not None and self._lazy.holding
         if alone or held or self._processor.stats.frames_decoded != before:
             self._last_frame_at = time.monotonic()
         self._note_device()
@@ -358,13 +356,14 @@ class CameraPipeline:
                     # Shown with its frame, of which a repeated picture may be the rest.
                     self._unshown = frame, time.monotonic()
                 sample = self._sampler.feed(frame)
-                self._processor.label(frame, changed=self._sampler.activity > 0)
+                if self._lazy is not None and not frame.repeated:
+                    self._lazy.label(self._sampler.activity > 0)
                 if sample is None and alone:
                     sample = self._sampler.flush()
             if sample is not None:
-                if self._show is not None and self._unshown is not None:
+                if self._unshown is not None:
                     picture, decoded_at = self._unshown
-                    self._show(picture, sample.mask, decoded_at)
+                    self._footage.show(picture, sample.mask, decoded_at)
                 self._unshown = None
                 self._send(sample)
 
@@ -379,8 +378,7 @@ class CameraPipeline:
                 return
             self._watch.add(sample.picture, sample.thumbnail, sample.difference)
             if frame is not None:
-                if self._show is not None:
-                    self._show(sample, frame.mask, time.monotonic())
+                self._footage.show(sample, frame.mask, time.monotonic())
                 self._send(frame)
 
     def _send(self, sample: FrameSample) -> None:
@@ -391,14 +389,6 @@ class CameraPipeline:
             self._sampler.force_anchor()
             return
         self._out += 1
-
-
-def camera_footage(settings: CameraConfig, config: SightlineConfig, rings: RingBudget | None) -> CameraFootage:
-    """Footage buffers of a camera; no packet ring without ``rings``, or where clips are off."""
-    ring = None
-    if rings is not None and config.clips.enabled and config.alerts.enabled:
-        ring = PacketRing(clip_lookback_s(settings, config), config.clips.ring_camera_bytes, rings)
-    return CameraFootage(ring, settings.privacy_masks, settings.source_options.decoded_bytes)
 
 
 def stream_spec_at(spec: StreamSpec, rung: Rung) -> StreamSpec:

@@ -12,7 +12,7 @@ from cluster.codec import CameraState, FileSource, NetworkSource, PushSource
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.control.ladder import FULL, Rung
 from cluster.decoder.decode_load import DecodeBacklog, DecodeGate
-from cluster.decoder.footage.camera import clip_lookback_s
+from cluster.decoder.footage.camera import camera_footage, clip_lookback_s
 from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.frame_lanes import LaneStatus, LostCamera
 from cluster.decoder.frame_sender import FrameSender
@@ -20,7 +20,6 @@ from cluster.decoder.packet_sink import QueueSink
 from cluster.decoder.pipeline import (
     CameraPipeline,
     PipelineStatus,
-    camera_footage,
     make_source,
     pipeline_settings,
     stream_spec_at,
@@ -91,24 +90,24 @@ class RunningCamera:
         self._counted: Counter[str] = Counter()
         self._trace = CameraTrace(spans, settings.name, config.tracing.ratio) if spans is not None else None
         self.footage = camera_footage(settings, config, rings)
+        self.sink: QueueSink | None = None
         self._begin()
 
     def _begin(self) -> None:
         self._began_s = time.monotonic()
         self._source = make_source(self.settings, self._config)
-        self.sink = (
-            QueueSink(self._source, max_credit=self._config.gateway.credit)
-            if isinstance(self._source, PushSource)
-            else None
-        )
+        if isinstance(self._source, PushSource):
+            if self.sink is None:
+                self.sink = QueueSink(self._source, max_credit=self._config.gateway.credit, camera=self)
+            self.sink.source = self._source
         self._pipeline = CameraPipeline(
             self.settings.name,
-            self.footage.tap(self._source),
+            self._source,
             self.geometry,
             pipeline_settings(self.settings),
             self._send,
             self._on_end,
-            self.footage.latest.show,
+            self.footage,
             self._gate,
         )
         self._pipeline.set_quality(prune=self.rung.prune, fps=self.rung.fps)
@@ -130,11 +129,6 @@ class RunningCamera:
     @property
     def pipeline_status(self) -> PipelineStatus:
         return self._pipeline.status()
-
-    @property
-    def session(self) -> str | None:
-        """Id of the newest push session; ``None`` before the first and for cameras that do not push."""
-        return self._source.session if isinstance(self._source, PushSource) else None
 
     def stop(self, timeout_s: float, *, moved: bool = False) -> bool:
         """Stop a camera: end its thread, and close it at the replica unless it has ``moved`` to another decoder."""

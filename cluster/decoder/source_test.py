@@ -8,10 +8,9 @@ from itertools import pairwise
 from statistics import median
 
 from cluster.codec import CameraState
-from cluster.codec.source import TappedSource
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.config.load import parse_camera
-from cluster.decoder.footage.pictures import LatestPicture
+from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.pipeline import CameraPipeline, make_source, pipeline_settings
 from cluster.errors import CapacityError, ConfigError, NotReadyError
 from cluster.types import MICROSECONDS, BoolGrid, EncodedPacket, FrameSample, PatchGeometry, ShownPicture
@@ -71,6 +70,24 @@ class PacketTimes:
         return self.bytes * 8 / 1000 / self.seconds if self.seconds else 0.0
 
 
+class _Watched(CameraFootage):
+    """What a test sees of its source; ``first``: a picture has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times = PacketTimes()
+        self.first = threading.Event()
+
+    def add_packet(self, packet: EncodedPacket) -> None:
+        self.times.add(packet)
+
+    def show(self, picture: ShownPicture, mask: BoolGrid, at_s: float) -> None:
+        # Anchors keep every patch, and show nothing of the cue.
+        if not self.first.is_set() or not mask.all():
+            self.latest.show(picture, mask, at_s)
+        self.first.set()
+
+
 def watch_source(
     camera: CameraConfig, config: SightlineConfig, geometry: PatchGeometry, *, longest_s: float = LONGEST_S
 ) -> SourceTest:
@@ -84,8 +101,8 @@ def watch_source(
     """
     if camera.is_pushed:
         raise ConfigError(f"camera {camera.name!r} has no source to test: an agent pushes its packets")
-    times, samples, shown = PacketTimes(), [0, 0, 0], LatestPicture()
-    first = threading.Event()
+    watched, samples = _Watched(), [0, 0, 0]
+    times, first = watched.times, watched.first
 
     def send(sample: FrameSample) -> None:
         if not sample.anchor:
@@ -93,19 +110,8 @@ def watch_source(
             samples[1] += sample.grid.tokens
             samples[2] += sample.tokens
 
-    def show(frame: ShownPicture, mask: BoolGrid, at_s: float) -> None:
-        # Anchors keep every patch, and show nothing of the cue.
-        if not first.is_set() or not mask.all():
-            shown.show(frame, mask, at_s)
-        first.set()
-
     pipeline = CameraPipeline(
-        camera.name,
-        TappedSource(make_source(camera, config), times.add),
-        geometry,
-        pipeline_settings(camera),
-        send,
-        show=show,
+        camera.name, make_source(camera, config), geometry, pipeline_settings(camera), send, footage=watched
     )
     began_s = time.monotonic()
     connect_s = 0.0 if camera.is_file else min(camera.source_options.connect_timeout_s, MOST_CONNECT_S)
@@ -127,7 +133,7 @@ def watch_source(
     if not first.is_set():
         reason = status.reason or f"no picture came within {connect_s + longest_s:g} s"
         raise NotReadyError(f"{camera.source} gives no picture: {reason}")
-    plain, kept = shown.render(), shown.render(kept=True)
+    plain, kept = watched.latest.render(), watched.latest.render(kept=True)
     pictures, gop_s = times.gop
     return SourceTest(
         codec=status.stats.codec,

@@ -15,6 +15,7 @@ import torch
 from cluster.codec import FileSource
 from cluster.codec import nvdec as nvdec_module
 from cluster.codec.decoder import DecodeError
+from cluster.codec.lazy_processor import LazyProcessor
 from cluster.codec.nvdec import RETRY_S, Nvdec, NvdecDecoder, NvdecError, probe_machine
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.lab.bench.gpu_frontend import HostNvdecDecoder, host_nvdec
@@ -268,7 +269,7 @@ def test_no_picture_stays_on_the_gpu_once_it_was_taken(clip):
         return sum(isinstance(each, av.VideoFrame) and each.width > 0 for each in gc.get_objects())
 
     before = pictures()
-    one = CodecProcessor(QWEN, CodecOptions(decode="cuda", lazy=True), host_nvdec())
+    one = LazyProcessor(QWEN, lambda _: True, CodecOptions(decode="cuda"), host_nvdec())
     assert feed(one, FileSource(clip)) > 0
     assert one.device.name == "cuda"
     assert pictures() == before

@@ -14,8 +14,9 @@ from codec_clips import encode, read, visit
 
 from cluster.codec import lazy
 from cluster.codec.lazy import LazyDecode
+from cluster.codec.lazy_processor import LazyProcessor
 from cluster.codec.nal import CodedPicture
-from cluster.codec.processor import CodecOptions, CodecProcessor
+from cluster.codec.processor import CodecProcessor, FramedPacket
 from cluster.codec.source import StreamHeader
 from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, PatchGeometry
 from cluster.vision import make_pruner
@@ -63,8 +64,12 @@ class Camera:
 
     def __init__(self, header: StreamHeader, *, on: bool, wait_s: float = 0.0) -> None:
         self.sampler = PatchSampler("camera", make_pruner("replenish"), 2.0)
-        options = CodecOptions(lazy=on, lazy_wait_s=wait_s)
-        self.processor = CodecProcessor(GEOMETRY, options, changes=self.sampler.shows_change)
+        self.lazy: LazyDecode | None = None
+        self.processor = CodecProcessor(GEOMETRY)
+        if on:
+            self.processor = lazily = LazyProcessor(GEOMETRY, self.sampler.shows_change)
+            self.lazy = lazily.lazy
+            self.lazy.wait_s = wait_s
         self.processor.open(header)
         self.frames: list[FrameSample] = []
         self.repeated: list[int] = []
@@ -75,7 +80,8 @@ class Camera:
             if sample.repeated:
                 self.repeated.append(sample.pts)
             frame = self.sampler.feed(sample)
-            self.processor.label(sample, changed=self.sampler.activity > 0)
+            if self.lazy is not None and not sample.repeated:
+                self.lazy.label(self.sampler.activity > 0)
             assert frame is not None
             self.frames.append(frame)
 
@@ -211,7 +217,7 @@ def test_a_hole_in_a_held_gop_is_a_gap(footage: Callable[[str], Path]) -> None:
     hole = 6 * GOP + 20
     for packet in packets[:hole]:
         camera.feed(packet)
-    held = camera.processor.lazy
+    held = camera.lazy
     assert held is not None
     waiting = held.holding
     assert waiting > 0
@@ -280,7 +286,7 @@ def test_what_is_held_is_bounded_and_decoded_beyond(
     monkeypatch.setattr(lazy, bound, value)
     header, packets = read(footage("h264"))
     camera = Camera(header, on=True)
-    held = camera.processor.lazy
+    held = camera.lazy
     assert held is not None
     most = 0
     for packet in packets:
@@ -347,8 +353,8 @@ def doubt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def events(camera: Camera) -> dict[str, int]:
-    assert camera.processor.lazy is not None
-    return camera.processor.lazy.events
+    assert camera.lazy is not None
+    return camera.lazy.events
 
 
 @pytest.mark.usefixtures("doubt")
@@ -409,10 +415,10 @@ def test_another_longest_wait_applies_from_the_next_packet_on(
     longest = {first_s: 0, then_s: 0}
     for number, packet in enumerate(packets):
         if number == change:
-            held = camera.processor.lazy
+            held = camera.lazy
             assert held is not None
             assert held.waits
-            camera.processor.change_lazy_wait(then_s)
+            held.wait_s = then_s
         before = len(camera.frames)
         camera.feed(packet)
         latest = max(latest, packet.pts or 0)
@@ -435,7 +441,7 @@ def test_a_keyframe_that_does_not_come_is_not_waited_for(footage: Callable[[str]
     camera = Camera(header, on=True, wait_s=4.0)
     for packet in slower[: begin + GOP // 2]:
         camera.feed(packet)
-    held = camera.processor.lazy
+    held = camera.lazy
     assert held is not None
     assert held.holding == GOP // 2 - 1
     for packet in slower[begin + GOP // 2 : begin + GOP // 2 + 3]:
@@ -455,7 +461,7 @@ def test_no_sample_is_told_unchanged_while_it_is_in_doubt(footage: Callable[[str
         for packet in packets[5 * GOP : 7 * GOP]
     ]
     camera, in_doubt = Camera(header, on=True, wait_s=2.0), set[int]()
-    held = camera.processor.lazy
+    held = camera.lazy
     assert held is not None
     for packet in packets[: 5 * GOP] + slower:
         told = len(camera.frames)
@@ -498,10 +504,11 @@ def _judge(held: LazyDecode, packets: list[EncodedPacket], *, changed: Callable[
     """States after each GOP; ``changed``: what the pruner says of the keyframe of GOP n."""
     states = []
     for number, packet in enumerate(packets):
-        if held.holds(packet, packet.data):
+        framed = FramedPacket(packet, packet.data, True)
+        if held.holds(framed):
             continue_at = packet.pts
             assert continue_at is not None
-            held.hold(lazy.HeldPacket(packet, packet.data, True))
+            held.hold(framed)
             continue
         if packet.keyframe:
             held.skip()

@@ -11,9 +11,8 @@ from waiting import until
 
 from cluster.config import camera_settings, load_config
 from cluster.control.ladder import FULL
-from cluster.decoder.footage.camera import clip_lookback_s
+from cluster.decoder.footage.camera import camera_footage, clip_lookback_s
 from cluster.decoder.footage.ring import RingBudget
-from cluster.decoder.pipeline import camera_footage
 from cluster.errors import NotReadyError
 from cluster.types import MICROSECONDS
 

@@ -11,7 +11,7 @@ from cluster.codec import CameraState, FileSource, PushSource
 from cluster.codec.nvdec import Nvdec, shared_nvdec
 from cluster.config import SightlineConfig, camera_settings
 from cluster.config.camera import CameraEntry
-from cluster.decoder.footage.pictures import LatestPicture
+from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.pipeline import CameraPipeline, DecodeDevices, PipelineSettings, PipelineStatus, pipeline_settings
 from cluster.lab.bench.gpu_frontend import host_nvdec
 from cluster.lab.scenes.street_clips import make_clip
@@ -34,11 +34,12 @@ class Run:
 
     def __init__(self, source, settings: PipelineSettings, devices: DecodeDevices | None = None, then=None) -> None:
         self.frames: list[FrameSample] = []
-        self.latest = LatestPicture()
+        footage = CameraFootage()
+        self.latest = footage.latest
         self.running: list[PipelineStatus] = []
         ended = threading.Event()
         self.pipeline = CameraPipeline(
-            "gate", source, QWEN, settings, self._send, lambda _: ended.set(), self.latest.show, devices=devices
+            "gate", source, QWEN, settings, self._send, lambda _: ended.set(), footage, devices=devices
         )
         self._then = then or (lambda _run: None)
         self.pipeline.start()

@@ -8,6 +8,7 @@ from codec_clips import encode, visit
 
 from cluster.codec import CameraState, FileSource, lazy
 from cluster.config import camera_settings, load_config
+from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.pipeline import CameraPipeline, PipelineSettings, PipelineStatus, pipeline_settings
 from cluster.types import MICROSECONDS, BoolGrid, FrameSample, PatchGeometry, SampledPicture, ShownPicture
 
@@ -21,6 +22,16 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return encode(tmp_path_factory.mktemp("lazy") / "gate.mp4", visit(FRAMES, 334, 370), gop=40, fps=FPS)
 
 
+class _Shown(CameraFootage):
+    def __init__(self, shown: list[SampledPicture]) -> None:
+        super().__init__()
+        self._shown = shown
+
+    def show(self, picture: ShownPicture, mask: BoolGrid, at_s: float) -> None:
+        assert isinstance(picture, SampledPicture)
+        self._shown.append(picture)
+
+
 class Run:
     """The clip through a pipeline; ``running``: its status at each frame."""
 
@@ -29,7 +40,7 @@ class Run:
         self.shown: list[SampledPicture] = []
         self.running: list[PipelineStatus] = []
         self.pipeline = CameraPipeline(
-            "gate", FileSource(clip), GEOMETRY, PipelineSettings(lazy=on), self._send, show=self._show
+            "gate", FileSource(clip), GEOMETRY, PipelineSettings(lazy=on), self._send, footage=_Shown(self.shown)
         )
         self.pipeline.start()
         assert self.pipeline.join(60)
@@ -38,10 +49,6 @@ class Run:
     def _send(self, frame: FrameSample) -> None:
         self.frames.append(frame)
         self.running.append(self.pipeline.status())
-
-    def _show(self, picture: ShownPicture, mask: BoolGrid, at_s: float) -> None:
-        assert isinstance(picture, SampledPicture)
-        self.shown.append(picture)
 
 
 def test_a_quiet_camera_sends_empty_frames_shows_true_pictures_and_tells_what_it_spared(clip: Path) -> None:

@@ -15,7 +15,6 @@ from cluster import metrics
 from cluster.codec import FileSource
 from cluster.config.camera import ScheduleConfig
 from cluster.control.ladder import FULL, Rung
-from cluster.decoder.packet_sink import PushedCameraSink
 from cluster.decoder.pipeline import stream_spec_at
 from cluster.errors import CapacityError, NotReadyError
 from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec
@@ -106,7 +105,7 @@ def test_other_questions_reach_the_replica_and_the_window_goes_on(bench, keeper)
 
 def test_lazy_decoding_waits_half_of_the_stride_that_holds_now(clip) -> None:
     with camera_bench(clip, sampling={"lazy_decode": "auto"}) as bench:
-        lazy = bench.camera._pipeline._processor.lazy
+        lazy = bench.camera._pipeline._lazy
         bench.push(2)
         assert lazy.wait_s == 1.0
         window = bench.camera.settings.window.model_copy(update={"stride_s": 4.0})
@@ -437,8 +436,7 @@ def test_a_camera_that_pushes_again_has_none_of_its_last_session_under_way(bench
     until(lambda: len(keeper.frames) >= 20, "frames")
     bench.loop.run(bench.camera.sink.end(), WAIT_S)
     until(lambda: bench.camera.ended and keeper.closed, "its end")
-    bench.camera.restart()
-    bench.reopen()
+    bench.loop.run(bench.camera.sink.open(bench._header, "another"), WAIT_S)
     sent = len(keeper.frames)
     bench.push(8)
     until(lambda: len(keeper.frames) >= sent + 4, "frames again")
@@ -451,13 +449,13 @@ def test_an_agent_that_did_not_hear_that_its_end_was_taken_hears_it_when_it_come
     camera, header = bench.camera, bench._header
     sent = bench.loop.run(camera.sink.end(), WAIT_S).next_sequence
     until(lambda: camera.ended, "its end")
-    again = PushedCameraSink(camera)
+    again = camera.sink
     assert bench.loop.run(again.open(header, "session"), WAIT_S).next_sequence == sent > 0
     assert bench.loop.run(again.end(), WAIT_S).next_sequence == sent
     assert camera.ended
     with pytest.raises(NotReadyError, match="session 'session' has ended"):
         bench.loop.run(again.offer(ingest_pb2.PacketBatch()), WAIT_S)
-    assert bench.loop.run(PushedCameraSink(camera).open(header, "another"), WAIT_S).next_sequence == 0
+    assert bench.loop.run(camera.sink.open(header, "another"), WAIT_S).next_sequence == 0
     assert not camera.ended
 
 

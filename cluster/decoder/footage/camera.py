@@ -1,16 +1,16 @@
 """Footage that a decoder process holds of one camera: its newest picture and its packet ring."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from cluster.codec.decoder import DECODED_BYTES
 from cluster.codec.privacy import Polygon, PrivacyMasks
-from cluster.codec.source import Source, StreamHeader, TappedSource
+from cluster.codec.source import StreamHeader
 from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.decoder.footage.clip import Painter
 from cluster.decoder.footage.pictures import LatestPicture
-from cluster.decoder.footage.ring import PacketRing
-from cluster.types import EncodedPacket
+from cluster.decoder.footage.ring import PacketRing, RingBudget
+from cluster.types import BoolGrid, EncodedPacket, ShownPicture
 
 log = logging.getLogger(__name__)
 
@@ -26,16 +26,42 @@ class CameraFootage:
         self.ring = ring
         self.decoded_bytes = decoded_bytes
         self._masks = tuple(masks)
-        self._told_short = False
+        self._told_short = self._watched = False
 
     def make_painter(self) -> Painter | None:
         """New mask painter, one per clip or still since it belongs to one thread; None without masks."""
         return PrivacyMasks(self._masks).apply if self._masks else None
 
-    def tap(self, source: Source) -> Source:
-        """Wrap the source so that its packets also go into the ring."""
-        return source if self.ring is None else _RingTap(source, self.ring)
+    # -- the camera's thread --------------------------------------------------------------------
+    def open(self, header: StreamHeader) -> None:
+        """The camera has connected."""
+        self._watched = self.ring is not None
+        if self.ring is not None:
+            self.ring.open(header)
 
+    def add_packet(self, packet: EncodedPacket) -> None:
+        """Every packet of the source, before it is decoded."""
+        if not self._watched or self.ring is None:
+            return
+        try:
+            self.ring.add_packet(packet)
+        except Exception:
+            # An error of the ring must not stop the camera.
+            log.exception("no clips of this camera until it connects again")
+            self.ring.delete_before()
+            self._watched = False
+
+    def pause(self, why: str) -> None:
+        """No packet comes until the camera connects again."""
+        if self.ring is not None:
+            self.ring.pause(why)
+
+    def show(self, picture: ShownPicture, mask: BoolGrid, at_s: float) -> None:
+        """The newest decoded sample, its frame's kept patches and when it was decoded, seconds of the monotonic
+        clock; keeps a reference at most."""
+        self.latest.show(picture, mask, at_s)
+
+    # -- anybody --------------------------------------------------------------------------------
     def shortage(self, name: str) -> str:
         """Why the clips of the camera of this name begin late; empty when they do not. Logged once, with figures."""
         if self.ring is None or not self.ring.short:
@@ -57,38 +83,6 @@ class CameraFootage:
             self.ring.close()
 
 
-class _RingTap(TappedSource):
-    """Source that copies its packets into a ring."""
-
-    def __init__(self, source: Source, ring: PacketRing) -> None:
-        super().__init__(source, self._add_packet)
-        self._ring = ring
-        self._watched = True
-
-    def open(self) -> StreamHeader:
-        header = super().open()
-        self._ring.open(header)
-        self._watched = True
-        return header
-
-    def packets(self) -> Iterator[EncodedPacket]:
-        try:
-            yield from super().packets()
-        finally:
-            self._ring.pause("the video ended" if self.ended else "the connection to the camera was lost")
-
-    def _add_packet(self, packet: EncodedPacket) -> None:
-        if not self._watched:
-            return
-        try:
-            self._ring.add_packet(packet)
-        except Exception:
-            # An error of the ring must not stop the camera.
-            log.exception("no clips of this camera until it connects again")
-            self._ring.delete_before()
-            self._watched = False
-
-
 TYPICAL_BITS_PER_S = 4_000_000
 """Bit rate of an ordinary camera: 1080p, 15 to 25 pictures a second."""
 GROUP_S = 2.0
@@ -105,6 +99,14 @@ def clip_lookback_s(settings: CameraConfig, config: SightlineConfig, stride_s: f
     # A window waits until so many newer ones have come and is then dropped; its answer takes one more.
     late_s = (config.cluster.window_queue + 1) * stride_s
     return min(config.clips.before_s + windows_s, config.clips.longest_s) + late_s
+
+
+def camera_footage(settings: CameraConfig, config: SightlineConfig, rings: RingBudget | None) -> CameraFootage:
+    """Footage buffers of a camera; no packet ring without ``rings``, or where clips are off."""
+    ring = None
+    if rings is not None and config.clips.enabled and config.alerts.enabled:
+        ring = PacketRing(clip_lookback_s(settings, config), config.clips.ring_camera_bytes, rings)
+    return CameraFootage(ring, settings.privacy_masks, settings.source_options.decoded_bytes)
 
 
 def footage_bytes(seconds: float) -> int:

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import av
 from av.video.frame import PictureType, VideoFrame
@@ -80,46 +80,48 @@ def _sourced(done: str) -> Iterator[None]:
         raise SourceError(f"its video cannot be {done} ({error})", retryable=False) from None
 
 
-class Remuxer:
-    """Remuxes H.264 or HEVC unchanged, from the first packet on, a keyframe. ``live``: a part for each packet.
+class _Writer:
+    """Fragmented MP4 of one segment; ``span``: first and last time of it so far, camera microseconds; (0, 0) while it
+    is empty. Any thread, one at a time."""
 
-    Any thread, one at a time.
-    """
+    done: ClassVar[str]
+    """What a video that fails cannot be."""
 
-    def __init__(self, segment: Segment, *, live: bool = False, decoded_bytes: int = DECODED_BYTES) -> None:
-        self._decoded_bytes = decoded_bytes
-        self._options = _EVERY_FRAME if live else _FRAGMENTED
+    def __init__(self, segment: Segment, decoded_bytes: int) -> None:
         self._segment = segment
+        self._decoded_bytes = decoded_bytes
         self._parts = _Parts()
         self._container: Any = None
         self._stream: Any = None
-        self._clock = DecodingClock()
         self._zero = self._last = 0
-        self._first_time = self._last_time = 0
+        self.span = (0, 0)
 
-    @property
-    def span(self) -> tuple[int, int]:
-        """First and last time of the clip so far, camera microseconds; (0, 0) while it is empty."""
-        return self._first_time, self._last_time
+    def close(self) -> bytes:
+        """Finish the file; returns the rest. Raises like ``feed``."""
+        if self._container is not None:
+            with _sourced(self.done):
+                self._container.close()
+        return self._parts.take()
+
+
+class Remuxer(_Writer):
+    """Remuxes H.264 or HEVC unchanged, from the first packet on, a keyframe. ``live``: a part for each packet."""
+
+    done = "put into a clip"
+
+    def __init__(self, segment: Segment, *, live: bool = False, decoded_bytes: int = DECODED_BYTES) -> None:
+        super().__init__(segment, decoded_bytes)
+        self._options = _EVERY_FRAME if live else _FRAGMENTED
+        self._clock = DecodingClock()
 
     def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
-        """Write packets in decoding order; returns what is complete: whole boxes that never change later.
-
-        Raises:
-            SourceError: the packets cannot be made into a clip.
-        """
-        with _sourced("put into a clip"):
+        """Write packets in decoding order; returns what is complete: whole boxes that never change later. Raises
+        SourceError: the packets cannot be made into a clip."""
+        with _sourced(self.done):
             if self._container is None and packets:
                 self._open(packets)
             for placed in packets:
                 self._mux(placed)
-        return self._parts.take()
-
-    def close(self) -> bytes:
-        """Finish the file; returns the rest. Raises like :meth:`feed`."""
-        if self._container is not None:
-            with _sourced("put into a clip"):
-                self._container.close()
         return self._parts.take()
 
     def _open(self, packets: Sequence[SegmentPacket]) -> None:
@@ -142,7 +144,7 @@ class Remuxer:
         for time in range(self._zero, first.time, max(1, step)):
             self._clock.advance(time)
         self._last = self._zero - _TICK
-        self._first_time = self._last_time = first.time
+        self.span = first.time, first.time
 
     def _mux(self, placed: SegmentPacket) -> None:
         data = placed.packet.data
@@ -153,29 +155,22 @@ class Remuxer:
         packet.dts, packet.pts = dts - self._zero, max(placed.time, dts) - self._zero
         packet.is_keyframe = placed.starts
         self._last = dts
-        self._last_time = max(self._last_time, placed.time)
+        self.span = self.span[0], max(self.span[1], placed.time)
         self._container.mux(packet)
 
 
-class Transcoder:
-    """Decodes, masks, scales down if needed, and encodes as H.264 on one thread; used like :class:`Remuxer`."""
+class Transcoder(_Writer):
+    """Decodes, masks, scales down if needed, and encodes as H.264 on one thread."""
+
+    done = "re-encoded"
 
     def __init__(self, segment: Segment, start: int, painter: Painter | None, height: int, decoded_bytes: int) -> None:
-        self._segment = segment
+        super().__init__(segment, decoded_bytes)
         self._start = start
         self._painter = painter
         self._height = height
-        self._decoded_bytes = decoded_bytes
-        self._parts = _Parts()
         self._decoder: Decoder | None = None
-        self._container: Any = None
-        self._stream: Any = None
         self._scale = VideoReformatter()
-        self._zero = self._last = 0
-
-    @property
-    def span(self) -> tuple[int, int]:
-        return (self._zero, self._last) if self._container is not None else (0, 0)
 
     def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
         if self._decoder is None:
@@ -194,10 +189,9 @@ class Transcoder:
             with contextlib.suppress(DecodeError, PicturesTooLargeError):
                 self._encode(self._decoder.drain())
         if self._container is not None:
-            with _sourced("re-encoded"):
+            with _sourced(self.done):
                 self._container.mux(self._stream.encode(None))
-                self._container.close()
-        return self._parts.take()
+        return super().close()
 
     def _encode(self, frames: Sequence[VideoFrame]) -> None:
         for frame in frames:
@@ -208,9 +202,10 @@ class Transcoder:
                 self._open(frame, time)
             elif time < self._last + _STEP:
                 continue
-            with _sourced("re-encoded"):
+            with _sourced(self.done):
                 self._add(frame, time)
             self._last = time
+            self.span = self._zero, time
 
     def _open(self, frame: VideoFrame, time: int) -> None:
         scale = min(1.0, self._height / frame.height)
@@ -242,11 +237,7 @@ class Transcoder:
 
 
 def picture_size(first: SegmentPacket, decoded_bytes: int) -> tuple[int, int]:
-    """Width and height of a keyframe, by decoding it.
-
-    Raises:
-        SourceError: it cannot be decoded.
-    """
+    """Width and height of a keyframe, by decoding it. Raises SourceError: it cannot be decoded."""
     decoder = Decoder(first.segment.codec, first.segment.extradata, decoded_bytes)
     try:
         frames = [*decoder.decode(first.packet.data, 0, 0), *decoder.drain()]

@@ -98,12 +98,12 @@ class Cameras:
             footage = CameraFootage(PacketRing(RING_S, RING_BYTES, self._rings))
             pipeline = CameraPipeline(
                 camera,
-                footage.tap(source),
+                source,
                 self._geometry,
                 PipelineSettings(),
                 self._send,
                 None,
-                footage.latest.show,
+                footage,
                 self._decode_gate,
             )
             self._sinks[camera] = QueueSink(source)

@@ -58,11 +58,7 @@ def parameters(policy: type[Pruner]) -> list[str]:
 
 
 def make_pruner(name: str, options: Mapping[str, float] | None = None) -> Pruner:
-    """Create a pruner for one camera.
-
-    Raises:
-        ConfigError: no such policy or parameter.
-    """
+    """Create a pruner for one camera. Raises ConfigError: no such policy or parameter."""
     policy: type[Pruner] = pruners.get(name)
     known = parameters(policy)
     for option in options or {}:

@@ -1,27 +1,23 @@
-"""The part of a codec processor that leaves quiet packets undecoded (see :mod:`cluster.codec.lazy`)."""
+"""The codec processor that leaves quiet packets undecoded (see :mod:`cluster.codec.lazy`)."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import av
 from av.video.frame import VideoFrame
 
 from cluster.codec.decoder import DecodeError, Decoder, PicturesTooLargeError
-from cluster.codec.lazy import HeldPacket, LazyDecode
-from cluster.codec.motion import ReferenceDistance
-from cluster.codec.privacy import PrivacyMasks
-from cluster.codec.stream_state import CodecStats, PictureView, Trust, no_change
-from cluster.codec.timeline import Sampling
-from cluster.types import SampledPicture
-
-ShowsChange = Callable[[SampledPicture], bool]
-"""Whether the pruner would find change in a picture; leaves its state as it is."""
+from cluster.codec.lazy import LazyDecode
+from cluster.codec.nvdec import Nvdec
+from cluster.codec.processor import CodecOptions, CodecProcessor, FramedPacket
+from cluster.codec.source import StreamHeader
+from cluster.codec.stream_state import PictureView, Trust, no_change
+from cluster.types import PatchGeometry, SampledPicture
 
 
-class LazyFeed(ABC):
-    """Holds packets in place of decoding them, and gives samples at their times: the newest decoded picture again.
+class LazyProcessor(CodecProcessor):
+    """Holds packets of H.264 and HEVC in place of decoding them on the CPU, and gives samples at their times: the
+    newest decoded picture again.
 
     Held packets are decoded before the first in which something happens; the change of all of them is then part of the
     next sample. Those held when a keyframe comes are dropped, and decoding begins anew there without a gap. Where
@@ -29,15 +25,17 @@ class LazyFeed(ABC):
     every sample is what it would have been.
     """
 
-    stats: CodecStats
-    _trust: Trust
-    _order: ReferenceDistance
-    _sampling: Sampling
-    _view: PictureView | None
-    _masks: PrivacyMasks
-
-    def _begin_lazily(self, lazy: LazyDecode | None, changes: ShowsChange | None) -> None:
-        self.lazy, self._changes = lazy, changes
+    def __init__(
+        self,
+        geometry: PatchGeometry,
+        changes: Callable[[SampledPicture], bool],
+        options: CodecOptions | None = None,
+        nvdec: Nvdec | None = None,
+    ) -> None:
+        """``changes``: whether the pruner would find change in a picture; leaves its state as it is."""
+        super().__init__(geometry, options, nvdec)
+        self.lazy = LazyDecode()
+        self._changes = changes
         self._witness: Decoder | None = None
         # The newest sample, a newer picture that was none, up to when held pictures have been sampled, and up to when
         # pictures must have been shown before packets are held.
@@ -46,59 +44,63 @@ class LazyFeed(ABC):
         self._sampled_until: int | None = None
         self._must_show: int | None = None
 
-    def change_lazy_wait(self, wait_s: float) -> None:
-        """Between two packets; see LazyDecode."""
-        if self.lazy is not None:
-            self.lazy.wait_s = 0.0 if self._changes is None else wait_s
+    def drain(self) -> list[SampledPicture]:
+        # As at a keyframe, or all of it decoded where no keyframe can be waited for.
+        samples = self._decode_held() if self.lazy.unsure else self._skip_held()
+        return samples + super().drain()
 
-    def label(self, sample: SampledPicture, *, changed: bool) -> None:
-        """What the pruner found in a sample, before the next packet is fed."""
-        if self.lazy is not None and not sample.repeated:
-            self.lazy.label(changed)
+    def _feed_framed(self, each: FramedPacket) -> list[SampledPicture]:
+        if self.device.name != "cpu":
+            return super()._feed_framed(each)
+        hold = self.lazy.holds(each)
+        samples: list[SampledPicture] = []
+        if self.lazy.set_back:
+            # The camera's clock was set back or stands still: sampled times come again, as those of others.
+            samples = self._decode_held()
+            self._sampled_until = self._must_show = None
+        if self._trust is Trust.LOST:
+            return samples + super()._feed_framed(each)
+        return samples + self._feed_lazily(each, hold)
 
-    def _feed_lazily(self, each: HeldPacket, lazy: LazyDecode, hold: bool) -> list[SampledPicture]:
+    def _feed_lazily(self, each: FramedPacket, hold: bool) -> list[SampledPicture]:
         """Hold the packet; or drop those held before a keyframe, or decode them, and then this one."""
+        lazy = self.lazy
         if hold and (lazy.holding or (self._must_show is None and self._last_sample is not None)):
             return self._repeat(lazy.hold(each))
         samples: list[SampledPicture] = []
         changed = lazy.restarts and lazy.unsure and self._shows_change(each)
         lazy.events["found"] += changed
         if lazy.holding and lazy.restarts and not changed:
-            samples = self._skip_held(lazy)
+            samples = self._skip_held()
             lost = self._trust is Trust.LOST
             if self._recover(each) and not lost:
                 self._trust = Trust.SKIPPED
                 self._order.reset()
                 self._sampled_until = None
-        samples += self._decode_held(lazy)
+        samples += self._decode_held()
         if self._trust is Trust.LOST:
             return samples
         if lazy.told and each.packet.pts is not None:
             self._must_show = max(self._must_show or 0, each.packet.pts)
         return samples + self._feed_now(each)
 
-    def _decode_held(self, lazy: LazyDecode) -> list[SampledPicture]:
+    def _decode_held(self) -> list[SampledPicture]:
         samples: list[SampledPicture] = []
-        for each in lazy.release():
+        for each in self.lazy.release():
             samples += self._feed_now(each)
             if self._trust is Trust.LOST:
                 break
         return samples
 
-    def _follow_clock_back(self, lazy: LazyDecode) -> list[SampledPicture]:
-        """The camera's clock was set back or stands still: sampled times come again, as those of others."""
-        samples = self._decode_held(lazy)
-        self._sampled_until = self._must_show = None
-        return samples
-
-    def _shows_change(self, each: HeldPacket) -> bool:
+    def _shows_change(self, each: FramedPacket) -> bool:
         """Whether the pruner finds change in a keyframe, decoded apart; True where it cannot be told."""
         view, last = self._view, self._last_sample
-        if self._changes is None or view is None or last is None:
+        if view is None or last is None:
             return True
         try:
             if self._witness is None:
-                self._witness = self._new_witness()
+                header, limit = self._header, self.options.decoded_bytes
+                self._witness = Decoder(header.codec, header.extradata, limit, (header.width, header.height))
             frames = self._witness.decode(each.data, each.packet.pts, each.packet.dts) + self._witness.drain()
             if (
                 len(frames) != 1
@@ -118,7 +120,7 @@ class LazyFeed(ABC):
         samples = []
         for pts in times:
             self._sampled_until = max(self._sampled_until or pts, pts)
-            time = self._place(pts)
+            time = super()._place(pts)
             if time is None:
                 continue
             view, last = self._view, self._last_sample
@@ -133,50 +135,39 @@ class LazyFeed(ABC):
                 samples.append(sample)
         return samples
 
-    def _skip_held(self, lazy: LazyDecode) -> list[SampledPicture]:
+    def _skip_held(self) -> list[SampledPicture]:
         """Drop what is held; samples at the rest of its times."""
-        samples = self._repeat(lazy.skip())
-        self.stats.frames_spared = lazy.spared
+        samples = self._repeat(self.lazy.skip())
+        self.stats.frames_spared = self.lazy.spared
         return samples
 
-    def _end_held(self) -> list[SampledPicture]:
-        """At the end of the video: as at a keyframe, or all of it decoded where no keyframe can be waited for."""
-        if self.lazy is None:
-            return []
-        return self._decode_held(self.lazy) if self.lazy.unsure else self._skip_held(self.lazy)
+    # -- what is to be remembered of each step --------------------------------------------------
+    def _configure(self, header: StreamHeader) -> None:
+        super()._configure(header)
+        self._witness = None
+        self.lazy.open(self._header.codec, self._header.extradata)
 
-    def _lose_held(self) -> None:
-        """Decoding is to begin anew after a loss."""
-        if self.lazy is not None:
-            self.stats.packets_skipped += self.lazy.holding
-            self.lazy.clear()
+    def _lose(self) -> None:
+        super()._lose()
+        self.stats.packets_skipped += self.lazy.holding
+        self.lazy.clear()
         self._last_sample = self._unsampled = self._sampled_until = self._must_show = None
 
-    def _is_repeated(self, pts: int | None) -> bool:
-        """Whether the time of a picture has been sampled while it was held."""
-        return self._sampled_until is not None and pts is not None and pts <= self._sampled_until
+    def _place(self, pts: int | None) -> int | None:
+        # The time of a picture may have been sampled while it was held.
+        repeated = self._sampled_until is not None and pts is not None and pts <= self._sampled_until
+        return None if repeated else super()._place(pts)
 
-    def _note_shown(self, frame: VideoFrame, pts: int | None) -> None:
-        """A picture came out of the decoder."""
+    def _add_change(self, frame: VideoFrame, view: PictureView, past: float, future: float) -> None:
+        super()._add_change(frame, view, past, future)
+        self.lazy.learn_from((self.stats.codec, view.width, view.height))
         self._unsampled = frame
+        pts = frame.pts if frame.pts is not None else frame.dts
         if self._must_show is not None and (pts is None or pts >= self._must_show):
             self._must_show = None
 
-    # -- the processor's ------------------------------------------------------------------------
-    @abstractmethod
-    def _feed_now(self, each: HeldPacket) -> list[SampledPicture]: ...
-
-    @abstractmethod
-    def _new_witness(self) -> Decoder: ...
-
-    @abstractmethod
-    def _recover(self, each: HeldPacket) -> bool: ...
-
-    @abstractmethod
-    def _place(self, pts: int | None) -> int | None: ...
-
-    @abstractmethod
-    def _sample(self, frame: VideoFrame, time: int, view: PictureView) -> SampledPicture | None: ...
-
-    @abstractmethod
-    def _header_of_sample(self, time: int, view: PictureView) -> dict[str, Any]: ...
+    def _sample(self, frame: VideoFrame, time: int, view: PictureView) -> SampledPicture | None:
+        sample = super()._sample(frame, time, view)
+        if sample is not None:
+            self._last_sample, self._unsampled = sample, None
+        return sample
