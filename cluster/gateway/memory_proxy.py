@@ -18,7 +18,7 @@ from cluster.gateway.forwarding import Forwarding, relay
 from cluster.types import CameraStatus
 from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import check_camera
-from cluster.wire.status import as_told, explained
+from cluster.wire.status import as_told
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -77,7 +77,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
             await relay(replica.Replay(request, timeout=limit_s), context)
 
     async def AskAll(self, request: pb.AskAllRequest, context: Context) -> None:  # noqa: N802
-        async with explained(context), aclosing(self._all.answers(request, context.time_remaining())) as events:
+        async with aclosing(self._all.answers(request, context.time_remaining())) as events:
             async for event in events:
                 await context.write(event)
 
@@ -137,12 +137,12 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
     async def _forwarding(
         self, camera: str, context: Context, limit_s: float
     ) -> AsyncIterator[tuple[memory_pb2_grpc.MemoryStub, float]]:
-        """A stub of the camera's replica and the seconds it has; ends the call with a status when that fails."""
+        """A stub of the camera's replica and the seconds it has."""
         limit_s = min(limit_s, context.time_remaining() or limit_s)
         who = f"the replica of camera {camera!r}"
         unserved = f"{who} answers no questions about the past"
         route = partial(self._find, camera)
-        async with self._replicas.to(context, who, route, limit_s, unserved=unserved) as channel:
+        async with self._replicas.to(who, route, limit_s, unserved=unserved) as channel:
             yield memory_pb2_grpc.MemoryStub(channel), limit_s
 
     async def _find(self, camera: str) -> str:

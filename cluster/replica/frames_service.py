@@ -16,7 +16,6 @@ from cluster.errors import CapacityError, SightlineError, UnknownCameraError
 from cluster.types import FrameSample, StreamSpec
 from cluster.types.reports import HandedOver, WindowCounters
 from cluster.wire.convert import frame_from_proto, spec_from_json
-from cluster.wire.status import abort
 
 log = logging.getLogger(__name__)
 
@@ -128,8 +127,6 @@ class FramesServicer(frames_pb2_grpc.FramesServicer):
             # Tells the decoder that it is connected.
             await context.send_initial_metadata(())
             await connection.serve(context)
-        except (SightlineError, ValueError) as error:
-            await abort(context, error)
         finally:
             await connection.close()
 

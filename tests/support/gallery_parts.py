@@ -8,9 +8,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 
-from cluster.errors import NotReadyError, SightlineError
+from cluster.errors import NotReadyError
 from cluster.gateway.pictures_proxy import CAMERA
-from cluster.wire.status import abort
 
 
 class Gallery(pictures_pb2_grpc.PicturesServicer, pictures_pb2_grpc.RecorderServicer):
@@ -25,7 +24,7 @@ class Gallery(pictures_pb2_grpc.PicturesServicer, pictures_pb2_grpc.RecorderServ
 
     async def Picture(self, request, context):  # noqa: N802
         if request.camera == "dark":
-            await abort(context, NotReadyError("camera 'dark' has shown nothing yet"))
+            raise NotReadyError("camera 'dark' has shown nothing yet")
         size = min(request.width or 320, 640)
         jpeg = picture(request.camera, size, request.kept, self.version)
         return pictures_pb2.PictureReply(
@@ -34,25 +33,22 @@ class Gallery(pictures_pb2_grpc.PicturesServicer, pictures_pb2_grpc.RecorderServ
 
     async def Live(self, request, context):  # noqa: N802
         if request.camera == "dark":
-            await abort(context, NotReadyError("the camera sends no video at the moment"))
+            raise NotReadyError("the camera sends no video at the moment")
         await context.write(pictures_pb2.LivePart(data=clip()))
 
     async def Test(self, request, context):  # noqa: N802
         if request.camera == "dark":
-            await abort(context, NotReadyError("the source sends nothing"))
+            raise NotReadyError("the source sends nothing")
         return pictures_pb2.TestReply(codec="h264", width=320, height=180, jpeg=picture(request.camera, 320, False, 1))
 
     async def Forget(self, request, context):  # noqa: N802
         return pictures_pb2.ForgetFootageReply()
 
     async def Footage(self, request, context):  # noqa: N802
-        try:
-            camera = (await self._alerts.incident(request.incident)).incident.camera
-        except SightlineError as error:
-            await abort(context, error)
+        camera = (await self._alerts.incident(request.incident)).incident.camera
         await context.send_initial_metadata(((CAMERA, camera.encode()),))
         if request.kind == "end":
-            await abort(context, NotReadyError("the clip of its end is not there"))
+            raise NotReadyError("the clip of its end is not there")
         data = picture(camera, 320, False, 1) if request.kind == "snapshot" else clip()
         kind = "image/jpeg" if request.kind == "snapshot" else "video/mp4"
         about = pictures_pb2.FootageAbout(

@@ -164,8 +164,8 @@ def test_files_that_go_while_they_are_read_are_read_later(tmp_path, authority, m
     ca, away = tmp_path / "inner-ca.crt", tmp_path / "away"
     authority.issue(tmp_path, "inner", host=NAME)
     with monkeypatch.context() as patch:
-        changed = tls._reloading.changed
-        patch.setattr(tls._reloading, "changed", lambda: changed() and ca.rename(away).exists())
+        make = tls._reloading._make
+        patch.setattr(tls._reloading, "_make", lambda: ca.rename(away) and make())
         assert tls.client_context() is before
         assert tls.renewals() == 0
     away.rename(ca)

@@ -188,11 +188,10 @@ class DoorMiddleware:
                 # Not quoted: it may be no text at all.
                 raise HttpError(417, "of Expect only 100-continue is known")
             await self._app(scope, receive, told)
-        except SightlineError as known:
-            error = known
-        except Exception as unknown:
-            log.exception("request %s %s %s failed", request_id, request.method, scope["path"])
-            error = unknown
+        except Exception as caught:
+            error = caught
+            if status_of(error) == 500:
+                log.exception("request %s %s %s failed", request_id, request.method, scope["path"])
         finally:
             _log(request, request_id, error, time.monotonic() - began_s)
         if error is None:

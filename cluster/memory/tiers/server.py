@@ -30,7 +30,7 @@ from cluster.memory.tiers.kv_wire import (
     outcome_to_proto,
 )
 from cluster.memory.tiers.metrics import NodeTierCall, NodeTierResult
-from cluster.wire.status import abort, code_of
+from cluster.wire.status import code_of
 
 T = TypeVar("T")
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -197,12 +197,12 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         except TimeoutError as error:
             call.record_result("late")
             late = TimeoutError(f"the tier did not answer within {self._deadline_s:g} s")
-            await abort(context, late if limit.expired() else error)
+            raise (late if limit.expired() else error) from None
         except Exception as error:
             # The caller is gone.
             gone = isinstance(error, grpc.aio.InternalError)
             call.record_result("left" if gone else _RESULTS.get(code_of(error), "failed"))
-            await abort(context, error)
+            raise
         else:
             call.record_result("ok")
 
