@@ -23,7 +23,6 @@ from cluster.config.secrets import peer_tls
 from cluster.config.security import SecurityConfig
 from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import ConfigError
-from cluster.gateway.federation import FederatedCollector
 from cluster.gateway.merger import ResultsMerger
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.remote import RemoteTier
@@ -32,7 +31,7 @@ from cluster.replica.frames_service import FramesServicer, WindowCounters
 from cluster.security.roles import Role
 from cluster.wire.answers import AnswerHub, ResultsServicer
 from cluster.wire.channel import ChannelPool, open_channel
-from cluster.wire.metrics_server import MetricsServer
+from cluster.wire.metrics_server import FederatedCollector, MetricsServer
 from cluster.wire.server import RpcServer, is_serving
 from cluster.wire.tls import PeerTls, TlsFiles
 
