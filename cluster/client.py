@@ -197,12 +197,8 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
     ) -> Generator[str | memory_wire.Told, None, None]:
         """Pieces of the answer as they come, then how it came about; closing the iterator stops the answer.
 
-        Asked when the first piece is. See ``AskRequest`` for the arguments.
-
-        Raises:
-            ConfigError: not a question.
-            UnavailableError: the answer was not complete after ``timeout_s``.
-        """
+        Asked when the first piece is. See ``AskRequest`` for the arguments. Raises ``ConfigError``: not a question;
+        ``UnavailableError``: the answer was not complete after ``timeout_s``."""
         # Before it goes into a message: what is no text does not fit into one.
         request = memory_pb2.AskRequest(
             camera=memory_wire.check_camera(camera),

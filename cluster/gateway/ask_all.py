@@ -56,12 +56,8 @@ class AskAll:
     ) -> AsyncGenerator[memory_pb2.AskAllEvent, None]:
         """Cameras' answers as they come, progress in between, and at last one that is ``finished``.
 
-        Closing it stops all that is under way.
-
-        Raises:
-            ConfigError: not a question, or more than may be asked for.
-            CapacityError: too many such questions are under way.
-        """
+        Closing it stops all that is under way. Raises ``ConfigError``: not a question, or more than may be asked for;
+        ``CapacityError``: too many such questions are under way."""
         check_question(request.text)
         at_once = request.at_once or AT_ONCE
         deadline_s = check_seconds(request.deadline_s, "deadline_s") or DEADLINE_S

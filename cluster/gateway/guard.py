@@ -256,12 +256,8 @@ def _address(context: Context) -> str:
 
 def make_guard(security: SecurityConfig, audit_suffix: str = "") -> Guard | None:
     """Who asks every call for its token; ``None``: nobody. ``audit_suffix``: of the audit log's name, where several
-    gateways might write to one folder.
-
-    Raises:
-        ConfigError: the tokens, or files of the provider, cannot be read; an audit log of calls that nobody is asked
-            a token for.
-    """
+    gateways might write to one folder. Raises ``ConfigError``: the tokens, or files of the provider, cannot be read; an
+    audit log of calls that nobody is asked a token for."""
     if not security.guarded:
         if security.audit_log is not None:
             raise ConfigError(

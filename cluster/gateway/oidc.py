@@ -40,11 +40,8 @@ MOST_BYTES = 2**20
 class OidcProvider:
     """Used on one event loop. Its document and keys are read when they are needed, and stay while it is down.
 
-    ``rate``: of sign-ins from one address for which the provider is asked.
-
-    Raises:
-        ConfigError: the secret or the authority cannot be read.
-    """
+    ``rate``: of sign-ins from one address for which the provider is asked. Raises ``ConfigError``: the secret or the
+    authority cannot be read."""
 
     def __init__(self, config: OidcConfig) -> None:
         self.config = config

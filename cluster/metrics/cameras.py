@@ -51,11 +51,7 @@ class CameraMetrics:
         self.set_state("waiting")
 
     def set_state(self, state: str) -> None:
-        """Set the camera's state, one of :data:`STATES`.
-
-        Raises:
-            ValueError: no such state.
-        """
+        """Set the camera's state, one of :data:`STATES`. Raises ``ValueError``: no such state."""
         if state not in STATES:
             raise ValueError(f"unknown camera state {state!r}; there are: {', '.join(STATES)}")
         for name in STATES:

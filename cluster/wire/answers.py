@@ -172,11 +172,7 @@ class FanOut(Generic[T]):
         """Items from now on, of ``cameras`` or (empty) of all, as far as they are ``seen``; a context manager.
 
         ``recent``: those of the last ``RECENT_S`` first. ``after``: first those since the one of this number, as far as
-        they are still here; the others count as missed.
-
-        Raises:
-            CapacityError: too many subscribers.
-        """
+        they are still here; the others count as missed. Raises ``CapacityError``: too many subscribers."""
         with self.lock:
             if len(self._subscriptions) >= self._max_subscribers:
                 raise CapacityError(f"{self._max_subscribers} clients {self._verb} already; close one of them")

@@ -126,11 +126,8 @@ _SPECS = TypeAdapter(list[StreamSpec], config=ConfigDict(extra="forbid", strict=
 
 
 def spec_from_json(text: str) -> StreamSpec:
-    """The inverse of :func:`spec_to_json`.
-
-    Raises:
-        ValueError: not JSON, an unknown or missing key, or a value of another type.
-    """
+    """The inverse of :func:`spec_to_json`. Raises ``ValueError``: not JSON, an unknown or missing key, or a value of
+    another type."""
     try:
         return _SPECS.validate_json(f"[{text}]")[0]
     except ValidationError as error:
@@ -140,11 +137,7 @@ def spec_from_json(text: str) -> StreamSpec:
 
 
 def question_from_proto(message: cameras_pb2.Question) -> Question:
-    """A threshold of 0 on the wire means the default, 0.5.
-
-    Raises:
-        ValueError: a threshold outside 0..1.
-    """
+    """A threshold of 0 on the wire means the default, 0.5. Raises ``ValueError``: a threshold outside 0..1."""
     if not 0.0 <= message.threshold <= 1.0:
         raise ValueError(f"question {message.id!r} has a threshold of {message.threshold}; it must lie in 0..1")
     return Question(message.id, message.text, message.threshold or 0.5, message.explain)
@@ -163,11 +156,8 @@ def status_from_proto(message: cameras_pb2.CameraStatus) -> CameraStatus:
 
 
 def settings_from_json(text: str) -> dict[str, Any]:
-    """Settings of a camera as requests have them; none where the text is empty.
-
-    Raises:
-        ConfigError: not a JSON object.
-    """
+    """Settings of a camera as requests have them; none where the text is empty. Raises ``ConfigError``: not a JSON
+    object."""
     if not text:
         return {}
     try:

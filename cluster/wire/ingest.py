@@ -49,12 +49,8 @@ class Ledger:
         self.repeats = 0
 
     def admit(self, batch: ingest_pb2.PacketBatch) -> ingest_pb2.PacketBatch | None:
-        """The batch without repeats, or None when nothing is left of it.
-
-        Raises:
-            ValueError: a packet that is empty, over the size limit or out of order.
-            CapacityError: more packets than the pusher had credit for.
-        """
+        """The batch without repeats, or None when nothing is left of it. Raises ``ValueError``: a packet that is empty,
+        over the size limit or out of order; ``CapacityError``: more packets than the pusher had credit for."""
         repeats = 0
         for packet in batch.packets:
             sequence, size = packet.sequence, len(packet.data)
@@ -331,11 +327,7 @@ class _Replies:
         self._pending: asyncio.Task[None] | None = None
 
     async def send(self, progress: PushProgress, ledger: Ledger) -> None:
-        """Tell the pusher.
-
-        Raises:
-            CapacityError: it has not read earlier replies for ``reply_s``.
-        """
+        """Tell the pusher. Raises ``CapacityError``: it has not read earlier replies for ``reply_s``."""
         ledger.grant(progress)
         await self.drained()
         self._pending = asyncio.create_task(

@@ -128,11 +128,8 @@ class _Connection(http.client.HTTPConnection):
 class MetricsServer:
     """``/metrics`` over HTTP on a thread of its own, until :meth:`close`.
 
-    ``ports``: the first free one is taken; ``tls``: over HTTPS, and only for processes of this cluster.
-
-    Raises:
-        SightlineError: no port is free, or it may not be opened.
-    """
+    ``ports``: the first free one is taken; ``tls``: over HTTPS, and only for processes of this cluster. Raises
+    ``SightlineError``: no port is free, or it may not be opened."""
 
     def __init__(
         self,
@@ -164,11 +161,8 @@ class MetricsServer:
 def serve_metrics(
     host: str, ports: Iterable[int], process: Callable[[], str], *, tls: PeerTls | None = None
 ) -> MetricsServer:
-    """Serve this process's ``/metrics``, each sample with its name, for as long as it lives.
-
-    Raises:
-        SightlineError: no port is free, or it may not be opened.
-    """
+    """Serve this process's ``/metrics``, each sample with its name, for as long as it lives. Raises ``SightlineError``:
+    no port is free, or it may not be opened."""
     page = CollectorRegistry(auto_describe=False)
     page.register(FederatedCollector(dict, lambda: {process(): REGISTRY}))
     return MetricsServer(host, ports, page, tls=tls)

@@ -115,13 +115,9 @@ class PushAgent:
         self._acknowledged = 0
 
     async def run(self) -> PushStatus:
-        """Until the source has ended and the cluster has taken everything over.
-
-        Raises:
-            SourceError: the source cannot be read.
-            SightlineError: the gateway refuses for good (unknown camera, bad packets, another agent pushes), or could
-                not be reached for ``give_up_s``.
-        """
+        """Until the source has ended and the cluster has taken everything over. Raises ``SourceError``: the source
+        cannot be read; ``SightlineError``: the gateway refuses for good (unknown camera, bad packets, another agent
+        pushes), or could not be reached for ``give_up_s``."""
         self._loop = asyncio.get_running_loop()
         reader = threading.Thread(target=self._read, name=f"push {self._camera}", daemon=True)
         reader.start()

@@ -178,11 +178,8 @@ class RpcServer:
                     self.services[f"{package}.{base.__name__.removesuffix('Servicer')}"] = servicer
 
     def bind(self, host: str, port: int, *, setting: str = "gateway.port") -> int:
-        """Listen on ``host:port`` (0 takes any free port); returns the port.
-
-        Raises:
-            ConfigError: the port is in use or the address is not this machine's; ``setting`` is what to change.
-        """
+        """Listen on ``host:port`` (0 takes any free port); returns the port. Raises ``ConfigError``: the port is in use
+        or the address is not this machine's; ``setting`` is what to change."""
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if self._tls is None:

@@ -187,12 +187,8 @@ def _explaining(behavior: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any
 
 
 async def read_one(context: Any, read_s: float) -> Any:
-    """The only message of a call.
-
-    Raises:
-        TimeoutError: it was not complete within ``read_s``.
-        ConfigError: there is none, or none of its kind.
-    """
+    """The only message of a call. Raises ``TimeoutError``: it was not complete within ``read_s``; ``ConfigError``:
+    there is none, or none of its kind."""
     try:
         async with asyncio.timeout(read_s):
             request = await context.read()

@@ -39,11 +39,8 @@ class TlsFiles:
     client_ca: Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """For a server of Python's own.
-
-        Raises:
-            ConfigError: certificate and key cannot be read, or do not belong together.
-        """
+        """For a server of Python's own. Raises ``ConfigError``: certificate and key cannot be read, or do not belong
+        together."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -120,11 +117,8 @@ class PeerTls:
 
     All certificates are for ``name``, and that is what is checked in place of the address at which a process is found:
     addresses come and go with processes. Files are read again when they change. What runs goes on over the connection
-    it has; every new one uses the new certificate.
-
-    Raises:
-        ConfigError: the files are missing or do not belong together.
-    """
+    it has; every new one uses the new certificate. Raises ``ConfigError``: the files are missing or do not belong
+    together."""
 
     def __init__(self, files: TlsFiles, name: str = "sightline") -> None:
         self.files, self.name = files, name
@@ -180,11 +174,8 @@ class ClientCredentials:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """``SIGHTLINE_TOKEN`` or ``SIGHTLINE_TOKEN_FILE``, ``SIGHTLINE_TLS=1``, ``SIGHTLINE_CA``, ``SIGHTLINE_CERT``
-        and ``SIGHTLINE_KEY``; any of the last three means TLS.
-
-        Raises:
-            ConfigError: the token's file cannot be read, or one of certificate and key is missing.
-        """
+        and ``SIGHTLINE_KEY``; any of the last three means TLS. Raises ``ConfigError``: the token's file cannot be read,
+        or one of certificate and key is missing."""
         paths = [Path(value) if (value := environment.get(f"SIGHTLINE_{name}")) else None for name in _FILES]
         authority, certificate, key = paths
         if (certificate is None) != (key is None):
@@ -196,11 +187,7 @@ class ClientCredentials:
         return cls(token, wanted or any(paths), authority, certificate, key)
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """For a channel; ``None``: without TLS.
-
-        Raises:
-            ConfigError: a file cannot be read.
-        """
+        """For a channel; ``None``: without TLS. Raises ``ConfigError``: a file cannot be read."""
         if not self.tls:
             return None
         authority, certificate, key = (
@@ -210,11 +197,8 @@ class ClientCredentials:
         return grpc.ssl_channel_credentials(authority, key, certificate)
 
     def http_context(self) -> ssl.SSLContext | None:
-        """For an HTTP client of Python's own; ``None``: without TLS.
-
-        Raises:
-            ConfigError: a file cannot be read, or is no certificate or key.
-        """
+        """For an HTTP client of Python's own; ``None``: without TLS. Raises ``ConfigError``: a file cannot be read, or
+        is no certificate or key."""
         if not self.tls:
             return None
         try:
@@ -228,11 +212,7 @@ class ClientCredentials:
         return context
 
     def metadata(self, *, loopback: bool) -> tuple[tuple[str, str], ...]:
-        """What goes along with every call.
-
-        Raises:
-            ConfigError: the token would be readable on the way.
-        """
+        """What goes along with every call. Raises ``ConfigError``: the token would be readable on the way."""
         if not self.token:
             return ()
         if not self.tls and not loopback:

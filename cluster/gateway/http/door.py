@@ -116,12 +116,9 @@ class Door:
         return f"Bearer {kept}" if isinstance(kept, str) else kept
 
     async def admit(self, request: Request, rule: str) -> None:
-        """Serves the request from here on for whom it comes from; a rule that names no method of gRPC is checked
-        with the cameras of path and query, the others where the method is called.
-
-        Raises:
-            SightlineError: it may not be made, or not now.
-        """
+        """Serves the request from here on for whom it comes from; a rule that names no method of gRPC is checked with
+        the cameras of path and query, the others where the method is called. Raises ``SightlineError``: it may not be
+        made, or not now."""
         peer = peer_of(request)
         serve_as(ANYBODY if self.guard is None else NOBODY, peer)
         if rule == OPEN:
