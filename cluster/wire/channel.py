@@ -23,7 +23,7 @@ class CallEndedError(Exception):
 
 
 async def write(call: Call, message: Any) -> None:
-    """Send one message, waiting for flow control. Raises ``CallEndedError``: the call is over, or was never connected."""
+    """Send one message, waiting for flow control. Raises ``CallEndedError``: it is over, or was never connected."""
     if call.done():
         raise CallEndedError
     await call._metadata_sent.wait()
