@@ -85,17 +85,17 @@ class _OverDirectory:
 class CamerasServicer(_OverDirectory, cameras_pb2_grpc.CamerasServicer):
     """See protos/sightline/v1/cameras.proto."""
 
-    async def Add(self, request: pb.AddCameraRequest, _context: Context) -> pb.CameraStatus:  # noqa: N802
+    async def Add(self, request: pb.AddCameraRequest, _context: Context) -> pb.CameraStatus:
         if not request.name:
             raise ConfigError("a camera needs a name")
         adding = self._directory.add(*_camera(request), request.force, request.manager, request.takeover)
         return status_to_proto(await self._in_time(adding))
 
-    async def Update(self, request: pb.UpdateCameraRequest, _context: Context) -> pb.CameraStatus:  # noqa: N802
+    async def Update(self, request: pb.UpdateCameraRequest, _context: Context) -> pb.CameraStatus:
         updating = self._directory.update(*_camera(request), request.manager, request.takeover, request.revision)
         return status_to_proto(await self._in_time(updating))
 
-    async def Export(self, request: pb.ExportCamerasRequest, _context: Context) -> pb.ExportCamerasResponse:  # noqa: N802
+    async def Export(self, request: pb.ExportCamerasRequest, _context: Context) -> pb.ExportCamerasResponse:
         sees = current_principal().sees
         cameras = await self._in_time(self._directory.export(list(request.names)))
         written = [
@@ -110,16 +110,16 @@ class CamerasServicer(_OverDirectory, cameras_pb2_grpc.CamerasServicer):
         ]
         return pb.ExportCamerasResponse(cameras=written)
 
-    async def Remove(self, request: pb.RemoveCameraRequest, _context: Context) -> pb.RemoveCameraResponse:  # noqa: N802
+    async def Remove(self, request: pb.RemoveCameraRequest, _context: Context) -> pb.RemoveCameraResponse:
         await self._in_time(self._directory.remove(request.name, request.manager, request.takeover))
         return pb.RemoveCameraResponse()
 
-    async def List(self, _request: pb.ListCamerasRequest, _context: Context) -> pb.ListCamerasResponse:  # noqa: N802
+    async def List(self, _request: pb.ListCamerasRequest, _context: Context) -> pb.ListCamerasResponse:
         sees = current_principal().sees
         statuses = await self._in_time(self._directory.list())
         return pb.ListCamerasResponse(cameras=[status_to_proto(each) for each in statuses if sees(each.name)])
 
-    async def Get(self, request: pb.GetCameraRequest, _context: Context) -> pb.CameraStatus:  # noqa: N802
+    async def Get(self, request: pb.GetCameraRequest, _context: Context) -> pb.CameraStatus:
         return status_to_proto(await self._in_time(self._directory.get(request.name)))
 
 
@@ -134,7 +134,7 @@ def _camera(
 class ReplicasServicer(_OverDirectory, replicas_pb2_grpc.ReplicasServicer):
     """See protos/sightline/v1/replicas.proto."""
 
-    async def List(  # noqa: N802
+    async def List(
         self, _request: replicas_pb2.ListReplicasRequest, _context: Context
     ) -> replicas_pb2.ListReplicasResponse:
         found = await self._in_time(self._directory.list_replicas())
@@ -144,9 +144,7 @@ class ReplicasServicer(_OverDirectory, replicas_pb2_grpc.ReplicasServicer):
             decoders=None if decoders is None else to_message(replicas_pb2.DecoderNumbers, decoders),
         )
 
-    async def Drain(  # noqa: N802
-        self, request: replicas_pb2.DrainReplicaRequest, _context: Context
-    ) -> replicas_pb2.ReplicaStatus:
+    async def Drain(self, request: replicas_pb2.DrainReplicaRequest, _context: Context) -> replicas_pb2.ReplicaStatus:
         if not request.name:
             raise ConfigError("name the replica, as `sightline replicas list` shows it")
         if not current_principal().sees_all:

@@ -107,21 +107,21 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
     Resend = _handed_on("Resend", _scoped)
     TestSink = _handed_on("TestSink", _testing, limit_s=TEST_S + 5.0)
 
-    async def Get(self, request: pb.GetIncidentRequest, _context: Context) -> pb.IncidentDetail:  # noqa: N802
+    async def Get(self, request: pb.GetIncidentRequest, _context: Context) -> pb.IncidentDetail:
         async with self.alerting() as stub:
             return await self._of_mine(stub, request.id, Role.VIEW)
 
-    async def Acknowledge(self, request: pb.AcknowledgeRequest, _context: Context) -> pb.Incident:  # noqa: N802
+    async def Acknowledge(self, request: pb.AcknowledgeRequest, _context: Context) -> pb.Incident:
         async with self.alerting() as stub:
             await self._of_mine(stub, request.id, Role.ASK)
             return await stub.Acknowledge(_signed(request), timeout=CALL_S)
 
-    async def Review(self, request: pb.ReviewRequest, _context: Context) -> pb.Incident:  # noqa: N802
+    async def Review(self, request: pb.ReviewRequest, _context: Context) -> pb.Incident:
         async with self.alerting() as stub:
             await self._of_mine(stub, request.id, Role.ASK)
             return await stub.Review(_signed(request), timeout=CALL_S)
 
-    async def Follow(self, request: pb.FollowRequest, context: Context) -> None:  # noqa: N802
+    async def Follow(self, request: pb.FollowRequest, context: Context) -> None:
         async with self.alerting() as stub:
             sees = current_principal().sees
             call = stub.Follow(request)

@@ -68,15 +68,15 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         self._on_forget, self._list_replicas = on_forget, replicas
         self._all = AskAll(self._ask_one, cameras, incidents)
 
-    async def Ask(self, request: pb.AskRequest, context: Context) -> None:  # noqa: N802
+    async def Ask(self, request: pb.AskRequest, context: Context) -> None:
         async with self._forwarding(request.camera, context, self._ask_s) as (replica, limit_s):
             await relay(replica.Ask(request, timeout=limit_s), context)
 
-    async def Replay(self, request: pb.ReplayRequest, context: Context) -> None:  # noqa: N802
+    async def Replay(self, request: pb.ReplayRequest, context: Context) -> None:
         async with self._forwarding(request.camera, context, self._ask_s) as (replica, limit_s):
             await relay(replica.Replay(request, timeout=limit_s), context)
 
-    async def AskAll(self, request: pb.AskAllRequest, context: Context) -> None:  # noqa: N802
+    async def AskAll(self, request: pb.AskAllRequest, context: Context) -> None:
         async with aclosing(self._all.answers(request, context.time_remaining())) as events:
             async for event in events:
                 await context.write(event)
@@ -92,7 +92,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
                 call.cancel()
         raise UnavailableError("the answer ended without a result")
 
-    async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:  # noqa: N802
+    async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:
         async with self._forwarding(request.camera, context, self._call_s) as (replica, limit_s):
             request.only_here = False
             async with asyncio.timeout(limit_s):
@@ -129,7 +129,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
                     return pb.ForgetResponse()
                 raise as_told(error, f"a replica that may have something of camera {request.camera!r}") from None
 
-    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.MemoryStatus:  # noqa: N802
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.MemoryStatus:
         async with self._forwarding(request.camera, context, self._call_s) as (replica, limit_s):
             return await replica.Describe(request, timeout=limit_s)
 

@@ -59,7 +59,7 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
         self._about = about
         self._erase = erase
 
-    async def Footage(self, request: pb.FootageRequest, context: Context) -> None:  # noqa: N802
+    async def Footage(self, request: pb.FootageRequest, context: Context) -> None:
         kind = _kind(request.kind)
         camera, note = await self._about(_incident(request.incident))
         await context.send_initial_metadata(((CAMERA, camera.encode()),))
@@ -78,7 +78,7 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
             async for data in self._read(stored, request.offset, request.length):
                 await context.write(pb.FootagePart(data=data))
 
-    async def Forget(self, request: pb.ForgetFootageRequest, _context: Context) -> pb.ForgetFootageReply:  # noqa: N802
+    async def Forget(self, request: pb.ForgetFootageRequest, _context: Context) -> pb.ForgetFootageReply:
         camera, before_s = check_camera(request.camera), check_seconds(request.before_s, "before_s") or 0.0
         # The records first: an incident that ends may still ask for a clip of its end.
         deleted = Deleted(0, 0)
@@ -128,12 +128,12 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         self._forwarding = Forwarding(channels, "calls about pictures and clips")
         self._live = Forwarding(channels, "live views", max_calls=MOST_WATCHING)
 
-    async def Picture(self, request: pb.PictureRequest, _context: Context) -> pb.PictureReply:  # noqa: N802
+    async def Picture(self, request: pb.PictureRequest, _context: Context) -> pb.PictureReply:
         who = f"the decoder of camera {request.camera!r}"
         async with self._forwarding.to(who, lambda: self._find(request.camera), CALL_S) as channel:
             return await pictures_pb2_grpc.RecorderStub(channel).Picture(request, timeout=CALL_S)
 
-    async def Test(self, request: pb.TestRequest, _context: Context) -> pb.TestReply:  # noqa: N802
+    async def Test(self, request: pb.TestRequest, _context: Context) -> pb.TestReply:
         if self._tested is None:
             raise UnavailableError("this gateway tests no sources")
         address, entry = await self._tested(tested_entry(request))
@@ -147,7 +147,7 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         async with self._forwarding.to("the decoder that tests it", there, TEST_S) as channel:
             return await pictures_pb2_grpc.RecorderStub(channel).Test(asked, timeout=TEST_S)
 
-    async def Discover(self, request: pb.DiscoverRequest, context: Context) -> None:  # noqa: N802
+    async def Discover(self, request: pb.DiscoverRequest, context: Context) -> None:
         if not current_principal().sees_all:
             raise ForbiddenError("searching a network concerns all cameras; it needs a token for all of them")
         if self._any_decoder is None:
@@ -155,12 +155,12 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         async with self._forwarding.to("the decoder that searches", self._any_decoder, CALL_S) as channel:
             await relay(pictures_pb2_grpc.RecorderStub(channel).Discover(request, timeout=DISCOVER_S), context)
 
-    async def Live(self, request: pb.LiveRequest, context: Context) -> None:  # noqa: N802
+    async def Live(self, request: pb.LiveRequest, context: Context) -> None:
         who = f"the decoder of camera {request.camera!r}"
         async with self._live.to(who, lambda: self._find(request.camera), CALL_S) as channel:
             await relay(pictures_pb2_grpc.RecorderStub(channel).Live(request), context)
 
-    async def Footage(self, request: pb.FootageRequest, context: Context) -> None:  # noqa: N802
+    async def Footage(self, request: pb.FootageRequest, context: Context) -> None:
         async with self._forwarding.to("alerting", self._keeper, CALL_S) as channel:
             call = pictures_pb2_grpc.PicturesStub(channel).Footage(request, timeout=FILE_S)
             hidden = True
@@ -181,7 +181,7 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
             finally:
                 call.cancel()
 
-    async def Forget(self, request: pb.ForgetFootageRequest, _context: Context) -> pb.ForgetFootageReply:  # noqa: N802
+    async def Forget(self, request: pb.ForgetFootageRequest, _context: Context) -> pb.ForgetFootageReply:
         return await self.forget(request.camera, request.before_s)
 
     async def forget(self, camera: str, before_s: float = 0.0) -> pb.ForgetFootageReply:

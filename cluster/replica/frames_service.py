@@ -121,7 +121,7 @@ class FramesServicer(frames_pb2_grpc.FramesServicer):
         if (owner := self._owners.get(camera)) is not None:
             owner.connection.acknowledge(camera)
 
-    async def Send(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002, N802
+    async def Send(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002
         connection = _Connection(self._handler, self._credit, self._owners, self._gather_s)
         try:
             # Tells the decoder that it is connected.

@@ -99,7 +99,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         self._longest = max_new_tokens
         self._ask_s, self._call_s = ask_s, call_s
 
-    async def Ask(self, request: memory_pb2.AskRequest, context: Context) -> None:  # noqa: N802
+    async def Ask(self, request: memory_pb2.AskRequest, context: Context) -> None:
         async with self._answering(self._ask_s), self._place():
             # Validate the question before it waits in the queue.
             ask_from_proto(request, self._longest)
@@ -114,7 +114,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
                 self._conversations.add_turn(conversation, ask.text, result.text)
                 await self._tell(request, context, result, conversation.id)
 
-    async def Replay(self, request: memory_pb2.ReplayRequest, context: Context) -> None:  # noqa: N802
+    async def Replay(self, request: memory_pb2.ReplayRequest, context: Context) -> None:
         async with self._answering(self._ask_s), self._place():
             camera, text = check_camera(request.camera), check_question(request.text)
             since_s = check_seconds(request.since_s, "since_s")
@@ -139,9 +139,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
                 )
                 await context.write(replayed)
 
-    async def Forget(  # noqa: N802
-        self, request: memory_pb2.ForgetRequest, _context: Context
-    ) -> memory_pb2.ForgetResponse:
+    async def Forget(self, request: memory_pb2.ForgetRequest, _context: Context) -> memory_pb2.ForgetResponse:
         async with self._answering(self._call_s):
             ago_s = check_seconds(request.before_s, "before_s")
             # Before and after: an answer that ended in between uses what is being deleted.
@@ -152,9 +150,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
             finally:
                 self._conversations.end_camera(request.camera)
 
-    async def Describe(  # noqa: N802
-        self, request: memory_pb2.DescribeRequest, _context: Context
-    ) -> memory_pb2.MemoryStatus:
+    async def Describe(self, request: memory_pb2.DescribeRequest, _context: Context) -> memory_pb2.MemoryStatus:
         async with self._answering(self._call_s):
             return status_to_proto(await self._handler.describe(check_camera(request.camera)))
 

@@ -225,7 +225,7 @@ class ResultsServicer(results_pb2_grpc.ResultsServicer):
     def __init__(self, hub: AnswerHub) -> None:
         self._hub = hub
 
-    async def Watch(self, request: results_pb2.WatchRequest, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
+    async def Watch(self, request: results_pb2.WatchRequest, context: grpc.aio.ServicerContext) -> None:
         """See protos/sightline/v1/results.proto; initial metadata tells the client that it is subscribed."""
         with self._hub.subscribe(
             request.cameras, seen=current_principal().sees, recent=request.recent, after=request.after

@@ -198,7 +198,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
         """Cameras that have a pusher connected now."""
         return sorted(self._connections)
 
-    async def Push(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002, N802
+    async def Push(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002
         replies = _Replies(context, self._reply_s)
         try:
             await self._serve(context, replies)

@@ -68,7 +68,7 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
         self.footage: dict[str, CameraFootage] = {}
         self.recorder = Recorder(ClipsConfig(), self.footage_of)
 
-    async def Picture(self, request: pictures_pb2.PictureRequest, context: Any) -> pictures_pb2.PictureReply:  # noqa: N802
+    async def Picture(self, request: pictures_pb2.PictureRequest, context: Any) -> pictures_pb2.PictureReply:
         status = await self._city.get(request.camera)
         if status.state != "running":
             raise NotReadyError(f"camera {request.camera!r} has no picture yet")
@@ -79,24 +79,24 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
         tag = f"{scene}-{moment % 4}-{request.kept:d}-{request.width}"
         return pictures_pb2.PictureReply(jpeg=jpeg, etag=tag, pts=self._city.second, age_s=0.4)
 
-    async def Test(self, request: pictures_pb2.TestRequest, context: Any) -> pictures_pb2.TestReply:  # noqa: N802
+    async def Test(self, request: pictures_pb2.TestRequest, context: Any) -> pictures_pb2.TestReply:
         """The decoder's own test, of this process."""
         entry = self._city.table.check_test(pictures.tested_entry(request))
         found = await self._tester.test(entry.name, entry.source.reveal(), settings_of(entry))
         return to_message(pictures_pb2.TestReply, found)
 
-    async def Live(self, request: pictures_pb2.LiveRequest, context: Any) -> None:  # noqa: N802
+    async def Live(self, request: pictures_pb2.LiveRequest, context: Any) -> None:
         """Of the cameras in ``footage``, by the decoder's own servicer."""
         await RecorderServicer(self.recorder, self._tester, self.search).Live(request, context)
 
-    async def Discover(self, request: pictures_pb2.DiscoverRequest, context: Any) -> None:  # noqa: N802
+    async def Discover(self, request: pictures_pb2.DiscoverRequest, context: Any) -> None:
         """The decoder's own search, of this process."""
         await RecorderServicer(self.recorder, self._tester, self.search).Discover(request, context)
 
     def footage_of(self, camera: str) -> CameraFootage:
         return self.footage.setdefault(camera, CameraFootage(PacketRing(10.0, 1 << 24, RingBudget(1 << 26))))
 
-    async def Footage(self, request: pictures_pb2.FootageRequest, context: Any) -> None:  # noqa: N802
+    async def Footage(self, request: pictures_pb2.FootageRequest, context: Any) -> None:
         incident = (await self._alerts.incident(request.incident)).incident
         scene = self._city.scene_of(incident.camera)
         if request.kind == "snapshot":
@@ -139,7 +139,7 @@ class CityAnswers(memory.MemoryServicer):
         servicer = IncidentsServicer(alerts)
         self._all = AskAll(self._ask_one, city.list, lambda request: servicer.List(request, None))
 
-    async def AskAll(self, request: memory_pb2.AskAllRequest, context: Any) -> None:  # noqa: N802
+    async def AskAll(self, request: memory_pb2.AskAllRequest, context: Any) -> None:
         async with contextlib.aclosing(self._all.answers(request)) as events:
             async for event in events:
                 await context.write(event)

@@ -22,7 +22,7 @@ class Gallery(pictures_pb2_grpc.PicturesServicer, pictures_pb2_grpc.RecorderServ
         self._alerts = alerts
         self.version = 1
 
-    async def Picture(self, request, context):  # noqa: N802
+    async def Picture(self, request, context):
         if request.camera == "dark":
             raise NotReadyError("camera 'dark' has shown nothing yet")
         size = min(request.width or 320, 640)
@@ -31,20 +31,20 @@ class Gallery(pictures_pb2_grpc.PicturesServicer, pictures_pb2_grpc.RecorderServ
             jpeg=jpeg, etag=f"{self.version}-{size}-{request.kept}", pts=5, age_s=0.5, width=size, height=size * 9 // 16
         )
 
-    async def Live(self, request, context):  # noqa: N802
+    async def Live(self, request, context):
         if request.camera == "dark":
             raise NotReadyError("the camera sends no video at the moment")
         await context.write(pictures_pb2.LivePart(data=clip()))
 
-    async def Test(self, request, context):  # noqa: N802
+    async def Test(self, request, context):
         if request.camera == "dark":
             raise NotReadyError("the source sends nothing")
         return pictures_pb2.TestReply(codec="h264", width=320, height=180, jpeg=picture(request.camera, 320, False, 1))
 
-    async def Forget(self, request, context):  # noqa: N802
+    async def Forget(self, request, context):
         return pictures_pb2.ForgetFootageReply()
 
-    async def Footage(self, request, context):  # noqa: N802
+    async def Footage(self, request, context):
         camera = (await self._alerts.incident(request.incident)).incident.camera
         await context.send_initial_metadata(((CAMERA, camera.encode()),))
         if request.kind == "end":

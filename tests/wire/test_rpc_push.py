@@ -336,7 +336,7 @@ class Refusing(ingest_pb2_grpc.IngestServicer):
         self.error = error
         self.calls = 0
 
-    async def Push(self, request_iterator, context):  # noqa: N802
+    async def Push(self, request_iterator, context):
         self.calls += 1
         await context.read()
         await context.write(ingest_pb2.PushReply(credit=8))
@@ -359,7 +359,7 @@ async def test_an_agent_waits_for_its_turn_where_many_come_back_at_once(make):
     class Busy(ingest_pb2_grpc.IngestServicer):
         left = 6
 
-        async def Push(self, request_iterator, context):  # noqa: N802
+        async def Push(self, request_iterator, context):
             if self.left:
                 self.left -= 1
                 raise CapacityError("'agents' calls too often; try again in 0.1 s")
