@@ -21,7 +21,6 @@ from cluster.errors import NotReadyError, SightlineError, UnavailableError
 from cluster.gateway import incidents_proxy as incidents
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.directory import CamerasServicer, ReplicasServicer
-from cluster.gateway.federation import FederatedCollector
 from cluster.gateway.guard import make_guard
 from cluster.gateway.http.application import make_application
 from cluster.gateway.http.calls import Calls
@@ -35,6 +34,7 @@ from cluster.security.roles import PUSH, current_principal
 from cluster.wire import answers as results
 from cluster.wire import ingest
 from cluster.wire.channel import ChannelPool
+from cluster.wire.metrics_server import FederatedCollector
 from cluster.wire.server import RpcServer, push_message_bytes
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Gateway(ActorProcess):
         host, port = self._config.gateway.host, self._config.gateway.port
         registry = CollectorRegistry()
         scraped = FederatedCollector(
-            lambda: self._scraped, own={self._name: metrics.REGISTRY}, others=lambda: self._others, tls=self._peers
+            lambda: self._scraped, lambda: {self._name: metrics.REGISTRY}, lambda: self._others, tls=self._peers
         )
         registry.register(scraped)
         servicer = ingest.IngestServicer(

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -197,12 +197,8 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
     ) -> Generator[str | memory_wire.Told, None, None]:
         """Pieces of the answer as they come, then how it came about; closing the iterator stops the answer.
 
-        Asked when the first piece is. See ``AskRequest`` for the arguments.
-
-        Raises:
-            ConfigError: not a question.
-            UnavailableError: the answer was not complete after ``timeout_s``.
-        """
+        Asked when the first piece is. See ``AskRequest`` for the arguments. Raises ``ConfigError``: not a question;
+        ``UnavailableError``: the answer was not complete after ``timeout_s``."""
         # Before it goes into a message: what is no text does not fit into one.
         request = memory_pb2.AskRequest(
             camera=memory_wire.check_camera(camera),
@@ -213,20 +209,13 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
             with_pictures=with_pictures,
         )
         call = self._memory.Ask(request, timeout=timeout_s, metadata=self._metadata)
-        try:
-            for event in call:
+        late = f"the answer was not complete after {timeout_s:g} s; allow more time, or ask about less"
+        with closing(self._stream(call, lambda event: event, late)) as events:
+            for event in events:
                 if event.WhichOneof("event") == "result":
                     yield memory_wire.told_from_proto(event.result, camera)
                     return
                 yield event.piece
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not is_ours(error):
-                raise UnavailableError(
-                    f"the answer was not complete after {timeout_s:g} s; allow more time, or ask about less"
-                ) from None
-            raise self._explain(error) from None
-        finally:
-            call.cancel()
         raise UnavailableError(f"the gateway at {self.address} ended the answer without a result")
 
     def ask_all(
@@ -376,12 +365,12 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         except SightlineError as error:
             raise UnavailableError(f"the file broke off: {error}") from None
 
-    def _stream(self, call: Any, read: Callable[[Any], T]) -> Generator[T, None, None]:
+    def _stream(self, call: Any, read: Callable[[Any], T], late: str = "") -> Generator[T, None, None]:
         try:
             for message in call:
                 yield read(message)
         except grpc.RpcError as error:
-            raise self._explain(error) from None
+            raise self._explain(error, late) from None
         finally:
             call.cancel()
 
@@ -391,14 +380,15 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         except grpc.RpcError as error:
             raise self._explain(error) from None
 
-    def _explain(self, error: Any) -> SightlineError:
+    def _explain(self, error: Any, late: str = "") -> SightlineError:
         if is_ours(error):
             return to_error(error)
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             return self._unavailable(error.details() or "")
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return UnavailableError(
-                f"the gateway at {self.address} did not answer in time: it hangs, or the process that it asked does "
+                late
+                or f"the gateway at {self.address} did not answer in time: it hangs, or the process that it asked does "
                 "(controller, alerting, decoder or replica); see their logs"
             )
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:

@@ -16,7 +16,6 @@ from cluster.alerts.timeline_store import CameraTimeline, ScoreBin, StateChange
 from cluster.errors import ConfigError
 from cluster.security.roles import EVERY
 from cluster.wire.mapping import from_message, to_message
-from cluster.wire.status import explained
 
 
 def mutes_from_proto(message: pb.ListMutesResponse) -> list[Mute]:
@@ -55,101 +54,85 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
     def __init__(self, service: AlertService) -> None:
         self._service = service
 
-    async def List(self, request: pb.ListIncidentsRequest, context: Context) -> pb.ListIncidentsResponse:  # noqa: N802
-        async with explained(context):
-            query = IncidentQuery(
-                camera=request.camera,
-                subject=request.subject,
-                only_open=request.only_open,
-                since_s=request.since_s,
-                verdict=_verdict(request.verdict, UNREVIEWED),
-                limit=min(request.limit or LISTED, MOST_LISTED),
-                scope=request.scope or EVERY,
-            )
-            found = await self._service.incidents(query)
-            return pb.ListIncidentsResponse(incidents=[to_message(pb.Incident, each) for each in found])
+    async def List(self, request: pb.ListIncidentsRequest, _context: Context) -> pb.ListIncidentsResponse:
+        query = IncidentQuery(
+            camera=request.camera,
+            subject=request.subject,
+            only_open=request.only_open,
+            since_s=request.since_s,
+            verdict=_verdict(request.verdict, UNREVIEWED),
+            limit=min(request.limit or LISTED, MOST_LISTED),
+            scope=request.scope or EVERY,
+        )
+        found = await self._service.incidents(query)
+        return pb.ListIncidentsResponse(incidents=[to_message(pb.Incident, each) for each in found])
 
-    async def Get(self, request: pb.GetIncidentRequest, context: Context) -> pb.IncidentDetail:  # noqa: N802
-        async with explained(context):
-            return to_message(pb.IncidentDetail, await self._service.incident(request.id))
+    async def Get(self, request: pb.GetIncidentRequest, _context: Context) -> pb.IncidentDetail:
+        return to_message(pb.IncidentDetail, await self._service.incident(request.id))
 
-    async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.Incident:  # noqa: N802
-        async with explained(context):
-            return to_message(pb.Incident, await self._service.acknowledge(request.id, _name(request.by, "by")))
+    async def Acknowledge(self, request: pb.AcknowledgeRequest, _context: Context) -> pb.Incident:
+        return to_message(pb.Incident, await self._service.acknowledge(request.id, _name(request.by, "by")))
 
-    async def Review(self, request: pb.ReviewRequest, context: Context) -> pb.Incident:  # noqa: N802
-        async with explained(context):
-            verdict = cast(Verdict, _verdict(request.verdict))
-            return to_message(pb.Incident, await self._service.review(request.id, verdict, _name(request.by, "by")))
+    async def Review(self, request: pb.ReviewRequest, _context: Context) -> pb.Incident:
+        verdict = cast(Verdict, _verdict(request.verdict))
+        return to_message(pb.Incident, await self._service.review(request.id, verdict, _name(request.by, "by")))
 
-    async def Timeline(self, request: pb.TimelineRequest, context: Context) -> pb.TimelineReply:  # noqa: N802
-        async with explained(context):
-            until_s = request.until_s or time.time() + 1
-            found = await self._service.timelines.read(request.camera, request.since_s, until_s)
-            questions = [
-                pb.QuestionScores(
-                    question=question, **{name: [getattr(each, name) for each in bins] for name in _COLUMNS}
-                )
-                for question, bins in found.scores.items()
-            ]
-            states = [to_message(pb.CameraStateChange, each) for each in found.states]
-            return pb.TimelineReply(questions=questions, states=states, cooldown_s=self._service.cooldown_s)
+    async def Timeline(self, request: pb.TimelineRequest, _context: Context) -> pb.TimelineReply:
+        until_s = request.until_s or time.time() + 1
+        found = await self._service.timelines.read(request.camera, request.since_s, until_s)
+        questions = [
+            pb.QuestionScores(question=question, **{name: [getattr(each, name) for each in bins] for name in _COLUMNS})
+            for question, bins in found.scores.items()
+        ]
+        states = [to_message(pb.CameraStateChange, each) for each in found.states]
+        return pb.TimelineReply(questions=questions, states=states, cooldown_s=self._service.cooldown_s)
 
-    async def Mute(self, request: pb.MuteRequest, context: Context) -> pb.ListMutesResponse:  # noqa: N802
-        async with explained(context):
-            if not 0 < request.for_s <= LONGEST_MUTE_S:
-                raise ConfigError(f"for_s must be above 0 and at most a year, not {request.for_s:g}")
-            camera, subject = _name(request.camera, "camera"), _name(request.subject, "subject")
-            return _mutes(await self._service.mute(camera, subject, request.for_s, _name(request.by, "by")))
+    async def Mute(self, request: pb.MuteRequest, _context: Context) -> pb.ListMutesResponse:
+        if not 0 < request.for_s <= LONGEST_MUTE_S:
+            raise ConfigError(f"for_s must be above 0 and at most a year, not {request.for_s:g}")
+        camera, subject = _name(request.camera, "camera"), _name(request.subject, "subject")
+        return _mutes(await self._service.mute(camera, subject, request.for_s, _name(request.by, "by")))
 
-    async def Unmute(self, request: pb.UnmuteRequest, context: Context) -> pb.ListMutesResponse:  # noqa: N802
-        async with explained(context):
-            return _mutes(await self._service.unmute(request.camera, request.subject))
+    async def Unmute(self, request: pb.UnmuteRequest, _context: Context) -> pb.ListMutesResponse:
+        return _mutes(await self._service.unmute(request.camera, request.subject))
 
-    async def ListMutes(self, _request: pb.ListMutesRequest, context: Context) -> pb.ListMutesResponse:  # noqa: N802
-        async with explained(context):
-            return _mutes(self._service.mutes())
+    async def ListMutes(self, _request: pb.ListMutesRequest, _context: Context) -> pb.ListMutesResponse:
+        return _mutes(self._service.mutes())
 
-    async def Follow(self, request: pb.FollowRequest, context: Context) -> None:  # noqa: N802
-        async with explained(context):
-            wanted = set(request.cameras)
-            with self._service.follow() as follower:
-                # No await in between: an incident that opens from here on is reported as new.
-                opened = self._service.open_incidents() if request.open else []
-                await context.send_initial_metadata(())
-                for incident in opened:
-                    if not wanted or incident.camera in wanted:
-                        event = AlertEvent(
-                            f"{incident.id}-open", "update", incident.updated_s, incident, incident.muted
-                        )
-                        await context.write(to_message(pb.IncidentEvent, event))
-                told = {incident.id: incident.events for incident in opened}
-                lost = 0
-                async for event, missed in follower:
-                    lost += missed
-                    if _is_told(event, told.get(event.incident.id, 0)):
-                        continue
-                    if not wanted or event.incident.camera in wanted:
-                        await context.write(to_message(pb.IncidentEvent, event, missed=lost))
-                        lost = 0
+    async def Follow(self, request: pb.FollowRequest, context: Context) -> None:
+        wanted = set(request.cameras)
+        with self._service.follow() as follower:
+            # No await in between: an incident that opens from here on is reported as new.
+            opened = self._service.open_incidents() if request.open else []
+            await context.send_initial_metadata(())
+            for incident in opened:
+                if not wanted or incident.camera in wanted:
+                    event = AlertEvent(f"{incident.id}-open", "update", incident.updated_s, incident, incident.muted)
+                    await context.write(to_message(pb.IncidentEvent, event))
+            told = {incident.id: incident.events for incident in opened}
+            lost = 0
+            async for event, missed in follower:
+                lost += missed
+                if _is_told(event, told.get(event.incident.id, 0)):
+                    continue
+                if not wanted or event.incident.camera in wanted:
+                    await context.write(to_message(pb.IncidentEvent, event, missed=lost))
+                    lost = 0
 
-    async def Outbox(self, request: pb.OutboxRequest, context: Context) -> pb.OutboxStatus:  # noqa: N802
-        async with explained(context):
-            found = await self._service.outbox(min(request.dead, MOST_LISTED), request.scope or EVERY)
-            sinks = [to_message(pb.SinkStatus, lane, name=name) for name, lane in found.sinks.items()]
-            return to_message(pb.OutboxStatus, found, sinks=sinks)
+    async def Outbox(self, request: pb.OutboxRequest, _context: Context) -> pb.OutboxStatus:
+        found = await self._service.outbox(min(request.dead, MOST_LISTED), request.scope or EVERY)
+        sinks = [to_message(pb.SinkStatus, lane, name=name) for name, lane in found.sinks.items()]
+        return to_message(pb.OutboxStatus, found, sinks=sinks)
 
-    async def Resend(self, request: pb.ResendRequest, context: Context) -> pb.ResendResponse:  # noqa: N802
-        async with explained(context):
-            if request.sink:
-                self._service.routes.check(request.sink)
-            count = await self._service.resend(request.sink, request.key, request.scope or EVERY)
-            return pb.ResendResponse(count=count)
+    async def Resend(self, request: pb.ResendRequest, _context: Context) -> pb.ResendResponse:
+        if request.sink:
+            self._service.routes.check(request.sink)
+        count = await self._service.resend(request.sink, request.key, request.scope or EVERY)
+        return pb.ResendResponse(count=count)
 
-    async def TestSink(self, request: pb.TestSinkRequest, context: Context) -> pb.TestSinkResponse:  # noqa: N802
-        async with explained(context):
-            await self._service.routes.test(request.sink)
-            return pb.TestSinkResponse()
+    async def TestSink(self, request: pb.TestSinkRequest, _context: Context) -> pb.TestSinkResponse:
+        await self._service.routes.test(request.sink)
+        return pb.TestSinkResponse()
 
 
 def _mutes(mutes: Sequence[Mute]) -> pb.ListMutesResponse:

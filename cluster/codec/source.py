@@ -4,7 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
@@ -24,7 +24,7 @@ class StreamHeader:
     width: int
     height: int
     extradata: bytes
-    new_clock: bool = False
+    new_clock: bool = field(default=False, metadata={"wire": ""})
 
 
 class CameraState(StrEnum):

@@ -56,13 +56,10 @@ class AskAll:
     ) -> AsyncGenerator[memory_pb2.AskAllEvent, None]:
         """Cameras' answers as they come, progress in between, and at last one that is ``finished``.
 
-        Closing it stops all that is under way.
-
-        Raises:
-            ConfigError: not a question, or more than may be asked for.
-            CapacityError: too many such questions are under way.
-        """
-        text, at_once = check_question(request.text), request.at_once or AT_ONCE
+        Closing it stops all that is under way. Raises ``ConfigError``: not a question, or more than may be asked for;
+        ``CapacityError``: too many such questions are under way."""
+        check_question(request.text)
+        at_once = request.at_once or AT_ONCE
         deadline_s = check_seconds(request.deadline_s, "deadline_s") or DEADLINE_S
         check_seconds(request.since_s, "since_s")
         if at_once > MOST_AT_ONCE or deadline_s > LONGEST_S or len(request.cameras) > MOST_PATTERNS:
@@ -81,7 +78,7 @@ class AskAll:
                 each for each in await self._cameras() if sees(each.name) and (not asked or in_scope(each.name, asked))
             ]
             clips = await self._clips(request, min(CLIPS_S, (ends_s - time.monotonic()) / 4))
-            run = _Run(self._ask, request, text, replicas_in_turn(statuses), clips, ends_s)
+            run = _Run(self._ask, request, replicas_in_turn(statuses), clips, ends_s)
             async with contextlib.aclosing(run.events(at_once)) as events:
                 async for event in events:
                     yield event
@@ -108,56 +105,55 @@ class AskAll:
 
 
 class _Run:
-    """One question under way."""
+    """One question under way, with the clips of each camera."""
 
     def __init__(
         self,
         ask: AskCamera,
         request: memory_pb2.AskAllRequest,
-        text: str,
         cameras: Sequence[str],
         clips: dict[str, list[incidents_pb2.Incident]],
         ends_s: float,
     ) -> None:
-        self._ask, self._request, self._text, self._clips, self._ends_s = ask, request, text, clips, ends_s
+        self._ask, self._request, self._clips, self._ends_s = ask, request, clips, ends_s
         self._waiting = iter(cameras)
-        self._total = len(cameras)
-        self._answered = self._failed = self._empty = self._tokens = 0
+        self._told = memory_pb2.AskAllProgress(cameras=len(cameras))
 
     async def events(self, at_once: int) -> AsyncGenerator[memory_pb2.AskAllEvent, None]:
-        queue: asyncio.Queue[memory_pb2.AskAllEvent | None] = asyncio.Queue(at_once)
-        workers = [asyncio.create_task(self._work(queue)) for _ in range(min(at_once, self._total))]
+        queue: asyncio.Queue[memory_pb2.CameraAnswer | None] = asyncio.Queue(at_once)
+        workers = [asyncio.create_task(self._work(queue)) for _ in range(min(at_once, self._told.cameras))]
         try:
-            yield self._progress()
+            yield memory_pb2.AskAllEvent(progress=self._told)
             left = len(workers)
             while left:
                 try:
-                    event = await asyncio.wait_for(queue.get(), PROGRESS_S)
+                    answer = await asyncio.wait_for(queue.get(), PROGRESS_S)
                 except TimeoutError:
-                    yield self._progress()
+                    yield memory_pb2.AskAllEvent(progress=self._told)
                     continue
-                if event is None:
+                if answer is None:
                     left -= 1
-                    continue
-                yield event
-            yield self._progress(finished=True)
+                else:
+                    yield memory_pb2.AskAllEvent(answer=answer)
+            self._told.finished = True
+            yield memory_pb2.AskAllEvent(progress=self._told)
         finally:
             for worker in workers:
                 worker.cancel()
             if workers:
                 await asyncio.wait(workers, timeout=5.0)
 
-    async def _work(self, queue: asyncio.Queue[memory_pb2.AskAllEvent | None]) -> None:
+    async def _work(self, queue: asyncio.Queue[memory_pb2.CameraAnswer | None]) -> None:
         for camera in self._waiting:
             if time.monotonic() >= self._ends_s:
                 break
-            await queue.put(memory_pb2.AskAllEvent(answer=await self._answer(camera)))
+            await queue.put(await self._answer(camera))
         await queue.put(None)
 
     async def _answer(self, camera: str) -> memory_pb2.CameraAnswer:
         request = memory_pb2.AskRequest(
             camera=camera,
-            text=self._text,
+            text=check_question(self._request.text),
             since_s=self._request.since_s,
             max_new_tokens=self._request.max_new_tokens or TOKENS,
             with_pictures=self._request.with_pictures,
@@ -177,16 +173,16 @@ class _Run:
                     await asyncio.sleep(RETRY_S)
                     continue
                 empty = code is Code.FAILED_PRECONDITION
-                self._empty += empty
-                self._failed += not empty
+                self._told.empty += empty
+                self._told.failed += not empty
                 return memory_pb2.CameraAnswer(camera=camera, error=str(told), empty=empty)
             except Exception:
                 # One camera's fault must not keep the others' answers.
                 log.exception("camera %s: a question to all failed", camera)
-                self._failed += 1
+                self._told.failed += 1
                 return memory_pb2.CameraAnswer(camera=camera, error="the gateway failed to ask it")
-            self._answered += 1
-            self._tokens += result.prompt_tokens + result.answer_tokens
+            self._told.answered += 1
+            self._told.tokens += result.prompt_tokens + result.answer_tokens
             clips = [self._clip(camera, moment) for moment in result.moments]
             return memory_pb2.CameraAnswer(camera=camera, result=result, incidents=clips)
 
@@ -197,17 +193,6 @@ class _Run:
             if incident.start + shift < moment.end and moment.start < incident.end + shift:
                 return incident.id
         return ""
-
-    def _progress(self, *, finished: bool = False) -> memory_pb2.AskAllEvent:
-        told = memory_pb2.AskAllProgress(
-            cameras=self._total,
-            answered=self._answered,
-            failed=self._failed,
-            empty=self._empty,
-            tokens=self._tokens,
-            finished=finished,
-        )
-        return memory_pb2.AskAllEvent(progress=told)
 
 
 def replicas_in_turn(statuses: Iterable[CameraStatus]) -> list[str]:

@@ -16,7 +16,6 @@ from cluster.types import CameraStatus, Question
 from cluster.types.reports import DecoderNumbers, ReplicaStatus
 from cluster.wire.convert import question_from_proto, settings_from_json, status_to_proto
 from cluster.wire.mapping import to_message
-from cluster.wire.status import explained
 
 Context: TypeAlias = grpc.aio.ServicerContext
 T = TypeVar("T")
@@ -86,48 +85,42 @@ class _OverDirectory:
 class CamerasServicer(_OverDirectory, cameras_pb2_grpc.CamerasServicer):
     """See protos/sightline/v1/cameras.proto."""
 
-    async def Add(self, request: pb.AddCameraRequest, context: Context) -> pb.CameraStatus:  # noqa: N802
-        async with explained(context):
-            if not request.name:
-                raise ConfigError("a camera needs a name")
-            adding = self._directory.add(*_camera(request), request.force, request.manager, request.takeover)
-            return status_to_proto(await self._in_time(adding))
+    async def Add(self, request: pb.AddCameraRequest, _context: Context) -> pb.CameraStatus:
+        if not request.name:
+            raise ConfigError("a camera needs a name")
+        adding = self._directory.add(*_camera(request), request.force, request.manager, request.takeover)
+        return status_to_proto(await self._in_time(adding))
 
-    async def Update(self, request: pb.UpdateCameraRequest, context: Context) -> pb.CameraStatus:  # noqa: N802
-        async with explained(context):
-            updating = self._directory.update(*_camera(request), request.manager, request.takeover, request.revision)
-            return status_to_proto(await self._in_time(updating))
+    async def Update(self, request: pb.UpdateCameraRequest, _context: Context) -> pb.CameraStatus:
+        updating = self._directory.update(*_camera(request), request.manager, request.takeover, request.revision)
+        return status_to_proto(await self._in_time(updating))
 
-    async def Export(self, request: pb.ExportCamerasRequest, context: Context) -> pb.ExportCamerasResponse:  # noqa: N802
-        async with explained(context):
-            sees = current_principal().sees
-            cameras = await self._in_time(self._directory.export(list(request.names)))
-            written = [
-                pb.WrittenCamera(
-                    name=each.entry.name,
-                    manager=each.manager,
-                    entry_json=entry_to_json(each.entry, secrets=request.secrets),
-                    revision=each.revision,
-                )
-                for each in cameras
-                if sees(each.entry.name)
-            ]
-            return pb.ExportCamerasResponse(cameras=written)
+    async def Export(self, request: pb.ExportCamerasRequest, _context: Context) -> pb.ExportCamerasResponse:
+        sees = current_principal().sees
+        cameras = await self._in_time(self._directory.export(list(request.names)))
+        written = [
+            pb.WrittenCamera(
+                name=each.entry.name,
+                manager=each.manager,
+                entry_json=entry_to_json(each.entry, secrets=request.secrets),
+                revision=each.revision,
+            )
+            for each in cameras
+            if sees(each.entry.name)
+        ]
+        return pb.ExportCamerasResponse(cameras=written)
 
-    async def Remove(self, request: pb.RemoveCameraRequest, context: Context) -> pb.RemoveCameraResponse:  # noqa: N802
-        async with explained(context):
-            await self._in_time(self._directory.remove(request.name, request.manager, request.takeover))
-            return pb.RemoveCameraResponse()
+    async def Remove(self, request: pb.RemoveCameraRequest, _context: Context) -> pb.RemoveCameraResponse:
+        await self._in_time(self._directory.remove(request.name, request.manager, request.takeover))
+        return pb.RemoveCameraResponse()
 
-    async def List(self, _request: pb.ListCamerasRequest, context: Context) -> pb.ListCamerasResponse:  # noqa: N802
-        async with explained(context):
-            sees = current_principal().sees
-            statuses = await self._in_time(self._directory.list())
-            return pb.ListCamerasResponse(cameras=[status_to_proto(each) for each in statuses if sees(each.name)])
+    async def List(self, _request: pb.ListCamerasRequest, _context: Context) -> pb.ListCamerasResponse:
+        sees = current_principal().sees
+        statuses = await self._in_time(self._directory.list())
+        return pb.ListCamerasResponse(cameras=[status_to_proto(each) for each in statuses if sees(each.name)])
 
-    async def Get(self, request: pb.GetCameraRequest, context: Context) -> pb.CameraStatus:  # noqa: N802
-        async with explained(context):
-            return status_to_proto(await self._in_time(self._directory.get(request.name)))
+    async def Get(self, request: pb.GetCameraRequest, _context: Context) -> pb.CameraStatus:
+        return status_to_proto(await self._in_time(self._directory.get(request.name)))
 
 
 def _camera(
@@ -141,25 +134,21 @@ def _camera(
 class ReplicasServicer(_OverDirectory, replicas_pb2_grpc.ReplicasServicer):
     """See protos/sightline/v1/replicas.proto."""
 
-    async def List(  # noqa: N802
-        self, _request: replicas_pb2.ListReplicasRequest, context: Context
+    async def List(
+        self, _request: replicas_pb2.ListReplicasRequest, _context: Context
     ) -> replicas_pb2.ListReplicasResponse:
-        async with explained(context):
-            found = await self._in_time(self._directory.list_replicas())
-            decoders = await self._in_time(self._directory.decoder_numbers())
-            return replicas_pb2.ListReplicasResponse(
-                replicas=[to_message(replicas_pb2.ReplicaStatus, status) for status in found],
-                decoders=None if decoders is None else to_message(replicas_pb2.DecoderNumbers, decoders),
-            )
+        found = await self._in_time(self._directory.list_replicas())
+        decoders = await self._in_time(self._directory.decoder_numbers())
+        return replicas_pb2.ListReplicasResponse(
+            replicas=[to_message(replicas_pb2.ReplicaStatus, status) for status in found],
+            decoders=None if decoders is None else to_message(replicas_pb2.DecoderNumbers, decoders),
+        )
 
-    async def Drain(  # noqa: N802
-        self, request: replicas_pb2.DrainReplicaRequest, context: Context
-    ) -> replicas_pb2.ReplicaStatus:
-        async with explained(context):
-            if not request.name:
-                raise ConfigError("name the replica, as `sightline replicas list` shows it")
-            if not current_principal().sees_all:
-                who = current_principal().name
-                raise ForbiddenError(f"draining moves everybody's cameras: it needs a token for all; {who!r} has some")
-            drained = await self._in_time(self._directory.drain(request.name, request.undo))
-            return to_message(replicas_pb2.ReplicaStatus, drained)
+    async def Drain(self, request: replicas_pb2.DrainReplicaRequest, _context: Context) -> replicas_pb2.ReplicaStatus:
+        if not request.name:
+            raise ConfigError("name the replica, as `sightline replicas list` shows it")
+        if not current_principal().sees_all:
+            who = current_principal().name
+            raise ForbiddenError(f"draining moves everybody's cameras: it needs a token for all; {who!r} has some")
+        drained = await self._in_time(self._directory.drain(request.name, request.undo))
+        return to_message(replicas_pb2.ReplicaStatus, drained)

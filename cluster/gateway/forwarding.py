@@ -10,7 +10,7 @@ import grpc.aio
 
 from cluster.errors import CapacityError, UnavailableError
 from cluster.wire.channel import ChannelPool
-from cluster.wire.status import as_told, explained, is_ours
+from cluster.wire.status import as_told, is_ours
 
 Code = grpc.StatusCode
 
@@ -34,34 +34,27 @@ class Forwarding:
 
     @asynccontextmanager
     async def to(
-        self,
-        context: grpc.aio.ServicerContext,
-        who: str,
-        route: Callable[[], Awaitable[str]],
-        limit_s: float,
-        *,
-        unserved: str = "",
+        self, who: str, route: Callable[[], Awaitable[str]], limit_s: float, *, unserved: str = ""
     ) -> AsyncIterator[grpc.aio.Channel]:
-        """Channel to ``who``, for a call of at most ``limit_s``; what fails inside ends the call.
+        """Channel to ``who``, for a call of at most ``limit_s``; what fails inside is told of ``who``.
 
         ``route``: its ``host:port``; raises ``UnavailableError`` while there is none. ``unserved``: why it may not have
         the service.
         """
-        async with explained(context):
-            if self._calls >= self._max_calls:
-                raise CapacityError(f"{self._max_calls} {self._what} are under way already; try again later")
-            self._calls += 1
-            late = TimeoutError(f"{who} did not answer within {limit_s:.3g} s")
-            try:
-                async with asyncio.timeout(limit_s):
-                    address = await route()
-                async with self.channels.lease(address) as channel:
-                    yield channel
-            except grpc.aio.AioRpcError as error:
-                if is_ours(error) or error.code() not in (Code.DEADLINE_EXCEEDED, Code.UNIMPLEMENTED):
-                    raise as_told(error, who) from None
-                raise (UnavailableError(unserved) if error.code() is Code.UNIMPLEMENTED else late) from None
-            except TimeoutError:
-                raise late from None
-            finally:
-                self._calls -= 1
+        if self._calls >= self._max_calls:
+            raise CapacityError(f"{self._max_calls} {self._what} are under way already; try again later")
+        self._calls += 1
+        late = TimeoutError(f"{who} did not answer within {limit_s:.3g} s")
+        try:
+            async with asyncio.timeout(limit_s):
+                address = await route()
+            async with self.channels.lease(address) as channel:
+                yield channel
+        except grpc.aio.AioRpcError as error:
+            if is_ours(error) or error.code() not in (Code.DEADLINE_EXCEEDED, Code.UNIMPLEMENTED):
+                raise as_told(error, who) from None
+            raise (UnavailableError(unserved) if error.code() is Code.UNIMPLEMENTED else late) from None
+        except TimeoutError:
+            raise late from None
+        finally:
+            self._calls -= 1

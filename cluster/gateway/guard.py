@@ -27,7 +27,6 @@ from cluster.security.limits import RateLimit
 from cluster.security.roles import OPEN, RULES, Principal, Role, Rule, current_peer, serve_as
 from cluster.security.tokens import TokenFile
 from cluster.wire.server import host_of
-from cluster.wire.status import abort
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +138,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
         async def refuse(_requests: Any, context: Context) -> None:
             self._note(principal.name, _address(context), method, [], error)
-            await abort(context, error)
+            raise error
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
@@ -183,11 +182,8 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Callable[..., Awaitable[Any]]:
         async def serve(request: Any, context: Context) -> Any:
             serve_as(principal, _address(context))
-            try:
-                # A stream's requests come later, and name their camera to the servicer.
-                self.check_request(principal, method, request)
-            except SightlineError as error:
-                await abort(context, error)
+            # A stream's requests come later, and name their camera to the servicer.
+            self.check_request(principal, method, request)
             return await behavior(request, context)
 
         return serve
@@ -204,9 +200,7 @@ class Guard(grpc.aio.ServerInterceptor):
                     error = self._ended(principal, authorization)
                     if error is not None:
                         self._note(principal.name, _address(context), method, [], error)
-                        serving.cancel()
-                        await asyncio.wait({serving})
-                        await abort(context, error)
+                        raise error
                 return await serving
             finally:
                 serving.cancel()
@@ -262,12 +256,8 @@ def _address(context: Context) -> str:
 
 def make_guard(security: SecurityConfig, audit_suffix: str = "") -> Guard | None:
     """Who asks every call for its token; ``None``: nobody. ``audit_suffix``: of the audit log's name, where several
-    gateways might write to one folder.
-
-    Raises:
-        ConfigError: the tokens, or files of the provider, cannot be read; an audit log of calls that nobody is asked
-            a token for.
-    """
+    gateways might write to one folder. Raises ``ConfigError``: the tokens, or files of the provider, cannot be read; an
+    audit log of calls that nobody is asked a token for."""
     if not security.guarded:
         if security.audit_log is not None:
             raise ConfigError(

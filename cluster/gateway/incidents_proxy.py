@@ -1,5 +1,7 @@
 """``Incidents``: what goes on at the cameras, served where alerting runs and handed on by the gateway."""
 
+from __future__ import annotations
+
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
@@ -26,111 +28,6 @@ MAX_CALLS = 4096
 Context: TypeAlias = grpc.aio.ServicerContext
 
 
-class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
-    """The gateway's side: hands calls on to where alerting runs, and keeps to the cameras that a caller may see.
-
-    ``route``: ``host:port`` of that process; raises ``UnavailableError`` while there is none.
-    """
-
-    def __init__(self, route: Callable[[], Awaitable[str]], channels: ChannelPool) -> None:
-        self._route = route
-        self._alerting = Forwarding(channels, "calls about incidents", max_calls=MAX_CALLS)
-
-    async def List(self, request: pb.ListIncidentsRequest, context: Context) -> pb.ListIncidentsResponse:  # noqa: N802
-        async with self._forwarding(context) as stub:
-            return await stub.List(_scoped(request), timeout=CALL_S)
-
-    async def Get(self, request: pb.GetIncidentRequest, context: Context) -> pb.IncidentDetail:  # noqa: N802
-        async with self._forwarding(context) as stub:
-            return await self._of_mine(stub, request.id, Role.VIEW)
-
-    async def Acknowledge(self, request: pb.AcknowledgeRequest, context: Context) -> pb.Incident:  # noqa: N802
-        async with self._forwarding(context) as stub:
-            await self._of_mine(stub, request.id, Role.ASK)
-            return await stub.Acknowledge(_signed(request), timeout=CALL_S)
-
-    async def Review(self, request: pb.ReviewRequest, context: Context) -> pb.Incident:  # noqa: N802
-        async with self._forwarding(context) as stub:
-            await self._of_mine(stub, request.id, Role.ASK)
-            return await stub.Review(_signed(request), timeout=CALL_S)
-
-    async def Timeline(self, request: pb.TimelineRequest, context: Context) -> pb.TimelineReply:  # noqa: N802
-        async with self._forwarding(context) as stub:
-            check_camera(request.camera)
-            return await stub.Timeline(request, timeout=CALL_S)
-
-    async def Mute(self, request: pb.MuteRequest, context: Context) -> pb.ListMutesResponse:  # noqa: N802
-        async with self._forwarding(context) as stub:
-            _require_scope(request.camera)
-            return self._seen(await stub.Mute(_signed(request), timeout=CALL_S))
-
-    async def Unmute(self, request: pb.UnmuteRequest, context: Context) -> pb.ListMutesResponse:  # noqa: N802
-        async with self._forwarding(context) as stub:
-            _require_scope(request.camera)
-            return self._seen(await stub.Unmute(request, timeout=CALL_S))
-
-    async def ListMutes(self, request: pb.ListMutesRequest, context: Context) -> pb.ListMutesResponse:  # noqa: N802
-        async with self._forwarding(context) as stub:
-            return self._seen(await stub.ListMutes(request, timeout=CALL_S))
-
-    async def Follow(self, request: pb.FollowRequest, context: Context) -> None:  # noqa: N802
-        async with self._forwarding(context) as stub:
-            sees = current_principal().sees
-            call = stub.Follow(request)
-            try:
-                await call.initial_metadata()
-                await context.send_initial_metadata(())
-                lost = 0
-                async for event in call:
-                    lost += event.missed
-                    if sees(event.incident.camera):
-                        event.missed, lost = lost, 0
-                        await context.write(event)
-            finally:
-                call.cancel()
-
-    async def Outbox(self, request: pb.OutboxRequest, context: Context) -> pb.OutboxStatus:  # noqa: N802
-        async with self._forwarding(context) as stub:
-            return await stub.Outbox(_scoped(request), timeout=CALL_S)
-
-    async def Resend(self, request: pb.ResendRequest, context: Context) -> pb.ResendResponse:  # noqa: N802
-        async with self._forwarding(context) as stub:
-            return await stub.Resend(_scoped(request), timeout=CALL_S)
-
-    async def list_incidents(self, request: pb.ListIncidentsRequest) -> pb.ListIncidentsResponse:
-        """Asked by the gateway itself, for the request's ``scope``. Raises ``SightlineError`` or gRPC's error."""
-        async with self._alerting.channels.lease(await self._route()) as channel:
-            stub = incidents_pb2_grpc.IncidentsStub(channel)
-            return await stub.List(request, timeout=CALL_S)
-
-    async def TestSink(self, request: pb.TestSinkRequest, context: Context) -> pb.TestSinkResponse:  # noqa: N802
-        async with self._forwarding(context) as stub:
-            if not current_principal().sees_all:
-                who = current_principal().name
-                raise ForbiddenError(
-                    f"a sink is everybody's: to test it needs a token for all cameras; {who!r} has some"
-                )
-            return await stub.TestSink(request, timeout=TEST_S + 5.0)
-
-    # -- inside ---------------------------------------------------------------------------------
-    async def _of_mine(self, stub: Any, incident_id: str, role: Role) -> pb.IncidentDetail:
-        detail = await stub.Get(pb.GetIncidentRequest(id=incident_id), timeout=CALL_S)
-        current_principal().require(role)
-        if not current_principal().sees(detail.incident.camera):
-            raise as_refused(unknown_incident(incident_id))
-        return detail
-
-    @staticmethod
-    def _seen(reply: pb.ListMutesResponse) -> pb.ListMutesResponse:
-        seen = [mute for mute in reply.mutes if mute.camera == "*" or current_principal().sees(mute.camera)]
-        return pb.ListMutesResponse(mutes=seen)
-
-    @asynccontextmanager
-    async def _forwarding(self, context: Context) -> AsyncIterator[Any]:
-        async with self._alerting.to(context, "alerting", self._route, CALL_S) as channel:
-            yield incidents_pb2_grpc.IncidentsStub(channel)
-
-
 def _signed(request: Any) -> Any:
     """The same request by the caller, whoever it says itself; where nobody is known, by whom it says."""
     # A name of one's own choice would make the record worthless.
@@ -146,11 +43,114 @@ def _scoped(request: Any) -> Any:
     return request
 
 
-def _require_scope(camera: str) -> None:
+def _of_camera(request: pb.TimelineRequest) -> pb.TimelineRequest:
+    check_camera(request.camera)
+    return request
+
+
+def _muting(request: Any) -> Any:
     """A mute of one camera, or of all that there are or will be. Raises ``ForbiddenError``."""
-    of_all = camera in ("", "*")
-    current_principal().require(Role.ASK, [] if of_all else [camera])
+    of_all = request.camera in ("", "*")
+    current_principal().require(Role.ASK, [] if of_all else [request.camera])
     if of_all and not current_principal().sees_all:
         raise ForbiddenError(
             f"a mute of all cameras needs a token for all of them; {current_principal().name!r} has one for some"
         )
+    return request
+
+
+def _testing(request: pb.TestSinkRequest) -> pb.TestSinkRequest:
+    if not current_principal().sees_all:
+        who = current_principal().name
+        raise ForbiddenError(f"a sink is everybody's: to test it needs a token for all cameras; {who!r} has some")
+    return request
+
+
+def _seen(reply: pb.ListMutesResponse) -> pb.ListMutesResponse:
+    seen = [mute for mute in reply.mutes if mute.camera == "*" or current_principal().sees(mute.camera)]
+    return pb.ListMutesResponse(mutes=seen)
+
+
+def _same(message: Any) -> Any:
+    return message
+
+
+Message: TypeAlias = Callable[[Any], Any]
+
+
+def _handed_on(name: str, request: Message = _same, reply: Message = _same, limit_s: float = CALL_S) -> Any:
+    """A method that alerting answers: what it is asked, and what the caller gets of its ``reply``."""
+
+    async def method(self: IncidentsProxy, asked: Any, _context: Context) -> Any:
+        async with self.alerting() as stub:
+            return reply(await getattr(stub, name)(request(asked), timeout=limit_s))
+
+    return method
+
+
+class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
+    """The gateway's side: hands calls on to where alerting runs, and keeps to the cameras that a caller may see.
+
+    ``route``: ``host:port`` of that process; raises ``UnavailableError`` while there is none.
+    """
+
+    def __init__(self, route: Callable[[], Awaitable[str]], channels: ChannelPool) -> None:
+        self._route = route
+        self._forwarding = Forwarding(channels, "calls about incidents", max_calls=MAX_CALLS)
+
+    List = _handed_on("List", _scoped)
+    Timeline = _handed_on("Timeline", _of_camera)
+    Mute = _handed_on("Mute", lambda request: _signed(_muting(request)), _seen)
+    Unmute = _handed_on("Unmute", _muting, _seen)
+    ListMutes = _handed_on("ListMutes", reply=_seen)
+    Outbox = _handed_on("Outbox", _scoped)
+    Resend = _handed_on("Resend", _scoped)
+    TestSink = _handed_on("TestSink", _testing, limit_s=TEST_S + 5.0)
+
+    async def Get(self, request: pb.GetIncidentRequest, _context: Context) -> pb.IncidentDetail:
+        async with self.alerting() as stub:
+            return await self._of_mine(stub, request.id, Role.VIEW)
+
+    async def Acknowledge(self, request: pb.AcknowledgeRequest, _context: Context) -> pb.Incident:
+        async with self.alerting() as stub:
+            await self._of_mine(stub, request.id, Role.ASK)
+            return await stub.Acknowledge(_signed(request), timeout=CALL_S)
+
+    async def Review(self, request: pb.ReviewRequest, _context: Context) -> pb.Incident:
+        async with self.alerting() as stub:
+            await self._of_mine(stub, request.id, Role.ASK)
+            return await stub.Review(_signed(request), timeout=CALL_S)
+
+    async def Follow(self, request: pb.FollowRequest, context: Context) -> None:
+        async with self.alerting() as stub:
+            sees = current_principal().sees
+            call = stub.Follow(request)
+            try:
+                await call.initial_metadata()
+                await context.send_initial_metadata(())
+                lost = 0
+                async for event in call:
+                    lost += event.missed
+                    if sees(event.incident.camera):
+                        event.missed, lost = lost, 0
+                        await context.write(event)
+            finally:
+                call.cancel()
+
+    async def list_incidents(self, request: pb.ListIncidentsRequest) -> pb.ListIncidentsResponse:
+        """Asked by the gateway itself, for the request's ``scope``. Raises ``SightlineError`` or gRPC's error."""
+        async with self._forwarding.channels.lease(await self._route()) as channel:
+            return await incidents_pb2_grpc.IncidentsStub(channel).List(request, timeout=CALL_S)
+
+    async def _of_mine(self, stub: Any, incident_id: str, role: Role) -> pb.IncidentDetail:
+        detail = await stub.Get(pb.GetIncidentRequest(id=incident_id), timeout=CALL_S)
+        current_principal().require(role)
+        if not current_principal().sees(detail.incident.camera):
+            raise as_refused(unknown_incident(incident_id))
+        return detail
+
+    @asynccontextmanager
+    async def alerting(self) -> AsyncIterator[Any]:
+        """Its stub, within the limits of :class:`Forwarding`."""
+        async with self._forwarding.to("alerting", self._route, CALL_S) as channel:
+            yield incidents_pb2_grpc.IncidentsStub(channel)

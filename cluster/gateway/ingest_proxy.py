@@ -13,7 +13,9 @@ from cluster import metrics
 from cluster.codec.source import StreamHeader
 from cluster.errors import SightlineError, UnavailableError
 from cluster.wire.channel import Call, CallEndedError, ChannelPool, finish, first_reply, read, write
+from cluster.wire.convert import opening_of
 from cluster.wire.ingest import PushProgress
+from cluster.wire.mapping import from_message
 from cluster.wire.status import RefusedError, is_ours
 
 Route = Callable[[str], Awaitable[str]]
@@ -52,16 +54,7 @@ class ProxySink:
         self._news = asyncio.Event()
 
     async def open(self, header: StreamHeader, session: str) -> PushProgress:
-        opening = ingest_pb2.PushRequest(
-            open=ingest_pb2.Open(
-                camera=self._camera,
-                codec=header.codec,
-                width=header.width,
-                height=header.height,
-                extradata=header.extradata,
-                session=session,
-            )
-        )
+        opening = opening_of(header, self._camera, session)
         try:
             async with asyncio.timeout(self._reply_s):
                 address = await self._route(self._camera)
@@ -75,7 +68,7 @@ class ProxySink:
             raise UnavailableError(f"the decoder of camera {self._camera!r} does not answer") from None
         if first is grpc.aio.EOF:
             raise UnavailableError(f"the decoder of camera {self._camera!r} closed the stream")
-        self._told = _progress(first)
+        self._told = from_message(PushProgress, first)
         # Apart from those who wait for news: a read that is cancelled ends the call.
         self._reading = asyncio.create_task(self._read(), name=f"proxy {self._camera}")
         self._reading.add_done_callback(self._ended)
@@ -141,7 +134,7 @@ class ProxySink:
     async def _read(self) -> None:
         try:
             while (reply := await read(self._call)) is not grpc.aio.EOF:
-                self._told, self._untold = _progress(reply), True
+                self._told, self._untold = from_message(PushProgress, reply), True
                 self._news.set()
         except grpc.aio.AioRpcError as failure:
             raise self._reason(failure) from None
@@ -152,7 +145,3 @@ class ProxySink:
         if is_ours(failure) and failure.code() is not grpc.StatusCode.NOT_FOUND:
             return RefusedError(failure.code(), why)
         return UnavailableError(f"the decoder of camera {self._camera!r} is not there ({why}); try again in a moment")
-
-
-def _progress(reply: ingest_pb2.PushReply) -> PushProgress:
-    return PushProgress(reply.next_sequence, reply.credit, reply.dropped)

@@ -18,7 +18,7 @@ from cluster.gateway.forwarding import Forwarding, relay
 from cluster.types import CameraStatus
 from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import check_camera
-from cluster.wire.status import as_told, explained
+from cluster.wire.status import as_told
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -68,16 +68,16 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
         self._on_forget, self._list_replicas = on_forget, replicas
         self._all = AskAll(self._ask_one, cameras, incidents)
 
-    async def Ask(self, request: pb.AskRequest, context: Context) -> None:  # noqa: N802
+    async def Ask(self, request: pb.AskRequest, context: Context) -> None:
         async with self._forwarding(request.camera, context, self._ask_s) as (replica, limit_s):
             await relay(replica.Ask(request, timeout=limit_s), context)
 
-    async def Replay(self, request: pb.ReplayRequest, context: Context) -> None:  # noqa: N802
+    async def Replay(self, request: pb.ReplayRequest, context: Context) -> None:
         async with self._forwarding(request.camera, context, self._ask_s) as (replica, limit_s):
             await relay(replica.Replay(request, timeout=limit_s), context)
 
-    async def AskAll(self, request: pb.AskAllRequest, context: Context) -> None:  # noqa: N802
-        async with explained(context), aclosing(self._all.answers(request, context.time_remaining())) as events:
+    async def AskAll(self, request: pb.AskAllRequest, context: Context) -> None:
+        async with aclosing(self._all.answers(request, context.time_remaining())) as events:
             async for event in events:
                 await context.write(event)
 
@@ -92,7 +92,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
                 call.cancel()
         raise UnavailableError("the answer ended without a result")
 
-    async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:  # noqa: N802
+    async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:
         async with self._forwarding(request.camera, context, self._call_s) as (replica, limit_s):
             request.only_here = False
             async with asyncio.timeout(limit_s):
@@ -129,7 +129,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
                     return pb.ForgetResponse()
                 raise as_told(error, f"a replica that may have something of camera {request.camera!r}") from None
 
-    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.MemoryStatus:  # noqa: N802
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.MemoryStatus:
         async with self._forwarding(request.camera, context, self._call_s) as (replica, limit_s):
             return await replica.Describe(request, timeout=limit_s)
 
@@ -137,12 +137,12 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
     async def _forwarding(
         self, camera: str, context: Context, limit_s: float
     ) -> AsyncIterator[tuple[memory_pb2_grpc.MemoryStub, float]]:
-        """A stub of the camera's replica and the seconds it has; ends the call with a status when that fails."""
+        """A stub of the camera's replica and the seconds it has."""
         limit_s = min(limit_s, context.time_remaining() or limit_s)
         who = f"the replica of camera {camera!r}"
         unserved = f"{who} answers no questions about the past"
         route = partial(self._find, camera)
-        async with self._replicas.to(context, who, route, limit_s, unserved=unserved) as channel:
+        async with self._replicas.to(who, route, limit_s, unserved=unserved) as channel:
             yield memory_pb2_grpc.MemoryStub(channel), limit_s
 
     async def _find(self, camera: str) -> str:

@@ -40,11 +40,8 @@ MOST_BYTES = 2**20
 class OidcProvider:
     """Used on one event loop. Its document and keys are read when they are needed, and stay while it is down.
 
-    ``rate``: of sign-ins from one address for which the provider is asked.
-
-    Raises:
-        ConfigError: the secret or the authority cannot be read.
-    """
+    ``rate``: of sign-ins from one address for which the provider is asked. Raises ``ConfigError``: the secret or the
+    authority cannot be read."""
 
     def __init__(self, config: OidcConfig) -> None:
         self.config = config
@@ -183,25 +180,28 @@ class OidcProvider:
             self._tried_s = now_s
             await self._renew()
             try:
-                document = await self._ask("GET", f"{self.config.issuer.rstrip('/')}/.well-known/openid-configuration")
-                if document.get("issuer") != self.config.issuer:
-                    raise UnavailableError(
-                        f"{self.name} calls itself {document.get('issuer')!r}, not {self.config.issuer!r}; write "
-                        "security.oidc.issuer as it does"
-                    )
-                self._document = document
-                found = await self._ask("GET", self._endpoint("jwks_uri"))
-                self._keys = KeySet.import_key_set({"keys": _signing_keys(found)})
+                await self._read_anew()
                 self._read_s = now_s
-            except (JoseError, ValueError, TypeError, KeyError) as error:
-                failure = UnavailableError(f"{self.name} has published no keys that can be used: {error}")
-                if self._keys is None:
-                    raise failure from None
-                log.warning("signing in: %s", failure)
             except UnavailableError as error:
                 if self._keys is None:
                     raise
                 log.warning("signing in: %s", error)
+
+    async def _read_anew(self) -> None:
+        try:
+            document = await self._ask("GET", f"{self.config.issuer.rstrip('/')}/.well-known/openid-configuration")
+            if document.get("issuer") != self.config.issuer:
+                raise UnavailableError(
+                    f"{self.name} calls itself {document.get('issuer')!r}, not {self.config.issuer!r}; write "
+                    "security.oidc.issuer as it does"
+                )
+            self._document = document
+            found = await self._ask("GET", self._endpoint("jwks_uri"))
+            # Without keys for encryption, and symmetric ones.
+            keys = [key for key in found["keys"] if key.get("use", "sig") == "sig" and key.get("kty") != "oct"]
+            self._keys = KeySet.import_key_set({"keys": keys})
+        except (JoseError, ValueError, TypeError, KeyError) as error:
+            raise UnavailableError(f"{self.name} has published no keys that can be used: {error}") from None
 
     async def _renew(self) -> None:
         """Read secret and authority again; the old ones stay while a file cannot be read."""
@@ -240,11 +240,6 @@ class OidcProvider:
         return found
 
 
-def _signing_keys(found: Mapping[str, Any]) -> list[Any]:
-    """Without keys for encryption, and symmetric ones."""
-    return [key for key in found["keys"] if key.get("use", "sig") == "sig" and key.get("kty") != "oct"]
-
-
 async def _body(reply: aiohttp.ClientResponse) -> dict[str, Any]:
     data = bytearray()
     async for piece in reply.content.iter_chunked(64 * 2**10):
@@ -259,28 +254,17 @@ async def _body(reply: aiohttp.ClientResponse) -> dict[str, Any]:
 
 
 def _files(config: OidcConfig) -> tuple[str, ssl.SSLContext | bool]:
-    return _secret(config), _tls(config)
-
-
-def _secret(config: OidcConfig) -> str:
-    if config.client_secret_file is None:
-        return ""
+    """The client's secret, empty without one, and the authority of the provider, True for the system's."""
+    secret = ""
     try:
-        secret = Path(config.client_secret_file).read_text(encoding="utf-8").strip()
+        if (path := config.client_secret_file) is not None:
+            secret = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"security.oidc.client_secret_file {config.client_secret_file} cannot be read: {error}"
-        ) from None
-    if not secret:
-        raise ConfigError(f"security.oidc.client_secret_file {config.client_secret_file} is empty")
-    return secret
-
-
-def _tls(config: OidcConfig) -> ssl.SSLContext | bool:
-    if config.ca_file is None:
-        return True
+        raise ConfigError(f"security.oidc.client_secret_file {path} cannot be read: {error}") from None
+    if path is not None and not secret:
+        raise ConfigError(f"security.oidc.client_secret_file {path} is empty")
     try:
-        return ssl.create_default_context(cafile=config.ca_file)
+        return secret, config.ca_file is None or ssl.create_default_context(cafile=config.ca_file)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"security.oidc.ca_file {config.ca_file} cannot be used: {error}") from None
 

@@ -22,7 +22,7 @@ from cluster.security.roles import current_principal
 from cluster.wire.channel import ChannelPool
 from cluster.wire.convert import settings_from_json
 from cluster.wire.memory_wire import check_camera, check_seconds
-from cluster.wire.status import as_refused, as_told, explained
+from cluster.wire.status import as_refused, as_told
 
 CALL_S = 10.0
 TEST_S = 30.0
@@ -59,38 +59,36 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
         self._about = about
         self._erase = erase
 
-    async def Footage(self, request: pb.FootageRequest, context: Context) -> None:  # noqa: N802
-        async with explained(context):
-            kind = _kind(request.kind)
-            camera, note = await self._about(_incident(request.incident))
-            await context.send_initial_metadata(((CAMERA, camera.encode()),))
-            stored = self._collector.store.find(request.incident, kind)
-            if stored is None:
-                raise NotReadyError(_why_not(kind, note))
-            about = pb.FootageAbout(
-                camera=camera,
-                media_type=stored.media_type,
-                size=stored.size,
-                etag=f"{stored.at_ms:x}-{stored.size:x}",
-                note=note,
-            )
-            await context.write(pb.FootagePart(about=about))
-            if not request.only_about:
-                async for data in self._read(stored, request.offset, request.length):
-                    await context.write(pb.FootagePart(data=data))
+    async def Footage(self, request: pb.FootageRequest, context: Context) -> None:
+        kind = _kind(request.kind)
+        camera, note = await self._about(_incident(request.incident))
+        await context.send_initial_metadata(((CAMERA, camera.encode()),))
+        stored = self._collector.store.find(request.incident, kind)
+        if stored is None:
+            raise NotReadyError(_why_not(kind, note))
+        about = pb.FootageAbout(
+            camera=camera,
+            media_type=stored.media_type,
+            size=stored.size,
+            etag=f"{stored.at_ms:x}-{stored.size:x}",
+            note=note,
+        )
+        await context.write(pb.FootagePart(about=about))
+        if not request.only_about:
+            async for data in self._read(stored, request.offset, request.length):
+                await context.write(pb.FootagePart(data=data))
 
-    async def Forget(self, request: pb.ForgetFootageRequest, context: Context) -> pb.ForgetFootageReply:  # noqa: N802
-        async with explained(context):
-            camera, before_s = check_camera(request.camera), check_seconds(request.before_s, "before_s") or 0.0
-            # The records first: an incident that ends may still ask for a clip of its end.
-            deleted = Deleted(0, 0)
-            try:
-                erased = await self._erase(camera, before_s)
-            finally:
-                deleted = await self._collector.delete_footage(camera, before_s)
-            return pb.ForgetFootageReply(
-                files=deleted.files, bytes=deleted.bytes, incidents=erased.incidents, alerts=erased.alerts
-            )
+    async def Forget(self, request: pb.ForgetFootageRequest, _context: Context) -> pb.ForgetFootageReply:
+        camera, before_s = check_camera(request.camera), check_seconds(request.before_s, "before_s") or 0.0
+        # The records first: an incident that ends may still ask for a clip of its end.
+        deleted = Deleted(0, 0)
+        try:
+            erased = await self._erase(camera, before_s)
+        finally:
+            deleted = await self._collector.delete_footage(camera, before_s)
+        return pb.ForgetFootageReply(
+            files=deleted.files, bytes=deleted.bytes, incidents=erased.incidents, alerts=erased.alerts
+        )
 
     async def _read(self, stored: StoredFile, offset: int, length: int) -> AsyncIterator[bytes]:
         file = await asyncio.to_thread(self._collector.store.open, stored)
@@ -130,16 +128,15 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         self._forwarding = Forwarding(channels, "calls about pictures and clips")
         self._live = Forwarding(channels, "live views", max_calls=MOST_WATCHING)
 
-    async def Picture(self, request: pb.PictureRequest, context: Context) -> pb.PictureReply:  # noqa: N802
+    async def Picture(self, request: pb.PictureRequest, _context: Context) -> pb.PictureReply:
         who = f"the decoder of camera {request.camera!r}"
-        async with self._forwarding.to(context, who, lambda: self._find(request.camera), CALL_S) as channel:
+        async with self._forwarding.to(who, lambda: self._find(request.camera), CALL_S) as channel:
             return await pictures_pb2_grpc.RecorderStub(channel).Picture(request, timeout=CALL_S)
 
-    async def Test(self, request: pb.TestRequest, context: Context) -> pb.TestReply:  # noqa: N802
-        async with explained(context):
-            if self._tested is None:
-                raise UnavailableError("this gateway tests no sources")
-            address, entry = await self._tested(tested_entry(request))
+    async def Test(self, request: pb.TestRequest, _context: Context) -> pb.TestReply:
+        if self._tested is None:
+            raise UnavailableError("this gateway tests no sources")
+        address, entry = await self._tested(tested_entry(request))
         asked = pb.TestRequest(
             camera=entry.name, source=entry.source.reveal(), settings_json=json.dumps(settings_of(entry))
         )
@@ -147,25 +144,24 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         async def there() -> str:
             return address
 
-        async with self._forwarding.to(context, "the decoder that tests it", there, TEST_S) as channel:
+        async with self._forwarding.to("the decoder that tests it", there, TEST_S) as channel:
             return await pictures_pb2_grpc.RecorderStub(channel).Test(asked, timeout=TEST_S)
 
-    async def Discover(self, request: pb.DiscoverRequest, context: Context) -> None:  # noqa: N802
-        async with explained(context):
-            if not current_principal().sees_all:
-                raise ForbiddenError("searching a network concerns all cameras; it needs a token for all of them")
-            if self._any_decoder is None:
-                raise UnavailableError("this gateway searches no networks")
-        async with self._forwarding.to(context, "the decoder that searches", self._any_decoder, CALL_S) as channel:
+    async def Discover(self, request: pb.DiscoverRequest, context: Context) -> None:
+        if not current_principal().sees_all:
+            raise ForbiddenError("searching a network concerns all cameras; it needs a token for all of them")
+        if self._any_decoder is None:
+            raise UnavailableError("this gateway searches no networks")
+        async with self._forwarding.to("the decoder that searches", self._any_decoder, CALL_S) as channel:
             await relay(pictures_pb2_grpc.RecorderStub(channel).Discover(request, timeout=DISCOVER_S), context)
 
-    async def Live(self, request: pb.LiveRequest, context: Context) -> None:  # noqa: N802
+    async def Live(self, request: pb.LiveRequest, context: Context) -> None:
         who = f"the decoder of camera {request.camera!r}"
-        async with self._live.to(context, who, lambda: self._find(request.camera), CALL_S) as channel:
+        async with self._live.to(who, lambda: self._find(request.camera), CALL_S) as channel:
             await relay(pictures_pb2_grpc.RecorderStub(channel).Live(request), context)
 
-    async def Footage(self, request: pb.FootageRequest, context: Context) -> None:  # noqa: N802
-        async with self._forwarding.to(context, "alerting", self._keeper, CALL_S) as channel:
+    async def Footage(self, request: pb.FootageRequest, context: Context) -> None:
+        async with self._forwarding.to("alerting", self._keeper, CALL_S) as channel:
             call = pictures_pb2_grpc.PicturesStub(channel).Footage(request, timeout=FILE_S)
             hidden = True
             try:
@@ -185,9 +181,8 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
             finally:
                 call.cancel()
 
-    async def Forget(self, request: pb.ForgetFootageRequest, context: Context) -> pb.ForgetFootageReply:  # noqa: N802
-        async with explained(context):
-            return await self.forget(request.camera, request.before_s)
+    async def Forget(self, request: pb.ForgetFootageRequest, _context: Context) -> pb.ForgetFootageReply:
+        return await self.forget(request.camera, request.before_s)
 
     async def forget(self, camera: str, before_s: float = 0.0) -> pb.ForgetFootageReply:
         """Delete what was kept of a camera more than ``before_s`` seconds ago, in its decoder as well; 0:

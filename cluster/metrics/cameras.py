@@ -23,6 +23,18 @@ MOST_QUESTIONS = 64
 """Questions of a process that are counted by name; further ones count as ``other``."""
 
 
+_DECODED = (
+    families.camera_state,
+    families.camera_asked,
+    families.camera_last_frame_age,
+    families.camera_quality,
+    families.decode_errors,
+    families.stream_gaps,
+    families.lazy_events,
+)
+_ANSWERED = (families.camera_lag, families.camera_answered, families.camera_memory, families.camera_score)
+
+
 class CameraMetrics:
     """One camera's decoder series, created together and removed with the camera."""
 
@@ -30,7 +42,6 @@ class CameraMetrics:
         self.camera = camera
         self._clock = clock
         self._last_frame: float | None = None
-        self._lazy_events: set[str] = set()
         self.decode_errors = families.decode_errors.labels(camera)
         self.gaps = families.stream_gaps.labels(camera)
         self.quality = families.camera_quality.labels(camera)
@@ -40,11 +51,7 @@ class CameraMetrics:
         self.set_state("waiting")
 
     def set_state(self, state: str) -> None:
-        """Set the camera's state, one of :data:`STATES`.
-
-        Raises:
-            ValueError: no such state.
-        """
+        """Set the camera's state, one of :data:`STATES`. Raises ``ValueError``: no such state."""
         if state not in STATES:
             raise ValueError(f"unknown camera state {state!r}; there are: {', '.join(STATES)}")
         for name in STATES:
@@ -55,7 +62,6 @@ class CameraMetrics:
 
     def count_lazy_events(self, times: Mapping[str, int]) -> None:
         """Count events of lazy decoding; 0 creates the series of one."""
-        self._lazy_events.update(times)
         for event, count in times.items():
             families.lazy_events.labels(self.camera, event).inc(count)
 
@@ -63,14 +69,8 @@ class CameraMetrics:
         return float("inf") if self._last_frame is None else max(0.0, self._clock() - self._last_frame)
 
     def remove(self) -> None:
-        for name in STATES:
-            families.camera_state.remove(self.camera, name)
-        for family in (families.camera_asked, families.camera_last_frame_age, families.camera_quality):
-            family.remove(self.camera)
-        for counter in (families.decode_errors, families.stream_gaps):
-            counter.remove(self.camera)
-        for event in self._lazy_events:
-            families.lazy_events.remove(self.camera, event)
+        for family in _DECODED:
+            family.remove_by_labels({"camera": self.camera})
 
 
 class AnsweredCameras:
@@ -122,11 +122,9 @@ class AnsweredCameras:
     def retain_cameras(self, cameras: Iterable[str]) -> None:
         with self._lock:
             for camera in self._strides.keys() - set(cameras):
-                for family in (families.camera_lag, families.camera_answered, families.camera_memory):
-                    family.remove(camera)
-                for question in self._scores.pop(camera):
-                    families.camera_score.remove(camera, question)
-                del self._strides[camera]
+                for family in _ANSWERED:
+                    family.remove_by_labels({"camera": camera})
+                del self._strides[camera], self._scores[camera]
 
 
 class FleetMetrics:

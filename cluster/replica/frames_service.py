@@ -16,7 +16,6 @@ from cluster.errors import CapacityError, SightlineError, UnknownCameraError
 from cluster.types import FrameSample, StreamSpec
 from cluster.types.reports import HandedOver, WindowCounters
 from cluster.wire.convert import frame_from_proto, spec_from_json
-from cluster.wire.status import abort
 
 log = logging.getLogger(__name__)
 
@@ -122,14 +121,12 @@ class FramesServicer(frames_pb2_grpc.FramesServicer):
         if (owner := self._owners.get(camera)) is not None:
             owner.connection.acknowledge(camera)
 
-    async def Send(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002, N802
+    async def Send(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002
         connection = _Connection(self._handler, self._credit, self._owners, self._gather_s)
         try:
             # Tells the decoder that it is connected.
             await context.send_initial_metadata(())
             await connection.serve(context)
-        except (SightlineError, ValueError) as error:
-            await abort(context, error)
         finally:
             await connection.close()
 

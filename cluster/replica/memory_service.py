@@ -27,7 +27,6 @@ from cluster.wire.memory_wire import (
     told_to_proto,
     turns_from_proto,
 )
-from cluster.wire.status import abort
 
 if TYPE_CHECKING:
     from cluster.replica.memory import WorkerMemory
@@ -100,8 +99,8 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         self._longest = max_new_tokens
         self._ask_s, self._call_s = ask_s, call_s
 
-    async def Ask(self, request: memory_pb2.AskRequest, context: Context) -> None:  # noqa: N802
-        async with self._answering(context, self._ask_s), self._place():
+    async def Ask(self, request: memory_pb2.AskRequest, context: Context) -> None:
+        async with self._answering(self._ask_s), self._place():
             # Validate the question before it waits in the queue.
             ask_from_proto(request, self._longest)
             history = turns_from_proto(request)
@@ -115,8 +114,8 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
                 self._conversations.add_turn(conversation, ask.text, result.text)
                 await self._tell(request, context, result, conversation.id)
 
-    async def Replay(self, request: memory_pb2.ReplayRequest, context: Context) -> None:  # noqa: N802
-        async with self._answering(context, self._ask_s), self._place():
+    async def Replay(self, request: memory_pb2.ReplayRequest, context: Context) -> None:
+        async with self._answering(self._ask_s), self._place():
             camera, text = check_camera(request.camera), check_question(request.text)
             since_s = check_seconds(request.since_s, "since_s")
             if request.windows > MOST_REPLAYED:
@@ -140,10 +139,8 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
                 )
                 await context.write(replayed)
 
-    async def Forget(  # noqa: N802
-        self, request: memory_pb2.ForgetRequest, context: Context
-    ) -> memory_pb2.ForgetResponse:
-        async with self._answering(context, self._call_s):
+    async def Forget(self, request: memory_pb2.ForgetRequest, _context: Context) -> memory_pb2.ForgetResponse:
+        async with self._answering(self._call_s):
             ago_s = check_seconds(request.before_s, "before_s")
             # Before and after: an answer that ended in between uses what is being deleted.
             self._conversations.end_camera(check_camera(request.camera))
@@ -153,10 +150,8 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
             finally:
                 self._conversations.end_camera(request.camera)
 
-    async def Describe(  # noqa: N802
-        self, request: memory_pb2.DescribeRequest, context: Context
-    ) -> memory_pb2.MemoryStatus:
-        async with self._answering(context, self._call_s):
+    async def Describe(self, request: memory_pb2.DescribeRequest, _context: Context) -> memory_pb2.MemoryStatus:
+        async with self._answering(self._call_s):
             return status_to_proto(await self._handler.describe(check_camera(request.camera)))
 
     async def _tell(
@@ -200,13 +195,11 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
             self._asks -= 1
 
     @asynccontextmanager
-    async def _answering(self, context: Context, limit_s: float) -> AsyncIterator[None]:
-        """Abort the call with a status when it fails or times out."""
+    async def _answering(self, limit_s: float) -> AsyncIterator[None]:
+        """Says how long the call may take when it takes longer."""
         try:
             async with asyncio.timeout(limit_s) as limit:
                 yield
         except TimeoutError as error:
             late = TimeoutError(f"the replica did not answer within {limit_s:g} s")
-            await abort(context, late if limit.expired() else error)
-        except Exception as error:
-            await abort(context, error)
+            raise (late if limit.expired() else error) from None

@@ -82,11 +82,8 @@ class Claims:
     clock: Callable[[], float] = time.time
 
     def verify(self, token: str, keys: KeySet, audience: str, *, nonce: str | None = None) -> dict[str, Any]:
-        """Claims of a JWT for ``audience``; ``nonce``: that of the sign-in which it must answer.
-
-        Raises:
-            UnknownKeyError: see there.
-            UnauthenticatedError: it is forged, expired, for somebody else, or no JWT.
+        """Claims of a JWT for ``audience``; ``nonce``: that of the sign-in which it must answer. Raises
+        ``UnknownKeyError``: see there; ``UnauthenticatedError``: it is forged, expired, for somebody else, or no JWT.
         """
         try:
             claims = dict(jwt.decode(token, keys, algorithms=ALGORITHMS).claims)

@@ -33,12 +33,8 @@ def open_private(path: str | Path, flags: int) -> int:
 class FolderLock:
     """Exclusive lock on a folder that ends with this process; :meth:`release` ends it earlier.
 
-    ``wait_s``: how long a previous holder, as a process that is being restarted, may take to end.
-
-    Raises:
-        ConfigError: another process holds it.
-        OSError: the folder cannot be created or written.
-    """
+    ``wait_s``: how long a previous holder, as a process that is being restarted, may take to end. Raises
+    ``ConfigError``: another process holds it; ``OSError``: the folder cannot be created or written."""
 
     def __init__(self, folder: Path, setting: str, *, wait_s: float = 5.0) -> None:
         make_private_folder(folder)

@@ -234,11 +234,8 @@ def trace_id(parent: str) -> str:
 
 
 def make_spans(config: TracingConfig, process: str) -> Spans | None:
-    """Create the process's spans; ``None`` while tracing is off.
-
-    Raises:
-        ConfigError: the libraries are not installed.
-    """
+    """Create the process's spans; ``None`` while tracing is off. Raises ``ConfigError``: the libraries are not
+    installed."""
     if config.endpoint is None:
         return None
     check_tracing(config)
@@ -251,11 +248,7 @@ def make_spans(config: TracingConfig, process: str) -> Spans | None:
 
 
 def check_tracing(config: TracingConfig) -> None:
-    """Check that the configured exporter can be loaded.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Check that the configured exporter can be loaded. Raises ``ConfigError``: it cannot."""
     if config.endpoint is None:
         return
     try:

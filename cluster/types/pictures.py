@@ -99,7 +99,7 @@ class PatchGrid:
     patch: int
     merge: int
     temporal: int
-    overlap: int = field(default=0, compare=False)
+    overlap: int = field(default=0, compare=False, metadata={"wire": ""})
 
     @property
     def sources(self) -> npt.NDArray[np.int64]:

@@ -13,11 +13,10 @@ from typing import Generic, NamedTuple, TypeVar
 import grpc.aio
 from sightline.v1 import results_pb2, results_pb2_grpc
 
-from cluster.errors import CapacityError, SightlineError
+from cluster.errors import CapacityError
 from cluster.security.roles import current_principal
 from cluster.types import Answer
 from cluster.wire.convert import answer_to_proto
-from cluster.wire.status import abort
 
 T = TypeVar("T")
 
@@ -173,11 +172,7 @@ class FanOut(Generic[T]):
         """Items from now on, of ``cameras`` or (empty) of all, as far as they are ``seen``; a context manager.
 
         ``recent``: those of the last ``RECENT_S`` first. ``after``: first those since the one of this number, as far as
-        they are still here; the others count as missed.
-
-        Raises:
-            CapacityError: too many subscribers.
-        """
+        they are still here; the others count as missed. Raises ``CapacityError``: too many subscribers."""
         with self.lock:
             if len(self._subscriptions) >= self._max_subscribers:
                 raise CapacityError(f"{self._max_subscribers} clients {self._verb} already; close one of them")
@@ -230,15 +225,12 @@ class ResultsServicer(results_pb2_grpc.ResultsServicer):
     def __init__(self, hub: AnswerHub) -> None:
         self._hub = hub
 
-    async def Watch(self, request: results_pb2.WatchRequest, context: grpc.aio.ServicerContext) -> None:  # noqa: N802
+    async def Watch(self, request: results_pb2.WatchRequest, context: grpc.aio.ServicerContext) -> None:
         """See protos/sightline/v1/results.proto; initial metadata tells the client that it is subscribed."""
-        try:
-            with self._hub.subscribe(
-                request.cameras, seen=current_principal().sees, recent=request.recent, after=request.after
-            ) as subscription:
-                await context.send_initial_metadata(((NUMBER, str(subscription.number)),))
-                async for answer, missed in subscription:
-                    waited_s = time.monotonic() - subscription.at_s
-                    await context.write(answer_to_proto(answer, missed, subscription.number, waited_s))
-        except SightlineError as error:
-            await abort(context, error)
+        with self._hub.subscribe(
+            request.cameras, seen=current_principal().sees, recent=request.recent, after=request.after
+        ) as subscription:
+            await context.send_initial_metadata(((NUMBER, str(subscription.number)),))
+            async for answer, missed in subscription:
+                waited_s = time.monotonic() - subscription.at_s
+                await context.write(answer_to_proto(answer, missed, subscription.number, waited_s))

@@ -23,11 +23,7 @@ class CallEndedError(Exception):
 
 
 async def write(call: Call, message: Any) -> None:
-    """Send one message, waiting for flow control.
-
-    Raises:
-        CallEndedError: the call is over, or was never connected.
-    """
+    """Send one message, waiting for flow control. Raises ``CallEndedError``: it is over, or was never connected."""
     if call.done():
         raise CallEndedError
     await call._metadata_sent.wait()
@@ -61,12 +57,8 @@ async def read(call: Call) -> Any:
 
 
 async def first_reply(call: Call, opening: Any, timeout_s: float) -> Any:
-    """Write the first message of a call and read the first reply, or ``grpc.aio.EOF``.
-
-    Raises:
-        TimeoutError: no reply in time.
-        grpc.aio.AioRpcError: the server ended the call.
-    """
+    """Write the first message of a call and read the first reply, or ``grpc.aio.EOF``. Raises ``TimeoutError``: no
+    reply in time; ``grpc.aio.AioRpcError``: the server ended the call."""
     async with asyncio.timeout(timeout_s):
         with contextlib.suppress(CallEndedError):
             await write(call, opening)
@@ -80,11 +72,7 @@ CLUSTER_MESSAGE_BYTES = 64 * 2**20
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """``host:port`` (IPv6 in brackets) as its two parts.
-
-    Raises:
-        ConfigError: anything else.
-    """
+    """``host:port`` (IPv6 in brackets) as its two parts. Raises ``ConfigError``: anything else."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"{address!r} is not an address; write HOST:PORT, as in 127.0.0.1:50051")

@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from sightline.v1 import cameras_pb2, frames_pb2, ingest_pb2, results_pb2
 
+from cluster.codec.source import StreamHeader
 from cluster.errors import ConfigError
 from cluster.types import (
     Answer,
@@ -19,7 +20,6 @@ from cluster.types import (
     CameraStatus,
     EncodedPacket,
     FrameSample,
-    FrameTrace,
     PatchGrid,
     Question,
     StreamSpec,
@@ -45,93 +45,63 @@ def packet_from_proto(message: ingest_pb2.Packet, codec: str) -> EncodedPacket:
     return from_message(EncodedPacket, message, codec=codec)
 
 
+def opening_of(header: StreamHeader, camera: str, session: str) -> ingest_pb2.PushRequest:
+    """The first message of a push."""
+    return ingest_pb2.PushRequest(open=to_message(ingest_pb2.Open, header, camera=camera, session=session))
+
+
 def frame_to_proto(sample: FrameSample) -> frames_pb2.Frame:
     """One sample as a message; costs one copy of the kept patches."""
-    grid = sample.grid
-    return frames_pb2.Frame(
-        camera=sample.stream,
-        index=sample.index,
-        pts=sample.pts,
-        duration=sample.duration,
-        anchor=sample.anchor,
-        fresh=sample.fresh,
-        grid=frames_pb2.Grid(
-            rows=grid.rows, cols=grid.cols, patch=grid.patch, merge=grid.merge, temporal=grid.temporal
-        ),
-        mask=np.packbits(sample.mask).tobytes(),
-        patches=sample.patches.tobytes(),
-        activity=sample.activity,
-        digest=sample.digest,
-        windows_dropped=sample.windows_dropped,
-        gap=sample.gap,
-        trace=None if sample.trace is None else frames_pb2.FrameTrace(**asdict(sample.trace)),
-    )
+    mask, patches = np.packbits(sample.mask).tobytes(), sample.patches.tobytes()
+    return to_message(frames_pb2.Frame, sample, mask=mask, patches=patches)
 
 
 def frame_from_proto(message: frames_pb2.Frame) -> FrameSample:
-    """The inverse of :func:`frame_to_proto`; ``patches`` is a read-only view of the message's bytes.
-
-    Raises:
-        ValueError: an impossible grid, a mask of the wrong length or with incomplete merge groups, or patches that
-            do not match the mask.
-    """
-    grid = _grid(message)
-    mask = _mask(message, grid)
+    """The inverse of :func:`frame_to_proto`; ``patches`` is a read-only view of the message's bytes. Raises
+    ``ValueError``: an impossible grid, a mask of the wrong length or with incomplete merge groups, or patches that do
+    not match the mask."""
+    what = f"frame {message.index} of camera {message.camera!r}"
+    grid = _grid(message, what)
+    mask = _mask(message, grid, what)
     shape = (int(mask.sum()), grid.temporal, CHANNELS, grid.patch, grid.patch)
     wanted = int(np.prod(shape))
     if len(message.patches) != wanted:
         raise ValueError(
-            f"frame {message.index} of camera {message.camera!r} has {len(message.patches)} bytes of patches, "
-            f"but its mask keeps {shape[0]} patches, which take {wanted}"
+            f"{what} has {len(message.patches)} bytes of patches, but its mask keeps {shape[0]} patches, which take "
+            f"{wanted}"
         )
-    return FrameSample(
-        stream=message.camera,
-        index=message.index,
-        pts=message.pts,
-        duration=message.duration,
-        anchor=message.anchor,
-        fresh=message.fresh,
-        grid=grid,
-        mask=mask,
-        patches=np.frombuffer(message.patches, dtype=np.uint8).reshape(shape),
-        activity=message.activity,
-        digest=message.digest,
-        windows_dropped=message.windows_dropped,
-        gap=message.gap,
-        trace=FrameTrace(message.trace.parent, message.trace.sent_s) if message.HasField("trace") else None,
-    )
+    patches = np.frombuffer(message.patches, dtype=np.uint8).reshape(shape)
+    return from_message(FrameSample, message, grid=grid, mask=mask, patches=patches)
 
 
-def _grid(message: frames_pb2.Frame) -> PatchGrid:
-    g = message.grid
-    grid = PatchGrid(g.rows, g.cols, g.patch, g.merge, g.temporal)
+def _grid(message: frames_pb2.Frame, what: str) -> PatchGrid:
+    grid = from_message(PatchGrid, message.grid)
     sides = min(grid.rows, grid.cols, grid.patch, grid.merge, grid.temporal)
     if sides < 1 or grid.rows * grid.cols > MAX_CELLS or grid.patch > 256 or grid.temporal > 64:
-        raise ValueError(f"frame {message.index} of camera {message.camera!r} has an impossible patch grid: {grid}")
+        raise ValueError(f"{what} has an impossible patch grid: {grid}")
     if grid.rows % grid.merge or grid.cols % grid.merge:
         raise ValueError(
-            f"frame {message.index} of camera {message.camera!r} has a grid of {grid.rows}x{grid.cols} patches, "
-            f"which merge groups of {grid.merge}x{grid.merge} do not tile"
+            f"{what} has a grid of {grid.rows}x{grid.cols} patches, which merge groups of {grid.merge}x{grid.merge} do "
+            "not tile"
         )
     return grid
 
 
-def _mask(message: frames_pb2.Frame, grid: PatchGrid) -> BoolGrid:
+def _mask(message: frames_pb2.Frame, grid: PatchGrid, what: str) -> BoolGrid:
     cells = grid.rows * grid.cols
-    if len(message.mask) != (cells + 7) // 8:
+    wanted = (cells + 7) // 8
+    if len(message.mask) != wanted:
         raise ValueError(
-            f"frame {message.index} of camera {message.camera!r} has a mask of {len(message.mask)} bytes, "
-            f"but {grid.rows}x{grid.cols} patches take {(cells + 7) // 8}"
+            f"{what} has a mask of {len(message.mask)} bytes, but {grid.rows}x{grid.cols} patches take {wanted}"
         )
     bits = np.unpackbits(np.frombuffer(message.mask, dtype=np.uint8))
     if bits[cells:].any():
-        raise ValueError(f"frame {message.index} of camera {message.camera!r} has mask bits set beyond its grid")
+        raise ValueError(f"{what} has mask bits set beyond its grid")
     mask = bits[:cells].astype(np.bool_).reshape(grid.rows, grid.cols)
     groups = mask.reshape(grid.group_rows, grid.merge, grid.group_cols, grid.merge)
     if (groups.any(axis=(1, 3)) != groups.all(axis=(1, 3))).any():
         raise ValueError(
-            f"frame {message.index} of camera {message.camera!r} keeps part of a merge group; "
-            f"masks must keep whole groups of {grid.merge}x{grid.merge} patches"
+            f"{what} keeps part of a merge group; masks must keep whole groups of {grid.merge}x{grid.merge} patches"
         )
     return mask
 
@@ -156,11 +126,8 @@ _SPECS = TypeAdapter(list[StreamSpec], config=ConfigDict(extra="forbid", strict=
 
 
 def spec_from_json(text: str) -> StreamSpec:
-    """The inverse of :func:`spec_to_json`.
-
-    Raises:
-        ValueError: not JSON, an unknown or missing key, or a value of another type.
-    """
+    """The inverse of :func:`spec_to_json`. Raises ``ValueError``: not JSON, an unknown or missing key, or a value of
+    another type."""
     try:
         return _SPECS.validate_json(f"[{text}]")[0]
     except ValidationError as error:
@@ -170,11 +137,7 @@ def spec_from_json(text: str) -> StreamSpec:
 
 
 def question_from_proto(message: cameras_pb2.Question) -> Question:
-    """A threshold of 0 on the wire means the default, 0.5.
-
-    Raises:
-        ValueError: a threshold outside 0..1.
-    """
+    """A threshold of 0 on the wire means the default, 0.5. Raises ``ValueError``: a threshold outside 0..1."""
     if not 0.0 <= message.threshold <= 1.0:
         raise ValueError(f"question {message.id!r} has a threshold of {message.threshold}; it must lie in 0..1")
     return Question(message.id, message.text, message.threshold or 0.5, message.explain)
@@ -193,11 +156,8 @@ def status_from_proto(message: cameras_pb2.CameraStatus) -> CameraStatus:
 
 
 def settings_from_json(text: str) -> dict[str, Any]:
-    """Settings of a camera as requests have them; none where the text is empty.
-
-    Raises:
-        ConfigError: not a JSON object.
-    """
+    """Settings of a camera as requests have them; none where the text is empty. Raises ``ConfigError``: not a JSON
+    object."""
     if not text:
         return {}
     try:

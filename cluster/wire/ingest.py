@@ -19,8 +19,9 @@ from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec.source import StreamHeader
 from cluster.errors import CameraExistsError, CapacityError, SightlineError
+from cluster.wire.mapping import from_message, to_message
 from cluster.wire.server import MAX_PACKET_BYTES
-from cluster.wire.status import TakenOverError, abort
+from cluster.wire.status import TakenOverError
 
 UNTOLD_BYTES, SHORT_CREDIT = 256 * 1024, 32
 """Beyond so many bytes, or with no more credit left than two of an agent's batches, a pusher is told at once."""
@@ -48,12 +49,8 @@ class Ledger:
         self.repeats = 0
 
     def admit(self, batch: ingest_pb2.PacketBatch) -> ingest_pb2.PacketBatch | None:
-        """The batch without repeats, or None when nothing is left of it.
-
-        Raises:
-            ValueError: a packet that is empty, over the size limit or out of order.
-            CapacityError: more packets than the pusher had credit for.
-        """
+        """The batch without repeats, or None when nothing is left of it. Raises ``ValueError``: a packet that is empty,
+        over the size limit or out of order; ``CapacityError``: more packets than the pusher had credit for."""
         repeats = 0
         for packet in batch.packets:
             sequence, size = packet.sequence, len(packet.data)
@@ -201,13 +198,13 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
         """Cameras that have a pusher connected now."""
         return sorted(self._connections)
 
-    async def Push(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002, N802
+    async def Push(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002
         replies = _Replies(context, self._reply_s)
         try:
             await self._serve(context, replies)
-        except (SightlineError, ValueError, TimeoutError) as error:
+        except Exception:
             await replies.drained()
-            await abort(context, error)
+            raise
 
     async def _serve(self, context: Context, replies: _Replies) -> None:
         camera, session, header = await self._read_open(context)
@@ -240,8 +237,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
             raise ValueError(f"a picture of {opened.width}x{opened.height} is larger than {MAX_SIDE}x{MAX_SIDE}")
         if len(opened.extradata) > MAX_EXTRADATA_BYTES:
             raise ValueError(f"extradata of {len(opened.extradata)} bytes is larger than {MAX_EXTRADATA_BYTES}")
-        header = StreamHeader(opened.codec, opened.width, opened.height, opened.extradata)
-        return opened.camera, opened.session, header
+        return opened.camera, opened.session, from_message(StreamHeader, opened)
 
     @asynccontextmanager
     async def _claim(self, camera: str, session: str) -> AsyncIterator[_Connection]:
@@ -331,20 +327,12 @@ class _Replies:
         self._pending: asyncio.Task[None] | None = None
 
     async def send(self, progress: PushProgress, ledger: Ledger) -> None:
-        """Tell the pusher.
-
-        Raises:
-            CapacityError: it has not read earlier replies for ``reply_s``.
-        """
+        """Tell the pusher. Raises ``CapacityError``: it has not read earlier replies for ``reply_s``."""
         ledger.grant(progress)
-        reply = ingest_pb2.PushReply(
-            next_sequence=progress.next_sequence,
-            credit=progress.credit,
-            dropped=progress.dropped,
-            repeats=ledger.repeats,
-        )
         await self.drained()
-        self._pending = asyncio.create_task(self._write(reply))
+        self._pending = asyncio.create_task(
+            self._write(to_message(ingest_pb2.PushReply, progress, repeats=ledger.repeats))
+        )
         await asyncio.wait({self._pending}, timeout=self._reply_s)
         if not self._pending.done():
             raise CapacityError(f"the agent has not read its replies for {self._reply_s:g} s; read them to get credit")

@@ -123,11 +123,8 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_question(text: str) -> str:
-    """The question without white space around it.
-
-    Raises:
-        ConfigError: it is empty, longer than ``MAX_QUESTION`` characters, or not text.
-    """
+    """The question without white space around it. Raises ``ConfigError``: it is empty, longer than ``MAX_QUESTION``
+    characters, or not text."""
     text = text.strip()
     if not text:
         raise ConfigError("the question is empty; ask something, as in: what happened at the gate?")
@@ -142,11 +139,8 @@ def check_question(text: str) -> str:
 
 
 def turns_from_proto(request: memory_pb2.AskRequest) -> list[tuple[str, str]] | None:
-    """The conversation that the client keeps itself, ``None`` where it does not.
-
-    Raises:
-        ConfigError: it names one of ours as well, or a turn is not text or too long.
-    """
+    """The conversation that the client keeps itself, ``None`` where it does not. Raises ``ConfigError``: it names one
+    of ours as well, or a turn is not text or too long."""
     if not request.HasField("history"):
         return None
     if request.conversation:
@@ -164,11 +158,7 @@ def _not_text(text: str) -> str:
 
 
 def check_seconds(value: float, what: str) -> float | None:
-    """Seconds off the wire; 0 is ``None``.
-
-    Raises:
-        ConfigError: negative, or no number.
-    """
+    """Seconds off the wire; 0 is ``None``. Raises ``ConfigError``: negative, or no number."""
     if not math.isfinite(value) or value < 0:
         raise ConfigError(f"{what} is {value:g}; it is a number of seconds, and 0 means everything")
     return value or None
@@ -176,10 +166,7 @@ def check_seconds(value: float, what: str) -> float | None:
 
 def ask_from_proto(request: memory_pb2.AskRequest, longest: int, turns: Sequence[tuple[str, str]] = ()) -> AskSpec:
     """A question as the engine takes it; ``longest``: most tokens of an answer, and how many it has unless it says.
-
-    Raises:
-        ConfigError: see :func:`check_question`, :func:`check_seconds`; or a longer answer than the longest.
-    """
+    Raises ``ConfigError``: see :func:`check_question`, :func:`check_seconds`; or a longer answer than the longest."""
     if request.max_new_tokens > longest:
         raise ConfigError(
             f"max_new_tokens is {request.max_new_tokens}; answers have at most {longest:,} tokens here "
@@ -196,10 +183,7 @@ def ask_from_proto(request: memory_pb2.AskRequest, longest: int, turns: Sequence
 
 def told_to_proto(told: Told) -> memory_pb2.AskResult:
     """A result as a message. Pictures that no longer fit ``MAX_PICTURES_BYTES``, lightest moments first, stay away.
-
-    Raises:
-        ValueError: there are pictures, but not one per moment.
-    """
+    Raises ``ValueError``: there are pictures, but not one per moment."""
     result, room, moments = told.result, MAX_PICTURES_BYTES, []
     for moment, picture in zip(result.moments, told.pictures or [b""] * len(result.moments), strict=True):
         kept = picture if len(picture) <= room else b""

@@ -1,16 +1,19 @@
-"""``/metrics`` of one process over HTTP, each sample with the process that it is of."""
+"""``/metrics`` over HTTP: of one process, or of all on one page, each sample with the process that it is of."""
 
 from __future__ import annotations
 
+import http.client
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
@@ -24,7 +27,7 @@ STALL_S = 10.0
 """A client may take so long for a request, its TLS handshake included."""
 
 
-def merge_families(merged: dict[str, Metric], process: str, families: Iterable[Metric]) -> None:
+def _merge(merged: dict[str, Metric], process: str, families: Iterable[Metric]) -> None:
     """Add a process's families to those of others, by name, with a label ``process``."""
     for family in families:
         target = merged.get(family.name)
@@ -35,30 +38,98 @@ def merge_families(merged: dict[str, Metric], process: str, families: Iterable[M
         ]
 
 
-class _LabelledCollector(Collector):
-    """The process's metrics with a label ``process``, as the gateway shows them."""
+class FederatedCollector(Collector):
+    """The metrics of processes, each sample with a ``process`` label, gathered when scraped.
 
-    def __init__(self, process: Callable[[], str]) -> None:
-        self._process = process
+    ``addresses``: process name -> ``host:port`` of its ``/metrics``, empty where nobody knows it. ``own`` adds
+    registries of this process under their names. A process that does not answer within ``timeout_s`` is left out, and
+    ``sightline_process_up{process}`` is 0 for it. ``others``: processes with a public page of their own, and whether
+    they are up, which is all that is shown of them. ``tls``: of this cluster's processes.
+    """
+
+    MAX_BYTES = 16 * 2**20
+
+    def __init__(
+        self,
+        addresses: Callable[[], dict[str, str]],
+        own: Callable[[], Mapping[str, CollectorRegistry]] = dict,
+        others: Callable[[], Mapping[str, bool]] = dict,
+        timeout_s: float = 1.0,
+        tls: PeerTls | None = None,
+    ) -> None:
+        self._addresses, self._own, self._others = addresses, own, others
+        self._timeout_s, self._tls = timeout_s, tls
 
     def describe(self) -> list[Metric]:
-        """Keeps registration from collecting."""
+        """Nothing is known before a scrape; also keeps registration from scraping."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         merged: dict[str, Metric] = {}
-        merge_families(merged, self._process(), REGISTRY.collect())
+        for process, registry in self._own().items():
+            _merge(merged, process, registry.collect())
+        up = GaugeMetricFamily("sightline_process_up", "1 when a process answered the scrape.", labels=["process"])
+        addresses = self._addresses()
+        for process, page in self._scrape(addresses).items():
+            try:
+                _merge(merged, process, list(text_string_to_metric_families(page)))
+                up.add_metric([process], 1)
+            except ValueError:
+                up.add_metric([process], 0)
+        for process in addresses.keys() - {sample.labels["process"] for sample in up.samples}:
+            up.add_metric([process], 0)
+        others = self._others()
+        for process, answers in others.items():
+            up.add_metric([process], int(answers))
         yield from merged.values()
+        if addresses or others:
+            yield up
+
+    def _scrape(self, addresses: dict[str, str]) -> dict[str, str]:
+        """Pages by process, of those that answered in time."""
+        if not addresses:
+            return {}
+        pool = ThreadPoolExecutor(max_workers=min(32, len(addresses)), thread_name_prefix="scrape")
+        pages: dict[Future[str], str] = {pool.submit(self._fetch, where): name for name, where in addresses.items()}
+        done, _ = wait(pages, timeout=2 * self._timeout_s)
+        # A process that drips bytes may keep its thread for longer; the scrape does not wait for it.
+        pool.shutdown(wait=False, cancel_futures=True)
+        return {pages[future]: future.result() for future in done if future.exception() is None}
+
+    def _fetch(self, address: str) -> str:
+        connection = _Connection(address, self._timeout_s, self._tls)
+        try:
+            connection.request("GET", "/metrics")
+            reply = connection.getresponse()
+            if reply.status != http.client.OK:
+                raise ValueError(f"the metrics page of {address} answers {reply.status}")
+            body: bytes = reply.read(self.MAX_BYTES + 1)
+        finally:
+            connection.close()
+        if len(body) > self.MAX_BYTES:
+            raise ValueError(f"the metrics page of {address} is larger than {self.MAX_BYTES} bytes")
+        return body.decode()
+
+
+class _Connection(http.client.HTTPConnection):
+    """To a process at an address, which has a certificate for the cluster's name and not for where it is."""
+
+    def __init__(self, address: str, timeout_s: float, tls: PeerTls | None) -> None:
+        host, _, port = address.rpartition(":")
+        super().__init__(host.strip("[]"), int(port), timeout=timeout_s)
+        self._tls = tls
+
+    def connect(self) -> None:
+        self.sock = socket.create_connection((self.host, self.port), self.timeout)
+        if self._tls is not None:
+            self.sock = self._tls.client_context().wrap_socket(self.sock, server_hostname=self._tls.name)
 
 
 class MetricsServer:
     """``/metrics`` over HTTP on a thread of its own, until :meth:`close`.
 
-    ``ports``: the first free one is taken; ``tls``: over HTTPS, and only for processes of this cluster.
-
-    Raises:
-        SightlineError: no port is free, or it may not be opened.
-    """
+    ``ports``: the first free one is taken; ``tls``: over HTTPS, and only for processes of this cluster. Raises
+    ``SightlineError``: no port is free, or it may not be opened."""
 
     def __init__(
         self,
@@ -90,13 +161,10 @@ class MetricsServer:
 def serve_metrics(
     host: str, ports: Iterable[int], process: Callable[[], str], *, tls: PeerTls | None = None
 ) -> MetricsServer:
-    """Serve this process's ``/metrics``, each sample with its name, for as long as it lives.
-
-    Raises:
-        SightlineError: no port is free, or it may not be opened.
-    """
+    """Serve this process's ``/metrics``, each sample with its name, for as long as it lives. Raises ``SightlineError``:
+    no port is free, or it may not be opened."""
     page = CollectorRegistry(auto_describe=False)
-    page.register(_LabelledCollector(process))
+    page.register(FederatedCollector(dict, lambda: {process(): REGISTRY}))
     return MetricsServer(host, ports, page, tls=tls)
 
 

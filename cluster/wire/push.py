@@ -19,7 +19,7 @@ from cluster.errors import ConfigError, SightlineError, SourceError, Unavailable
 from cluster.hosts import is_loopback
 from cluster.types import EncodedPacket
 from cluster.wire.channel import Call, CallEndedError, finish, first_reply, open_channel, read, split_address, write
-from cluster.wire.convert import packet_to_proto
+from cluster.wire.convert import opening_of, packet_to_proto
 from cluster.wire.edge_buffer import EdgeBuffer
 from cluster.wire.status import is_ours, to_error
 from cluster.wire.tls import ClientCredentials
@@ -115,13 +115,9 @@ class PushAgent:
         self._acknowledged = 0
 
     async def run(self) -> PushStatus:
-        """Until the source has ended and the cluster has taken everything over.
-
-        Raises:
-            SourceError: the source cannot be read.
-            SightlineError: the gateway refuses for good (unknown camera, bad packets, another agent pushes), or could
-                not be reached for ``give_up_s``.
-        """
+        """Until the source has ended and the cluster has taken everything over. Raises ``SourceError``: the source
+        cannot be read; ``SightlineError``: the gateway refuses for good (unknown camera, bad packets, another agent
+        pushes), or could not be reached for ``give_up_s``."""
         self._loop = asyncio.get_running_loop()
         reader = threading.Thread(target=self._read, name=f"push {self._camera}", daemon=True)
         reader.start()
@@ -228,18 +224,11 @@ class PushAgent:
             return True
         header = self._buffer.header(epoch)
         assert header is not None
-        opening = ingest_pb2.Open(
-            camera=self._camera,
-            codec=header.codec,
-            width=header.width,
-            height=header.height,
-            extradata=header.extradata,
-            session=self._session,
-        )
+        opening = opening_of(header, self._camera, self._session)
         async with open_channel(self._address, internal=False, tls=self._tls) as channel:
             call = ingest_pb2_grpc.IngestStub(channel).Push(metadata=self._metadata)
             try:
-                first = await first_reply(call, ingest_pb2.PushRequest(open=opening), self._options.reply_s)
+                first = await first_reply(call, opening, self._options.reply_s)
                 if first is grpc.aio.EOF:
                     raise UnavailableError("the gateway closed the stream")
                 self._acknowledge(first)

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from cluster.errors import CapacityError, ConfigError
 from cluster.security.limits import AnonymousPool
 from cluster.wire.channel import CLUSTER_MESSAGE_BYTES, open_channel
-from cluster.wire.status import Malformed, abort
+from cluster.wire.status import Explaining, read_one
 from cluster.wire.tls import PeerTls, TlsFiles, server_credentials
 
 HEALTH = "grpc.health.v1.Health"
@@ -76,24 +76,19 @@ class HealthServicer:
         status = self._status(await self._name(context))
         await context.write(status)
         if status.status == Status.SERVING:
-            async with self._held(self._watching, context, None):
+            async with self._held(self._watching, context):
                 await self._over.wait()
             await context.write(Status(status=Status.NOT_SERVING))
 
     async def _name(self, context: Context) -> str:
-        async with self._held(self._reading, context, READ_S):
-            request = await context.read()
-        if request is grpc.aio.EOF:
-            await abort(context, ConfigError("the call ended before its request"))
-        return str(request.service)
+        async with self._held(self._reading, context):
+            return str((await read_one(context, READ_S)).service)
 
     @asynccontextmanager
-    async def _held(
-        self, pool: AnonymousPool[asyncio.Timeout], context: Context, limit_s: float | None
-    ) -> AsyncIterator[None]:
+    async def _held(self, pool: AnonymousPool[asyncio.Timeout], context: Context) -> AsyncIterator[None]:
         """Room for what is done inside, until a newer call takes it."""
         try:
-            async with asyncio.timeout(limit_s) as deadline:
+            async with asyncio.timeout(None) as deadline:
                 evicted = pool.add(deadline, host_of(context.peer()))
                 if evicted is not None and not evicted.expired():
                     evicted.reschedule(0.0)
@@ -102,9 +97,7 @@ class HealthServicer:
                 finally:
                     pool.discard(deadline)
         except TimeoutError:
-            await abort(context, CapacityError("this took too long, or others came; ask again"))
-        except ConfigError as error:
-            await abort(context, error)
+            raise CapacityError("this took too long, or others came; ask again") from None
 
 
 def host_of(peer: str) -> str:
@@ -156,7 +149,7 @@ class RpcServer:
         files = tls.files if isinstance(tls, PeerTls) else tls
         self._tls = None if files is None else server_credentials(files)
         self._server = grpc.aio.server(
-            interceptors=[Malformed()] if guard is None else [Malformed(), guard],
+            interceptors=[Explaining()] if guard is None else [Explaining(), guard],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 # Lists of a fleet's cameras are larger than what strangers may send.
@@ -185,11 +178,8 @@ class RpcServer:
                     self.services[f"{package}.{base.__name__.removesuffix('Servicer')}"] = servicer
 
     def bind(self, host: str, port: int, *, setting: str = "gateway.port") -> int:
-        """Listen on ``host:port`` (0 takes any free port); returns the port.
-
-        Raises:
-            ConfigError: the port is in use or the address is not this machine's; ``setting`` is what to change.
-        """
+        """Listen on ``host:port`` (0 takes any free port); returns the port. Raises ``ConfigError``: the port is in use
+        or the address is not this machine's; ``setting`` is what to change."""
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if self._tls is None:

@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -69,9 +69,12 @@ class RefusedError(SightlineError):
         self.code = code
 
 
-def as_refused(error: SightlineError) -> RefusedError:
+def as_refused(error: BaseException) -> RefusedError:
     """An error of ours as if the far server had sent it: callers cannot tell by the answer who of the two refused."""
-    return RefusedError(code_of(error), str(error))
+    code = code_of(error)
+    if code is Code.INTERNAL:
+        log.error("call failed", exc_info=error)
+    return RefusedError(code, redact(str(error)) or type(error).__name__)
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:
@@ -81,30 +84,25 @@ def code_of(error: BaseException) -> grpc.StatusCode:
     return next((code for kind, code in _CODES if isinstance(error, kind)), Code.INTERNAL)
 
 
-async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> NoReturn:
-    """End the call with the error's code and sentence.
+@contextlib.asynccontextmanager
+async def explained(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    """Ends the call with code and sentence of the error that is raised inside.
 
     Waits as long as the client leaves earlier replies unread, or until its connection is gone: the status comes after
     them, and ``grpc.aio`` has no way to reset a stream.
     """
-    code = code_of(error)
-    if code is Code.INTERNAL:
-        log.error("call failed", exc_info=error)
     try:
-        await context.abort(code, redact(str(error)) or type(error).__name__, ((MARK, type(error).__name__),))
+        try:
+            yield
+        except (grpc.aio.AbortError, grpc.aio.InternalError, NotImplementedError):
+            # Ended already; the client has left; the service has no such method.
+            raise
+        except Exception as error:
+            refused = as_refused(error)
+            await context.abort(refused.code, str(refused), ((MARK, type(error).__name__),))
     except grpc.aio.InternalError:
-        # The client has left: there is nobody to tell, and nothing here that failed. Anything else would be logged.
+        # There is nobody to tell, and nothing here that failed. Anything else would be logged.
         raise asyncio.CancelledError from None
-    raise AssertionError("abort returned")
-
-
-@contextlib.asynccontextmanager
-async def explained(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    """Ends the call with the status and sentence of an error raised on purpose inside."""
-    try:
-        yield
-    except (SightlineError, ValueError, TimeoutError) as error:
-        await abort(context, error)
 
 
 def is_ours(error: grpc.RpcError) -> bool:
@@ -140,9 +138,9 @@ READ_S = 30.0
 """Longest that the one message of a unary request may take, once its headers are there."""
 
 
-class Malformed(grpc.aio.ServerInterceptor):
-    """First of a server's interceptors: those behind it see messages only, and may refuse a call before its message is
-    read."""
+class Explaining(grpc.aio.ServerInterceptor):
+    """First of a server's interceptors: those behind it and the services raise their errors, see messages only, and may
+    refuse a call before its message is read."""
 
     def __init__(self, read_s: float = READ_S) -> None:
         self._read_s = read_s
@@ -152,13 +150,18 @@ class Malformed(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler | None:
-        handler = await continuation(handler_call_details)
-        if handler is None or handler.request_deserializer is None:
-            return handler
-        parse = _raising(handler.request_deserializer, str(handler_call_details.method))
-        if handler.request_streaming:
-            return _streaming(handler, parse)
-        return _unary(handler, parse, self._read_s)
+        handler: Any = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        parse = handler.request_deserializer
+        if parse is not None:
+            parse = _raising(parse, str(handler_call_details.method))
+        if not handler.request_streaming:
+            return _unary(handler, parse, self._read_s)
+        kind = "stream_stream" if handler.response_streaming else "stream_unary"
+        behavior, handler = getattr(handler, kind), handler._replace(request_deserializer=parse)
+        # Reflection's yields.
+        return handler if inspect.isasyncgenfunction(behavior) else handler._replace(**{kind: _explaining(behavior)})
 
 
 def _raising(parse: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any]:
@@ -175,17 +178,24 @@ def _raising(parse: Callable[[bytes], Any], method: str) -> Callable[[bytes], An
     return read
 
 
+def _explaining(behavior: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def serve(requests: Any, context: Any) -> Any:
+        async with explained(context):
+            return await behavior(requests, context)
+
+    return serve
+
+
 async def read_one(context: Any, read_s: float) -> Any:
-    """The only message of a call; ends the call when there is none, or none of its kind, within ``read_s``."""
+    """The only message of a call. Raises ``TimeoutError``: it was not complete within ``read_s``; ``ConfigError``:
+    there is none, or none of its kind."""
     try:
         async with asyncio.timeout(read_s):
             request = await context.read()
     except TimeoutError:
-        await abort(context, TimeoutError(f"the request was not complete within {read_s:g} s"))
-    except ConfigError as error:
-        await abort(context, error)
+        raise TimeoutError(f"the request was not complete within {read_s:g} s") from None
     if request is grpc.aio.EOF:
-        await abort(context, ConfigError("the call ended before its request"))
+        raise ConfigError("the call ended before its request")
     return request
 
 
@@ -195,40 +205,15 @@ def _unary(handler: Any, parse: Callable[[bytes], Any], read_s: float) -> grpc.R
     behavior = handler.unary_stream if streams else handler.unary_unary
 
     async def serve(_requests: Any, context: Any) -> Any:
-        request = await read_one(context, read_s)
-        with _left():
-            return await behavior(request, context)
+        return await behavior(await read_one(context, read_s), context)
 
     async def follow(_requests: Any, context: Any) -> Any:
-        request = await read_one(context, read_s)
-        with _left():
-            async for reply in behavior(request, context):
+        async with explained(context):
+            async for reply in behavior(await read_one(context, read_s), context):
                 yield reply
 
-    if not streams:
-        made: grpc.RpcMethodHandler = grpc.stream_unary_rpc_method_handler(serve, parse, handler.response_serializer)
-        return made
     # A method may yield its replies, or write them.
-    replies = follow if inspect.isasyncgenfunction(behavior) else serve
-    return grpc.stream_stream_rpc_method_handler(replies, parse, handler.response_serializer)
-
-
-def _streaming(handler: Any, parse: Callable[[bytes], Any]) -> Any:
-    kind = "stream_stream" if handler.response_streaming else "stream_unary"
-    behavior, handler = getattr(handler, kind), handler._replace(request_deserializer=parse)
-
-    async def serve(requests: Any, context: Any) -> Any:
-        with _left():
-            return await behavior(requests, context)
-
-    # Reflection's yields.
-    return handler if inspect.isasyncgenfunction(behavior) else handler._replace(**{kind: serve})
-
-
-@contextlib.contextmanager
-def _left() -> Iterator[None]:
-    """A client that left is no failure of whoever was writing to it; a cancelled call is not logged."""
-    try:
-        yield
-    except grpc.aio.InternalError:
-        raise asyncio.CancelledError from None
+    replies = follow if inspect.isasyncgenfunction(behavior) else _explaining(serve)
+    make = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
+    made: grpc.RpcMethodHandler = make(replies, parse, handler.response_serializer)
+    return made

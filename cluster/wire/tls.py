@@ -4,10 +4,10 @@ import logging
 import os
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 import grpc
 
@@ -15,6 +15,7 @@ from cluster import metrics
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 def expiry_s(certificate: Path) -> float:
@@ -38,11 +39,8 @@ class TlsFiles:
     client_ca: Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """For a server of Python's own.
-
-        Raises:
-            ConfigError: certificate and key cannot be read, or do not belong together.
-        """
+        """For a server of Python's own. Raises ``ConfigError``: certificate and key cannot be read, or do not belong
+        together."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -65,50 +63,50 @@ class TlsFiles:
         return tuple((status.st_mtime_ns, status.st_ino) for status in (file.stat() for file in files))
 
 
-class Reloading:
-    """Looks whether files have changed, and keeps what was there when the new ones are of no use."""
+class Reloading(Generic[T]):
+    """What ``make`` makes of files, made again when they change; what was there stays while the new ones are of no use.
 
-    def __init__(self, files: TlsFiles) -> None:
-        self.files = files
-        self.context = files.context()
-        self._stamp = files.stamp()
+    It is another object then: an authority that was read into a context stays trusted there.
+    """
+
+    def __init__(self, files: TlsFiles, make: Callable[[], T]) -> None:
+        self._files, self._make = files, make
+        self._made, self._stamp = make(), files.stamp()
         self._lock = threading.Lock()
+        self.renewals = 0
 
-    def changed(self) -> bool:
-        """Whether there are new files that work; from then on :attr:`context` is another one, which has them: an
-        authority that was read into a context stays trusted there."""
+    def newest(self) -> T:
+        """What the files are now; ask with every connection."""
         with self._lock:
             try:
-                stamp = self.files.stamp()
-                if stamp == self._stamp:
-                    return False
-                # A renewal writes one file after the other: a pair that does not fit is looked at again.
-                self.context = self.files.context()
+                stamp = self._files.stamp()
+                if stamp != self._stamp:
+                    # A renewal writes one file after the other: a pair that does not fit is looked at again.
+                    self._made, self._stamp = self._make(), stamp
+                    self.renewals += 1
+                    log.info("certificate %s was read again", self._files.certificate)
             except (ConfigError, OSError) as error:
                 log.warning("the certificate was not renewed: %s", error)
-                return False
-            self._stamp = stamp
-            log.info("certificate %s was read again", self.files.certificate)
-            return True
+            return self._made
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """For a gRPC server; asked again with every connection.
-
-    Raises:
-        ConfigError: the files are missing or do not belong together.
-    """
-    reloading = Reloading(files)
+    """For a gRPC server; asked again with every connection. Raises ``ConfigError``: the files are missing or do not
+    belong together."""
+    reloading = Reloading(files, lambda: _configuration(files))
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        return _configuration(files) if reloading.changed() else None
+        before, newest = reloading.renewals, reloading.newest()
+        return None if reloading.renewals == before else newest
 
     return grpc.dynamic_ssl_server_credentials(
-        _configuration(files), fetch, require_client_authentication=files.client_ca is not None
+        reloading.newest(), fetch, require_client_authentication=files.client_ca is not None
     )
 
 
 def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    # Which gRPC takes however little they fit together.
+    files.context()
     authority = files.client_ca.read_bytes() if files.client_ca is not None else None
     pair = (files.key.read_bytes(), files.certificate.read_bytes())
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=authority)
@@ -119,39 +117,21 @@ class PeerTls:
 
     All certificates are for ``name``, and that is what is checked in place of the address at which a process is found:
     addresses come and go with processes. Files are read again when they change. What runs goes on over the connection
-    it has; every new one uses the new certificate.
-
-    Raises:
-        ConfigError: the files are missing or do not belong together.
-    """
+    it has; every new one uses the new certificate. Raises ``ConfigError``: the files are missing or do not belong
+    together."""
 
     def __init__(self, files: TlsFiles, name: str = "sightline") -> None:
         self.files, self.name = files, name
-        self._reloading = Reloading(files)
-        self._lock = threading.Lock()
-        self._renewals = 0
-        self._unread = False
-        self._read()
+        self._reloading = Reloading(files, self._read)
 
     def renewals(self) -> int:
         """How often the files were read again: a channel that was opened before the last time has an old one."""
-        with self._lock:
-            self._unread = self._reloading.changed() or self._unread
-            if self._unread:
-                try:
-                    self._read()
-                except OSError as error:
-                    # Written again since they were found to be in order; what is there stays until they can be read.
-                    log.warning("the certificate was not renewed: %s", error)
-                else:
-                    self._renewals += 1
-                    self._unread = False
-            return self._renewals
+        self._reloading.newest()
+        return self._reloading.renewals
 
     def credentials(self) -> grpc.ChannelCredentials:
         """For a channel to another process, with the newest certificate."""
-        self.renewals()
-        return self._credentials
+        return self._reloading.newest()[0]
 
     def options(self) -> list[tuple[str, str]]:
         """Channel options that go with :meth:`credentials`."""
@@ -159,22 +139,21 @@ class PeerTls:
 
     def server_context(self) -> ssl.SSLContext:
         """For a server of Python's own; ask for it with every connection."""
-        self.renewals()
-        return self._reloading.context
+        return self._reloading.newest()[1]
 
     def client_context(self) -> ssl.SSLContext:
         """For a client of Python's own, which must ask for :attr:`name` (``server_hostname``)."""
-        self.renewals()
-        return self._client
+        return self._reloading.newest()[2]
 
-    def _read(self) -> None:
-        authority = self.files.client_ca
-        assert authority is not None
-        self._credentials = grpc.ssl_channel_credentials(
-            authority.read_bytes(), self.files.key.read_bytes(), self.files.certificate.read_bytes()
+    def _read(self) -> tuple[grpc.ChannelCredentials, ssl.SSLContext, ssl.SSLContext]:
+        files, server = self.files, self.files.context()
+        assert files.client_ca is not None
+        credentials = grpc.ssl_channel_credentials(
+            files.client_ca.read_bytes(), files.key.read_bytes(), files.certificate.read_bytes()
         )
-        self._client = ssl.create_default_context(cafile=authority)
-        self._client.load_cert_chain(self.files.certificate, self.files.key)
+        client = ssl.create_default_context(cafile=files.client_ca)
+        client.load_cert_chain(files.certificate, files.key)
+        return credentials, server, client
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +174,8 @@ class ClientCredentials:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """``SIGHTLINE_TOKEN`` or ``SIGHTLINE_TOKEN_FILE``, ``SIGHTLINE_TLS=1``, ``SIGHTLINE_CA``, ``SIGHTLINE_CERT``
-        and ``SIGHTLINE_KEY``; any of the last three means TLS.
-
-        Raises:
-            ConfigError: the token's file cannot be read, or one of certificate and key is missing.
-        """
+        and ``SIGHTLINE_KEY``; any of the last three means TLS. Raises ``ConfigError``: the token's file cannot be read,
+        or one of certificate and key is missing."""
         paths = [Path(value) if (value := environment.get(f"SIGHTLINE_{name}")) else None for name in _FILES]
         authority, certificate, key = paths
         if (certificate is None) != (key is None):
@@ -211,11 +187,7 @@ class ClientCredentials:
         return cls(token, wanted or any(paths), authority, certificate, key)
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """For a channel; ``None``: without TLS.
-
-        Raises:
-            ConfigError: a file cannot be read.
-        """
+        """For a channel; ``None``: without TLS. Raises ``ConfigError``: a file cannot be read."""
         if not self.tls:
             return None
         authority, certificate, key = (
@@ -225,11 +197,8 @@ class ClientCredentials:
         return grpc.ssl_channel_credentials(authority, key, certificate)
 
     def http_context(self) -> ssl.SSLContext | None:
-        """For an HTTP client of Python's own; ``None``: without TLS.
-
-        Raises:
-            ConfigError: a file cannot be read, or is no certificate or key.
-        """
+        """For an HTTP client of Python's own; ``None``: without TLS. Raises ``ConfigError``: a file cannot be read, or
+        is no certificate or key."""
         if not self.tls:
             return None
         try:
@@ -243,11 +212,7 @@ class ClientCredentials:
         return context
 
     def metadata(self, *, loopback: bool) -> tuple[tuple[str, str], ...]:
-        """What goes along with every call.
-
-        Raises:
-            ConfigError: the token would be readable on the way.
-        """
+        """What goes along with every call. Raises ``ConfigError``: the token would be readable on the way."""
         if not self.token:
             return ()
         if not self.tls and not loopback:

@@ -37,9 +37,7 @@ class Mailbox:
     def __init__(self):
         self.got = []
 
-    async def handle_DATA(  # noqa: N802
-        self, _server, _session, envelope
-    ):
+    async def handle_DATA(self, _server, _session, envelope):
         self.got.append(
             (envelope.mail_from, envelope.rcpt_tos, message_from_bytes(envelope.content, policy=policy.default))
         )

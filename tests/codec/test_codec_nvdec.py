@@ -32,10 +32,10 @@ class Driver:
     def __init__(self, status: int = 0, version: int = 13000) -> None:
         self.status, self.version = status, version
 
-    def cuInit(self, _flags: int) -> int:  # noqa: N802
+    def cuInit(self, _flags: int) -> int:
         return self.status
 
-    def cuDriverGetVersion(self, into) -> int:  # noqa: N802
+    def cuDriverGetVersion(self, into) -> int:
         ctypes.cast(into, ctypes.POINTER(ctypes.c_int))[0] = self.version
         return 0
 

@@ -789,7 +789,7 @@ async def test_the_command_line_says_what_is_forgotten(tmp_path, h264, capsys):
     """Through the gateway: at the camera's replica first, then what is kept of its incidents."""
 
     class Replica(memory_pb2_grpc.MemoryServicer):
-        async def Forget(self, request, context):  # noqa: N802
+        async def Forget(self, request, context):
             return memory_pb2.ForgetResponse(frames=3, bytes=2048)
 
     async with AsyncExitStack() as stack:

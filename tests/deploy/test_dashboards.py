@@ -10,10 +10,10 @@ from dashboards_bench import concrete, panels
 from emitted_labels import emitted, unknown_values
 from promtool import needs_promtool, promtool
 
-from cluster.gateway.federation import FederatedCollector
 from cluster.memory.tiers.metrics import NodeTierCollector
 from cluster.metrics.gpu import GpuCollector
 from cluster.replica.memory import MemoryCollector
+from cluster.wire.metrics_server import FederatedCollector
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/helm/sightline/dashboards"

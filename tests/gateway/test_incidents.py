@@ -187,7 +187,7 @@ async def test_what_is_open_is_told_once_whatever_is_still_on_its_way(tmp_path, 
 class Lossy(incidents_pb2_grpc.IncidentsServicer):
     """Events of two cameras; some were lost before the one that not everybody may see."""
 
-    async def Follow(self, request, context):  # noqa: N802
+    async def Follow(self, request, context):
         for number, (camera, missed) in enumerate((("gate", 0), ("yard", 3), ("gate", 1))):
             incident = incidents_pb2.Incident(id=str(number), camera=camera)
             await context.write(incidents_pb2.IncidentEvent(key=str(number), incident=incident, missed=missed))

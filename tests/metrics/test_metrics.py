@@ -11,9 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import metrics
 from cluster.errors import SightlineError
-from cluster.gateway.federation import FederatedCollector
 from cluster.types import Answer, Timing, TokenCount
-from cluster.wire.metrics_server import MetricsServer, serve_metrics
+from cluster.wire.metrics_server import FederatedCollector, MetricsServer, serve_metrics
 
 UNITS = ("_seconds", "_bytes", "_ratio")
 
@@ -124,7 +123,9 @@ def test_federation_merges_processes_and_says_who_is_down():
     addresses = {"decoder-0": first.address, "replica-0": second.address, "decoder-1": gone.address, "alerting": ""}
     gateway = CollectorRegistry()
     own = {"gateway": registry_with("sightline_things", 1, kind="b")}
-    gateway.register(FederatedCollector(lambda: addresses, own, others=lambda: {"gateway-1": True, "gateway-2": False}))
+    gateway.register(
+        FederatedCollector(lambda: addresses, lambda: own, lambda: {"gateway-1": True, "gateway-2": False})
+    )
     shown = MetricsServer(registry=gateway)
     try:
         page = scrape(shown.address)

@@ -227,17 +227,17 @@ class Nvml:
     class NVMLError(Exception):
         pass
 
-    def nvmlDeviceGetUtilizationRates(self, handle):  # noqa: N802
+    def nvmlDeviceGetUtilizationRates(self, handle):
         if handle == "partition":
             raise self.NVMLError("not supported")
         return SimpleNamespace(gpu=75)
 
-    def nvmlDeviceGetDecoderUtilization(self, handle):  # noqa: N802
+    def nvmlDeviceGetDecoderUtilization(self, handle):
         if handle == "partition":
             raise self.NVMLError("not supported")
         return [20, 1000]
 
-    def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
+    def nvmlDeviceGetMemoryInfo(self, handle):
         return SimpleNamespace(used=3, total=4)
 
 

@@ -613,7 +613,7 @@ async def test_a_refusal_of_what_was_sent_before_a_camera_was_opened_again_opens
     opened, refused, taken = [], [0, 1, 2], []
 
     class Thawed(frames_pb2_grpc.FramesServicer):
-        async def Send(self, request_iterator, context):  # noqa: N802
+        async def Send(self, request_iterator, context):
             async def tell(index, **others):
                 await context.write(frames_pb2.FrameAck(camera="gate", index=index, credit=8, **others))
 

@@ -35,7 +35,7 @@ from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.decoder.footage.service import Recorder, RecorderServicer
 from cluster.decoder.source_test import SourceTester
-from cluster.errors import NotReadyError, SightlineError
+from cluster.errors import NotReadyError
 from cluster.gateway import directory
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.ask_all import AskAll
@@ -50,7 +50,6 @@ from cluster.security.tokens import TokenFile
 from cluster.types import Answer
 from cluster.wire.answers import AnswerHub
 from cluster.wire.mapping import to_message
-from cluster.wire.status import abort, explained
 
 PICTURES = "sightline.v1.Pictures"
 CLIP_S, CLIP_FPS = 4, 8
@@ -69,52 +68,43 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
         self.footage: dict[str, CameraFootage] = {}
         self.recorder = Recorder(ClipsConfig(), self.footage_of)
 
-    async def Picture(self, request: pictures_pb2.PictureRequest, context: Any) -> pictures_pb2.PictureReply:  # noqa: N802
-        try:
-            status = await self._city.get(request.camera)
-            if status.state != "running":
-                raise NotReadyError(f"camera {request.camera!r} has no picture yet")
-            moment, scene = self._city.second // 5, self._city.scene_of(request.camera)
-            jpeg = await asyncio.to_thread(
-                self._city.album.jpeg, scene, moment, kept=request.kept, width=min(request.width, WIDTH)
-            )
-            tag = f"{scene}-{moment % 4}-{request.kept:d}-{request.width}"
-            return pictures_pb2.PictureReply(jpeg=jpeg, etag=tag, pts=self._city.second, age_s=0.4)
-        except SightlineError as error:
-            await abort(context, error)
+    async def Picture(self, request: pictures_pb2.PictureRequest, context: Any) -> pictures_pb2.PictureReply:
+        status = await self._city.get(request.camera)
+        if status.state != "running":
+            raise NotReadyError(f"camera {request.camera!r} has no picture yet")
+        moment, scene = self._city.second // 5, self._city.scene_of(request.camera)
+        jpeg = await asyncio.to_thread(
+            self._city.album.jpeg, scene, moment, kept=request.kept, width=min(request.width, WIDTH)
+        )
+        tag = f"{scene}-{moment % 4}-{request.kept:d}-{request.width}"
+        return pictures_pb2.PictureReply(jpeg=jpeg, etag=tag, pts=self._city.second, age_s=0.4)
 
-    async def Test(self, request: pictures_pb2.TestRequest, context: Any) -> pictures_pb2.TestReply:  # noqa: N802
+    async def Test(self, request: pictures_pb2.TestRequest, context: Any) -> pictures_pb2.TestReply:
         """The decoder's own test, of this process."""
-        try:
-            entry = self._city.table.check_test(pictures.tested_entry(request))
-            found = await self._tester.test(entry.name, entry.source.reveal(), settings_of(entry))
-        except (SightlineError, ValueError) as error:
-            await abort(context, error)
+        entry = self._city.table.check_test(pictures.tested_entry(request))
+        found = await self._tester.test(entry.name, entry.source.reveal(), settings_of(entry))
         return to_message(pictures_pb2.TestReply, found)
 
-    async def Live(self, request: pictures_pb2.LiveRequest, context: Any) -> None:  # noqa: N802
+    async def Live(self, request: pictures_pb2.LiveRequest, context: Any) -> None:
         """Of the cameras in ``footage``, by the decoder's own servicer."""
         await RecorderServicer(self.recorder, self._tester, self.search).Live(request, context)
 
-    async def Discover(self, request: pictures_pb2.DiscoverRequest, context: Any) -> None:  # noqa: N802
+    async def Discover(self, request: pictures_pb2.DiscoverRequest, context: Any) -> None:
         """The decoder's own search, of this process."""
         await RecorderServicer(self.recorder, self._tester, self.search).Discover(request, context)
 
     def footage_of(self, camera: str) -> CameraFootage:
         return self.footage.setdefault(camera, CameraFootage(PacketRing(10.0, 1 << 24, RingBudget(1 << 26))))
 
-    async def Footage(self, request: pictures_pb2.FootageRequest, context: Any) -> None:  # noqa: N802
-        try:
-            incident = (await self._alerts.incident(request.incident)).incident
-            scene = self._city.scene_of(incident.camera)
-            if request.kind == "snapshot":
-                data, kind = await asyncio.to_thread(self._city.album.jpeg, scene, 2, kept=False, width=0), "image/jpeg"
-            elif request.kind == "clip":
-                data, kind = await asyncio.to_thread(self._clip, scene), "video/mp4"
-            else:
-                raise NotReadyError("no clip of its end is kept; clips.end is off")
-        except SightlineError as error:
-            await abort(context, error)
+    async def Footage(self, request: pictures_pb2.FootageRequest, context: Any) -> None:
+        incident = (await self._alerts.incident(request.incident)).incident
+        scene = self._city.scene_of(incident.camera)
+        if request.kind == "snapshot":
+            data, kind = await asyncio.to_thread(self._city.album.jpeg, scene, 2, kept=False, width=0), "image/jpeg"
+        elif request.kind == "clip":
+            data, kind = await asyncio.to_thread(self._clip, scene), "video/mp4"
+        else:
+            raise NotReadyError("no clip of its end is kept; clips.end is off")
         tag = f"{scene}-{request.kind}"
         about = pictures_pb2.FootageAbout(camera=incident.camera, media_type=kind, size=len(data), etag=tag)
         await context.write(pictures_pb2.FootagePart(about=about))
@@ -149,8 +139,8 @@ class CityAnswers(memory.MemoryServicer):
         servicer = IncidentsServicer(alerts)
         self._all = AskAll(self._ask_one, city.list, lambda request: servicer.List(request, None))
 
-    async def AskAll(self, request: memory_pb2.AskAllRequest, context: Any) -> None:  # noqa: N802
-        async with explained(context), contextlib.aclosing(self._all.answers(request)) as events:
+    async def AskAll(self, request: memory_pb2.AskAllRequest, context: Any) -> None:
+        async with contextlib.aclosing(self._all.answers(request)) as events:
             async for event in events:
                 await context.write(event)
 

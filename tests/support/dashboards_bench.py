@@ -28,11 +28,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster import metrics
 from cluster.errors import ConfigError, SightlineError
-from cluster.gateway.federation import FederatedCollector
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.processes import RedisServer, free_port
 from cluster.types import Answer, Question, StreamSpec, Timing, TokenCount
-from cluster.wire.metrics_server import MetricsServer
+from cluster.wire.metrics_server import FederatedCollector, MetricsServer
 
 SCRAPE_S = 5
 PATIENCE_S = 60.0

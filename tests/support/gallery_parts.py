@@ -8,9 +8,8 @@ import numpy as np
 from PIL import Image, ImageDraw
 from sightline.v1 import pictures_pb2, pictures_pb2_grpc
 
-from cluster.errors import NotReadyError, SightlineError
+from cluster.errors import NotReadyError
 from cluster.gateway.pictures_proxy import CAMERA
-from cluster.wire.status import abort
 
 
 class Gallery(pictures_pb2_grpc.PicturesServicer, pictures_pb2_grpc.RecorderServicer):
@@ -23,36 +22,33 @@ class Gallery(pictures_pb2_grpc.PicturesServicer, pictures_pb2_grpc.RecorderServ
         self._alerts = alerts
         self.version = 1
 
-    async def Picture(self, request, context):  # noqa: N802
+    async def Picture(self, request, context):
         if request.camera == "dark":
-            await abort(context, NotReadyError("camera 'dark' has shown nothing yet"))
+            raise NotReadyError("camera 'dark' has shown nothing yet")
         size = min(request.width or 320, 640)
         jpeg = picture(request.camera, size, request.kept, self.version)
         return pictures_pb2.PictureReply(
             jpeg=jpeg, etag=f"{self.version}-{size}-{request.kept}", pts=5, age_s=0.5, width=size, height=size * 9 // 16
         )
 
-    async def Live(self, request, context):  # noqa: N802
+    async def Live(self, request, context):
         if request.camera == "dark":
-            await abort(context, NotReadyError("the camera sends no video at the moment"))
+            raise NotReadyError("the camera sends no video at the moment")
         await context.write(pictures_pb2.LivePart(data=clip()))
 
-    async def Test(self, request, context):  # noqa: N802
+    async def Test(self, request, context):
         if request.camera == "dark":
-            await abort(context, NotReadyError("the source sends nothing"))
+            raise NotReadyError("the source sends nothing")
         return pictures_pb2.TestReply(codec="h264", width=320, height=180, jpeg=picture(request.camera, 320, False, 1))
 
-    async def Forget(self, request, context):  # noqa: N802
+    async def Forget(self, request, context):
         return pictures_pb2.ForgetFootageReply()
 
-    async def Footage(self, request, context):  # noqa: N802
-        try:
-            camera = (await self._alerts.incident(request.incident)).incident.camera
-        except SightlineError as error:
-            await abort(context, error)
+    async def Footage(self, request, context):
+        camera = (await self._alerts.incident(request.incident)).incident.camera
         await context.send_initial_metadata(((CAMERA, camera.encode()),))
         if request.kind == "end":
-            await abort(context, NotReadyError("the clip of its end is not there"))
+            raise NotReadyError("the clip of its end is not there")
         data = picture(camera, 320, False, 1) if request.kind == "snapshot" else clip()
         kind = "image/jpeg" if request.kind == "snapshot" else "video/mp4"
         about = pictures_pb2.FootageAbout(

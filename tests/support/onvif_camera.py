@@ -1,7 +1,6 @@
 """An ONVIF camera on a loopback address: WS-Discovery, and the SOAP calls of ``devicemgmt`` and ``media`` that a search
 makes, with WS-UsernameToken digests checked (WSS UsernameToken Profile 1.0, section 3.1)."""
 
-# ruff: noqa: N802 - methods have the names of SOAP calls.
 from __future__ import annotations
 
 import asyncio

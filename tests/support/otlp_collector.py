@@ -20,7 +20,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         self.endpoint = f"http://127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._server.start()
 
-    def Export(self, request, context):  # noqa: N802
+    def Export(self, request, context):
         self.go_on.wait(20)
         for resource in request.resource_spans:
             self.processes |= {

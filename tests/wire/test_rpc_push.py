@@ -29,7 +29,6 @@ from cluster.errors import (
 from cluster.gateway.guard import Guard
 from cluster.security.roles import Principal, Role
 from cluster.wire.push import PushAgent, PushOptions
-from cluster.wire.status import abort
 from cluster.wire.tls import ClientCredentials
 
 
@@ -337,12 +336,12 @@ class Refusing(ingest_pb2_grpc.IngestServicer):
         self.error = error
         self.calls = 0
 
-    async def Push(self, request_iterator, context):  # noqa: N802
+    async def Push(self, request_iterator, context):
         self.calls += 1
         await context.read()
         await context.write(ingest_pb2.PushReply(credit=8))
         await context.read()
-        await abort(context, self.error)
+        raise self.error
 
 
 async def test_a_server_that_is_always_exhausted_is_given_up(make):
@@ -360,10 +359,10 @@ async def test_an_agent_waits_for_its_turn_where_many_come_back_at_once(make):
     class Busy(ingest_pb2_grpc.IngestServicer):
         left = 6
 
-        async def Push(self, request_iterator, context):  # noqa: N802
+        async def Push(self, request_iterator, context):
             if self.left:
                 self.left -= 1
-                await abort(context, CapacityError("'agents' calls too often; try again in 0.1 s"))
+                raise CapacityError("'agents' calls too often; try again in 0.1 s")
             await decoder.servicer.Push(request_iterator, context)
 
     decoder = Decoder()

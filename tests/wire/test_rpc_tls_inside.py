@@ -23,7 +23,6 @@ from cluster.config.secrets import peer_tls
 from cluster.config.security import SecurityConfig
 from cluster.decoder.frame_sender import FrameSender
 from cluster.errors import ConfigError
-from cluster.gateway.federation import FederatedCollector
 from cluster.gateway.merger import ResultsMerger
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.remote import RemoteTier
@@ -32,7 +31,7 @@ from cluster.replica.frames_service import FramesServicer, WindowCounters
 from cluster.security.roles import Role
 from cluster.wire.answers import AnswerHub, ResultsServicer
 from cluster.wire.channel import ChannelPool, open_channel
-from cluster.wire.metrics_server import MetricsServer
+from cluster.wire.metrics_server import FederatedCollector, MetricsServer
 from cluster.wire.server import RpcServer, is_serving
 from cluster.wire.tls import PeerTls, TlsFiles
 
@@ -164,8 +163,8 @@ def test_files_that_go_while_they_are_read_are_read_later(tmp_path, authority, m
     ca, away = tmp_path / "inner-ca.crt", tmp_path / "away"
     authority.issue(tmp_path, "inner", host=NAME)
     with monkeypatch.context() as patch:
-        changed = tls._reloading.changed
-        patch.setattr(tls._reloading, "changed", lambda: changed() and ca.rename(away).exists())
+        make = tls._reloading._make
+        patch.setattr(tls._reloading, "_make", lambda: ca.rename(away) and make())
         assert tls.client_context() is before
         assert tls.renewals() == 0
     away.rename(ca)

@@ -25,7 +25,7 @@ from cluster.errors import CapacityError, NotReadyError, SourceError, Unavailabl
 from cluster.wire.channel import ChannelPool
 from cluster.wire.convert import settings_from_json
 from cluster.wire.mapping import to_message
-from cluster.wire.status import as_told, explained, is_ours, to_error
+from cluster.wire.status import as_told, is_ours, to_error
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -251,44 +251,37 @@ class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
     def __init__(self, recorder: Recorder, tester: SourceTester, search: NetworkSearch) -> None:
         self._recorder, self._tester, self._search = recorder, tester, search
 
-    async def Test(  # noqa: N802
-        self, request: pictures_pb2.TestRequest, context: Context
-    ) -> pictures_pb2.TestReply:
-        async with explained(context):
-            settings = settings_from_json(request.settings_json)
-            found = await self._tester.test(request.camera, request.source, settings)
+    async def Test(self, request: pictures_pb2.TestRequest, _context: Context) -> pictures_pb2.TestReply:
+        settings = settings_from_json(request.settings_json)
+        found = await self._tester.test(request.camera, request.source, settings)
         return to_message(pictures_pb2.TestReply, found)
 
-    async def Discover(self, request: pictures_pb2.DiscoverRequest, context: Context) -> None:  # noqa: N802
+    async def Discover(self, request: pictures_pb2.DiscoverRequest, context: Context) -> None:
         found = self._search.search(request.network, request.user, request.password)
-        async with explained(context), contextlib.aclosing(found) as parts:
+        async with contextlib.aclosing(found) as parts:
             async for each in parts:
                 await context.write(to_message(pictures_pb2.DiscoverReply, each))
 
-    async def Picture(  # noqa: N802
-        self, request: pictures_pb2.PictureRequest, context: Context
-    ) -> pictures_pb2.PictureReply:
-        async with explained(context):
-            picture = await self._recorder.picture(request.camera, kept=request.kept, width=request.width)
+    async def Picture(self, request: pictures_pb2.PictureRequest, _context: Context) -> pictures_pb2.PictureReply:
+        picture = await self._recorder.picture(request.camera, kept=request.kept, width=request.width)
         return to_message(pictures_pb2.PictureReply, picture)
 
-    async def Live(self, request: pictures_pb2.LiveRequest, context: Context) -> None:  # noqa: N802
-        async with explained(context), contextlib.aclosing(self._recorder.watch(request.camera)) as parts:
+    async def Live(self, request: pictures_pb2.LiveRequest, context: Context) -> None:
+        async with contextlib.aclosing(self._recorder.watch(request.camera)) as parts:
             async for data in parts:
                 await context.write(pictures_pb2.LivePart(data=data))
 
-    async def Record(self, request: pictures_pb2.RecordRequest, context: Context) -> None:  # noqa: N802
+    async def Record(self, request: pictures_pb2.RecordRequest, context: Context) -> None:
         request.deadline_s = min(request.deadline_s, LONGEST_S)
-        async with explained(context), contextlib.aclosing(self._recorder.record(request)) as parts:
+        async with contextlib.aclosing(self._recorder.record(request)) as parts:
             async for part in parts:
                 # The clip is sent in whole parts: if this process dies, what has arrived is playable.
                 await context.write(part)
 
-    async def Forget(  # noqa: N802
-        self, request: pictures_pb2.ForgetFootageRequest, context: Context
+    async def Forget(
+        self, request: pictures_pb2.ForgetFootageRequest, _context: Context
     ) -> pictures_pb2.ForgetFootageReply:
-        async with explained(context):
-            deleted = self._recorder.delete_footage(request.camera, request.before_s)
+        deleted = self._recorder.delete_footage(request.camera, request.before_s)
         return pictures_pb2.ForgetFootageReply(bytes=deleted)
 
 

@@ -28,12 +28,8 @@ class Answering:
         self.under_way = 0
 
     async def ask(self, request: memory_pb2.AskRequest, timeout_s: float) -> AsyncGenerator[str | Told, None]:
-        """The answer's pieces, then how it came about.
-
-        Raises:
-            CapacityError: too many are under way.
-            SightlineError: what the camera's replica says.
-        """
+        """The answer's pieces, then how it came about. Raises ``CapacityError``: too many are under way;
+        ``SightlineError``: what the camera's replica says."""
         if self.under_way >= self._limit:
             raise CapacityError(f"{self._limit} questions are being answered over HTTP already; ask again later")
         self.under_way += 1

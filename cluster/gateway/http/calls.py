@@ -2,14 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from typing import Any, NoReturn
-
-import grpc
+from typing import Any
 
 from cluster.errors import UnavailableError
 from cluster.gateway.guard import Guard
 from cluster.security.roles import current_principal
-from cluster.wire.status import RefusedError
+from cluster.wire.status import as_refused
 
 _AHEAD = 4
 """Messages of a stream that wait for a slow reader; the service waits for it then."""
@@ -30,7 +28,10 @@ class Calls:
     async def unary(self, method: str, request: Any) -> Any:
         """One reply; ``method`` as in the rules."""
         self.check(method, request)
-        return await self._behavior(method)(request, _Context())
+        try:
+            return await self._behavior(method)(request, _Context())
+        except Exception as error:
+            raise as_refused(error) from None
 
     def stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
         """Messages as they come; close it to end the call. Checked with the first one."""
@@ -53,7 +54,7 @@ class Calls:
             try:
                 await behavior(request, _Context(timeout_s, lambda message: queue.put((message, None)), on_begin))
             except Exception as error:
-                await queue.put((None, error))
+                await queue.put((None, as_refused(error)))
             else:
                 await queue.put((None, None))
 
@@ -95,14 +96,6 @@ class _Context:
         self._timeout_s = timeout_s
         self._write = write
         self._begin = begin
-
-    async def abort(
-        self,
-        code: grpc.StatusCode,
-        details: str = "",
-        trailing_metadata: Iterable[Any] = (),  # noqa: ARG002
-    ) -> NoReturn:
-        raise RefusedError(code, details)
 
     async def write(self, message: Any) -> None:
         assert self._write is not None, "a unary call writes nothing"

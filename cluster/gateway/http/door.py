@@ -116,12 +116,9 @@ class Door:
         return f"Bearer {kept}" if isinstance(kept, str) else kept
 
     async def admit(self, request: Request, rule: str) -> None:
-        """Serves the request from here on for whom it comes from; a rule that names no method of gRPC is checked
-        with the cameras of path and query, the others where the method is called.
-
-        Raises:
-            SightlineError: it may not be made, or not now.
-        """
+        """Serves the request from here on for whom it comes from; a rule that names no method of gRPC is checked with
+        the cameras of path and query, the others where the method is called. Raises ``SightlineError``: it may not be
+        made, or not now."""
         peer = peer_of(request)
         serve_as(ANYBODY if self.guard is None else NOBODY, peer)
         if rule == OPEN:
@@ -188,11 +185,10 @@ class DoorMiddleware:
                 # Not quoted: it may be no text at all.
                 raise HttpError(417, "of Expect only 100-continue is known")
             await self._app(scope, receive, told)
-        except SightlineError as known:
-            error = known
-        except Exception as unknown:
-            log.exception("request %s %s %s failed", request_id, request.method, scope["path"])
-            error = unknown
+        except Exception as caught:
+            error = caught
+            if status_of(error) == 500:
+                log.exception("request %s %s %s failed", request_id, request.method, scope["path"])
         finally:
             _log(request, request_id, error, time.monotonic() - began_s)
         if error is None:

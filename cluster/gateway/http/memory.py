@@ -9,10 +9,11 @@ the answer.
 
 import time
 from dataclasses import asdict, astuple, replace
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from sightline.v1 import memory_pb2
 
 from cluster.alerts.incident import Incident
@@ -27,19 +28,24 @@ from cluster.types import MICROSECONDS, MemoryStatus
 from cluster.types.cameras import remark_on
 from cluster.wire import memory_wire
 from cluster.wire.mapping import from_message
-from cluster.wire.memory_wire import check_camera, check_question
 
 SERVICE = "/sightline.v1.Memory/"
 MOST_WINDOWS = 1000
 router = Routes()
 
 
+# They raise ``ConfigError`` with a sentence of their own.
+Camera = Annotated[str, AfterValidator(memory_wire.check_camera)]
+Question = Annotated[str, AfterValidator(memory_wire.check_question)]
+Conversation = Annotated[str, AfterValidator(partial(memory_wire.check_name, what="the conversation"))]
+
+
 class Ask(Body):
     """A question about what a camera has seen; see ``AskRequest`` in protos/sightline/v1/memory.proto."""
 
-    camera: str
-    text: str
-    conversation: str = ""
+    camera: Camera
+    text: Question
+    conversation: Conversation = ""
     since_s: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
     max_new_tokens: int = Field(default=0, ge=0, le=MAX_NUMBER)
     with_pictures: bool = False
@@ -49,7 +55,7 @@ class Ask(Body):
 class AskEvery(Body):
     """A question to every camera that the token may see; see ``AskAllRequest``."""
 
-    text: str
+    text: Question
     cameras: list[Text] = Field(default_factory=list, max_length=100, description="Patterns; none: all.")
     since_s: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
     max_new_tokens: int = Field(default=0, ge=0, le=MAX_NUMBER)
@@ -61,21 +67,14 @@ class AskEvery(Body):
 class Forget(Body):
     """What a camera is to forget."""
 
-    camera: str
+    camera: Camera
     before_s: float = Field(ge=0, le=MAX_NUMBER, description="0 forgets everything")
 
 
 @router.on("POST /v1/ask", ASK, AskLine, media=NDJSON, errors=(404, 409, 504))
 async def ask(body: Ask, gateway: Gateway) -> Stream:
     """Ask a camera about what it has seen; the answer comes line by line."""
-    asked = memory_pb2.AskRequest(
-        camera=check_camera(body.camera),
-        text=check_question(body.text),
-        conversation=memory_wire.check_name(body.conversation, "the conversation"),
-        since_s=body.since_s,
-        max_new_tokens=body.max_new_tokens,
-        with_pictures=body.with_pictures,
-    )
+    asked = memory_pb2.AskRequest(**body.model_dump(exclude={"timeout_s"}))
 
     def line(event: str | memory_wire.Told) -> dict[str, Any]:
         if isinstance(event, str):
@@ -88,7 +87,7 @@ async def ask(body: Ask, gateway: Gateway) -> Stream:
 @router.on("POST /v1/ask/all", ASK_ALL, AskAllLine, media=NDJSON)
 async def ask_all(body: AskEvery, gateway: Gateway) -> Stream:
     """Ask every camera the same; answers come line by line in the order they are there, with progress."""
-    asked = memory_pb2.AskAllRequest(**body.model_dump() | {"text": check_question(body.text)})
+    asked = memory_pb2.AskAllRequest(**body.model_dump())
 
     def line(event: memory_wire.CameraTold | memory_wire.AskAllProgress) -> dict[str, Any]:
         return (
@@ -103,7 +102,7 @@ async def ask_all(body: AskEvery, gateway: Gateway) -> Stream:
 @router.on("POST /v1/forget", f"{SERVICE}Forget", memory_wire.ForgottenCamera, errors=(404,))
 async def forget(body: Forget, gateway: Gateway) -> Reply:
     """Make a camera forget: its memory, its footage and what was recorded of its incidents."""
-    asked = memory_pb2.ForgetRequest(camera=check_camera(body.camera), before_s=body.before_s)
+    asked = memory_pb2.ForgetRequest(**body.model_dump())
     forgotten = await gateway.calls.unary(f"{SERVICE}Forget", asked)
     return Reply(from_message(memory_wire.ForgottenCamera, forgotten))
 
@@ -111,7 +110,7 @@ async def forget(body: Forget, gateway: Gateway) -> Reply:
 @router.on("GET /v1/memory/{name}", f"{SERVICE}Describe", MemoryStatus, errors=(404, 409))
 async def describe_memory(name: str, gateway: Gateway) -> Reply:
     """What a camera remembers."""
-    asked = memory_pb2.DescribeRequest(camera=check_camera(name))
+    asked = memory_pb2.DescribeRequest(camera=memory_wire.check_camera(name))
     return Reply(memory_wire.status_from_proto(await gateway.calls.unary(f"{SERVICE}Describe", asked)))
 
 
@@ -122,8 +121,8 @@ Window = Annotated[list[Number], Field(min_length=3, max_length=3)]
 class Replay(Body):
     """A yes/no question and the past of a camera; see ``ReplayRequest`` in protos/sightline/v1/memory.proto."""
 
-    camera: str
-    text: str
+    camera: Camera
+    text: Question
     since_s: float = Field(default=3600.0, ge=0, le=MAX_NUMBER)
     windows: int = Field(default=0, ge=0, le=MAX_NUMBER)
     timeout_s: float = Field(default=300.0, ge=0, le=MAX_NUMBER)
@@ -148,9 +147,7 @@ class Rehearse(Body):
 @router.on("POST /v1/replay", f"{SERVICE}Replay", ReplayLine, media=NDJSON, errors=(404, 409, 504))
 async def replay(body: Replay, gateway: Gateway) -> Stream:
     """What a yes/no question would have answered on a camera's past windows, line by line."""
-    asked = memory_pb2.ReplayRequest(
-        camera=check_camera(body.camera), text=check_question(body.text), since_s=body.since_s, windows=body.windows
-    )
+    asked = memory_pb2.ReplayRequest(**body.model_dump(exclude={"timeout_s"}))
     # Times become Unix times by when the newest frame is: now.
     now_s = time.time()
 

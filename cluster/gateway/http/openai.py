@@ -76,28 +76,20 @@ class Chat(Open):
     since_s: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
 
 
-_REFUSED = {
-    "tools": "a camera calls no tools",
-    "functions": "a camera calls no functions",
-    "tool_choice": "a camera calls no tools",
-    "function_call": "a camera calls no functions",
-    "stop": "answers end where they end; stop is not supported",
-    "logprobs": "log probabilities are not given",
-    "audio": "answers are text",
-    "response_format": "answers are plain text",
-    "modalities": "answers are text",
-    "web_search_options": "a camera searches nothing but its memory",
+_NO_TOOLS, _TEXT = "a camera calls no tools", "answers are text"
+_REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "tools": (_NO_TOOLS, ([],)),
+    "functions": ("a camera calls no functions", ([],)),
+    "tool_choice": (_NO_TOOLS, ("none", "auto")),
+    "function_call": ("a camera calls no functions", ("none", "auto")),
+    "stop": ("answers end where they end; stop is not supported", ([],)),
+    "logprobs": ("log probabilities are not given", (False,)),
+    "audio": (_TEXT, ()),
+    "response_format": ("answers are plain text", ({"type": "text"},)),
+    "modalities": (_TEXT, (["text"],)),
+    "web_search_options": ("a camera searches nothing but its memory", ()),
 }
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "functions": ([],),
-    "tool_choice": ("none", "auto"),
-    "function_call": ("none", "auto"),
-    "stop": ([],),
-    "logprobs": (False,),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-}
+"""Keys that are refused and why, and the values with which they change nothing."""
 
 
 def camera_of(model: str) -> str:
@@ -140,8 +132,9 @@ def check_extras(body: Chat) -> None:
     if (body.n or 1) > 1:
         raise ConfigError(f"n is {body.n}; there is one answer")
     for key, value in (body.model_extra or {}).items():
-        if key in _REFUSED and value is not None and value not in _HARMLESS.get(key, ()):
-            raise ConfigError(f"{key}: {_REFUSED[key]}; leave it away")
+        why, harmless = _REFUSED.get(key, ("", (value,)))
+        if value is not None and value not in harmless:
+            raise ConfigError(f"{key}: {why}; leave it away")
 
 
 def _text(message: Message, number: int) -> str:

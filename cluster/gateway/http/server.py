@@ -182,7 +182,7 @@ class HttpServer:
         )
         self.config.load()
         self.state = ServerState()
-        self._tls = None if tls is None else Reloading(tls)
+        self._tls = None if tls is None else Reloading(tls, tls.context)
         self._max_connections = max_connections
         # What a handshake held is freed only some turns after it was ended.
         self._at_once = 1 if tls else max(1, max_strangers // 32)
@@ -284,8 +284,7 @@ class HttpServer:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         secure: dict[str, Any] = {}
         if self._tls is not None:
-            self._tls.changed()
-            secure = {"ssl": self._tls.context, "ssl_handshake_timeout": self._stall_s, "ssl_shutdown_timeout": 1.0}
+            secure = {"ssl": self._tls.newest(), "ssl_handshake_timeout": self._stall_s, "ssl_shutdown_timeout": 1.0}
         try:
             await connection.loop.connect_accepted_socket(lambda: connection, client, **secure)
         except (OSError, ssl.SSLError) as error:

@@ -30,7 +30,7 @@ from cluster.memory.tiers.kv_wire import (
     outcome_to_proto,
 )
 from cluster.memory.tiers.metrics import NodeTierCall, NodeTierResult
-from cluster.wire.status import abort, code_of
+from cluster.wire.status import code_of
 
 T = TypeVar("T")
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -97,9 +97,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         with self._lock:
             return dict(self.counts)
 
-    async def Store(  # noqa: N802
-        self, request_iterator: AsyncIterable[kv_pb2.StoreRequest], context: Context
-    ) -> kv_pb2.StoreReply:
+    async def Store(self, request_iterator: AsyncIterable[kv_pb2.StoreRequest], context: Context) -> kv_pb2.StoreReply:
         reply = kv_pb2.StoreReply()
         async with self._answering("store", None, context) as call:
             async for request in request_iterator:
@@ -110,7 +108,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
                 reply.outcomes.extend(map(outcome_to_proto, outcomes))
         return reply
 
-    async def Load(self, request: kv_pb2.LoadRequest, context: Context) -> None:  # noqa: N802
+    async def Load(self, request: kv_pb2.LoadRequest, context: Context) -> None:
         async with self._answering("load", request, context) as call:
             keys = [key_from_proto(key) for key in request.keys]
             if not self._is_ours(request.fingerprint, len(keys)):
@@ -124,7 +122,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
                     metrics.node_tier_moved_bytes.labels("out").inc(sum(len(block.data) for block in reply.blocks))
                     await context.write(reply)
 
-    async def Drop(self, request: kv_pb2.DropRequest, context: Context) -> kv_pb2.DropReply:  # noqa: N802
+    async def Drop(self, request: kv_pb2.DropRequest, context: Context) -> kv_pb2.DropReply:
         async with self._answering("drop", request, context):
             keys = None if request.all else [key_from_proto(key) for key in request.keys]
             dropped: int | None = 0
@@ -132,7 +130,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
                 dropped = await self._on_tier(lambda: self._tier.drop(request.stream, keys))
             return kv_pb2.DropReply(dropped=dropped or 0, done=dropped is not None)
 
-    async def List(self, request: kv_pb2.ListRequest, context: Context) -> None:  # noqa: N802
+    async def List(self, request: kv_pb2.ListRequest, context: Context) -> None:
         async with self._answering("list", request, context):
             if not self._is_ours(request.fingerprint, 0):
                 return
@@ -145,7 +143,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
                 ]
                 await context.write(kv_pb2.ListReply(keys=part))
 
-    async def PutManifest(  # noqa: N802
+    async def PutManifest(
         self, request_iterator: AsyncIterable[kv_pb2.PutManifestRequest], context: Context
     ) -> kv_pb2.PutManifestReply:
         async with self._answering("put_manifest", None, context):
@@ -159,7 +157,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
                     outcome = await self._on_tier(lambda: self._put_manifest(first, whole))
             return kv_pb2.PutManifestReply(outcome=outcome_to_proto(outcome))
 
-    async def GetManifest(self, request: kv_pb2.GetManifestRequest, context: Context) -> None:  # noqa: N802
+    async def GetManifest(self, request: kv_pb2.GetManifestRequest, context: Context) -> None:
         async with self._answering("get_manifest", request, context):
             outcome, manifest = Outcome.MISS, None
             if self._is_ours(request.fingerprint, 1):
@@ -172,7 +170,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
                 for at in range(BATCH_BYTES, len(whole), BATCH_BYTES):
                     await context.write(kv_pb2.GetManifestReply(piece=whole[at : at + BATCH_BYTES]))
 
-    async def Usage(self, request: kv_pb2.UsageRequest, context: Context) -> kv_pb2.UsageReply:  # noqa: N802
+    async def Usage(self, request: kv_pb2.UsageRequest, context: Context) -> kv_pb2.UsageReply:
         async with self._answering("usage", request, context):
             held = 0
             if self._is_ours(request.fingerprint, 0):
@@ -197,12 +195,12 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         except TimeoutError as error:
             call.record_result("late")
             late = TimeoutError(f"the tier did not answer within {self._deadline_s:g} s")
-            await abort(context, late if limit.expired() else error)
+            raise (late if limit.expired() else error) from None
         except Exception as error:
             # The caller is gone.
             gone = isinstance(error, grpc.aio.InternalError)
             call.record_result("left" if gone else _RESULTS.get(code_of(error), "failed"))
-            await abort(context, error)
+            raise
         else:
             call.record_result("ok")
 

@@ -200,7 +200,7 @@ class Follow:
     def __init__(self):
         self.begun = 0
 
-    async def Follow(self, request, context):  # noqa: N802
+    async def Follow(self, request, context):
         assert request.open
         self.begun += 1
         await context.send_initial_metadata(())

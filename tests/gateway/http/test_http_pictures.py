@@ -118,7 +118,7 @@ async def test_a_clip_that_breaks_off_is_not_taken_for_a_whole_one(tmp_path, mon
 class Endless(Gallery):
     """Cameras that send video without end."""
 
-    async def Live(self, request, context):  # noqa: N802
+    async def Live(self, request, context):
         while True:
             await context.write(pictures_pb2.LivePart(data=clip()))
             await asyncio.sleep(0.02)

@@ -151,7 +151,7 @@ async def test_one_connection_more_than_may_be_of_those_who_may_ask():
 
 def replicas():
     class Replicas:
-        async def List(self, request, context):  # noqa: N802
+        async def List(self, request, context):
             return replicas_pb2.ListReplicasResponse()
 
     return {"sightline.v1.Replicas": Replicas()}
@@ -280,7 +280,7 @@ async def status(client, path):
 
 async def test_what_is_our_own_mistake_names_the_request_in_the_log(caplog):
     class Broken:
-        async def List(self, request, context):  # noqa: N802
+        async def List(self, request, context):
             raise RuntimeError("the wires are crossed")
 
     async with listening(bare_application({"sightline.v1.Replicas": Broken()})) as (url, _), Client(url) as client:
