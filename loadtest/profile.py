@@ -12,9 +12,9 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from cluster.config.problems import Section
+from cluster.lab.shipped import ShippedFiles
 from cluster.types import MICROSECONDS, EncodedPacket
 from loadtest.footage import Footage
-from loadtest.shipped import ShippedFiles
 
 
 @dataclass(frozen=True, slots=True)

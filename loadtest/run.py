@@ -12,8 +12,8 @@ from cluster.config.root import resolve
 from cluster.control import costs
 from cluster.control.demand import Demand
 from cluster.lab.bench.window_accounting import Slot, within
+from cluster.lab.city.mix import CameraClass, GeometrySection, Mix
 from cluster.types import Question
-from loadtest.city.mix import CameraClass, GeometrySection, Mix
 from loadtest.faults import inflict
 from loadtest.fleet import CameraSetup
 from loadtest.footage import Footage

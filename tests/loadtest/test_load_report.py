@@ -16,11 +16,11 @@ from actors.cli import main
 from cluster.config import load_config
 from cluster.errors import SightlineError
 from cluster.lab.bench.window_accounting import CameraLedger
+from cluster.lab.city.mix import Mix
 from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_files
 from cluster.types import Answer, Timing, TokenCount
 from loadtest.agent import FedAgent
-from loadtest.city.mix import Mix
 from loadtest.fleet import Camera
 from loadtest.footage import StreamHeader
 from loadtest.machine import MachineUse

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.control.demand import Measured
+from cluster.lab.city import Bools, Floats, Ints
+from cluster.lab.city.mix import CameraClass, Wake
 from cluster.types.cameras import IDLE_SPREAD
-from loadtest.city import Bools, Floats, Ints
-from loadtest.city.mix import CameraClass, Wake
 
 CHANGED = 0.1
 """Change of a camera's computed share that is news."""
