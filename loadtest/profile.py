@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from cluster.config.problems import Section
 from cluster.lab.shipped import ShippedFiles
 from cluster.types import MICROSECONDS, EncodedPacket
-from loadtest.footage import Footage
+from loadtest.footage import Footage, shifted
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +94,13 @@ def packets(
         each = footage[kind]
         gop = each.gops[next_gop[kind]]
         next_gop[kind] = (next_gop[kind] + 1) % len(each.gops)
-        codec = each.header.codec
         for stored in gop.packets:
-            pts, dts = clock + stored.pts, clock + stored.dts
+            packet = shifted(stored, clock, sequence)
             late = profile.jitter_s * float(random.random()) if profile.jitter_s else 0.0
             # Packets of one connection overtake nobody.
-            arrived = max(arrived, max(0, dts) / MICROSECONDS + late)
+            arrived = max(arrived, max(0, packet.dts or 0) / MICROSECONDS + late)
             lost = bool(profile.loss and random.random() < profile.loss)
-            yield Due(arrived, EncodedPacket(codec, stored.data, pts, dts, stored.keyframe, sequence), lost)
+            yield Due(arrived, packet, lost)
             sequence += 1
         clock += gop.duration
 

@@ -18,7 +18,7 @@ from cluster.control.demand import stride_at
 from cluster.control.fleet_settings import FleetSettings
 from cluster.control.ladder import Step
 from cluster.lab.city import Bools, Floats, Ints
-from cluster.lab.city.cameras import Cameras, Due, UnreportedCounts
+from cluster.lab.city.cameras import Cameras, Due, Fate, UnreportedCounts
 from cluster.lab.city.mix import Spell, Wake, wakes
 from cluster.lab.city.plan import FULL, WAKE_S, CityPlan, Event, What
 from cluster.lab.city.replica import Arrival, Facts, Outcome, Replica, WorkTable
@@ -313,7 +313,7 @@ class District:
             left &= ~gone
         value_s = due.stride_s * self._value[rung]
         stands = left & due.gated
-        self._unreported.gated(camera[stands])
+        self._unreported.add(Fate.GATED, camera[stands])
         self.tally.gate(due.end_s[stands], self._ranks[camera[stands]], value_s[stands])
         left &= ~due.gated
         if self.plan.drop:
@@ -366,9 +366,9 @@ class District:
             useful_s = work_s + self._costs.step_s / self.plan.engine.max_batch
             lag_s = np.array(out.finish_s) - end_s
             self.tally.answer(end_s, self._ranks[camera], lag_s, stride_s, value_s, useful_s)
-            self._unreported.answered(camera)
+            self._unreported.add(Fate.COMPUTED, camera)
         for reason, gone in out.dropped.items():
-            self._unreported.dropped(self._drop(gone, reason))
+            self._unreported.add(Fate.DROPPED, self._drop(gone, reason))
         self._make_up(out.unencoded)
 
     def _drop(self, gone: Sequence[Arrival], reason: str) -> Ints:
