@@ -19,14 +19,13 @@ from loadtest.footage import Footage, shifted
 
 @dataclass(frozen=True, slots=True)
 class CameraScript:
-    """Camera ``number`` of a fleet.
+    """One camera of a fleet.
 
     * ``phase``: where in a stride it begins, 0 to 1
     * ``rank``: its place in the mix, 0 to 1: below the share of the first kind it sends that one, and so on
     """
 
     name: str
-    number: int
     phase: float
     rank: float
     seed: tuple[int, int]
@@ -39,7 +38,7 @@ def script(profile: Profile, number: int, prefix: str = "load") -> CameraScript:
     phase = {"aligned": 0.0, "even": radical_inverse(number), "random": drawn}[profile.phases]
     # Every share of the mix is met within one camera however many there are.
     rank = (radical_inverse(number, 3) + 0.5 / 3**12) % 1.0
-    return CameraScript(f"{prefix}-{number:05d}", number, phase, rank, (profile.seed, number))
+    return CameraScript(f"{prefix}-{number:05d}", phase, rank, (profile.seed, number))
 
 
 def radical_inverse(number: int, base: int = 2) -> float:
