@@ -16,15 +16,16 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from cluster.client import GatewayClient
+from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError, UnknownCameraError
-from cluster.lab.bench.window_accounting import Account, CameraLedger, Counted, Slot, account
+from cluster.lab.bench.window_accounting import Account, CameraLedger, Slot, account
 from cluster.types import Answer, CameraStatus, EncodedPacket, Question
 from cluster.wire.push import PushStatus
-from cluster.wire.tls import ClientCredentials
 from loadtest.agent import FedAgent
 from loadtest.footage import Footage
 from loadtest.profile import CameraScript, Due, Profile, packets, script
 from loadtest.rtsp import RtspCameras
+from loadtest.target import Target
 
 TICK_S = 0.01
 """Packets that are due within so long leave together: waking for each would cost more than sending it."""
@@ -97,6 +98,19 @@ class CameraSetup:
     stride_s: float
 
 
+QUESTION = Question("person", "Is there a person in the scene?")
+"""Asked where the configuration has none of its own."""
+
+
+def camera_setup(config: SightlineConfig) -> CameraSetup:
+    """What a configuration's sections mean for a camera that is added while the cluster runs, which may be one with
+    other sections of its own."""
+    sections = ("sampling", "pruning", "window", "memory")
+    settings = {name: getattr(config, name).model_dump(mode="json") for name in sections}
+    questions = tuple(question.question() for question in config.questions) or (QUESTION,)
+    return CameraSetup(questions, settings, config.window.stride_s)
+
+
 class Line(Protocol):
     """A camera's way to the cluster: :class:`FedAgent` pushes, :class:`RtspLine` is pulled from."""
 
@@ -130,12 +144,16 @@ class Camera:
 
     def account(self, slots: Sequence[Slot], *, listened: bool, since_s: float = math.inf) -> Account:
         """What became of these windows, against what the cluster last said of the camera (:func:`account`)."""
-        counted = Counted()
-        if self.status is not None:
-            said = self.status
-            counted = Counted(said.windows_done, said.windows_gated, said.windows_dropped, said.windows_lost)
-        most = self.ledger.most(self.status_s)
-        return account(slots, self.ledger.seen, counted, listened=listened, since_s=since_s, most=most)
+        said = self.status
+        return account(
+            slots,
+            self.ledger.seen,
+            answered=said.windows_done + said.windows_gated if said else 0,
+            given_up=said.windows_dropped + said.windows_lost if said else 0,
+            listened=listened,
+            since_s=since_s,
+            most=self.ledger.most(self.status_s),
+        )
 
     def told(self, status: CameraStatus) -> None:
         self.status, self.status_s = status, time.monotonic()
@@ -173,19 +191,17 @@ class Fleet:
 
     def __init__(
         self,
-        gateway: str,
+        target: Target,
         profile: Profile,
         footage: Mapping[str, Footage],
-        setup: CameraSetup,
         *,
         prefix: str = "load",
-        credentials: ClientCredentials | None = None,
         rtsp: RtspCameras | None = None,
     ) -> None:
         self._rtsp = rtsp
-        self.gateway = gateway
+        self._target = target
         self.profile = profile
-        self.setup = setup
+        self.setup = camera_setup(target.config)
         self.cameras: dict[str, Camera] = {}
         self._ever: dict[str, Camera] = {}
         # Names that the cluster may know.
@@ -195,9 +211,8 @@ class Fleet:
         self._footage = dict(footage)
         self._header = next(iter(footage.values())).header
         self._prefix = prefix
-        self._credentials = credentials
         self.pacer = Pacer()
-        self._client = GatewayClient(gateway, deadline_s=30.0, credentials=credentials)
+        self._client = GatewayClient(target.gateway, deadline_s=30.0, credentials=target.credentials)
         self._threads = ThreadPoolExecutor(CALLS, thread_name_prefix="gateway")
         self._numbers = itertools.count()
         self._random = random.Random(profile.seed)
@@ -346,8 +361,8 @@ class Fleet:
 
     def _line(self, ledger: CameraLedger) -> Line:
         if self._rtsp is None:
-            gather_s = self.profile.gather_s
-            return FedAgent(self._header, self.gateway, ledger.name, gather_s=gather_s, credentials=self._credentials)
+            gather_s, credentials = self.profile.gather_s, self._target.credentials
+            return FedAgent(self._header, self._target.gateway, ledger.name, gather_s=gather_s, credentials=credentials)
         # Who pulls connects in its own time, but not for ever.
         ledger.from_s = ledger.began_s + PULL_S
 

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,20 +19,11 @@ MADE_SECONDS = 24.0
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPacket:
-    """An encoded packet without a place in time: ``pts`` and ``dts`` count from its GOP's beginning, microseconds."""
-
-    data: bytes
-    pts: int
-    dts: int
-    keyframe: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Gop:
-    """Packets from one keyframe to the next; ``duration``: microseconds until the next GOP begins."""
+    """Packets from one keyframe to the next, all with times, which count from its beginning; ``duration``: microseconds
+    until the next GOP begins."""
 
-    packets: tuple[StoredPacket, ...]
+    packets: tuple[EncodedPacket, ...]
     duration: int
 
 
@@ -64,17 +55,16 @@ def _gops(packets: Sequence[EncodedPacket]) -> tuple[Gop, ...]:
     begins = [*(_pts(packets[index]) for index in starts), times[-1] + times[-1] - times[-2]]
     gops = []
     for (start, stop), (first, until) in zip(pairwise([*starts, len(packets)]), pairwise(begins), strict=True):
-        stored = tuple(
-            StoredPacket(
-                packet.data,
-                _pts(packet) - first,
-                (packet.dts if packet.dts is not None else _pts(packet)) - first,
-                packet.keyframe,
-            )
-            for packet in packets[start:stop]
-        )
-        gops.append(Gop(stored, until - first))
+        moved = (shifted(packet, -first, packet.sequence) for packet in packets[start:stop])
+        gops.append(Gop(tuple(moved), until - first))
     return tuple(gops)
+
+
+def shifted(packet: EncodedPacket, by: int, sequence: int) -> EncodedPacket:
+    """The packet so many microseconds later, under another number."""
+    pts = _pts(packet)
+    dts = pts if packet.dts is None else packet.dts
+    return replace(packet, pts=pts + by, dts=dts + by, sequence=sequence)
 
 
 def _pts(packet: EncodedPacket) -> int:

@@ -12,21 +12,20 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from cluster.config.problems import Section
+from cluster.lab.shipped import ShippedFiles
 from cluster.types import MICROSECONDS, EncodedPacket
-from loadtest.footage import Footage
-from loadtest.shipped import ShippedFiles
+from loadtest.footage import Footage, shifted
 
 
 @dataclass(frozen=True, slots=True)
 class CameraScript:
-    """Camera ``number`` of a fleet.
+    """One camera of a fleet.
 
     * ``phase``: where in a stride it begins, 0 to 1
     * ``rank``: its place in the mix, 0 to 1: below the share of the first kind it sends that one, and so on
     """
 
     name: str
-    number: int
     phase: float
     rank: float
     seed: tuple[int, int]
@@ -39,7 +38,7 @@ def script(profile: Profile, number: int, prefix: str = "load") -> CameraScript:
     phase = {"aligned": 0.0, "even": radical_inverse(number), "random": drawn}[profile.phases]
     # Every share of the mix is met within one camera however many there are.
     rank = (radical_inverse(number, 3) + 0.5 / 3**12) % 1.0
-    return CameraScript(f"{prefix}-{number:05d}", number, phase, rank, (profile.seed, number))
+    return CameraScript(f"{prefix}-{number:05d}", phase, rank, (profile.seed, number))
 
 
 def radical_inverse(number: int, base: int = 2) -> float:
@@ -94,14 +93,13 @@ def packets(
         each = footage[kind]
         gop = each.gops[next_gop[kind]]
         next_gop[kind] = (next_gop[kind] + 1) % len(each.gops)
-        codec = each.header.codec
         for stored in gop.packets:
-            pts, dts = clock + stored.pts, clock + stored.dts
+            packet = shifted(stored, clock, sequence)
             late = profile.jitter_s * float(random.random()) if profile.jitter_s else 0.0
             # Packets of one connection overtake nobody.
-            arrived = max(arrived, max(0, dts) / MICROSECONDS + late)
+            arrived = max(arrived, max(0, packet.dts or 0) / MICROSECONDS + late)
             lost = bool(profile.loss and random.random() < profile.loss)
-            yield Due(arrived, EncodedPacket(codec, stored.data, pts, dts, stored.keyframe, sequence), lost)
+            yield Due(arrived, packet, lost)
             sequence += 1
         clock += gop.duration
 

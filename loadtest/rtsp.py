@@ -13,7 +13,7 @@ import itertools
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from cluster.codec.source import CameraState, StreamHeader
@@ -66,7 +66,7 @@ class RtspCameras:
         """A camera that can be connected to from now on. Raises ``ConfigError``: its codec is not H.264."""
         if header.codec != "h264":
             raise ConfigError(f"simulated RTSP cameras send h264, not {header.codec}; take transport: push for it")
-        line = self._lines[name] = RtspLine(header, self._lines, name, on_first)
+        line = self._lines[name] = RtspLine(header, on_first, leave=lambda: self._lines.pop(name, None))
         return line
 
     def url(self, name: str) -> str:
@@ -77,10 +77,16 @@ class RtspCameras:
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)
-        session = _Session(self._lines, writer)
+        session, played = f"{id(writer):x}", None
         try:
             while (request := await _read_request(reader)) is not None:
-                if not session.answer(*request):
+                method, url, headers = request
+                line = self._lines.get(url.split("://", 1)[-1].partition("/")[2].split("/")[0])
+                writer.write(_reply(method, url, headers, line, session))
+                if method == "PLAY" and line is not None:
+                    played = line
+                    line.play(writer)
+                elif method == "TEARDOWN":
                     break
         except (ConnectionError, asyncio.IncompleteReadError, ValueError, asyncio.LimitOverrunError):
             pass
@@ -88,24 +94,22 @@ class RtspCameras:
             # The server is closing, which is all that cancels a client.
             writer.transport.abort()
         finally:
-            session.leave()
+            if played is not None:
+                played.stop(writer)
             writer.close()
             self._clients.discard(task)
 
 
 class RtspLine:
     """One camera of the server; the fleet's side of it. ``on_first``: told once, monotonic seconds, when the first
-    client was sent its first keyframe."""
+    client was sent its first keyframe; ``leave``: from then on the server does not know it."""
 
-    def __init__(
-        self, header: StreamHeader, lines: dict[str, RtspLine], name: str, on_first: Callable[[float], None]
-    ) -> None:
+    def __init__(self, header: StreamHeader, on_first: Callable[[float], None], *, leave: Callable[[], object]) -> None:
         self.header = header
         self.status = PushStatus(state=CameraState.WAITING)
         self._on_first: Callable[[float], None] | None = on_first
-        self._lines = lines
-        self._name = name
-        self._player: _Session | None = None
+        self._leave = leave
+        self._player: asyncio.StreamWriter | None = None
         self._until_keyframe = True
         self._numbers = itertools.count()
         self._plays = 0
@@ -115,7 +119,7 @@ class RtspLine:
         try:
             await asyncio.Event().wait()
         finally:
-            self._lines.pop(self._name, None)
+            self._leave()
             self.cut()
         return self.status
 
@@ -127,7 +131,7 @@ class RtspLine:
         if player is None or self._until_keyframe:
             self._until_keyframe = True
             return
-        if player.unread > UNREAD_BYTES:
+        if player.transport.get_write_buffer_size() > UNREAD_BYTES:
             self._until_keyframe = True
             self._tell(dropped=self.status.dropped + 1)
             return
@@ -136,7 +140,8 @@ class RtspLine:
             self._on_first = None
         pts = packet.pts if packet.pts is not None else 0
         stamp = (ORIGIN + pts * CLOCK // 1_000_000) % 2**32
-        player.send(rtp(packet.data, stamp, self._numbers))
+        for part in rtp(packet.data, stamp, self._numbers):
+            player.write(b"$\x00" + struct.pack(">H", len(part)) + part)
         self._tell(packets=self.status.packets + 1, bytes=self.status.bytes + len(packet.data))
 
     def lose(self) -> None:
@@ -146,81 +151,46 @@ class RtspLine:
     def cut(self) -> None:
         """Break the connection; the client comes back when it likes."""
         if self._player is not None:
-            self._player.hang_up()
+            self._player.transport.abort()
             self._player = None
 
-    def play(self, session: _Session) -> None:
+    def play(self, client: asyncio.StreamWriter) -> None:
         """A client plays the camera from its next keyframe; one that did before is cut off."""
         self.cut()
-        self._player = session
+        self._player = client
         self._until_keyframe = True
         self._plays += 1
         self._tell(state=CameraState.RUNNING, reconnects=self._plays - 1)
 
-    def stop(self, session: _Session) -> None:
-        if self._player is session:
+    def stop(self, client: asyncio.StreamWriter) -> None:
+        """This client has gone."""
+        if self._player is client:
             self._player = None
 
     def _tell(self, **changes: object) -> None:
         self.status = replace(self.status, **changes)  # type: ignore[arg-type]
 
 
-class _Session:
-    """One client: answers its requests, and carries packets to it once it plays."""
-
-    def __init__(self, lines: dict[str, RtspLine], writer: asyncio.StreamWriter) -> None:
-        self._lines = lines
-        self._writer = writer
-        self._line: RtspLine | None = None
-
-    @property
-    def unread(self) -> int:
-        """Bytes on their way to the client."""
-        return int(self._writer.transport.get_write_buffer_size())
-
-    def send(self, packets: Iterator[bytes]) -> None:
-        for packet in packets:
-            self._writer.write(b"$\x00" + struct.pack(">H", len(packet)) + packet)
-
-    def hang_up(self) -> None:
-        self._writer.transport.abort()
-
-    def leave(self) -> None:
-        if self._line is not None:
-            self._line.stop(self)
-
-    def answer(self, method: str, url: str, headers: dict[str, str]) -> bool:
-        """Answer one request; false when the session is over."""
-        name = url.split("://", 1)[-1].partition("/")[2].split("/")[0]
-        line = self._lines.get(name)
-        if method == "OPTIONS":
-            self._reply(headers, ["Public: OPTIONS, DESCRIBE, SETUP, PLAY, GET_PARAMETER, TEARDOWN"])
-        elif line is None:
-            self._reply(headers, [], status="404 Not Found")
-        elif method == "DESCRIBE":
-            base = f"Content-Base: {url.rstrip('/')}/"
-            self._reply(headers, [base, "Content-Type: application/sdp"], body=sdp(line.header))
-        elif method == "SETUP":
-            if "interleaved" not in headers.get("transport", ""):
-                self._reply(headers, [], status="461 Unsupported Transport")
-            else:
-                transport = "Transport: RTP/AVP/TCP;unicast;interleaved=0-1"
-                self._reply(headers, [transport, f"Session: {id(self):x};timeout=60"])
-        elif method == "PLAY":
-            self._line = line
-            info = f"RTP-Info: url={url.rstrip('/')}/video;rtptime={ORIGIN}"
-            self._reply(headers, [f"Session: {id(self):x}", "Range: npt=0.000-", info])
-            line.play(self)
-        else:
-            self._reply(headers, [f"Session: {id(self):x}"])
-            return method != "TEARDOWN"
-        return True
-
-    def _reply(self, headers: dict[str, str], lines: list[str], *, status: str = "200 OK", body: str = "") -> None:
-        head = [f"RTSP/1.0 {status}", f"CSeq: {headers.get('cseq', '0')}", *lines]
-        if body:
-            head.append(f"Content-Length: {len(body.encode())}")
-        self._writer.write(("\r\n".join(head) + "\r\n\r\n" + body).encode())
+def _reply(method: str, url: str, headers: Mapping[str, str], line: RtspLine | None, session: str) -> bytes:
+    """The answer to a client's request; ``line``: the camera that it names, if there is one."""
+    status, body = "200 OK", ""
+    told = [f"Session: {session}"]
+    if method == "OPTIONS":
+        told = ["Public: OPTIONS, DESCRIBE, SETUP, PLAY, GET_PARAMETER, TEARDOWN"]
+    elif line is None:
+        status, told = "404 Not Found", []
+    elif method == "DESCRIBE":
+        body = sdp(line.header)
+        size = len(body.encode())
+        told = [f"Content-Base: {url.rstrip('/')}/", "Content-Type: application/sdp", f"Content-Length: {size}"]
+    elif method == "SETUP" and "interleaved" not in headers.get("transport", ""):
+        status, told = "461 Unsupported Transport", []
+    elif method == "SETUP":
+        told = ["Transport: RTP/AVP/TCP;unicast;interleaved=0-1", f"Session: {session};timeout=60"]
+    elif method == "PLAY":
+        told += ["Range: npt=0.000-", f"RTP-Info: url={url.rstrip('/')}/video;rtptime={ORIGIN}"]
+    head = "\r\n".join([f"RTSP/1.0 {status}", f"CSeq: {headers.get('cseq', '0')}", *told])
+    return f"{head}\r\n\r\n{body}".encode()
 
 
 async def _read_request(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str]] | None:

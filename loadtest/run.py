@@ -12,19 +12,14 @@ from cluster.config.root import resolve
 from cluster.control import costs
 from cluster.control.demand import Demand
 from cluster.lab.bench.window_accounting import Slot, within
-from cluster.types import Question
-from loadtest.city.mix import CameraClass, GeometrySection, Mix
+from cluster.lab.city.mix import CameraClass, GeometrySection, Mix
 from loadtest.faults import inflict
-from loadtest.fleet import CameraSetup
 from loadtest.footage import Footage
 from loadtest.profile import Profile, kind_at
 from loadtest.result import FaultResult, Measurement, Tick
 from loadtest.search import Search, Try
 from loadtest.stage import Stage, on_stage
 from loadtest.target import Target
-
-QUESTION = Question("person", "Is there a person in the scene?")
-"""Asked where the configuration has none of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +58,6 @@ class SearchResult:
     ticks: tuple[Tick, ...] = ()
 
 
-def camera_setup(config: SightlineConfig) -> CameraSetup:
-    """What a configuration's sections mean for a camera that is added while the cluster runs, which may be one with
-    other sections of its own."""
-    sections = ("sampling", "pruning", "window", "memory")
-    settings = {name: getattr(config, name).model_dump(mode="json") for name in sections}
-    questions = tuple(question.question() for question in config.questions) or (QUESTION,)
-    return CameraSetup(questions, settings, config.window.stride_s)
-
-
 async def run_test(
     target: Target,
     profile: Profile,
@@ -83,8 +69,7 @@ async def run_test(
 ) -> RunResult:
     """Bring up ``profile.streams`` cameras, measure for ``profile.measure_s``, then do each fault in turn. Raises
     ``SightlineError``: the cluster cannot be reached, does not take the cameras, or a fault cannot be done."""
-    setup = camera_setup(target.config)
-    async with on_stage(target, profile, footage, setup, on_tick=on_tick) as stage:
+    async with on_stage(target, profile, footage, on_tick=on_tick) as stage:
         on_phase("warming up")
         await stage.warm_up(profile.streams)
         on_phase("measuring")
@@ -138,9 +123,7 @@ async def run_search(
         starts += 1
         even = profile if wanted.phase == "coarse" else profile.model_copy(update={"phases": "even"})
         prefix = f"load-{starts}"
-        async with on_stage(
-            target, even, footage, camera_setup(target.config), on_tick=on_tick, prefix=prefix
-        ) as stage:
+        async with on_stage(target, even, footage, on_tick=on_tick, prefix=prefix) as stage:
             await one(stage, wanted.fresh)
             # What too many cameras lost would count against fewer of them.
             while found[-1][0].stable and (again := search.next()) is not None and not again.fresh:

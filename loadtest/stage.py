@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from cluster.errors import UnavailableError
 from cluster.lab.bench.window_accounting import Account, alert_times, percentile, within
 from cluster.types import Answer
-from loadtest.fleet import CameraSetup, Fleet, Sent
+from loadtest.fleet import Fleet, Sent
 from loadtest.footage import Footage
 from loadtest.machine import Machine, Page, fetch, grown, level
 from loadtest.profile import Profile
@@ -43,17 +43,14 @@ class Stage:
         target: Target,
         profile: Profile,
         footage: Mapping[str, Footage],
-        setup: CameraSetup,
         on_tick: Callable[[Tick], None],
         prefix: str,
         rtsp: RtspCameras | None = None,
     ) -> None:
         self.target = target
         self.profile = profile
-        self.setup = setup
-        self.fleet = Fleet(
-            target.gateway, profile, footage, setup, prefix=prefix, credentials=target.credentials, rtsp=rtsp
-        )
+        self.fleet = Fleet(target, profile, footage, prefix=prefix, rtsp=rtsp)
+        self.setup = self.fleet.setup
         self.listener = Listener(target.gateway, self._saw, credentials=target.credentials)
         self.ticks: list[Tick] = []
         self.began_s = time.monotonic()
@@ -242,7 +239,6 @@ async def on_stage(
     target: Target,
     profile: Profile,
     footage: Mapping[str, Footage],
-    setup: CameraSetup,
     *,
     on_tick: Callable[[Tick], None] = lambda _: None,
     prefix: str = "load",
@@ -253,7 +249,7 @@ async def on_stage(
     if profile.transport == "rtsp":
         rtsp = RtspCameras() if target.own else RtspCameras("0.0.0.0", reachable_from(target.gateway))
         await rtsp.start()
-    stage = Stage(target, profile, footage, setup, on_tick, prefix, rtsp)
+    stage = Stage(target, profile, footage, on_tick, prefix, rtsp)
     try:
         async with asyncio.TaskGroup() as group:
             beside = (stage.listener.run(), stage.watch(), stage.storms(), stage.churn())

@@ -190,7 +190,7 @@ def with_torch() -> list[set[str]]:
         modules("cluster.models"),
         modules("cluster.engine"),
         modules("cluster"),
-        ["actors.cli", "loadtest.report", "loadtest.city.report"],
+        ["actors.cli", "loadtest.report", "cluster.lab.city.report"],
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from cluster.control.ladder import Ladder
-    from loadtest.city.study import Trial
+    from cluster.lab.city.study import Trial
 
 LONGEST_H = 24 * 7
 app = typer.Typer(no_args_is_help=True, help="Predict what machines would reach, to plan capacity.")
@@ -94,13 +94,13 @@ def city(
 
     $ sightline plan city --against loadtest.json
     """
+    from cluster.lab.city import report
+    from cluster.lab.city.mix import MIXES
+    from cluster.lab.city.plan import CityPlan, Timing, parse_event
+    from cluster.lab.city.replica import EngineSettings
+    from cluster.lab.city.study import Audience, parse_ladder, parse_objective, parse_pools, study
     from cluster.lab.report.number_format import figure_text
     from cluster.lab.report.page import write_files
-    from loadtest.city import report
-    from loadtest.city.mix import MIXES
-    from loadtest.city.plan import CityPlan, Timing, parse_event
-    from loadtest.city.replica import EngineSettings
-    from loadtest.city.study import Audience, parse_ladder, parse_objective, parse_pools, study
 
     screen = console(stderr=json_to == "-")
     check_json_target(json_to)
@@ -155,8 +155,8 @@ def city(
 
 def _compare(screen: Console, path: Path, ladder: Ladder | None, seed: int) -> dict[str, Any]:
     """Simulate a load test's runs and show both sides; returns the JSON."""
-    from loadtest.city.against import compare, read_runs, sim_error
-    from loadtest.city.report import comparison_table
+    from cluster.lab.city.against import compare, read_runs, sim_error
+    from cluster.lab.city.report import comparison_table
 
     compared = [compare(run, ladder, seed=seed) for run in read_runs(path)]
     comparison_table(compared).show(screen)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from scheduling_parts import LADDER, costs, demand, fleet
 
 from cluster.control.admission import expected_lag_s
-from cluster.control.demand import Measured, load
+from cluster.control.costs import CostModel
+from cluster.control.demand import Demand, Measured, load
 from cluster.control.fleet import Fleet
-from cluster.control.ladder import LadderPolicy
+from cluster.control.ladder import Ladder, LadderPolicy
 from cluster.errors import UnknownCameraError
-from cluster.lab.bench.simulated_replica import REPLICA, Camera, Replica
+from cluster.lab.city.district import District
+from cluster.lab.city.mix import CameraClass, Mix, Spell
+from cluster.lab.city.plan import CityPlan, PoolPlan, Timing
+from cluster.lab.city.replica import EngineSettings
+from cluster.lab.city.tally import LAG_BINS, LEAST_S, PER_DECADE, by_reason, lag_quantile
 from cluster.types.cameras import Priority
 
 
@@ -191,17 +197,20 @@ def test_the_expected_lag_is_near_what_a_simulated_replica_shows(busy, share) ->
             stride_s=8.0,
             kept=0.0,
             frame_tokens=round(draw.uniform(10, 60)),
-            questions=0,
+            query_tokens=1,
             anchor_interval_s=1.0,
             window_s=8.0,
             busy=busy,
         )
         total += load(wanted, LADDER.rungs[0], model)
-        cameras.append(Camera(wanted, len(cameras) * 0.618034 % 1, busy=busy))
-    run = Replica(cameras, model, budget_s=2.0).run(2000)
-    lags = [lag for each in run.classes.values() for lag in each.lags_s]
+        cameras.append(wanted)
+    replica = simulated(cameras, model, None, seconds=2000, budget_s=2.0)
+    replica.run()
+    # Each bin of the histogram counts as its middle.
+    middles = LEAST_S * 10 ** ((np.arange(LAG_BINS) - 0.5) / PER_DECADE)
+    shown = np.average(middles, weights=replica.tally.lags.sum(axis=(0, 1)))
     found = expected_lag_s(load=total, windows_per_s=len(cameras) * busy / 8, busy=busy, costs=model, max_batch=8)
-    assert found == pytest.approx(statistics.fmean(lags), rel=0.5)
+    assert found == pytest.approx(shown, rel=0.5)
 
 
 def test_a_replica_that_cannot_keep_up_has_no_lag_to_expect() -> None:
@@ -365,50 +374,72 @@ def test_a_new_demand_counts_at_once() -> None:
 
 
 # -- a replica on simulated time ----------------------------------------------------------------
-def overloaded(over: float, busy: float, **changes) -> tuple[Replica, Fleet, list[Camera]]:
+def simulated(cameras: list[Demand], model: CostModel, ladder: Ladder | None, **changes) -> District:
+    """One replica with these cameras. ``changes``: ``seconds``, ``budget_s``, ``spells``."""
+    mix = Mix(classes=[CameraClass.of(each, 1) for each in cameras])
+    count, seconds = len(cameras), changes["seconds"]
+    plan = CityPlan(
+        cameras=count,
+        pools=(PoolPlan("made", 1, model),),
+        mix=mix,
+        mix_name="made",
+        ladder=ladder,
+        ladder_name="made",
+        timing=Timing(seconds, bin_s=12.0),
+        engine=EngineSettings(budget_s=changes["budget_s"]),
+        force=True,
+    )
+    phases = [number * 0.618034 % 1 for number in range(count)]
+    spells = changes.get("spells", ())
+    return District(plan, np.arange(count), replicas=1, costs=model, seed=(2,), phases=phases, spells=spells)
+
+
+def overloaded(over: float, busy: float, **changes) -> District:
     model = costs(step_s=0.01, window_s=0.05, spread=0.1)
-    made = Fleet(model, LADDER)
-    made.join(REPLICA)
     draw = random.Random(2)
     cameras, total = [], 0.0
     while total < over:
         priority = draw.choices(list(Priority), [0.1, 0.6, 0.3])[0]
-        wanted = demand(f"c{len(cameras)}", priority=priority, stride_s=8.0, window_s=40.0, busy=busy, **changes)
+        wanted = demand(f"c{len(cameras)}", priority=priority, stride_s=8.0, window_s=40.0, busy=busy)
         total += load(wanted, LADDER.rungs[0], model)
-        made.admit(wanted, 0.0, force=True)
-        plan = made.plan(wanted.camera)
-        cameras.append(Camera(wanted, draw.random(), busy=busy, rung=LADDER.index_of(plan.rung)))
-    return Replica(cameras, model, fleet=made, budget_s=0.5), made, cameras
+        cameras.append(wanted)
+    return simulated(cameras, model, LADDER, budget_s=0.5, **changes)
+
+
+def unaccounted(district: District) -> int:
+    tally = district.tally
+    return tally.due.sum() - tally.answered.sum() - tally.gated.sum() - tally.dropped.sum() - district.waiting
 
 
 def test_everyone_waking_at_once_goes_down_the_ladder_and_up_again_without_a_critical_window_late() -> None:
-    replica, made, cameras = overloaded(0.7, 0.3)
-    replica.run(60)
-    for camera in cameras:
-        camera.busy = 1.0
-    run = replica.run(24)
-    dropped = sum(sum(each.dropped.values()) for each in run.classes.values())
-    run = replica.run(60)
-    assert sum(sum(each.dropped.values()) for each in run.classes.values()) == dropped, "drops after three strides"
-    critical = run.classes[Priority.CRITICAL]
-    assert critical.answered > 100
-    assert critical.late == sum(critical.dropped.values()) == 0
-    assert max(critical.lags_s) < 2.0
-    assert dropped <= 0.02 * sum(each.due for each in run.classes.values())
-    assert any(made.plan(camera.demand.camera).rung != "full" for camera in cameras)
-    for camera in cameras:
-        camera.busy = 0.3
-    replica.run(120)
-    assert all(made.plan(camera.demand.camera).rung == "full" for camera in cameras)
-    assert all(each.unaccounted == 0 for each in replica.run_.classes.values())
+    """After three minutes, when they have come to rest, they are all busy for 84 s, seven stretches of the tally."""
+    district = overloaded(0.7, 0.3, seconds=384, spells=[Spell("wake", 180.0, 264.0, 1.0, frozenset(range(1000)))])
+    district.run()
+    tally, rank, awake = district.tally, Priority.CRITICAL.rank, slice(15, 22)
+    assert set(by_reason(tally.dropped)) == {"shed"}, "the queue gives nothing up"
+    assert tally.answered[awake, rank].sum() > 100
+    assert (tally.answered == tally.on_time)[:, rank].all()
+    assert tally.dropped[:, rank].sum() == 0
+    assert lag_quantile(tally.lags[awake, rank].sum(axis=0), 1.0) < 2.0
+    assert tally.rung_s[awake, 1:].all(axis=0).any()
+    assert all(district.fleet.plan(name).rung == "full" for name in district.names), "and back"
+    assert unaccounted(district) == 0
 
 
 def test_a_camera_at_ten_times_its_rate_harms_no_other() -> None:
-    replica, made, cameras = overloaded(0.8, 1.0)
-    cameras[0].pace = 10.0
-    run = replica.run(120)
-    others = [lag for each in run.classes.values() for lag in each.lags_s]
-    assert sorted(others)[len(others) * 99 // 100] < 8.0
-    assert run.classes[Priority.CRITICAL].late == 0
-    assert made.demand_of(cameras[0].demand.camera).rate > 3
-    assert all(each.unaccounted == 0 for each in run.classes.values())
+    district = overloaded(0.8, 1.0, seconds=360)
+    due = district.cameras.due
+    fast = next(i for i, each in enumerate(district.plan.mix.classes) if each.priority is Priority.NORMAL)
+    district.cameras.stride_s[fast] /= 10
+
+    def due_as_declared(until_s, wakes):
+        found = due(until_s, wakes)
+        return replace(found, stride_s=np.where(found.camera == fast, 10 * found.stride_s, found.stride_s))
+
+    district.cameras.due = due_as_declared
+    district.run()
+    tally = district.tally
+    assert lag_quantile(tally.lags.sum(axis=(0, 1)), 0.99) < 8.0
+    assert (tally.answered == tally.on_time)[:, Priority.CRITICAL.rank].all()
+    assert district.fleet.demand_of(district.names[fast]).rate > 3
+    assert unaccounted(district) == 0

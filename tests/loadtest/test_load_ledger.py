@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.lab.bench.window_accounting import CameraLedger, Counted, account, alert_times, percentile, within
+from cluster.lab.bench.window_accounting import CameraLedger, account, alert_times, percentile, within
 from cluster.types import Answer, Timing, TokenCount
 
 NO_TOKENS = TokenCount(0, 0, 0, 0, 0, 0, 0)
@@ -95,14 +95,14 @@ def test_a_camera_that_left_is_due_nothing_afterwards() -> None:
 
 def test_what_the_cluster_counted_is_not_silent() -> None:
     slots = ledger(2, 8).slots(110.0)
-    assert account(slots, 2, Counted(done=2), listened=True).silent == 3
-    assert account(slots, 2, Counted(done=2, dropped=1, lost=1), listened=True).silent == 1
+    assert account(slots, 2, answered=2, listened=True).silent == 3
+    assert account(slots, 2, answered=2, given_up=2, listened=True).silent == 1
     # Answered while nobody listened: an excuse only for who was not listening.
-    assert account(slots, 2, Counted(done=5), listened=True).silent == 3
-    found = account(slots, 2, Counted(done=4, gated=1), listened=False)
+    assert account(slots, 2, answered=5, listened=True).silent == 3
+    found = account(slots, 2, answered=5, listened=False)
     assert (found.due, found.seen, found.unseen, found.given_up, found.silent) == (5, 2, 3, 0, 0)
     # More given up than were due hides nothing and makes nothing negative.
-    assert account(slots, 2, Counted(done=2, lost=9), listened=True).silent == 0
+    assert account(slots, 2, answered=2, given_up=9, listened=True).silent == 0
 
 
 def test_windows_that_are_counted_more_often_than_they_were_due_are_told() -> None:
@@ -115,19 +115,19 @@ def test_windows_that_are_counted_more_often_than_they_were_due_are_told() -> No
     # The one that was cut short, and an incomplete last one.
     most = found.most(129.9)
     assert most == 14 + 1 + 1
-    assert account(slots, 14, Counted(done=14, lost=2), listened=True, most=most).extra == 0
-    assert account(slots, 14, Counted(done=14, lost=3), listened=True, most=most).extra == 1
-    assert account(slots, 14, Counted(done=14, dropped=14), listened=True, most=most).extra == 12
-    assert account(slots, 14, Counted(done=28), listened=True, most=most).extra == 12
+    assert account(slots, 14, answered=14, given_up=2, listened=True, most=most).extra == 0
+    assert account(slots, 14, answered=14, given_up=3, listened=True, most=most).extra == 1
+    assert account(slots, 14, answered=14, given_up=14, listened=True, most=most).extra == 12
+    assert account(slots, 14, answered=28, listened=True, most=most).extra == 12
 
 
 def test_a_window_after_the_last_answer_may_be_on_its_way_and_one_before_it_is_not() -> None:
     slots = ledger(2, 8).slots(114.0)
     assert [slot.end_s - 100 for slot in slots] == [2, 4, 6, 8, 10, 12, 14]
-    found = account(slots, 2, Counted(done=2), listened=True, since_s=111.0)
+    found = account(slots, 2, answered=2, listened=True, since_s=111.0)
     assert (found.due, found.seen, found.overdue, found.silent) == (7, 2, 2, 3)
-    assert account(slots, 2, Counted(done=2), listened=True, since_s=100.0).silent == 2, "passed over"
-    assert account(ledger().slots(105.0), 0, Counted(), listened=True, since_s=100.0).overdue == 2
+    assert account(slots, 2, answered=2, listened=True, since_s=100.0).silent == 2, "passed over"
+    assert account(ledger().slots(105.0), 0, listened=True, since_s=100.0).overdue == 2
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(0, 5), st.integers(0, 5), st.floats(0.0, 0.04))
@@ -136,7 +136,7 @@ def test_every_window_is_in_exactly_one_column(came: list[bool], dropped: int, l
     found = ledger(*ends)
     slots = found.slots(100.001 + 2.0 * len(came) + off)
     assert [slot.seen_s is not None for slot in slots] == came
-    told = account(slots, found.seen, Counted(len(ends), 0, dropped, lost), listened=True)
+    told = account(slots, found.seen, answered=len(ends), given_up=dropped + lost, listened=True)
     assert told.due == told.seen + told.unseen + told.given_up + told.overdue + told.silent == len(came)
     assert told.silent == max(0, came.count(False) - dropped - lost)
 

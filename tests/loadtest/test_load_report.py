@@ -16,18 +16,18 @@ from actors.cli import main
 from cluster.config import load_config
 from cluster.errors import SightlineError
 from cluster.lab.bench.window_accounting import CameraLedger
+from cluster.lab.city.mix import Mix
 from cluster.lab.report.charts import svg
 from cluster.lab.report.page import write_files
 from cluster.types import Answer, Timing, TokenCount
 from loadtest.agent import FedAgent
-from loadtest.city.mix import Mix
-from loadtest.fleet import Camera
+from loadtest.fleet import Camera, camera_setup
 from loadtest.footage import StreamHeader
 from loadtest.machine import MachineUse
 from loadtest.profile import kind_at, script
 from loadtest.report import Facts, page, run_charts, run_json, search_json, search_text, verdict_text
 from loadtest.result import FaultResult, Measurement, Spread, Tick, Verdict
-from loadtest.run import RunResult, SearchResult, camera_setup, city
+from loadtest.run import RunResult, SearchResult, city
 from loadtest.search import Try
 
 GOOD = Measurement(

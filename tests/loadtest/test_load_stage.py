@@ -16,7 +16,7 @@ from waiting import until_async
 from cluster.errors import CapacityError, ConfigError, SightlineError, UnavailableError
 from loadtest.faults import inflict
 from loadtest.profile import Storm, script
-from loadtest.run import camera_setup, city, run_search, run_test
+from loadtest.run import city, run_search, run_test
 from loadtest.search import Search
 from loadtest.stage import on_stage
 from loadtest.target import Target
@@ -94,7 +94,7 @@ async def test_a_generator_that_stalls_says_that_it_was_the_limit() -> None:
 
 
 def stage_on(target: Target, **changes):
-    return on_stage(target, profile(**changes), CLIPS, camera_setup(target.config))
+    return on_stage(target, profile(**changes), CLIPS)
 
 
 async def test_phases_are_kept_and_packets_go_on_without_holes() -> None:

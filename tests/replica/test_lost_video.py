@@ -16,7 +16,7 @@ from cluster.config import CameraEntry, camera_settings
 from cluster.control.accounted_video import AccountedVideo
 from cluster.decoder.running_camera import RunningCamera
 from cluster.engine.simulated import SimulatedEngine
-from cluster.lab.bench.window_accounting import CameraLedger, Counted, account
+from cluster.lab.bench.window_accounting import CameraLedger, account
 from cluster.models.loading import load_shape
 from cluster.replica import window_accounting
 from cluster.replica.worker import EngineWorker
@@ -98,8 +98,8 @@ def silent(bench, replicas, until_s: float, *before: RunningCamera, found: int =
     told = [camera.report().counts for camera in (*before, bench.camera)]
     lost = found + sum(each["windows_lost"] for each in told) + sum(each.total("windows_lost") for each in replicas)
     dropped = sum(each["windows_dropped"] for each in told) + sum(each.total("windows_dropped") for each in replicas)
-    counted = Counted(done=ledger.seen, dropped=dropped, lost=lost)
-    account_ = account(ledger.slots(until_s), ledger.seen, counted, listened=True, most=ledger.most(until_s))
+    seen, most = ledger.seen, ledger.most(until_s)
+    account_ = account(ledger.slots(until_s), seen, answered=seen, given_up=dropped + lost, listened=True, most=most)
     assert account_.extra == 0
     assert account_.seen > 3
     assert account_.given_up <= account_.due - account_.seen

@@ -12,12 +12,12 @@ import rpc_serving
 from cluster.config import load_config
 from cluster.errors import UnknownCameraError
 from cluster.gateway import directory
-from cluster.types import Answer, CameraStatus, Timing, TokenCount
+from cluster.types import Answer, CameraStatus, EncodedPacket, Timing, TokenCount
 from cluster.types.reports import ReplicaStatus
 from cluster.wire import answers as results
 from cluster.wire import ingest
 from cluster.wire.ingest import PushProgress
-from loadtest.footage import Footage, Gop, StoredPacket, StreamHeader
+from loadtest.footage import Footage, Gop, StreamHeader
 from loadtest.profile import Profile
 from loadtest.target import Target
 
@@ -36,7 +36,7 @@ def footage(fps: float = 20.0, name: str = "busy", gop: int = 10) -> Footage:
     gops = tuple(
         Gop(
             tuple(
-                StoredPacket(bytes([number, index]) * 20, index * step, index * step, index == 0)
+                EncodedPacket("h264", bytes([number, index]) * 20, index * step, index * step, index == 0, index)
                 for index in range(gop)
             ),
             gop * step,

@@ -36,24 +36,6 @@ class Slot:
         return math.inf if self.seen_s is None else self.seen_s - self.end_s
 
 
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What the cluster says of a camera: windows answered by a model or by the gate, dropped on purpose, and lost."""
-
-    done: int = 0
-    gated: int = 0
-    dropped: int = 0
-    lost: int = 0
-
-    @property
-    def answered(self) -> int:
-        return self.done + self.gated
-
-    @property
-    def given_up(self) -> int:
-        return self.dropped + self.lost
-
-
 @dataclass(slots=True)
 class CameraLedger:
     """One camera. ``began_s``: when its clock was at 0; ``from_s``: since when it can be seen, if not since then;
@@ -163,14 +145,16 @@ class Account:
 def account(
     slots: Sequence[Slot],
     seen: int,
-    counted: Counted,
     *,
+    answered: int = 0,
+    given_up: int = 0,
     listened: bool,
     since_s: float = math.inf,
     most: float = math.inf,
 ) -> Account:
     """Compare what was due with what came and what the cluster counted.
 
+    ``answered``: windows that it counts as answered, by a model or the gate; ``given_up``: dropped on purpose or lost.
     ``listened``: answers could not go missing on the way, so that one the cluster counts and nobody saw is no excuse.
     ``since_s``: windows due after it may still be answered, unless one after them was. ``most``: windows that there can
     have been when the cluster counted (:meth:`CameraLedger.most`).
@@ -178,11 +162,11 @@ def account(
     may_come = takewhile(lambda slot: slot.seen_s is None and slot.end_s > since_s, reversed(slots))
     overdue = sum(1 for _ in may_come)
     missing = sum(slot.seen_s is None for slot in slots) - overdue
-    unseen = 0 if listened else min(missing, max(0, counted.answered - seen))
-    given_up = min(missing - unseen, counted.given_up)
-    silent = missing - unseen - given_up
-    extra = round(max(0.0, counted.answered + counted.given_up - most))
-    return Account(len(slots), len(slots) - missing - overdue, unseen, given_up, overdue, silent, extra)
+    unseen = 0 if listened else min(missing, max(0, answered - seen))
+    excused = min(missing - unseen, given_up)
+    silent = missing - unseen - excused
+    extra = round(max(0.0, answered + given_up - most))
+    return Account(len(slots), len(slots) - missing - overdue, unseen, excused, overdue, silent, extra)
 
 
 def within(slots: Iterable[Slot], from_s: float, until_s: float) -> list[Slot]:

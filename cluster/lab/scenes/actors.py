@@ -2,7 +2,7 @@
 
 import bisect
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -62,17 +62,17 @@ class Actor:
     carries: tuple[float, float] | None = None
     contrast: float = 1.0
     seed: int = 0
-    _times: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_times", tuple(key.t for key in self.keys))
+    def _index(self, second: float) -> int:
+        """The last keyframe but the very last that is not after ``second``; the first before that."""
+        return min(max(bisect.bisect_right(self.keys, second, key=lambda key: key.t) - 1, 0), len(self.keys) - 2)
 
     def state_at(self, second: float) -> ActorState | None:
         """None before its first and after its last keyframe."""
         keys = self.keys
         if second < keys[0].t or second > keys[-1].t:
             return None
-        index = min(bisect.bisect_right(self._times, second) - 1, len(keys) - 2)
+        index = self._index(second)
         here, there = keys[index], keys[index + 1]
         span = max(there.t - here.t, 1e-6)
         share = min(1.0, (second - here.t) / span)
@@ -93,7 +93,7 @@ class Actor:
         """-1: left, 1: right; that of its last movement while it stands."""
         if self.facing:
             return self.facing
-        index = min(max(bisect.bisect_right(self._times, second) - 1, 0), len(self.keys) - 2)
+        index = self._index(second)
         for at in [*range(index, -1, -1), *range(index + 1, len(self.keys) - 1)]:
             step = self.keys[at + 1].x - self.keys[at].x
             if abs(step) > 1e-3:

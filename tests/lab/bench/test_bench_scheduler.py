@@ -1,18 +1,21 @@
 """The scheduler's and the cost bench on small fleets: figures in bounds, every window accounted for."""
 
 import json
-from collections import Counter
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from cluster.config import ClusterConfig
+from cluster.config.cluster import ClusterConfig, SchedulingConfig
 from cluster.control import costs as cost_models
 from cluster.control.costs import load
 from cluster.control.demand import Demand
 from cluster.control.ladder import default
 from cluster.lab.bench.harness import main
-from cluster.lab.bench.scheduler import _misses
-from cluster.lab.bench.simulated_replica import Camera, Class, Replica, Run
+from cluster.lab.bench.scheduler import STRIDE_S, _row, overloaded
+from cluster.lab.city.replica import EngineSettings
+from cluster.lab.city.result import Figures
+from cluster.lab.city.tally import Tally
 from cluster.types.cameras import Priority
 
 
@@ -31,27 +34,34 @@ def test_scheduler_figures(tmp_path, capsys) -> None:
     assert "critical" in capsys.readouterr().out
 
 
-def test_a_window_that_the_ladder_leaves_out_is_missed_like_a_late_or_a_dropped_one() -> None:
-    found = Class(due=9, answered=5, late=1, left_out=2, dropped=Counter(replaced=2))
-    assert _misses(Run({Priority.CRITICAL: found}), Priority.CRITICAL) == 5
+def test_a_window_that_the_ladder_leaves_out_is_counted_beside_late_and_dropped_ones() -> None:
+    """Four windows at twice the stride that was asked for, one of which found its camera shed."""
+    tally = Tally(bins=1, bin_s=100.0, rungs=1)
+    ends, rank = np.arange(4.0), np.full(4, Priority.CRITICAL.rank)
+    twice = np.full(4, 2 * STRIDE_S)
+    tally.close(ends, rank, twice, np.zeros(4, dtype=np.int64))
+    tally.answer(ends[:2], rank[:2], np.array([1.0, 17.0]), twice[:2], twice[:2], ends[:2])
+    tally.drop(ends[2:3], rank[2:3], "late")
+    tally.drop(ends[3:], rank[3:], "shed")
+    run = SimpleNamespace(tally=tally, first=0, by_priority=lambda: {Priority.CRITICAL: Figures.of(tally)})
+    row = _row("2x", run, Priority.CRITICAL)
+    assert (row["due"], row["answered"], row["late"], row["left_out"], row["dropped"]) == (8, 2, 1, 5, 1)
+    assert row["quality"] == 0.5
 
 
-def test_the_queue_holds_what_productions_does_by_default() -> None:
-    """With a stride below a step's time: all that it may hold of one camera, but for what the last step took."""
-    replica = Replica([Camera(Demand("c", stride_s=1e-3), 0.0)], cost_models.load("qwen2.5-vl-7b-h100"))
-    waiting = {replica.run(0.01).classes[Priority.NORMAL].waiting for _ in range(50)}
-    assert max(waiting) == ClusterConfig().window_queue - 1
+def test_the_queue_and_its_steps_are_productions_by_default() -> None:
+    cluster, scheduling = ClusterConfig(), SchedulingConfig()
+    assert EngineSettings() == EngineSettings(cluster.max_batch, cluster.window_queue, scheduling.step_budget_s)
 
 
-def test_the_same_seed_simulates_the_same() -> None:
-    def run() -> list[float]:
-        cameras = [Camera(Demand(f"c{n}"), n / 60, busy=0.5) for n in range(60)]
-        found = Replica(cameras, cost_models.load("qwen2.5-vl-7b-h100"), seed=4).run(60)
-        return [lag for each in found.classes.values() for lag in each.lags_s]
-
-    first = run()
-    assert len(first) > 100
-    assert run() == first
+def test_random_drops_are_the_share_that_was_asked_for_and_the_seed_decides_which() -> None:
+    cameras = [Demand(f"c{n}", busy=0.5) for n in range(60)]
+    model = cost_models.load("qwen2.5-vl-7b-h100")
+    first, again, other = (overloaded(cameras, model, None, drop=0.3, seed=seed) for seed in (4, 4, 5))
+    assert first.balance == again.balance != other.balance
+    computed = first.balance.answered + first.balance.dropped
+    assert first.balance.dropped == pytest.approx(0.3 * computed, rel=0.1)
+    assert set(first.figures.dropped) == {"random"}
 
 
 def test_costs_are_fitted_to_steps_of_a_real_engine_and_written(tmp_path) -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cluster.engine.window import windows
-from loadtest.city.cameras import FIRST_WINDOWS, Cameras
-from loadtest.city.mix import ActivitySection, Burst, CameraClass, Mix, Spell, Wake, spells, wakes
+from cluster.lab.city.cameras import FIRST_WINDOWS, Cameras
+from cluster.lab.city.mix import ActivitySection, Burst, CameraClass, Mix, Spell, Wake, spells, wakes
 
 
 def camera_class(**changes):

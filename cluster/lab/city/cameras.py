@@ -7,13 +7,14 @@ Times are simulated seconds.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
 from cluster.control.demand import Measured
+from cluster.lab.city import Bools, Floats, Ints
+from cluster.lab.city.mix import CameraClass, Wake
 from cluster.types.cameras import IDLE_SPREAD
-from loadtest.city import Bools, Floats, Ints
-from loadtest.city.mix import CameraClass, Wake
 
 CHANGED = 0.1
 """Change of a camera's computed share that is news."""
@@ -22,41 +23,37 @@ SILENT = 6
 """Cameras without news are told of this many times less often."""
 
 
+class Fate(IntEnum):
+    """What became of a window: the last answer stands, it was computed, or given up."""
+
+    GATED, COMPUTED, DROPPED = range(3)
+
+
 class UnreportedCounts:
     """Counts by camera. One whose windows go on being computed, or held, as before is reported seldom: its estimate has
     settled, and telling it again would change nothing."""
 
     def __init__(self, count: int) -> None:
-        self._gated = np.zeros(count, dtype=np.int64)
-        self._computed = np.zeros(count, dtype=np.int64)
-        self._dropped = np.zeros(count, dtype=np.int64)
+        self._counts = np.zeros((len(Fate), count), dtype=np.int64)
         self._since_s = np.zeros(count)
         self._share = np.full(count, -1.0)
 
-    def gated(self, camera: Ints) -> None:
-        """For a window of each of these the last answer stands; a camera may be there twice."""
-        np.add.at(self._gated, camera, 1)
-
-    def answered(self, camera: Ints) -> None:
-        """A window of each of these was computed."""
-        np.add.at(self._computed, camera, 1)
-
-    def dropped(self, camera: Ints) -> None:
-        """A window of each of these was given up."""
-        np.add.at(self._dropped, camera, 1)
+    def add(self, fate: Fate, camera: Ints) -> None:
+        """A window of each of these; a camera may be there twice."""
+        np.add.at(self._counts[fate], camera, 1)
 
     def forget(self, camera: int, now_s: float) -> None:
         """The camera has begun anew."""
-        self._gated[camera] = self._computed[camera] = self._dropped[camera] = 0
+        self._counts[:, camera] = 0
         self._since_s[camera] = now_s
         self._share[camera] = -1.0
 
     def due(self, now_s: float, every_s: float) -> Iterator[tuple[int, Measured]]:
         """Cameras that are to be reported now; their counts begin anew."""
         period = now_s - self._since_s
-        windows = self._gated + self._computed
-        ready = np.flatnonzero((period >= every_s) & (windows + self._dropped > 0))
-        share = self._computed[ready] / np.maximum(windows[ready], 1)
+        ready = np.flatnonzero((period >= every_s) & self._counts.any(axis=0))
+        gated, computed, _ = self._counts[:, ready]
+        share = computed / np.maximum(gated + computed, 1)
         news = (np.abs(share - self._share[ready]) > CHANGED) | (period[ready] >= SILENT * every_s)
         chosen = ready[news]
         self._share[chosen] = share[news]
@@ -64,18 +61,11 @@ class UnreportedCounts:
 
     def take(self, chosen: Ints, now_s: float) -> Iterator[tuple[int, Measured]]:
         """Counts of these cameras, which begin anew."""
-        rows = zip(
-            chosen.tolist(),
-            (now_s - self._since_s[chosen]).tolist(),
-            (self._gated[chosen] + self._computed[chosen]).tolist(),
-            self._gated[chosen].tolist(),
-            self._dropped[chosen].tolist(),
-            strict=True,
-        )
-        for camera, period_s, count, gated, dropped in rows:
-            yield camera, Measured(period_s, count, gated, dropped=dropped)
-        for counts in (self._gated, self._computed, self._dropped):
-            counts[chosen] = 0
+        periods_s = (now_s - self._since_s[chosen]).tolist()
+        counts = self._counts[:, chosen].T.tolist()
+        for camera, period_s, (gated, computed, dropped) in zip(chosen.tolist(), periods_s, counts, strict=True):
+            yield camera, Measured(period_s, gated + computed, gated, dropped=dropped)
+        self._counts[:, chosen] = 0
         self._since_s[chosen] = now_s
 
 

@@ -11,11 +11,11 @@ from cluster.control.costs import CostModel
 from cluster.control.demand import window_tokens
 from cluster.control.ladder import Rung, default
 from cluster.errors import ConfigError
-from loadtest.city.city import carries, deal, mean_load, simulate
-from loadtest.city.mix import MIXES, ActivitySection, CameraClass, Mix
-from loadtest.city.plan import CityPlan, PoolPlan, Timing, parse_event
-from loadtest.city.replica import EngineSettings
-from loadtest.city.report import facts
+from cluster.lab.city.city import carries, deal, mean_load, simulate
+from cluster.lab.city.mix import MIXES, ActivitySection, CameraClass, Mix
+from cluster.lab.city.plan import CityPlan, PoolPlan, Timing, parse_event
+from cluster.lab.city.replica import EngineSettings
+from cluster.lab.city.report import facts
 
 ALWAYS = ActivitySection(busy=1.0, kept=0.2, spread=0.0)
 ALIKE = Mix(classes=[CameraClass(name="c", share=1, static_gate=False, activity=ALWAYS)])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.city.result import Figures, Objective
-from loadtest.city.tally import PLACES, Lost, Rows, Tally, by_reason, lag_bin, lag_quantile
+from cluster.lab.city.result import Figures, Objective
+from cluster.lab.city.tally import PLACES, Lost, Tally, lag_bin, lag_quantile
 
 
 @given(st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=60), st.floats(0.01, 1.0))
@@ -31,50 +31,6 @@ def test_a_pool_that_nothing_was_asked_of_has_met_no_objective():
         kept = replace(idle, on_time=1.0, answered=1.0, quality=1.0)
         assert Objective().met(kept)
         assert not Objective().met(replace(kept, **{name: getattr(idle, name)}))
-
-
-def append(rows, ends):
-    count = len(ends)
-    columns = {name: np.zeros(count) for name in ("camera", "rank", "strides", "value_s", "useful_s")}
-    columns["strides"] += 1
-    columns["useful_s"] += 0.5
-    return rows.append(end_s=np.array(ends, dtype=float), stride_s=np.full(count, 8.0), **columns)
-
-
-def test_rows_are_tallied_once_each_whatever_the_order():
-    tally = Tally(bins=2, bin_s=100.0, rungs=1)
-    rows = Rows(tally)
-    assert append(rows, [10.0, 20.0, 30.0, 110.0]) == 0
-    rows.answered([1], [21.0])
-    rows.forget_settled()
-    assert (tally.answered.sum(), len(rows)) == (1, 4), "the first row is open: nothing in front of it is forgotten"
-    rows.dropped([0], Lost.REPLICA_LOST)
-    rows.forget_settled()
-    assert (tally.answered.sum(), tally.dropped.sum(), len(rows)) == (1, 1, 2)
-    assert append(rows, [120.0]) == 4
-    rows.answered([3], [119.0])
-    assert (tally.answered.sum(), rows.open) == (2, 2)
-    assert tally.on_time[:, 0].tolist() == [1, 0]
-    assert tally.useful_s.tolist() == [0.5, 0.0]
-    assert by_reason(tally.dropped) == {"replica_lost": 1}
-
-
-def test_rows_grow():
-    tally = Tally(bins=1, bin_s=1e6, rungs=1)
-    rows = Rows(tally)
-    for _ in range(30):
-        append(rows, range(100))
-    rows.answered(list(range(3000)), [200.0] * 3000)
-    rows.forget_settled()
-    assert (tally.answered.sum(), len(rows), rows.base) == (3000, 0, 3000)
-
-
-def test_a_window_is_not_settled_twice():
-    rows = Rows(Tally(bins=1, bin_s=10.0, rungs=1))
-    append(rows, [1.0])
-    rows.answered([0], [2.0])
-    with pytest.raises(RuntimeError, match="twice"):
-        rows.dropped([0], Lost.REPLICA_LOST)
 
 
 def test_tallies_add_up():

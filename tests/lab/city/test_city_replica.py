@@ -4,12 +4,20 @@ import numpy as np
 import pytest
 
 from cluster.control.costs import CostModel
+from cluster.lab.city.replica import Arrival, EngineSettings, Facts, Outcome, Replica
 from cluster.types.cameras import Priority
-from loadtest.city.replica import Arrival, EngineSettings, Facts, Outcome, Replica
 
 
-def window(at_s, row, camera, stride_s, expected_s, work_s, **more):
-    return Arrival(f"c{camera}", row, 0, 0, at_s, camera, stride_s, expected_s, work_s, **more)
+def window(at_s, camera, stride_s, expected_s, work_s, **more):
+    return Arrival(f"c{camera}", camera, at_s, stride_s, expected_s, work_s, **more)
+
+
+def cameras(arrivals):
+    return [arrival.camera for arrival in arrivals]
+
+
+def ends(arrivals):
+    return [arrival.arrived_s for arrival in arrivals]
 
 
 def costs(**changes):
@@ -33,9 +41,9 @@ def waits(times, work):
     one = replica(len(times), ONE_BY_ONE)
     out = Outcome()
     both = enumerate(zip(times, work, strict=True))
-    arrivals = [window(at, row, row, 1e9, takes, takes) for row, (at, takes) in both]
+    arrivals = [window(at, row, 1e9, takes, takes) for row, (at, takes) in both]
     one.run(arrivals, 0.0, times[-1] + 1e6, out)
-    rows = np.array(out.answered)
+    rows = np.array(cameras(out.answered))
     assert len(rows) == len(times)
     return float((np.array(out.finish_s) - np.array(times)[rows] - np.array(work)[rows]).mean())
 
@@ -58,22 +66,22 @@ def test_mean_wait_is_pollaczek_khinchines_for_any_work():
 def test_windows_that_come_while_a_step_runs_share_the_next():
     one = replica(4, EngineSettings(max_batch=8, budget_s=100.0), step_s=0.5)
     out = Outcome()
-    arrivals = [window(at, row, row, 10.0, 1.0, 1.0) for row, at in enumerate([0.0, 0.2, 0.4, 5.0])]
+    arrivals = [window(at, row, 10.0, 1.0, 1.0) for row, at in enumerate([0.0, 0.2, 0.4, 5.0])]
     one.run(arrivals, 0.0, 10.0, out)
     # 0.5 + 1, then 0.5 + 2 of the two that waited, then idle until the last.
-    assert list(zip(out.answered, out.finish_s, strict=True)) == [(0, 1.5), (1, 4.0), (2, 4.0), (3, 6.5)]
+    assert list(zip(cameras(out.answered), out.finish_s, strict=True)) == [(0, 1.5), (1, 4.0), (2, 4.0), (3, 6.5)]
 
 
 def test_a_step_keeps_to_its_budget():
     one = replica(3, EngineSettings(max_batch=8, budget_s=1.5))
     out = Outcome()
-    one.run([window(0.0, row, row, 10.0, 1.0, 1.0) for row in range(3)], 0.0, 10.0, out)
+    one.run([window(0.0, row, 10.0, 1.0, 1.0) for row in range(3)], 0.0, 10.0, out)
     assert out.finish_s == [1.0, 2.0, 3.0]
 
 
 def test_cutting_time_into_ticks_changes_nothing():
     times = np.sort(np.random.default_rng(2).uniform(0, 40, 50)).tolist()
-    arrivals = [window(at, row, row, 8.0, 0.7, 0.7) for row, at in enumerate(times)]
+    arrivals = [window(at, row, 8.0, 0.7, 0.7) for row, at in enumerate(times)]
     settings = EngineSettings(max_batch=4, budget_s=2.0)
     whole, parts = Outcome(), Outcome()
     replica(50, settings, step_s=0.1, spread=0.3).run(arrivals, 0.0, 100.0, whole)
@@ -87,43 +95,43 @@ def test_cutting_time_into_ticks_changes_nothing():
 def test_a_step_under_way_is_answered_when_it_ends():
     one = replica(1, EngineSettings())
     first, second = Outcome(), Outcome()
-    one.run([window(1.5, 0, 0, 8.0, 1.0, 1.0)], 0.0, 2.0, first)
+    one.run([window(1.5, 0, 8.0, 1.0, 1.0)], 0.0, 2.0, first)
     assert first.answered == []
-    assert not one.idle
+    assert one.waiting == 1
     assert one.spend(2.0, 2.0) == pytest.approx(0.5)
     one.run([], 2.0, 4.0, second)
-    assert (second.answered, second.finish_s) == ([0], [2.5])
+    assert (cameras(second.answered), second.finish_s) == ([0], [2.5])
     assert one.spend(4.0, 2.0) == pytest.approx(0.5)
     assert one.busy_share == pytest.approx(0.25)
-    assert one.idle
+    assert one.waiting == 0
 
 
 def test_the_newest_window_of_a_camera_replaces_its_oldest():
     one = replica(2, EngineSettings(max_batch=1, per_stream=1))
     out = Outcome()
-    arrivals = [window(0.0, 0, 0, 8.0, 1.0, 5.0), *(window(0.5 + i, 1 + i, 1, 8.0, 1.0, 1.0) for i in range(3))]
+    arrivals = [window(0.0, 0, 8.0, 1.0, 5.0), *(window(0.5 + i, 1, 8.0, 1.0, 1.0) for i in range(3))]
     one.run(arrivals, 0.0, 20.0, out)
-    assert out.answered == [0, 3]
-    assert out.dropped == {"replaced": [1, 2]}
+    assert ends(out.answered) == [0.0, 2.5]
+    assert {reason: ends(gone) for reason, gone in out.dropped.items()} == {"replaced": [0.5, 1.5]}
 
 
 def test_windows_that_leave_a_replica_are_handed_over():
     one = replica(2, EngineSettings(max_batch=1))
     out = Outcome()
-    one.run([window(0.0, 0, 0, 8.0, 1.0, 5.0), window(0.5, 1, 1, 8.0, 1.0, 1.0)], 0.0, 2.0, out)
+    one.run([window(0.0, 0, 8.0, 1.0, 5.0), window(0.5, 1, 8.0, 1.0, 1.0)], 0.0, 2.0, out)
     assert one.backlog_s(2.0) == pytest.approx(3.0 + 1.0)
-    assert [arrival.window for arrival in one.release("c1")] == [1]
+    assert cameras(one.release("c1")) == [1]
     assert one.backlog_s(2.0) == pytest.approx(3.0)
-    assert one.die(["c0", "c1"]) == [0]
+    assert cameras(one.die(["c0", "c1"])) == [0]
 
 
 def test_the_next_window_takes_in_what_a_dropped_one_had():
     one = replica(2, EngineSettings(max_batch=1, per_stream=1))
     out = Outcome()
-    arrivals = [window(0.0, 0, 0, 8.0, 1.0, 5.0)]
-    arrivals += [window(0.5 + i, 1 + i, 1, 8.0, 1.0, 1.0, strides=1.0, more_s=0.25) for i in range(3)]
+    arrivals = [window(0.0, 0, 8.0, 1.0, 5.0)]
+    arrivals += [window(0.5 + i, 1, 8.0, 1.0, 1.0, strides=1.0, more_s=0.25) for i in range(3)]
     one.run(arrivals, 0.0, 20.0, out)
-    assert out.dropped == {"replaced": [1, 2]}
+    assert {reason: ends(gone) for reason, gone in out.dropped.items()} == {"replaced": [0.5, 1.5]}
     assert out.finish_s == [5.0, 6.5]
     assert out.unencoded == []
 
@@ -131,6 +139,6 @@ def test_the_next_window_takes_in_what_a_dropped_one_had():
 def test_what_nobody_takes_in_is_unencoded():
     lone = Replica(costs(), EngineSettings(max_batch=1), facts(2, late_s=3.0), np.random.default_rng(3))
     out = Outcome()
-    lone.run([window(0.0, 0, 0, 8.0, 1.0, 5.0), window(0.5, 1, 1, 8.0, 1.0, 1.0)], 0.0, 20.0, out)
-    assert out.dropped == {"late": [1]}
-    assert out.unencoded == [1]
+    lone.run([window(0.0, 0, 8.0, 1.0, 5.0), window(0.5, 1, 8.0, 1.0, 1.0)], 0.0, 20.0, out)
+    assert out.dropped == {"late": out.unencoded}
+    assert cameras(out.unencoded) == [1]

@@ -10,9 +10,9 @@ import numpy as np
 from cluster.control.costs import CostModel
 from cluster.control.demand import Demand, stride_at, work
 from cluster.control.ladder import Ladder
+from cluster.lab.city import Floats, Ints
 from cluster.replica.window_queue import DroppedWindow, WindowQueue
 from cluster.types.cameras import Priority
-from loadtest.city import Floats, Ints
 
 
 class WorkTable:
@@ -63,25 +63,24 @@ class EngineSettings:
 
 
 class Arrival(NamedTuple):
-    """One computed window on its way to a replica. The first five fields are those of a :class:`WindowRequest`, so that
-    the queue takes it as it is: a city's hour has tens of millions, and each would be made twice.
+    """One computed window on its way to a replica. It has what the queue reads of a :class:`WindowRequest` and is taken
+    for one: a city's hour has tens of millions, and each would be made twice.
 
-    * ``window``: the number of its row; ``camera``: its camera's; ``arrived_s``: when its last frame came
+    * ``camera``: the number of its camera; ``arrived_s``: when its last frame came, which is when it ended
     * ``expected_s`` is predicted, ``work_s`` what it will take, both without its part of the step
     * ``strides`` of frames are in it that no window before it takes in; each more takes ``more_s``
+    * ``value_s``: seconds of video that it stands for, times what an answer is worth
     """
 
     stream: str
-    window: int
-    start: int
-    end: int
-    arrived_s: float
     camera: int
+    arrived_s: float
     stride_s: float
     expected_s: float
     work_s: float
     strides: float = 1.0
     more_s: float = 0.0
+    value_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +93,15 @@ class Facts:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a stretch of time brought: rows answered, and when; rows dropped.
+    """What a stretch of time brought: windows answered, and when; windows dropped, by reason.
 
-    ``unencoded``: dropped rows whose frames no window that waits will take in.
+    ``unencoded``: those of the dropped whose frames no window that waits will take in.
     """
 
-    answered: list[int] = field(default_factory=list)
+    answered: list[Arrival] = field(default_factory=list)
     finish_s: list[float] = field(default_factory=list)
-    dropped: dict[str, list[int]] = field(default_factory=dict)
-    unencoded: list[int] = field(default_factory=list)
+    dropped: dict[str, list[Arrival]] = field(default_factory=dict)
+    unencoded: list[Arrival] = field(default_factory=list)
 
 
 class Replica:
@@ -127,14 +126,14 @@ class Replica:
         self._waiting_s = self._busy_s = self._told_s = 0.0
         self._steps = self._computed = 0
         self._noise: list[float] = []
-        self._under_way: list[int] = []
+        self._under_way: list[Arrival] = []
         # Strides of frames by camera that dropped windows have left to the next one that waits.
         self._left: dict[int, float] = {}
 
     @property
-    def idle(self) -> bool:
-        """Nothing waits and no step is under way."""
-        return not self._under_way and not len(self._queue)
+    def waiting(self) -> int:
+        """Windows in its queue, and in the step under way."""
+        return len(self._under_way) + len(self._queue)
 
     def backlog_s(self, now_s: float) -> float:
         """Predicted seconds until everything that waits is answered."""
@@ -203,7 +202,7 @@ class Replica:
             self._busy_s += seconds
             self._steps += 1
             self._computed += len(taken)
-            self._under_way = [arrival.window for arrival in taken]
+            self._under_way = taken
             if now <= until_s:
                 self._finish(out, now)
         self.free_s = now
@@ -216,25 +215,24 @@ class Replica:
             self._left.pop(arrival.camera, None)
         return gone
 
-    def die(self, streams: Iterable[str]) -> list[int]:
-        """Rows of all that waits, of these cameras, and of the step under way."""
-        return [*self._under_way, *(arrival.window for stream in streams for arrival in self.release(stream))]
+    def die(self, streams: Iterable[str]) -> list[Arrival]:
+        """All that waits, of these cameras, and the step under way."""
+        return [*self._under_way, *(arrival for stream in streams for arrival in self.release(stream))]
 
     def _finish(self, out: Outcome, at_s: float) -> None:
-        count = len(self._under_way)
         out.answered += self._under_way
-        out.finish_s += [at_s] * count
+        out.finish_s += [at_s] * len(self._under_way)
         self._under_way = []
 
     def _drop(self, gone: Sequence[DroppedWindow], out: Outcome) -> None:
         for each in gone:
             arrival = cast(Arrival, each.request)
             self._waiting_s -= arrival.expected_s
-            out.dropped.setdefault(each.reason, []).append(arrival.window)
+            out.dropped.setdefault(each.reason, []).append(arrival)
             if self._queue.waiting(arrival.stream):
                 self._left[arrival.camera] = self._left.get(arrival.camera, 0.0) + arrival.strides
             else:
-                out.unencoded.append(arrival.window)
+                out.unencoded.append(arrival)
 
     def _scatter(self) -> float:
         """Factor on a step's seconds; its mean is 1."""

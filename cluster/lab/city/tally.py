@@ -10,84 +10,9 @@ from enum import StrEnum
 
 import numpy as np
 
+from cluster.lab.city import Floats, Ints
 from cluster.replica.window_queue import DropReason
 from cluster.types.cameras import Priority
-from loadtest.city import Floats, Ints
-
-COLUMNS = ("camera", "rank", "end_s", "stride_s", "strides", "value_s", "useful_s")
-
-
-class Rows:
-    """Windows that wait or are being computed, as rows whose numbers grow from 0; what becomes of them is tallied.
-
-    Columns: ``camera``; ``rank`` of its priority; ``end_s``, when its last frame arrived; the stride it stands for;
-    ``strides`` it takes in; ``value_s`` of an answer; ``useful_s`` it takes of a replica, with its part of
-    a full step.
-    """
-
-    def __init__(self, tally: Tally) -> None:
-        self.base = 0
-        self._tally = tally
-        self._size = 0
-        self._columns = {name: np.zeros(1024) for name in COLUMNS}
-        self._open = np.zeros(1024, dtype=bool)
-
-    def __len__(self) -> int:
-        """Rows that are held: all that are open, and settled ones that came after an open one."""
-        return self._size
-
-    @property
-    def open(self) -> int:
-        """Windows that wait or are being computed."""
-        return int(self._open[: self._size].sum())
-
-    def append(self, **columns: Floats | Ints) -> int:
-        """New rows in the order of the arrays; returns the number of the first."""
-        count = len(columns["end_s"])
-        while self._size + count > len(self._open):
-            self._columns = {name: np.resize(values, 2 * len(values)) for name, values in self._columns.items()}
-            self._open = np.resize(self._open, 2 * len(self._open))
-        place = slice(self._size, self._size + count)
-        for name, values in self._columns.items():
-            values[place] = columns[name]
-        self._open[place] = True
-        self._size += count
-        return self.base + self._size - count
-
-    def answered(self, rows: Sequence[int], finish_s: Sequence[float]) -> Ints:
-        """These were answered then; returns their cameras."""
-        row = self._settle(rows)
-        lag_s = np.array(finish_s) - row["end_s"]
-        self._tally.answer(
-            row["end_s"], row["rank"].astype(np.int64), lag_s, row["stride_s"], row["value_s"], row["useful_s"]
-        )
-        cameras: Ints = row["camera"].astype(np.int64)
-        return cameras
-
-    def dropped(self, rows: Sequence[int], reason: str) -> tuple[Ints, Floats, Floats]:
-        """These are given up; returns their cameras, ends and strides taken in."""
-        row = self._settle(rows)
-        self._tally.drop(row["end_s"], row["rank"].astype(np.int64), reason)
-        return row["camera"].astype(np.int64), row["end_s"], row["strides"]
-
-    def forget_settled(self) -> None:
-        """Forget the settled rows at the front."""
-        waiting = np.flatnonzero(self._open[: self._size])
-        count = int(waiting[0]) if len(waiting) else self._size
-        left = slice(count, self._size)
-        for values in (*self._columns.values(), self._open):
-            values[: self._size - count] = values[left].copy()
-        self._size -= count
-        self.base += count
-
-    def _settle(self, rows: Sequence[int]) -> dict[str, Floats]:
-        """The columns of these rows, which are not open any more."""
-        place = np.array(rows, dtype=np.int64) - self.base
-        if (place < 0).any() or not self._open[place].all():
-            raise RuntimeError("a window was settled twice")
-        self._open[place] = False
-        return {name: values[place] for name, values in self._columns.items()}
-
 
 LEAST_S, PER_DECADE = 1e-4, 200
 LAG_BINS = 9 * PER_DECADE + 2
@@ -97,6 +22,7 @@ LAG_BINS = 9 * PER_DECADE + 2
 class Lost(StrEnum):
     """Why a window was not answered, beyond the queue's own reasons."""
 
+    RANDOM = "random"
     SHED = "shed"
     REFUSED = "refused"
     NO_REPLICA = "no_replica"

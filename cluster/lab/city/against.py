@@ -14,11 +14,11 @@ from cluster.config.problems import Section, from_validation
 from cluster.control.costs import CostModel
 from cluster.control.ladder import Ladder
 from cluster.errors import ConfigError
-from loadtest.city.city import simulate
-from loadtest.city.mix import Mix
-from loadtest.city.plan import CityPlan, PoolPlan, Timing
-from loadtest.city.replica import EngineSettings
-from loadtest.city.result import Figures
+from cluster.lab.city.city import simulate
+from cluster.lab.city.mix import Mix
+from cluster.lab.city.plan import CityPlan, PoolPlan, Timing
+from cluster.lab.city.replica import EngineSettings
+from cluster.lab.city.result import Figures
 
 REPEATS = 5
 """Runs of the simulation with other random numbers, counted together."""

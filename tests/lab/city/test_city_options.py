@@ -7,8 +7,8 @@ import pytest
 from actors.cli import main
 from cluster.control.ladder import default
 from cluster.errors import ConfigError
-from loadtest.city.result import Objective
-from loadtest.city.study import parse_ladder, parse_objective, parse_pools
+from cluster.lab.city.result import Objective
+from cluster.lab.city.study import parse_ladder, parse_objective, parse_pools
 
 
 def test_pools_are_kinds_with_numbers():

@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 
 from cluster.config.problems import Duration, Section
 from cluster.control.demand import Demand
+from cluster.lab.city import Bools, Floats, Ints
+from cluster.lab.shipped import ShippedFiles
 from cluster.types import PatchGeometry
 from cluster.types.cameras import IDLE_SPREAD, Priority
-from loadtest.city import Bools, Floats, Ints
-from loadtest.shipped import ShippedFiles
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cluster.lab.city import Floats
+from cluster.lab.city.against import Compared
+from cluster.lab.city.city import carries
+from cluster.lab.city.mix import Spell
+from cluster.lab.city.plan import CityPlan, Event, PoolPlan
+from cluster.lab.city.result import CityResult, Figures, Objective
+from cluster.lab.city.study import Trial
+from cluster.lab.city.tally import REASONS, lag_quantile
 from cluster.lab.report.charts import Axis, Point, Series, chart
 from cluster.lab.report.number_format import seconds_text
 from cluster.lab.report.page import Page, Section, Table
 from cluster.types.cameras import Priority
-from loadtest.city import Floats
-from loadtest.city.against import Compared
-from loadtest.city.city import carries
-from loadtest.city.mix import Spell
-from loadtest.city.plan import CityPlan, Event, PoolPlan
-from loadtest.city.result import CityResult, Figures, Objective
-from loadtest.city.study import Trial
-from loadtest.city.tally import REASONS, lag_quantile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,10 +8,10 @@ from cluster.control.costs import CostModel
 from cluster.control.demand import window_tokens
 from cluster.control.ladder import Rung
 from cluster.errors import ConfigError, SightlineError
-from loadtest.city.mix import MIXES
-from loadtest.city.plan import CityPlan, PoolPlan, Timing, parse_event
-from loadtest.city.result import Objective
-from loadtest.city.study import Audience, Search, study
+from cluster.lab.city.mix import MIXES
+from cluster.lab.city.plan import CityPlan, PoolPlan, Timing, parse_event
+from cluster.lab.city.result import Objective
+from cluster.lab.city.study import Audience, Search, study
 
 # A window and its part of a full step take 0.8 s: of strides of 8 s one replica has at most ten.
 COSTS = CostModel("m", "d", "made", 0.0, 0.8, 0.0, 0.0, 0.0, 0.0, 0.0)

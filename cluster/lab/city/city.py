@@ -12,12 +12,12 @@ import numpy as np
 from cluster.control.costs import CostModel
 from cluster.control.demand import load, window_tokens
 from cluster.control.ladder import Rung
-from loadtest.city import Ints
-from loadtest.city.district import District, DistrictPart
-from loadtest.city.mix import Mix, spells
-from loadtest.city.plan import CityPlan, split
-from loadtest.city.result import Admitted, Balance, CityResult
-from loadtest.city.tally import Tally
+from cluster.lab.city import Ints
+from cluster.lab.city.district import District
+from cluster.lab.city.mix import Mix, spells
+from cluster.lab.city.plan import CityPlan, split
+from cluster.lab.city.result import Admitted, Balance, CityResult
+from cluster.lab.city.tally import Tally
 
 # Objects more than were freed, young, middle and old, before the garbage collector looks (gc.set_threshold).
 _COLLECT = 100_000, 50, 100
@@ -111,16 +111,14 @@ def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None
         first = mine.stop
         district = District(
             plan,
-            DistrictPart(
-                kinds=kinds[mine],
-                replicas=part.replicas,
-                costs=plan.pools[part.pool].costs,
-                seed=(plan.seed, 1 + index),
-                events=events[index],
-                spells=bursts,
-                phases=None if plan.phases is None else [plan.phases[camera] for camera in order[mine].tolist()],
-            ),
-            admitted,
+            kinds[mine],
+            replicas=part.replicas,
+            costs=plan.pools[part.pool].costs,
+            seed=(plan.seed, 1 + index),
+            events=events[index],
+            spells=bursts,
+            phases=None if plan.phases is None else [plan.phases[camera] for camera in order[mine].tolist()],
+            admitted=admitted,
         )
         district.run(lambda share, done=index: on_second((done + share) / len(dealt)))  # type: ignore[misc]
         Balance.of(district.tally, district.waiting).check()

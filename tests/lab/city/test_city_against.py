@@ -8,8 +8,8 @@ import pytest
 from cluster.control.costs import CostModel
 from cluster.control.demand import Demand
 from cluster.errors import ConfigError
-from loadtest.city.against import Compared, Run, compare, read_runs, sim_error
-from loadtest.city.mix import CameraClass, Mix
+from cluster.lab.city.against import Compared, Run, compare, read_runs, sim_error
+from cluster.lab.city.mix import CameraClass, Mix
 
 COSTS = CostModel("m", "d", "made", 0.05, 0.3, 0.0, 0.0, 0.0, 0.1, 0.1)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cluster.errors import ConfigError
-from loadtest.city.plan import Event, What, parse_event, split
+from cluster.lab.city.plan import Event, What, parse_event, split
 
 
 def test_an_event_is_read():

@@ -3,11 +3,11 @@
 import numpy as np
 
 from cluster.control.costs import CostModel
-from loadtest.city.city import simulate
-from loadtest.city.mix import ActivitySection, Burst, CameraClass, Mix
-from loadtest.city.plan import CityPlan, PoolPlan, Timing, parse_event
-from loadtest.city.report import city_charts, facts, verdict
-from loadtest.city.result import Objective
+from cluster.lab.city.city import simulate
+from cluster.lab.city.mix import ActivitySection, Burst, CameraClass, Mix
+from cluster.lab.city.plan import CityPlan, PoolPlan, Timing, parse_event
+from cluster.lab.city.report import city_charts, facts, verdict
+from cluster.lab.city.result import Objective
 
 COSTS = CostModel("m", "d", "made", 0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0)
 RAIN = Burst(name="rain", every_s=20.0, duration_s=30.0, share=0.5)

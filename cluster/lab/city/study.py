@@ -9,9 +9,9 @@ from typing import Any
 from cluster.control import costs
 from cluster.control.ladder import Ladder, default
 from cluster.errors import ConfigError, SightlineError
-from loadtest.city.city import carried, carries, simulate
-from loadtest.city.plan import CityPlan, PoolPlan, with_pool
-from loadtest.city.result import CityResult, Objective
+from cluster.lab.city.city import carried, carries, simulate
+from cluster.lab.city.plan import CityPlan, PoolPlan, with_pool
+from cluster.lab.city.result import CityResult, Objective
 
 SEARCH_S, SEARCH_BIN_S = 600.0, 60.0
 """Simulated seconds, after the warm-up, that a count is tried for; the longest stretches that they are counted in."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from cluster.lab.city.mix import Spell
+from cluster.lab.city.plan import FULL, CityPlan
+from cluster.lab.city.tally import Tally, by_reason, lag_quantile
 from cluster.types.cameras import Priority
-from loadtest.city.mix import Spell
-from loadtest.city.plan import FULL, CityPlan
-from loadtest.city.tally import Tally, by_reason, lag_quantile
 
 HOURS_A_MONTH = 730.0
 

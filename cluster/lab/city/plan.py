@@ -9,8 +9,8 @@ import numpy as np
 from cluster.control.costs import CostModel
 from cluster.control.ladder import Ladder, Rung
 from cluster.errors import ConfigError
-from loadtest.city.mix import HOURS, Mix
-from loadtest.city.replica import EngineSettings
+from cluster.lab.city.mix import HOURS, Mix
+from cluster.lab.city.replica import EngineSettings
 
 CAMERAS_PER_CONTROLLER = 10_000
 FULL = Ladder((Rung("full"),), "every camera stays at full quality")
@@ -106,6 +106,7 @@ class CityPlan:
 
     * ``ladder``: ``None`` leaves every camera at full quality; ``force``: no camera is refused
     * ``hour``: time of day at 0 s; ``alike``: see :class:`WorkTable`
+    * ``drop``: share of computed windows that is thrown away at random, which policies are compared with
     * ``phases``: of each camera, class after class of the mix, as the shares of its stride by which its windows end
       late; ``None``: random
     """
@@ -125,6 +126,7 @@ class CityPlan:
     force: bool = False
     phases: tuple[float, ...] | None = None
     alike: bool = False
+    drop: float = 0.0
     per_controller: int = CAMERAS_PER_CONTROLLER
     price_per_hour: float | None = None
 

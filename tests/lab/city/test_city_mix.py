@@ -3,8 +3,8 @@
 import pytest
 
 from cluster.errors import ConfigError
+from cluster.lab.city.mix import MIXES, ActivitySection, CameraClass, GeometrySection, Mix
 from cluster.types.cameras import Priority
-from loadtest.city.mix import MIXES, ActivitySection, CameraClass, GeometrySection, Mix
 
 ONE = """
 classes:
