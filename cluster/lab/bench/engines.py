@@ -9,10 +9,9 @@ nothing of a stride is encoded before its last frame has come, in any engine.
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,6 @@ TIMEOUT_S = 1800.0
 
 # -- who is compared -------------------------------------------------------------------------------
 @contextmanager
-def _native(model: VisionLanguageModel) -> Iterator[WindowedEngine]:
-    yield NativeEngine(model)
-
-
-@contextmanager
 def start_vllm(model: VisionLanguageModel, **arguments: Any) -> Iterator[WindowedEngine]:
     """A vLLM engine with these engine arguments."""
     from cluster.engine.vllm.engine import VllmEngine
@@ -50,65 +44,43 @@ def start_vllm(model: VisionLanguageModel, **arguments: Any) -> Iterator[Windowe
         engine.close()
 
 
-_vllm = partial(start_vllm, enable_prefix_caching=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Contestant:
     """One way to answer the windows.
 
     * ``whole``: it is given every patch of every frame; else what the pruner keeps
     * ``refresh``: the policy of its streams
-    * ``vllm``: it needs vLLM, which this environment may lack
-    * ``goes_on``: a window costs it less for the windows before, so it answers every one of them; else it is spared
-      those before the first whole one
+    * ``prefix_cache``: of vLLM, which this environment may lack; None: the native engine
     """
 
-    name: str
     what: str
-    start: Callable[[VisionLanguageModel], AbstractContextManager[WindowedEngine]]
     whole: bool
-    refresh: str
-    vllm: bool = False
-    goes_on: bool = False
+    refresh: str = "all"
+    prefix_cache: bool | None = None
 
+    @property
+    def goes_on(self) -> bool:
+        """A window costs it less for the windows before, so it answers every one of them; else it is spared those
+        before the first whole one."""
+        return self.refresh != "all"
 
-def check(contestants: Iterable[Contestant]) -> None:
-    """Refuse what this environment cannot run, before minutes are spent.
-
-    Raises:
-        ConfigError: vLLM is needed and not there, or of a version that is not tested.
-    """
-    if any(contestant.vllm for contestant in contestants):
-        from cluster.engine.vllm.settings import check_version
-
-        check_version()
+    def start(self, model: VisionLanguageModel) -> AbstractContextManager[WindowedEngine]:
+        if self.prefix_cache is None:
+            return nullcontext(NativeEngine(model))
+        return start_vllm(model, enable_prefix_caching=self.prefix_cache)
 
 
 CONTESTANTS: dict[str, Contestant] = {
-    contestant.name: contestant
-    for contestant in (
-        Contestant("native_full", "every token of every window; a frame is encoded once", _native, True, "all"),
-        Contestant("native", "pruned, reused, refreshed by policy", _native, False, "anchors", goes_on=True),
-        Contestant("native_none", "the same with nothing refreshed", _native, False, "none", goes_on=True),
-        Contestant(
-            "vllm_full",
-            "vLLM, every token; each frame is encoded once, by our tower, and its embeddings are kept; prefix cache on",
-            _vllm,
-            True,
-            "all",
-            vllm=True,
-        ),
-        Contestant(
-            "vllm_full_uncached",
-            "vllm_full with the prefix cache off",
-            partial(_vllm, enable_prefix_caching=False),
-            True,
-            "all",
-            vllm=True,
-        ),
-        Contestant("vllm_pruned", "vLLM, kept tokens alone", _vllm, False, "all", vllm=True),
-    )
+    "native_full": Contestant("every token of every window; a frame is encoded once", whole=True),
+    "native": Contestant("pruned, reused, refreshed by policy", whole=False, refresh="anchors"),
+    "native_none": Contestant("the same with nothing refreshed", whole=False, refresh="none"),
+    "vllm_full": Contestant(
+        "vLLM, every token; each frame is encoded once, by our tower, and its embeddings are kept; prefix cache on",
+        whole=True,
+        prefix_cache=True,
+    ),
+    "vllm_full_uncached": Contestant("vllm_full with the prefix cache off", whole=True, prefix_cache=False),
+    "vllm_pruned": Contestant("vLLM, kept tokens alone", whole=False, prefix_cache=True),
 }
 
 
@@ -124,26 +96,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> BenchResult:
     """Measure all contestants on all clips at once, one clip a stream."""
-    chosen = [CONTESTANTS[name] for name in args.only or CONTESTANTS]
-    check(chosen)
+    chosen = {name: CONTESTANTS[name] for name in args.only or CONTESTANTS}
+    if any(contestant.prefix_cache is not None for contestant in chosen.values()):
+        from cluster.engine.vllm.settings import check_version
+
+        # Before minutes are spent.
+        check_version()
     model = load_model(args.model, device=args.device, dtype=args.dtype)
     with tempfile.TemporaryDirectory() as directory, ExitStack() as running:
         clips = args.clips or made_clips(Path(directory))
         whole, pruned = _samples(clips, model.geometry, args)
-        entrants = [
-            Entrant(contestant, running.enter_context(contestant.start(model)), whole if contestant.whole else pruned)
-            for contestant in chosen
-        ]
+        entrants = {
+            name: Entrant(each, running.enter_context(each.start(model)), whole if each.whole else pruned)
+            for name, each in chosen.items()
+        }
         spec = StreamSpec("", (QUESTION,), args.window, args.stride, static_gate=False)
         run_interleaved(entrants, spec, print_progress)
-    measured = {entrant.contestant.name: entrant.measured for entrant in entrants}
+    measured = {name: entrant.measured for name, entrant in entrants.items()}
     rows = [_row(name, each, measured.get(REFERENCE)) for name, each in measured.items()]
     parameters = sum(p.numel() for p in model.model.parameters())
     notes = [
         f"model {args.model}: {parameters / 1e6:.1f}M parameters, random weights: {model.random_weights}",
         f"{len(clips)} streams in a batch: {', '.join(path.stem for path in clips)}; "
         f"window {args.window:g} s, stride {args.stride:g} s, {args.fps:g} FPS, pruner {args.pruner}",
-        *(f"{contestant.name}: {contestant.what}" for contestant in chosen),
+        *(f"{name}: {contestant.what}" for name, contestant in chosen.items()),
     ]
     return BenchResult(figures_of(measured), rows, notes)
 
@@ -200,16 +176,6 @@ class Entrant:
     measured: Steps = field(default_factory=Steps)
     waiting: list[WindowRequest] = field(default_factory=list)
 
-    def admit(self, spec: StreamSpec) -> None:
-        """Take all streams in."""
-        for samples in self.samples:
-            self.engine.admit(replace(spec, stream=samples[0].stream, refresh=self.contestant.refresh))
-
-    def push(self, index: int) -> None:
-        """Give every stream its frame."""
-        for samples in self.samples:
-            self.waiting += self.engine.push(samples[index])
-
     def pop_batch(self) -> list[WindowRequest]:
         """The oldest window of each stream."""
         batch: dict[str, WindowRequest] = {}
@@ -236,29 +202,31 @@ class Entrant:
         return (0, 0) if stats is None else (stats.queries, stats.hits)
 
 
-def run_interleaved(entrants: Sequence[Entrant], spec: StreamSpec, progress: Callable[[str], None]) -> None:
+def run_interleaved(entrants: Mapping[str, Entrant], spec: StreamSpec, progress: Callable[[str], None]) -> None:
     """Send all frames to all entrants and let each answer every batch of windows, one entrant after the other.
 
     The first whole window of each stream warms up: caches hold then what they hold later. Those after it are counted.
     """
-    streams = len(entrants[0].samples)
-    length = round(spec.window_s * MICROSECONDS)
-    stride = round(spec.stride_s * MICROSECONDS)
-    for entrant in entrants:
-        entrant.admit(spec)
+    streams = len(next(iter(entrants.values())).samples)
+    length, stride = (round(seconds * MICROSECONDS) for seconds in (spec.window_s, spec.stride_s))
+    for entrant in entrants.values():
+        for samples in entrant.samples:
+            entrant.engine.admit(replace(spec, stream=samples[0].stream, refresh=entrant.contestant.refresh))
     batches = 0
-    for index in range(min(len(samples) for entrant in entrants for samples in entrant.samples)):
-        for entrant in entrants:
-            entrant.push(index)
+    for index in range(min(len(samples) for entrant in entrants.values() for samples in entrant.samples)):
+        for entrant in entrants.values():
+            entrant.waiting += [
+                request for samples in entrant.samples for request in entrant.engine.push(samples[index])
+            ]
         # Clips of other frame rates close their windows a frame apart.
-        while all(len({request.stream for request in entrant.waiting}) == streams for entrant in entrants):
+        while all(len({request.stream for request in entrant.waiting}) == streams for entrant in entrants.values()):
             batches += 1
             age = batches * stride
             times: list[str] = []
-            for entrant in entrants:
+            for name, entrant in entrants.items():
                 batch = entrant.pop_batch()
                 if entrant.contestant.goes_on or age + stride > length:
-                    times.append(f"{entrant.contestant.name} {entrant.step(batch, counted=age > length):.2f}")
+                    times.append(f"{name} {entrant.step(batch, counted=age > length):.2f}")
             progress(f"window {batches} of {streams} streams, seconds: {', '.join(times) or '-'}")
 
 
@@ -277,18 +245,10 @@ def figures_of(measured: Mapping[str, Steps]) -> dict[str, float]:
 
 
 def _row(name: str, measured: Steps, reference: Steps | None) -> dict[str, Any]:
-    """``logit_diff``: |logit P(yes) - the reference's|; ``gflops``: tower and language model."""
+    """``logit_diff``: |logit P(yes) - the reference's|."""
     return {
         "engine": name,
-        "windows": len(measured.windows),
-        "full": round(measured.mean(lambda w: w.tokens.full)),
-        "kept": round(measured.mean(lambda w: w.tokens.kept)),
-        "computed": round(measured.mean(lambda w: w.computed)),
-        "encoded": round(measured.mean(lambda w: w.tokens.encoded)),
-        "gflops": round(measured.gflops, 1),
-        "vision_s": round(measured.mean(lambda w: w.timing.vision_s), 3),
-        "llm_s": round(measured.mean(lambda w: w.timing.llm_s), 3),
-        "latency_s": round(measured.latency_s, 3),
+        **measured.columns(),
         "prefix_hits": None if measured.hit_rate is None else round(measured.hit_rate, 4),
         "windows_per_s": round(measured.windows_per_s, 3),
         "logit_diff": None if reference is None else round(measured.logit_diff(reference), 4),

@@ -25,7 +25,7 @@ from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.stream import StreamFrame
 from cluster.engine.window.windowed_engine import WindowedEngine
 from cluster.errors import CapacityError, ConfigError
-from cluster.lab.bench.engines import CONTESTANTS, check, start_vllm
+from cluster.lab.bench.engines import start_vllm
 from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.bench.gpu_frontend import DecodeLoad, decode_rates, host_nvdec
 from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S
@@ -328,8 +328,10 @@ class Rig:
 
     def vllm(self) -> BenchResult:
         """Windows in full on vLLM, every frame encoded once, beside ours; or why there are none."""
+        from cluster.engine.vllm.settings import check_version
+
         try:
-            check([CONTESTANTS["vllm_full"]])
+            check_version()
         except ConfigError as error:
             return BenchResult({}, [{"windows": "vLLM, full", "why": str(error)}])
         # Its weights and KV beside this model's.

@@ -74,6 +74,21 @@ class Measured:
         """Mean of a window, of tower and language model."""
         return self.mean(lambda window: window.tower_flops + window.llm_flops) / 1e9
 
+    def columns(self) -> dict[str, Any]:
+        """Of a table of engines or policies; ``gflops``: tower and language model."""
+        return {
+            "windows": len(self.windows),
+            "tokens_full": round(self.mean(lambda window: window.tokens.full)),
+            "kept": round(self.mean(lambda window: window.tokens.kept)),
+            "computed": round(self.mean(lambda window: window.computed)),
+            "refreshed": round(self.mean(lambda window: window.tokens.refreshed)),
+            "encoded": round(self.mean(lambda window: window.tokens.encoded)),
+            "gflops": round(self.gflops, 1),
+            "vision_s": round(self.mean(lambda window: window.timing.vision_s), 3),
+            "llm_s": round(self.mean(lambda window: window.timing.llm_s), 3),
+            "latency_s": round(self.latency_s, 3),
+        }
+
     def logit_diff(self, reference: "Measured") -> float:
         """Mean of ``|logit(a) - logit(b)|`` over the scores of both, which are clipped by 1e-9 at 0 and 1."""
         return statistics.fmean(abs(_logit(a) - _logit(b)) for a, b in self._pairs(reference))
@@ -201,15 +216,8 @@ def _row(clip: Path, name: str, full: Measured, exact: Measured | None, result: 
     return {
         "clip": clip.stem,
         "policy": name,
-        "windows": len(result.windows),
-        "tokens_full": round(result.mean(lambda window: window.tokens.full)),
-        "kept": round(result.mean(lambda window: window.tokens.kept)),
+        **result.columns(),
         "computed": round(result.mean(lambda window: window.tokens.computed)),
-        "refreshed": round(result.mean(lambda window: window.tokens.refreshed)),
-        "gflops": round(result.gflops, 1),
-        "vision_s": round(result.mean(lambda window: window.timing.vision_s), 3),
-        "llm_s": round(result.mean(lambda window: window.timing.llm_s), 3),
-        "latency_s": round(result.latency_s, 3),
         "speedup": round(full.latency_s / result.latency_s, 2),
         "flops_ratio": round(full.gflops / result.gflops, 2),
         "logit_diff": round(result.logit_diff(full), 4),

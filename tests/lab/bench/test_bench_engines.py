@@ -30,9 +30,9 @@ def test_windows_are_answered_in_turns_and_counted_after_the_first_whole_one(mod
     cameras = [SyntheticCamera(f"cam{i}", model.geometry, kept=0.3, seed=i, start=i * 500_000) for i in range(2)]
     samples = [[camera.sample(index) for index in range(14)] for camera in cameras]
     lines = []
-    entrants = [Entrant(CONTESTANTS[name], NativeEngine(model), samples) for name in NATIVE]
+    entrants = {name: Entrant(CONTESTANTS[name], NativeEngine(model), samples) for name in NATIVE}
     run_interleaved(entrants, StreamSpec("", (Question("q", "Is it?"),), 8.0, 2.0, static_gate=False), lines.append)
-    full, ours, last = (entrant.measured for entrant in entrants)
+    full, ours, last = (entrant.measured for entrant in entrants.values())
     # 14 frames of a second: windows end at 2, 4, ... 14 s; whole from 8 s on, counted from 10 s on.
     assert len(lines) == 7
     assert [("native_full" in line, "native_none" in line) for line in lines] == [(i > 2, True) for i in range(7)]
@@ -78,7 +78,7 @@ def test_bench_counts_what_each_engine_computes(tmp_path, capsys):
     assert list(rows) == list(NATIVE)
     assert {row["windows"] for row in rows.values()} == {4}
     full, ours, last = rows.values()
-    assert full["kept"] == full["full"]
+    assert full["kept"] == full["tokens_full"]
     assert full["computed"] > full["kept"] > ours["kept"]
     assert full["encoded"] < full["kept"]
     assert (full["logit_diff"], full["agreement"]) == (0, 1)
@@ -118,12 +118,14 @@ def test_vllm_is_missed_before_anything_is_loaded():
 def test_vllm_answers_the_same_windows(model):
     cameras = [SyntheticCamera(f"cam{i}", model.geometry, kept=0.3, seed=i) for i in range(2)]
     samples = [[camera.sample(index) for index in range(12)] for camera in cameras]
-    chosen = [CONTESTANTS[name] for name in ("native_full", "vllm_pruned")]
+    chosen = {name: CONTESTANTS[name] for name in ("native_full", "vllm_pruned")}
     with ExitStack() as running:
-        entrants = [Entrant(each, running.enter_context(each.start(model)), samples) for each in chosen]
+        entrants = {
+            name: Entrant(each, running.enter_context(each.start(model)), samples) for name, each in chosen.items()
+        }
         spec = StreamSpec("", (Question("q", "Is it?"),), 8.0, 2.0, static_gate=False)
         run_interleaved(entrants, spec, lambda _: None)
-    ours, theirs = (entrant.measured for entrant in entrants)
+    ours, theirs = (entrant.measured for entrant in entrants.values())
     assert len(theirs.answers) == 4
     for a, b in zip(ours.answers, theirs.answers, strict=True):
         assert (a.stream, a.window) == (b.stream, b.window)
