@@ -8,7 +8,7 @@ Every refresh policy, gate, explanations, memories, questions about the past and
 import argparse
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -155,19 +155,11 @@ class Rig:
         standard: dict[str, Any] = {"questions": (QUESTION,), "window_s": WINDOW_S, "stride_s": STRIDE_S}
         return StreamSpec(name, **{"static_gate": False, **standard, **options})
 
-    def admit(self, name: str, **options: Any) -> None:
-        self.engine.admit(self.spec(name, **options))
-
-    def requests(self, name: str, *, still: bool = False) -> Iterator[WindowRequest]:
-        """The windows of a camera, one after the other; of the last, the oldest frames have left."""
-        for sample in camera_samples(self.model.geometry, still):
-            yield from self.engine.push(replace(sample, stream=name))
-
     def alike(self, names: Sequence[str]) -> list[WindowRequest]:
         """The next window of cameras that have all seen the same until now."""
         *before, last = camera_samples(self.model.geometry)
         first, *others = names
-        self.admit(first)
+        self.engine.admit(self.spec(first))
         for sample in before:
             for request in self.engine.push(replace(sample, stream=first)):
                 self.engine.step([request])
@@ -176,23 +168,34 @@ class Rig:
             self.engine.import_stream(self.spec(name), state)
         return [request for name in names for request in self.engine.push(replace(last, stream=name))]
 
-    def drive(self, name: str = "camera", *, still: bool = False, **spec: Any) -> None:
-        self.admit(name, **spec)
-        for request in self.requests(name, still=still):
-            self.engine.step([request])
+    def drive(
+        self,
+        *names: str,
+        still: bool = False,
+        ahead: bool = False,
+        between: Callable[[], object] = lambda: None,
+        **spec: Any,
+    ) -> None:
+        """All windows of these cameras (one, if none is named), of which each sends the same; of the last, the oldest
+        frames have left. ``ahead``: frames are computed as they come; ``between``: called after each step."""
+        names = names or ("camera",)
+        for name in names:
+            self.engine.admit(self.spec(name, **spec))
+        for sample in camera_samples(self.model.geometry, still):
+            for name in names:
+                for request in self.engine.push(replace(sample, stream=name)):
+                    self.engine.step([request])
+                    between()
+            while ahead and self.engine.prefill_ahead():
+                pass
+
+
+def _driven(**spec: Any) -> Callable[[str, int], None]:
+    return lambda shape, layers: Rig.of(shape, layers).drive(**spec)
 
 
 def _policy(name: str) -> Callable[[str, int], None]:
-    budget = 0.3 if refresh_policies.get(name).budgeted else None
-    return lambda shape, layers: Rig.of(shape, layers).drive(refresh=name, refresh_budget=budget)
-
-
-def _gate(shape: str, layers: int) -> None:
-    Rig.of(shape, layers).drive(still=True, static_gate=True)
-
-
-def _explain(shape: str, layers: int) -> None:
-    Rig.of(shape, layers).drive(questions=(replace(QUESTION, id="why", explain=True), QUESTION))
+    return _driven(refresh=name, refresh_budget=0.3 if refresh_policies.get(name).budgeted else None)
 
 
 def _explain_captured(shape: str, layers: int) -> None:
@@ -256,20 +259,21 @@ def _read_past(shape: str, layers: int, cuda: FakeCuda | None = None) -> tuple[i
         frame_retrieval="resv",
         frame_retrieval_options={"deadline_s": 60.0},
     )
-    rig.admit("camera", memory=memory, window_s=4 * STRIDE_S, refresh="none")
+    rig.engine.admit(rig.spec("camera", memory=memory, window_s=4 * STRIDE_S, refresh="none"))
     bank = rig.engine.memories
     assert bank is not None
     counted = 0, 0
     written = True
-    for request in rig.requests("camera"):
-        written = written and bank.wait_written()
-        # The memory's threads wait until the step is counted.
-        with bank.get_memory("camera")[0].exclusive:
-            if cuda is not None:
-                cuda.reset()
-            rig.engine.step([request])
-            if cuda is not None:
-                counted = sum(cuda.launches.values()), cuda.syncs
+    for sample in camera_samples(rig.model.geometry):
+        for request in rig.engine.push(replace(sample, stream="camera")):
+            written = written and bank.wait_written()
+            # The memory's threads wait until the step is counted.
+            with bank.get_memory("camera")[0].exclusive:
+                if cuda is not None:
+                    cuda.reset()
+                rig.engine.step([request])
+                if cuda is not None:
+                    counted = sum(cuda.launches.values()), cuda.syncs
     written = written and bank.wait_written()
     [window] = rig.engine.stats.windows
     dropped = bank.get_memory("camera")[0].counts.frames_dropped
@@ -294,34 +298,20 @@ def _hand_over(shape: str, layers: int) -> None:
 def _idle_windows(shape: str, layers: int) -> Rig:
     """Two cameras whose windows wait in host memory between strides, computed as frames come."""
     rig = Rig.of(shape, layers, idle_kv_share=0.0)
-    names = ("camera", "other")
-    for name in names:
-        rig.admit(name)
-    for sample in camera_samples(rig.model.geometry):
-        for name in names:
-            for request in rig.engine.push(replace(sample, stream=name)):
-                rig.engine.step([request])
-        while rig.engine.prefill_ahead():
-            pass
+    rig.drive("camera", "other", ahead=True)
     return rig
 
 
 def _host_memory(shape: str, layers: int) -> None:
     """Two cameras, of which each is moved to host memory for the other."""
     rig = Rig.of(shape, layers)
-    names = ("camera", "other")
-    for name in names:
-        rig.admit(name)
-    for requests in zip(*map(rig.requests, names), strict=True):
-        for request in requests:
-            rig.engine.step([request])
-            rig.engine.pool.make_room(rig.engine.pool.capacity)
+    rig.drive("camera", "other", between=lambda: rig.engine.pool.make_room(rig.engine.pool.capacity))
 
 
 SCENARIOS: dict[str, Callable[[str, int], Any]] = {
     **{f"refresh {name}": _policy(name) for name in refresh_policies},
-    "gate": _gate,
-    "explain": _explain,
+    "gate": _driven(still=True, static_gate=True),
+    "explain": _driven(questions=(replace(QUESTION, id="why", explain=True), QUESTION)),
     "explain, captured": _explain_captured,
     "memory": _remember,
     "ask": _ask,
