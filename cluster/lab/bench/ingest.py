@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from cluster.codec.source import StreamHeader
@@ -69,20 +69,15 @@ def processes() -> Iterator[tuple[Process, Process]]:
     """Gateway and decoder; the gateway alone on the last core while there are two or more."""
     cores = os.sched_getaffinity(0)
     one = {max(cores)}
-    rest = cores - one or one
-    os.sched_setaffinity(0, rest)
-    try:
-        with (
-            Process(MODULE, "discard", "--cores", _list(rest)) as decoder,
-            Process(MODULE, "gateway", "--cores", _list(one), "--next", decoder.address) as gateway,
-        ):
-            yield gateway, decoder
-    finally:
-        os.sched_setaffinity(0, cores)
-
-
-def _list(cores: set[int]) -> str:
-    return ",".join(str(core) for core in sorted(cores))
+    with ExitStack() as running:
+        running.callback(os.sched_setaffinity, 0, cores)
+        # A process begins on the cores of the one that starts it.
+        os.sched_setaffinity(0, cores - one or one)
+        decoder = running.enter_context(Process(MODULE, "discard"))
+        os.sched_setaffinity(0, one)
+        gateway = running.enter_context(Process(MODULE, "gateway", "--next", decoder.address))
+        os.sched_setaffinity(0, cores - one or one)
+        yield gateway, decoder
 
 
 class Bench:

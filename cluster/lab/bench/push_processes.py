@@ -8,40 +8,48 @@ standard input with what it has used so far, and ends when that is closed: it ca
 import argparse
 import asyncio
 import json
-import os
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 from cluster.codec.push import PushSource
+from cluster.config import load_config
+from cluster.config.camera import CameraEntry
+from cluster.config.root import camera_settings
 from cluster.decoder.decode_load import DecodeGate
-from cluster.decoder.footage.camera import CameraFootage
-from cluster.decoder.footage.ring import PacketRing, RingBudget
+from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.frame_lanes import LostCamera
 from cluster.decoder.frame_sender import FrameSender
 from cluster.decoder.packet_sink import QueueSink
-from cluster.decoder.pipeline import CameraPipeline, PipelineSettings
-from cluster.errors import CapacityError
+from cluster.decoder.running_camera import RunningCamera
 from cluster.gateway.ingest_proxy import ProxySink
 from cluster.lab.bench.codec import STAGES
 from cluster.lab.bench.harness import timed_calls
 from cluster.lab.bench.processes import serve
+from cluster.metrics import AnsweredCameras
+from cluster.replica.events import ReplicaEvents, WorkerFrames
 from cluster.replica.frames_service import FramesServicer
+from cluster.replica.memory import WorkerMemory
+from cluster.replica.thumbnails import ThumbnailStore
 from cluster.replica.worker import EngineWorker
-from cluster.types import Answer, FrameSample, PatchGeometry, Question, StreamSpec
-from cluster.types.reports import HandedOver, WindowCounters
+from cluster.types import PatchGeometry
 from cluster.vision.pruners.replenish import Replenish
 from cluster.vision.sampler import PatchSampler
+from cluster.wire.answers import AnswerHub
 from cluster.wire.channel import ChannelPool
 from cluster.wire.ingest import GATEWAY_IDLE_REPLY_S, IngestServicer, PacketSink
 from cluster.wire.server import RpcServer, push_message_bytes
 
-RING_S, RING_BYTES = 60.0, 8 * 2**20
 MAX_PACKET_BYTES = 4 * 2**20
 CREDIT = 256
 """Packets in flight that a decoder grants."""
-STRIDE_S = 4.0
-QUESTION = Question("person", "Is there a person in the scene?")
+CONFIG: dict[str, Any] = {
+    "questions": [{"id": "person", "text": "Is there a person in the scene?"}],
+    "window": {"stride_s": 4.0},
+    "memory": {"enabled": False},
+}
 INSIDE: list[tuple[str, type, str]] = [*STAGES, ("prune", Replenish, "prune"), ("cut", PatchSampler, "_unite")]
 
 
@@ -81,99 +89,42 @@ class Forward:
 
 
 class Cameras:
-    """Push cameras under any name, each with what a decoder process runs for one."""
+    """Push cameras under any name, each as a decoder process runs one."""
 
     def __init__(self, replica: str, geometry: PatchGeometry) -> None:
         self._replica, self._geometry = replica, geometry
+        self._config = load_config(None, CONFIG)
         self._sender = FrameSender(self._on_lost)
-        self._rings = RingBudget(2**30)
+        self._rings = RingBudget(self._config.clips.ring_bytes)
         self._decode_gate = DecodeGate()
-        self._sinks: dict[str, QueueSink] = {}
-        self._pipelines: list[CameraPipeline] = []
-        self.lost = 0
+        self._cameras: dict[str, RunningCamera] = {}
+        self._lost = 0
 
     async def find(self, camera: str) -> PacketSink:
-        if camera not in self._sinks:
-            source = PushSource()
-            footage = CameraFootage(PacketRing(RING_S, RING_BYTES, self._rings))
-            pipeline = CameraPipeline(
-                camera,
-                source,
-                self._geometry,
-                PipelineSettings(),
-                self._send,
-                None,
-                footage,
-                self._decode_gate,
+        if camera not in self._cameras:
+            settings = camera_settings(self._config, CameraEntry(name=camera))
+            self._cameras[camera] = RunningCamera(
+                settings, self._geometry, self._sender, self._config, self._rings, gate=self._decode_gate
             )
-            self._sinks[camera] = QueueSink(source)
-            self._sender.assign(StreamSpec(camera, (QUESTION,), stride_s=STRIDE_S), self._replica)
-            self._pipelines.append(pipeline)
-            pipeline.start()
-        return self._sinks[camera]
+            self._cameras[camera].route(self._replica)
+        sink = self._cameras[camera].sink
+        assert sink is not None
+        return sink
 
     def counts(self) -> dict[str, int]:
-        statuses = [pipeline.status() for pipeline in self._pipelines]
+        statuses = [camera.pipeline_status for camera in self._cameras.values()]
         return {
             "pictures": sum(status.stats.frames_decoded for status in statuses),
-            "frames": sum(status.samples_out for status in statuses),
-            "lost": self.lost + sum(status.samples_dropped + status.stats.gaps for status in statuses),
+            "lost": self._lost + sum(status.samples_dropped + status.stats.gaps for status in statuses),
         }
 
-    def _send(self, sample: FrameSample) -> None:
-        if not self._sender.send(sample):
-            raise CapacityError("the replica is slow")
-
     def _on_lost(self, events: list[LostCamera]) -> None:
-        self.lost += len(events)
+        self._lost += len(events)
 
 
-class Windows:
-    """Frames into the engine's thread, windows counted (``FrameHandler`` and ``WorkerEvents``)."""
-
-    def __init__(self) -> None:
-        # The other roles are to start without them.
-        from cluster.engine.simulated import SimulatedEngine
-        from cluster.models.loading import load_shape
-
-        engine = SimulatedEngine(load_shape("demo"))
-        self.geometry = engine.geometry
-        self.worker = EngineWorker(engine, self)
-        self.worker.start()
-        self.windows = self.lost_windows = 0
-
-    def counts(self) -> dict[str, int]:
-        return {"windows": self.windows, "lost": self.lost_windows}
-
-    async def on_open(self, spec: StreamSpec) -> None:
-        await asyncio.wrap_future(self.worker.open(spec))
-
-    async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
-        await asyncio.wrap_future(self.worker.offer(sample, arrived_s))
-
-    async def on_close(self, camera: str, flush: bool) -> None:
-        self.worker.close(camera, flush=flush)
-
-    async def on_hand_over(self, camera: str) -> HandedOver:
-        return HandedOver(False, self.counters(camera))
-
-    async def on_lost(self, cameras: list[str]) -> None:
-        """The bench ends."""
-
-    def counters(self, camera: str) -> WindowCounters:
-        return self.worker.counts(camera)
-
-    def answered(self, answers: Sequence[Answer], *, late: bool) -> None:  # noqa: ARG002
-        self.windows += 1
-
-    def batch(self, windows: int) -> None:
-        """Counted one by one."""
-
-    def dropped(self, stream: str, reason: str, windows: int) -> None:  # noqa: ARG002
-        self.lost_windows += windows
-
-    def lost(self, stream: str, windows: int) -> None:  # noqa: ARG002
-        self.lost_windows += windows
+def _window_counts(worker: EngineWorker) -> dict[str, int]:
+    counts = [worker.counts(camera) for camera in worker.open_streams()]
+    return {"windows": sum(each.done + each.gated for each in counts), "lost": sum(each.dropped for each in counts)}
 
 
 async def _serve(args: argparse.Namespace) -> None:
@@ -184,9 +135,17 @@ async def _serve(args: argparse.Namespace) -> None:
 
     match args.role:
         case "replica":
-            windows = Windows()
-            server.add(FramesServicer(windows))
-            await serve(server, {"geometry": asdict(windows.geometry)}, windows.counts)
+            # The other roles are to start without them.
+            from cluster.engine.simulated import SimulatedEngine
+            from cluster.models.loading import load_shape
+
+            engine, seen = SimulatedEngine(load_shape("demo")), AnsweredCameras()
+            worker = EngineWorker(engine, ReplicaEvents(AnswerHub(), seen))
+            worker.start()
+            server.add(
+                FramesServicer(WorkerFrames(worker, WorkerMemory(worker, ThumbnailStore(), timeout_s=1.0), seen))
+            )
+            await serve(server, {"geometry": asdict(engine.geometry)}, partial(_window_counts, worker))
         case "gateway":
             take_pushes(Forward(args.next).find, GATEWAY_IDLE_REPLY_S)
             await serve(server, {})
@@ -206,8 +165,4 @@ if __name__ == "__main__":
     parser.add_argument("role", choices=["gateway", "decoder", "discard", "replica"])
     parser.add_argument("--next", help="gateway: address of the decoder; decoder: of the replica")
     parser.add_argument("--geometry", help="decoder: the replica's, as JSON")
-    parser.add_argument("--cores", help="cores to keep to, as in 0 or 0,1")
-    options = parser.parse_args()
-    if options.cores:
-        os.sched_setaffinity(0, {int(core) for core in options.cores.split(",")})
-    asyncio.run(_serve(options))
+    asyncio.run(_serve(parser.parse_args()))
