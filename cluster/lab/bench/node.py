@@ -28,7 +28,6 @@ class DelayedArena(Arena):
     seconds = 0.0
 
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
-        """See ``Tier``."""
         time.sleep(self.seconds)
         return super().load(keys)
 

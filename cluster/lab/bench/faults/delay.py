@@ -33,7 +33,6 @@ class SlowFor(Arena):
     camera = ""
 
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
-        """See ``Tier``."""
         if any(key.stream == self.camera for key, _ in items):
             time.sleep(SLOW_S)
         return super().store(items)

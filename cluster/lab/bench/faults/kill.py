@@ -156,21 +156,18 @@ class Halting(TierStack):
         self._told.recv()
 
     def store(self, items: Sequence[tuple[BlockKey, Block]], *, copies: bool = True) -> list[Outcome]:
-        """See :class:`TierStack`."""
         self._halt("block-")
         outcomes = super().store(items, copies=copies)
         self._halt("block+")
         return outcomes
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
-        """See :class:`TierStack`."""
         self._halt("manifest-")
         outcome = super().put_manifest(stream, manifest)
         self._halt("manifest+" if outcome is Outcome.HIT else "refused")
         return outcome
 
     def drop_blocks(self, level: int, stream: str, keys: Sequence[BlockKey]) -> int | None:
-        """See :class:`TierStack`."""
         if level < len(self.tiers) - 1:
             return super().drop_blocks(level, stream, keys)
         self._halt("sweep-")

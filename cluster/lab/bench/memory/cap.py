@@ -85,7 +85,6 @@ class CountingArena(Arena):
         self._newest: dict[tuple[int, int], int] = {}
 
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
-        """See ``Tier``."""
         outcomes = super().store(items)
         newest = dict(self._newest)
         for (key, block), outcome in zip(items, outcomes, strict=True):

@@ -153,7 +153,6 @@ class Listener(Retriever):
         self.predicted: Listener | None = None
 
     def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Tensor]:
-        """See :class:`Retriever`."""
         chosen = self._retriever.select_layer(query, tables)
         # As the tables are now: a cluster may be split once the question is over.
         named = [torch.isin(table.of_token, one) for table, one in zip(tables, chosen, strict=True)]
@@ -161,7 +160,6 @@ class Listener(Retriever):
         return chosen
 
     def for_prediction(self) -> Listener:
-        """See :class:`Retriever`."""
         self.predicted = Listener(self._retriever.for_prediction())
         return self.predicted
 
@@ -180,12 +178,10 @@ class ListeningBank(MemoryBank):
         self.listener: Listener | None = None
 
     def accept_chunk(self, chunk: KVChunk) -> None:
-        """See :class:`MemoryBank`."""
         self.chunks.append(chunk)
         super().accept_chunk(chunk)
 
     def get_memory(self, stream: str) -> tuple[StreamMemory, Retriever]:
-        """See :class:`MemoryBank`."""
         memory, retriever = super().get_memory(stream)
         if not self.listen:
             return memory, retriever
