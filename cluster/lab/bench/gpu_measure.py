@@ -11,7 +11,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.bench.gpu_frontend import DecodeLoad, decode_rates, host_nvdec
 from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S
 from cluster.lab.bench.harness import BenchResult, Goals, print_progress
+from cluster.lab.bench.window import Measured
 from cluster.lab.report.compare import push_window
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models.base import VisionLanguageModel
@@ -52,19 +54,6 @@ SUSTAINED_S = 2.0
 STEP, WINDOWS = 8, 3
 # Times of a search for how many cameras fit a stride.
 TRIES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Means per window: seconds, of tower and language model, and their operations; ``clock_mhz``: of the
-    multiprocessors behind a step, NaN where nobody tells."""
-
-    seconds: float
-    vision_s: float
-    llm_s: float
-    tower_flops: float
-    llm_flops: float
-    clock_mhz: float
 
 
 def usable_device(name: str) -> torch.device:
@@ -101,6 +90,8 @@ class Rig:
             sampled = read_clip(clip, self.model.geometry, fps=2.0, at_least=seconds, at_most=seconds)
         self.full, self.ours = (prune_clip(sampled, SPEC.stream, policy).samples for policy in ("none", "replenish"))
         self.gemm = 0.0
+        # Mean behind the steps that were measured last.
+        self.clock_mhz: float | None = None
 
     def seconds(self, call: Callable[[], object]) -> float:
         """Median seconds of a call."""
@@ -117,13 +108,12 @@ class Rig:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def _clock_mhz(self) -> float:
-        """It falls where power or heat is at a limit."""
-        try:
-            return float(torch.cuda.clock_rate(self.device)) if self.device.type == "cuda" else math.nan
-        except Exception:
-            # NVML's errors are of its own, and may not be installed.
-            return math.nan
+    def _clock_mhz(self) -> float | None:
+        """Of the multiprocessors; it falls where power or heat is at a limit. None where nobody tells."""
+        # NVML's errors are of its own, and may not be installed.
+        with suppress(Exception):
+            return float(torch.cuda.clock_rate(self.device)) if self.device.type == "cuda" else None
+        return None
 
     def engine(self, **options: Any) -> NativeEngine:
         """An engine whose pool may take what those before it had."""
@@ -166,24 +156,27 @@ class Rig:
 
     def windows(self) -> BenchResult:
         """Windows in full and ours, several cameras a step, and the share of the ceiling that each stage reaches."""
-        full = self.measure(self.full, anew=True)
-        ours = self.measure(self.ours)
-        rows = [
-            {
+        rows: list[dict[str, Any]] = []
+        found: list[Measured] = []
+        for name, samples in (("full", self.full), ("ours", self.ours)):
+            each = self.measure(samples, anew=name == "full")
+            row = {
                 "windows": name,
-                "seconds": each.seconds,
-                "tower_s": each.vision_s,
-                "llm_s": each.llm_s,
-                "tower_gflop": each.tower_flops / 1e9,
-                "llm_gflop": each.llm_flops / 1e9,
-                "clock_mhz": None if math.isnan(each.clock_mhz) else each.clock_mhz,
+                "seconds": each.window_s,
+                # A step's are of all its cameras.
+                "tower_s": each.mean(lambda window: window.timing.vision_s) / STEP,
+                "llm_s": each.mean(lambda window: window.timing.llm_s) / STEP,
+                "tower_gflop": each.mean(lambda window: window.tower_flops) / 1e9,
+                "llm_gflop": each.mean(lambda window: window.llm_flops) / 1e9,
+                "clock_mhz": self.clock_mhz,
             }
-            for name, each in (("full", full), ("ours", ours))
-        ]
-        figures = {"window_speedup": full.seconds / ours.seconds}
+            found.append(each)
+            rows.append(row)
+        full, ours = found
+        figures = {"window_speedup": full.window_s / ours.window_s}
         if self.gemm:
-            figures["prefill_mfu"] = full.llm_flops / full.llm_s / self.gemm
-            figures["tower_mfu"] = full.tower_flops / full.vision_s / self.gemm
+            figures["prefill_mfu"] = 1e9 * rows[0]["llm_gflop"] / rows[0]["llm_s"] / self.gemm
+            figures["tower_mfu"] = 1e9 * rows[0]["tower_gflop"] / rows[0]["tower_s"] / self.gemm
         return BenchResult(
             figures, rows, [f"{STEP} cameras a step; shares of {self.gemm / 1e12:.4g} TFLOP/s, in full windows"]
         )
@@ -194,8 +187,8 @@ class Rig:
         held = torch.empty(self._window_bytes(), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         target = held.to(self.device, copy=True)
         load_s = self.seconds(lambda: target.copy_(held, non_blocking=True))
-        shown = max(0.0, moves.seconds - stays.seconds)
-        row = {"in the pool, s": stays.seconds, "from host memory, s": moves.seconds, "load, s": load_s}
+        shown = max(0.0, moves.window_s - stays.window_s)
+        row = {"in the pool, s": stays.window_s, "from host memory, s": moves.window_s, "load, s": load_s}
         return BenchResult({"host_loads_hidden": 1 - min(1.0, shown / load_s)}, [row])
 
     def _window_bytes(self) -> int:
@@ -221,7 +214,8 @@ class Rig:
         nothing of the window before is kept. ``engine``: the native one with ``options`` if none."""
         engine = engine or self.engine(**options)
         specs = _admit(engine, cameras, patient=True, refresh=refresh)
-        found: list[Measured] = []
+        found = Measured()
+        clocks: list[float | None] = []
         for place, sample in enumerate(samples):
             requests = _push(engine, specs, sample)
             if not requests:
@@ -240,15 +234,15 @@ class Rig:
             took = time.perf_counter() - began
             if end - samples[0].pts <= WINDOW_S * MICROSECONDS:
                 continue
-            timing, stats = answers[0].timing, engine.stats
-            work = (took, timing.vision_s, timing.llm_s, stats.tower_flops, stats.llm_flops)
-            found.append(Measured(*[*(each / cameras for each in work), self._clock_mhz()]))
-        return Measured(*(statistics.fmean(column) for column in zip(*map(astuple, found), strict=True)))
+            found.add(engine, took, answers)
+            clocks.append(self._clock_mhz())
+        self.clock_mhz = None if None in clocks else statistics.fmean(filter(None, clocks))
+        return found
 
     def streams_per_gpu(self) -> BenchResult:
         """How many cameras two windows in a row of all fit their strides: all are due at once, step by step."""
         rows: list[dict[str, Any]] = []
-        about = round(STRIDE_S / self.measure(self.ours).seconds)
+        about = round(STRIDE_S / self.measure(self.ours).window_s)
         most = search_streams(partial(self._strides, rows), self.streams, first=about)
         return BenchResult({"streams_per_gpu": float(most)}, rows, [f"at most {self.streams} are tried (--streams)"])
 
@@ -319,7 +313,7 @@ class Rig:
         batches, times = patch_batches(frames), [frame.time_s for frame in frames]
         question = SPEC.questions[0].text
         theirs = self.seconds(lambda: self.model.reference_logits(batches, times, question))
-        ours = self.measure(self.full, anew=True, cameras=1).seconds
+        ours = self.measure(self.full, anew=True, cameras=1).window_s
         rows = [
             {"full window": name, "windows a step": 1, "seconds": seconds}
             for name, seconds in (("transformers", theirs), ("ours", ours))
@@ -337,8 +331,8 @@ class Rig:
         # Its weights and KV beside this model's.
         arguments = {"gpu_memory_utilization": 0.5} if self.device.type == "cuda" else {}
         with start_vllm(self.model, **arguments) as engine:
-            theirs = self.measure(self.full, engine=engine, refresh="all").seconds
-        ours = self.measure(self.ours).seconds
+            theirs = self.measure(self.full, engine=engine, refresh="all").window_s
+        ours = self.measure(self.ours).window_s
         rows = [{"windows": "vLLM, full", "seconds": theirs}, {"windows": "ours", "seconds": ours}]
         return BenchResult({"speedup_over_vllm": theirs / ours}, rows)
 

@@ -65,6 +65,11 @@ class Measured:
         """Mean seconds from the last frame in to the answers of a step."""
         return statistics.fmean(self.seconds)
 
+    @property
+    def window_s(self) -> float:
+        """Mean seconds of a step for each of its windows."""
+        return sum(self.seconds) / len(self.windows)
+
     def mean(self, number: Callable[[WindowStats], float]) -> float:
         """Of a number over all windows."""
         return statistics.fmean(map(number, self.windows))
