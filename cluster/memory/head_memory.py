@@ -215,19 +215,6 @@ class HeadMemory:
         found: Tensor = torch.unique(self.table.of_token[there])
         return found
 
-    def matching_blocks(self, clusters: Tensor, blocks: Sequence[Block | None]) -> list[Block | None]:
-        """Of the loaded blocks of ``clusters`` ``[m]``, those that hold exactly their members; None for others."""
-        return whole_blocks(*self.members(clusters), blocks)
-
-    def members(self, clusters: Tensor) -> tuple[Tensor, list[int]]:
-        """Frames and cells ``[2, n]`` of the members of ``clusters`` ``[m]``, one cluster after the other, and how many
-        each has."""
-        place = torch.full((len(self.table),), -1, dtype=torch.int64)
-        place[clusters] = torch.arange(len(clusters))
-        rows = (place >= 0).index_select(0, self.table.of_token).nonzero()[:, 0]
-        rows = rows[place[self.table.of_token[rows]].argsort(stable=True)]
-        return torch.stack([self.frame[rows], self.cell[rows]]), self.table.count[clusters].tolist()
-
     def load_blocks(self, clusters: Sequence[int], load: Load) -> dict[int, Block]:
         """Load the blocks of clusters, by cluster number.
 
@@ -237,18 +224,14 @@ class HeadMemory:
         """
         if not clusters:
             return {}
-        number = torch.tensor(list(clusters))
-        loaded = load(self.table.block[number].tolist())
-        found = self.matching_blocks(number, [one.block for one in loaded])
-        pairs = list(zip(clusters, loaded, found, strict=True))
-        gone = [
-            n for n, one, block in pairs if block is None and (one.block is not None or one.outcome is Outcome.MISS)
-        ]
-        if gone:
+        loaded = load(self.table.block[list(clusters)].tolist())
+        pairs = list(zip(clusters, loaded, strict=True))
+        if gone := [cluster for cluster, one in pairs if one.outcome is Outcome.MISS]:
             raise BlocksLostError(self.table.uid[gone].tolist())
-        if any(block is None for block in found):
+        blocks = {cluster: one.block for cluster, one in pairs if one.block is not None}
+        if len(blocks) < len(pairs):
             raise BlocksUnavailableError
-        return {cluster: block for cluster, _, block in pairs if block is not None}
+        return blocks
 
     # -- tokens in --------------------------------------------------------------------------------
     def add_tokens(self, tokens: NewTokens, cell: Tensor, weight: Tensor, load: Load, resident: Load) -> HeadChange:
@@ -261,8 +244,7 @@ class HeadMemory:
         old: dict[int, Block] = {}
 
         def at_hand(clusters: Tensor) -> Tensor:
-            loaded = [one.block for one in resident(before.table.block[clusters].tolist())]
-            found = before.matching_blocks(clusters, loaded)
+            found = [one.block for one in resident(before.table.block[clusters].tolist())]
             old.update({n: block for n, block in zip(clusters.tolist(), found, strict=True) if block is not None})
             return torch.tensor([block is not None for block in found], dtype=torch.bool)
 
@@ -291,8 +273,7 @@ class HeadMemory:
             BlocksUnavailableError: its own members are not at hand.
         """
         numbers = torch.cat([torch.tensor([cluster]), self.organiser.founded_for(cluster)])
-        loaded = [one.block for one in resident(self.table.block[numbers].tolist())]
-        found = self.matching_blocks(numbers, loaded)
+        found = [one.block for one in resident(self.table.block[numbers].tolist())]
         if found[0] is None:
             raise BlocksUnavailableError
         parts = [(number, block) for number, block in zip(numbers.tolist(), found, strict=True) if block is not None]
@@ -399,27 +380,6 @@ class MemoryView:
     log: FrameLog
     first_frame: int
     generation: int
-
-
-def whole_blocks(members: Tensor, count: Sequence[int], blocks: Sequence[Block | None]) -> list[Block | None]:
-    """Of ``blocks``, those that hold exactly the ``count`` members each with these frames and cells, ``members [2, n]``
-    of one block after the other; None for others."""
-    right = [block is not None and len(block) == n for block, n in zip(blocks, count, strict=True)]
-    # All at once first: damage is rare.
-    if all(right) and _hold(blocks, members):
-        return list(blocks)
-    wanted = torch.split(members, list(count), dim=1)
-    fits = [fits and _hold([block], own) for block, own, fits in zip(blocks, wanted, right, strict=True)]
-    return [block if whole else None for block, whole in zip(blocks, fits, strict=True)]
-
-
-def _hold(blocks: Sequence[Block | None], members: Tensor) -> bool:
-    """Whether blocks, one after the other, hold members with these frames and cells ``[2, n]``."""
-    there = [block for block in blocks if block is not None]
-    if not there:
-        return True
-    frame, cell = torch.cat([block.frame for block in there]), torch.cat([block.cell for block in there])
-    return torch.equal(frame.cpu(), members[0]) and torch.equal(cell.cpu(), members[1])
 
 
 def _concatenated(blocks: Sequence[Block]) -> Block:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
+from itertools import repeat
 
 import torch
 from torch import Tensor
 
-from cluster.memory.head_memory import HeadMemory, whole_blocks
+from cluster.memory.head_memory import HeadMemory
 from cluster.memory.prefetch import Prefetcher
 from cluster.memory.quantise import dequantise_kv
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
-from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
+from cluster.memory.tiers.base import BlockKey, Loaded, Outcome
 
 # Above every frame's number, which is an int32.
 _FRAMES = 2**32
@@ -222,16 +222,14 @@ class RetrievalSession:
     def _read(
         self, layer: int, chosen: Sequence[Tensor], clusters: Sequence[Tensor], loaded: Sequence[Loaded]
     ) -> list[_Tokens]:
-        """Of the blocks of all heads, those that hold what their clusters do; of the frames that are asked about."""
+        """What the loaded blocks of all heads hold, of the frames that are asked about."""
         heads, stats = self.view.heads[layer], self.stats
-        places, counts = zip(*map(HeadMemory.members, heads, clusters), strict=True)
-        found = whole_blocks(torch.cat(places, dim=1), list(chain(*counts)), [one.block for one in loaded])
-        blocks = [block for block in found if block is not None]
-        if len(blocks) < len(found):
-            self._note_missing(layer, clusters, loaded, found)
+        blocks = [one.block for one in loaded if one.block is not None]
+        if len(blocks) < len(loaded):
+            self._note_missing(layer, clusters, loaded)
         if not blocks:
             return []
-        size = torch.tensor([0 if block is None else len(block) for block in found])
+        size = torch.tensor([0 if one.block is None else len(one.block) for one in loaded])
         of_cluster = torch.arange(len(heads)).repeat_interleave(torch.tensor(list(map(len, clusters))))
         readers = torch.cat([groups.T[of_head] for groups, of_head in zip(chosen, clusters, strict=True)])
         key, value, frame, cell = (
@@ -250,20 +248,16 @@ class RetrievalSession:
         stats.frames.append(tokens.frame)
         return [tokens]
 
-    def _note_missing(
-        self, layer: int, clusters: Sequence[Tensor], loaded: Sequence[Loaded], found: Sequence[Block | None]
-    ) -> None:
+    def _note_missing(self, layer: int, clusters: Sequence[Tensor], loaded: Sequence[Loaded]) -> None:
         uids = [
-            (h, uid)
+            (layer, h, uid)
             for h, of_head in enumerate(clusters)
             for uid in self.view.heads[layer][h].table.uid[of_head].tolist()
         ]
-        for (h, uid), one, block in zip(uids, loaded, found, strict=True):
-            if block is None and (one.block is not None or one.outcome is Outcome.MISS):
-                self.stats.lost += 1
-                self._gone.append((layer, h, uid))
-            elif block is None:
-                self.stats.unavailable += 1
+        gone = [uid for uid, one in zip(uids, loaded, strict=True) if one.outcome is Outcome.MISS]
+        self.stats.lost += len(gone)
+        self.stats.unavailable += sum(one.outcome is Outcome.RETRY for one in loaded)
+        self._gone += gone
 
     def _representatives(self, layer: int, h: int, chosen: Tensor) -> _Tokens:
         """The clusters of a head that groups do not read as one token each, if their organiser keeps what that

@@ -134,12 +134,15 @@ def held_tokens(memory: StreamMemory) -> int:
 
 
 def readable_blocks(memory: StreamMemory) -> list[Block]:
-    """Blocks of a memory's clusters that its tiers have, whole."""
-    whole: list[Block | None] = []
+    """Blocks of a memory's clusters that its tiers have, with the very tokens that the index names."""
+    whole: list[Block] = []
     for layer, h, head in memory.iter_heads():
         loaded = memory.block_loader(layer, h)(head.table.block.tolist())
-        whole += head.matching_blocks(torch.arange(len(loaded)), [one.block for one in loaded])
-    return [block for block in whole if block is not None]
+        members = torch.split(head.table.order(), head.table.count.tolist())
+        for block, rows in zip((one.block for one in loaded), members, strict=True):
+            if block and torch.equal(block.frame, head.frame[rows]) and torch.equal(block.cell, head.cell[rows]):
+                whole.append(block)
+    return whole
 
 
 # -- the process that is killed ------------------------------------------------------------------
