@@ -31,7 +31,7 @@ from cluster.memory.organise.resv import ReSV
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers import redis_link
 from cluster.memory.tiers.arena import Arena
-from cluster.memory.tiers.base import BlockKey, CappedTier, Loaded, Outcome, Tier, TierState
+from cluster.memory.tiers.base import BlockKey, Loaded, Outcome, Tier, TierState
 from cluster.memory.tiers.redis import RedisTier
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
@@ -1139,10 +1139,10 @@ def test_a_memory_shrinks_to_what_its_tier_allows_now_and_goes_on(redis_server: 
     with ExitStack() as stack_:
         node = stack_.enter_context(serving(Arena(64 * MIB, name="node")))
 
-        def opened(cap: int) -> tuple[CappedTier, MemoryBank]:
+        def opened(cap: int) -> tuple[Tier, MemoryBank]:
             if lowest == "redis":
                 redis = RedisTier(redis_server.url, fingerprint=OURS, cap_bytes=cap, ttl_s=600, deadline_s=10.0)
-                tier: CappedTier = stack_.enter_context(closing(redis))
+                tier: Tier = stack_.enter_context(closing(redis))
             else:
                 tier = stack_.enter_context(remote(node.address, cap_bytes=cap, deadline_s=10.0))
             return tier, _opened(tier, spec(compressor="uniform", cap_bytes=cap))

@@ -62,7 +62,7 @@ class MemoryTier(Tier):
     """While ``gate`` is closed no call ends; one that loads layer ``stuck`` never does before it is opened."""
 
     def __init__(self) -> None:
-        self.name = "memory"
+        super().__init__("memory")
         self.blocks: dict[BlockKey, Block] = {}
         self.manifests: dict[str, bytes] = {}
         self.gate = threading.Event()

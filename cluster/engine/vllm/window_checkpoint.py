@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from cluster.engine.window.export import Snapshot
 from cluster.memory.manifest import read_header
-from cluster.memory.tiers.base import CappedTier, Outcome
+from cluster.memory.tiers.base import Outcome
 from cluster.memory.tiers.stack import TierStack
 from cluster.memory.writer import MemoryWriter
 from cluster.types import StreamSpec
@@ -102,8 +102,7 @@ class WindowCheckpoints:
 
     def _fits(self, stream: str, window: Snapshot) -> bool:
         """Whether the tiers may hold it; to find that out from them takes as long as writing it."""
-        lowest = self.tiers.lowest
-        if not isinstance(lowest, CappedTier) or window.nbytes <= (cap := lowest.cap(stream)):
+        if window.nbytes <= (cap := self.tiers.lowest.cap(stream)):
             return True
         if not self._refused:
             sizes = f"{window.nbytes // 2**10} KiB is above its cap of {cap // 2**10} KiB (memory.cap, tiers)"

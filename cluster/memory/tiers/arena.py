@@ -11,7 +11,7 @@ from typing import Self
 import torch
 
 from cluster.errors import ConfigError
-from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierSettings, TierState
+from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierSettings, TierState
 from cluster.memory.tiers.codec import check_block
 from cluster.memory.tiers.slabs import Cell, Slabs
 
@@ -71,7 +71,7 @@ _SLAB, _LEAST_SLAB, _SLABS = 2**22, 2**14, 64
 _VOID = 64
 
 
-class Arena(CappedTier):
+class Arena(Tier):
     """Blocks and manifests in slabs of host memory, with a total cap and one per stream.
 
     Sizes are counted as allocated: rounded up to the cell (by at most a quarter, or 4 KiB of a large one). A block lies
@@ -100,11 +100,11 @@ class Arena(CappedTier):
         pinned: bool = False,
         slab_bytes: int | None = None,
     ) -> None:
-        self.name, self.evicts = name, evicts
+        super().__init__(name, total_bytes if stream_bytes is None else stream_bytes)
+        self.evicts = evicts
         # Several slabs per cell size, or blocks of one size evict others from a nearly empty arena.
         slab = slab_bytes or min(_SLAB, max(_LEAST_SLAB, 1 << (max(total_bytes // _SLABS, 1).bit_length() - 1)))
         self._slabs = Slabs(total_bytes, slab_bytes=slab, pinned=pinned)
-        super().__init__(total_bytes if stream_bytes is None else stream_bytes)
         if self.limit < 1:
             raise ConfigError(f"a stream's cap of {stream_bytes} bytes can hold nothing")
         # Of those that hold anything.
@@ -131,7 +131,7 @@ class Arena(CappedTier):
             return len(blocks), sum(blocks)
 
     def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
-        """See :class:`CappedTier`; evicts what exceeds the new cap at once."""
+        """See :class:`Tier`; evicts what exceeds the new cap at once."""
         with self._lock:
             super().set_cap(stream, nbytes, shrinking=shrinking)
             if self.evicts and (there := self._streams.get(stream)) is not None:

@@ -6,6 +6,7 @@ remembers; tiers above hold copies of recently used blocks.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -120,16 +121,34 @@ class TierSettings:
 
 
 class Tier(ABC):
-    """Thread-safe. Every call ends within the tier's deadline; none raises because the tier is down."""
+    """Thread-safe. Every call ends within the tier's deadline; none raises because the tier is down. Each stream has a
+    byte cap: ``limit``, or a lower one set by :meth:`set_cap`."""
 
-    name: str
     # Whether it lies in this process's memory, so that a load is a copy and nothing is gained by beginning it early.
     at_hand: ClassVar[bool] = False
+
+    def __init__(self, name: str, limit: int = sys.maxsize) -> None:
+        self.name, self.limit = name, limit
+        self._caps: dict[str, int] = {}
+        self._shrinking: set[str] = set()
 
     @classmethod
     def from_settings(cls, settings: TierSettings) -> Self | None:
         """Create the tier as configured; None if it is not."""
         raise NotImplementedError(f"{cls.__name__} cannot be configured")
+
+    def cap(self, stream: str) -> int:
+        cap = self._caps.get(stream, self.limit)
+        return cap if stream in self._shrinking else min(cap, self.limit)
+
+    def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
+        """Set a lower cap for a stream; ``ConfigError`` for one that is not positive. A tier that does not evict keeps
+        what exceeds it and refuses more. ``shrinking``: it may be above the limit, as the stream was written under a
+        higher one, and to compress it takes room."""
+        if nbytes < 1:
+            raise ConfigError(f"a cap of {nbytes} bytes for {stream} can hold nothing")
+        (self._shrinking.add if shrinking else self._shrinking.discard)(stream)
+        self._caps[stream] = nbytes
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
         """Whether each block could be loaded now, of a tier at hand. Moves no KV."""
@@ -178,25 +197,3 @@ class Tier(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release everything. Idempotent."""
-
-
-class CappedTier(Tier):
-    """A tier with a byte cap per stream: ``limit``, or a lower one set by :meth:`set_cap`."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._caps: dict[str, int] = {}
-        self._shrinking: set[str] = set()
-
-    def cap(self, stream: str) -> int:
-        cap = self._caps.get(stream, self.limit)
-        return cap if stream in self._shrinking else min(cap, self.limit)
-
-    def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
-        """Set a lower cap for a stream; ``ConfigError`` for one that is not positive. A tier that does not evict keeps
-        what exceeds it and refuses more. ``shrinking``: it may be above the limit, as the stream was written under a
-        higher one, and to compress it takes room."""
-        if nbytes < 1:
-            raise ConfigError(f"a cap of {nbytes} bytes for {stream} can hold nothing")
-        (self._shrinking.add if shrinking else self._shrinking.discard)(stream)
-        self._caps[stream] = nbytes

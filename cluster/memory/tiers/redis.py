@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from cluster.errors import ConfigError
-from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierSettings, TierState
+from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierSettings, TierState
 from cluster.memory.tiers.codec import (
     BlockFault,
     check_fingerprint,
@@ -32,7 +32,7 @@ _KEYS_AT_ONCE = 512
 _RENEWED_AT_ONCE = 4096
 
 
-class RedisTier(CappedTier):
+class RedisTier(Tier):
     """One value per block, ``sightline:kv:kv:{stream}:{layer}:{head}:{block}``, one for the manifest, and a
     hash of their sizes. A stream has one writer at a time; a new one begins with :meth:`manifest`.
 
@@ -70,8 +70,7 @@ class RedisTier(CappedTier):
         if cap_bytes < 1 or ttl_s < 1 or batch_bytes < 1:
             given = f"a cap of {cap_bytes} bytes, {ttl_s:g} seconds to live and pieces of {batch_bytes} bytes"
             raise ConfigError(f"Redis can hold nothing with {given}")
-        super().__init__(cap_bytes)
-        self.name = name
+        super().__init__(name, cap_bytes)
         self._fingerprint, self._secret = fingerprint, secret
         self._ttl_s, self._batch_bytes = int(ttl_s), batch_bytes
         self._indexes: dict[str, StreamIndex] = {}

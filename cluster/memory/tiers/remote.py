@@ -11,7 +11,7 @@ from typing import Self
 from sightline.v1 import kv_pb2
 
 from cluster.codec.supervisor import Backoff
-from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, TierSettings, TierState
+from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierSettings, TierState
 from cluster.memory.tiers.codec import check_fingerprint, encode_block, open_block, open_manifest, seal_manifest
 from cluster.memory.tiers.kv_wire import (
     BATCH_BYTES,
@@ -29,7 +29,7 @@ from cluster.wire.tls import PeerTls
 _LENGTH_BYTES = 4
 
 
-class RemoteTier(CappedTier):
+class RemoteTier(Tier):
     """Client of the tier that ``KVServicer`` serves at ``address``.
 
     After a failure or timeout the tier is down: every call returns ``RETRY`` at once, while a background probe with
@@ -54,7 +54,7 @@ class RemoteTier(CappedTier):
         address: str,
         *,
         fingerprint: str,
-        cap_bytes: int | None = None,
+        cap_bytes: int = sys.maxsize,
         secret: bytes = b"",
         deadline_s: float = 2.0,
         backoff: Backoff | None = None,
@@ -64,8 +64,7 @@ class RemoteTier(CappedTier):
     ) -> None:
         split_address(address)
         check_fingerprint(fingerprint)
-        super().__init__(sys.maxsize if cap_bytes is None else cap_bytes)
-        self.name = name
+        super().__init__(name, cap_bytes)
         self._fingerprint, self._secret = fingerprint, secret
         self._deadline_s = deadline_s
         self._lock = threading.Lock()

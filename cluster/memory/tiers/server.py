@@ -15,7 +15,7 @@ from sightline.v1 import kv_pb2, kv_pb2_grpc
 
 from cluster import metrics
 from cluster.errors import CapacityError, UnavailableError
-from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, Tier
+from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier
 from cluster.memory.tiers.codec import BlockFault, check_fingerprint, encode_block, open_block, open_manifest
 from cluster.memory.tiers.kv_wire import (
     BATCH_BYTES,
@@ -248,7 +248,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         return self._tier.put_manifest(first.stream, whole)
 
     def _set_cap(self, stream: str, cap_bytes: int) -> None:
-        if cap_bytes and isinstance(self._tier, CappedTier):
+        if cap_bytes:
             self._tier.set_cap(stream, cap_bytes)
 
     def _check_size(self, request: Any) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Sequence
 
 from cluster.errors import ConfigError
 from cluster.memory.manifest import read_life
-from cluster.memory.tiers.base import Block, BlockKey, CappedTier, Loaded, Outcome, Tier, TierState
+from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
 
 Deletion = tuple[str, frozenset[BlockKey] | None]
 """A stream, and which of its blocks; None: all of it."""
@@ -214,14 +213,13 @@ class TierStack:
 
     @property
     def limit(self) -> int:
-        """Most bytes of any stream in the lowest tier, unbounded if that has no cap."""
-        return self.lowest.limit if isinstance(self.lowest, CappedTier) else sys.maxsize
+        """Most bytes of any stream in the lowest tier."""
+        return self.lowest.limit
 
     def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
-        """See :class:`CappedTier`."""
+        """See :class:`Tier`."""
         for tier in self.tiers:
-            if isinstance(tier, CappedTier):
-                tier.set_cap(stream, nbytes, shrinking=shrinking)
+            tier.set_cap(stream, nbytes, shrinking=shrinking)
 
     def close(self) -> None:
         for tier in self.tiers:
