@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Self
 
 import torch
@@ -30,14 +30,14 @@ class _Held:
 @dataclass(slots=True, eq=False)
 class _Stream:
     """``used``: bytes in cells, manifest included. ``by_size``: all blocks by cell size, least recently used first.
-    ``manifest``: its cell and length. ``rank``: of its one valid heap entry, at most minus its use of its cap."""
+    ``manifest``: its cells and length. ``rank``: of its one valid heap entry, at most minus its use of its cap."""
 
     name: str
     used: int = 0
     rank: float = 0.0
     held: dict[BlockKey, _Held] = field(default_factory=dict)
     by_size: dict[int, OrderedDict[BlockKey, int]] = field(default_factory=dict)
-    manifest: tuple[Cell, int] | None = None
+    manifest: tuple[list[Cell], int] | None = None
 
     def oldest(self) -> BlockKey | None:
         firsts = [next(iter(queue.items())) for queue in self.by_size.values()]
@@ -189,7 +189,7 @@ class Arena(Tier):
         with self._lock:
             if not self._state.up:
                 return Outcome.RETRY
-            size, cap = self._slabs.cell_bytes(len(manifest), alone=True), self.cap(stream)
+            size, cap = sum(self._slabs.cell_bytes(len(piece)) for piece in self._pieces(manifest)), self.cap(stream)
             if size > min(cap, self._slabs.total_bytes):
                 self._count("too_large", 1)
                 return Outcome.MISS
@@ -282,25 +282,6 @@ class Arena(Tier):
         numbers = copied.view(torch.int32)
         return [_block(whole[held.dtype], numbers, begin, held) for held, begin in zip(there, begins, strict=False)]
 
-    def _empty_slabs(self, nbytes: int) -> bool:
-        """Empty slabs of ``nbytes`` in total, least recently used first; False, and none is emptied, if there are too
-        few. Evicting by block age alone would leave all slabs nearly empty before one is free."""
-        slabs: dict[tuple[int, int], list[tuple[int, BlockKey]]] = {}
-        for there in self._streams.values():
-            for key, tick in chain.from_iterable(queue.items() for queue in there.by_size.values()):
-                slabs.setdefault(there.held[key].cell.slab, []).append((tick, key))
-        chosen: list[BlockKey] = []
-        for slab in sorted(slabs, key=lambda slab: max(slabs[slab])[0]):
-            if nbytes <= 0:
-                break
-            nbytes -= slab[1]
-            chosen += [key for _, key in slabs[slab]]
-        if nbytes > 0:
-            return False
-        for key in chosen:
-            self._evict(key)
-        return True
-
     def _allocate(self, nbytes: int) -> Cell | None:
         size = self._slabs.cell_bytes(nbytes)
         while (cell := self._slabs.allocate(nbytes)) is None and self.evicts:
@@ -353,22 +334,30 @@ class Arena(Tier):
     def _take_manifest(self, there: _Stream) -> bytes | None:
         found = _manifest_of(there)
         if there.manifest is not None:
-            self._give_back(there, there.manifest[0])
+            for cell in there.manifest[0]:
+                self._give_back(there, cell)
             there.manifest = None
         return found
 
     def _keep_manifest(self, there: _Stream, manifest: bytes) -> bool:
-        lacking = self._slabs.cell_bytes(len(manifest), alone=True) - self._slabs.spare
-        if lacking > 0 and not (self.evicts and self._empty_slabs(lacking)):
-            return False
-        cell = self._slabs.allocate(len(manifest), alone=True)
-        if cell is None:
-            return False
-        if manifest:
-            cell.memory[: len(manifest)].copy_(torch.frombuffer(bytearray(manifest), dtype=torch.uint8))
-        there.manifest = cell, len(manifest)
-        self._take_up(there, cell)
+        cells: list[Cell] = []
+        for piece in self._pieces(manifest):
+            if (cell := self._allocate(len(piece))) is None:
+                for taken in cells:
+                    self._slabs.free(taken)
+                return False
+            cells.append(cell)
+            if piece:
+                cell.memory[: len(piece)].copy_(torch.frombuffer(bytearray(piece), dtype=torch.uint8))
+        there.manifest = cells, len(manifest)
+        for cell in cells:
+            self._take_up(there, cell)
         return True
+
+    def _pieces(self, manifest: bytes) -> list[bytes]:
+        """Of the largest cells: evicting blocks until memory for a whole one is free would empty nearly all slabs."""
+        longest = self._slabs.largest
+        return [manifest[at : at + longest] for at in range(0, max(1, len(manifest)), longest)]
 
     def _take_up(self, there: _Stream, cell: Cell) -> None:
         there.used += cell.nbytes
@@ -388,8 +377,8 @@ class Arena(Tier):
 def _manifest_of(there: _Stream) -> bytes | None:
     if there.manifest is None:
         return None
-    cell, size = there.manifest
-    return cell.memory[:size].numpy().tobytes()
+    cells, size = there.manifest
+    return b"".join(cell.memory.numpy().tobytes() for cell in cells)[:size]
 
 
 def _block(kv: torch.Tensor, numbers: torch.Tensor, begin: int, held: _Held) -> Block:

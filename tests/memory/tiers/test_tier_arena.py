@@ -214,7 +214,7 @@ def test_the_cap_counts_the_manifest_and_one_that_does_not_fit_replaces_nothing(
     assert tier.nbytes() == tier.reserved == 0
 
 
-def test_a_manifest_takes_the_slabs_that_were_used_longest_ago_and_no_other_block() -> None:
+def test_a_manifest_takes_the_blocks_that_were_used_longest_ago_and_no_other() -> None:
     tier = arena(8 * 2048, slab=2048)
     # Slab by slab: eight blocks lie in each.
     tier.store([(key(n), block(1)) for n in range(64)])
@@ -228,14 +228,14 @@ def test_a_manifest_takes_the_slabs_that_were_used_longest_ago_and_no_other_bloc
 
 
 def test_a_lowest_tier_refuses_a_manifest_it_has_no_room_for() -> None:
-    tier = arena(2048 + 512, evicts=False)
+    tier = arena(2 * 2048, evicts=False)
     tier.store([(key(n), block(1)) for n in range(8)])
-    assert tier.put_manifest("gate", b"a" * 513) is RETRY
-    assert tier.put_manifest("gate", b"a" * 300) is HIT
+    assert tier.put_manifest("gate", b"a" * 2049) is RETRY
+    assert tier.put_manifest("gate", b"a" * 1500) is HIT
     # In the place of the last one, though there is no room beside it.
-    assert tier.put_manifest("gate", b"b" * 512) is HIT
-    assert tier.put_manifest("gate", b"c" * 513) is RETRY
-    assert tier.manifest("gate") == (HIT, b"b" * 512)
+    assert tier.put_manifest("gate", b"b" * 2048) is HIT
+    assert tier.put_manifest("gate", b"c" * 2049) is RETRY
+    assert tier.manifest("gate") == (HIT, b"b" * 2048)
     assert all(held(tier, *(key(n) for n in range(8))))
 
 
