@@ -6,6 +6,8 @@ frames of a head showed, and each token has a scale of its own beside. A block m
 token, and what is written again is rounded no further.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -41,19 +43,12 @@ def measure_channels(key: Tensor, value: Tensor) -> Tensor:
 def quantise(blocks: list[Block], channels: Tensor) -> list[Block]:
     """Blocks of one head with keys and values as int8 ``[n, D + 2]``: steps of each channel, and the token's scale in
     float16. What is not finite makes its whole token so."""
-    if not blocks:
-        return []
-    key = _rounded(torch.cat([block.key for block in blocks]), *channels[0])
-    value = _rounded(torch.cat([block.value for block in blocks]), *channels[1])
-    return _split(blocks, key, value)
+    return _mapped(blocks, channels, _rounded)
 
 
 def dequantise(blocks: list[Block], channels: Tensor) -> list[Block]:
     """The inverse: keys and values float32 ``[n, D]``, off by half a step."""
-    if not blocks:
-        return []
-    key, value = torch.cat([block.key for block in blocks]), torch.cat([block.value for block in blocks])
-    return _split(blocks, *dequantise_kv(key, value, channels))
+    return _mapped(blocks, channels, _restored)
 
 
 def dequantise_kv(key: Tensor, value: Tensor, channels: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,9 +56,13 @@ def dequantise_kv(key: Tensor, value: Tensor, channels: Tensor) -> tuple[Tensor,
     return _restored(key, *channels[0]), _restored(value, *channels[1])
 
 
-def _split(blocks: list[Block], key: Tensor, value: Tensor) -> list[Block]:
-    """The blocks with these keys and values, one after the other."""
+def _mapped(blocks: list[Block], channels: Tensor, change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Block]:
+    """The blocks with keys and values that are changed by their channels' centre and spread, all at once."""
+    if not blocks:
+        return []
     sizes = [len(block) for block in blocks]
+    key = change(torch.cat([block.key for block in blocks]), *channels[0])
+    value = change(torch.cat([block.value for block in blocks]), *channels[1])
     parts = zip(blocks, torch.split(key, sizes), torch.split(value, sizes), strict=True)
     return [Block(own_key, own_value, block.frame, block.cell) for block, own_key, own_value in parts]
 

@@ -6,6 +6,7 @@ is rejected. Replay of an older block or manifest of the same key is not detecte
 """
 
 import struct
+from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 from hmac import compare_digest
@@ -16,12 +17,13 @@ from torch import Tensor
 from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey
 
-VERSION = 2
+VERSION = 3
 """Of the format. Every version begins with the magic, its number and the digest, so that any can tell any other."""
 
 _MAGIC, _MANIFEST = b"SLKV", b"SLMF"
 _PREFIX = struct.Struct("<4sH16s")
-_SHAPE = struct.Struct("<HHII")  # dtype, bytes of the fingerprint, tokens, width
+_OWNER = struct.Struct("<H")  # bytes of the fingerprint, which follows
+_SHAPE = struct.Struct("<HII")  # dtype, tokens, width
 _KEY = struct.Struct("<qqqI")
 # uint8 is for index parts, which hold no KV.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8)
@@ -33,12 +35,6 @@ class BlockFault(Enum):
 
     FOREIGN = "foreign"
     DAMAGED = "damaged"
-
-
-def check_fingerprint(fingerprint: str) -> None:
-    """Raises ``ConfigError`` for none, or one of more than 1,024 bytes."""
-    if not 0 < len(fingerprint.encode()) <= 1024:
-        raise ConfigError("a fingerprint of model and settings has 1 to 1024 bytes of UTF-8")
 
 
 def check_block(block: Block) -> tuple[int, int]:
@@ -55,81 +51,81 @@ def check_block(block: Block) -> tuple[int, int]:
     return key.shape[0], key.shape[1]
 
 
-def encode_block(key: BlockKey, block: Block, *, fingerprint: str, secret: bytes = b"") -> bytes:
-    """Encode a block: header, digest, frames and cells, then keys and values.
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """Encodes and decodes blocks and manifests.
 
     Args:
-        fingerprint: what must be equal for the block to be of use: model and settings, as a short string.
+        fingerprint: what must be equal for them to be of use: model and settings, in 1 to 1,024 bytes of UTF-8
+            (``ConfigError`` otherwise).
         secret: key of the digest, up to 64 bytes; without one the digest tells damage and not forgery.
-
-    Raises:
-        ConfigError: see :func:`check_fingerprint`.
-        ValueError: see :func:`check_block`.
     """
-    check_fingerprint(fingerprint)
-    count, width = check_block(block)
-    kv = [part.detach().to("cpu").contiguous() for part in (block.key, block.value)]
-    places = [part.detach().to("cpu", torch.int32).contiguous() for part in (block.frame, block.cell)]
-    owner = fingerprint.encode()
-    head = _SHAPE.pack(_DTYPES.index(block.key.dtype), len(owner), count, width) + owner
-    body = b"".join([head, *(_raw(part) for part in (*places, *kv))])
-    return _PREFIX.pack(_MAGIC, VERSION, _digest(key, VERSION, memoryview(body), secret)) + body
 
+    fingerprint: str
+    secret: bytes = b""
 
-def open_block(data: bytes, key: BlockKey, *, fingerprint: str, secret: bytes = b"") -> Block | BlockFault:
-    """Decode the block of ``key`` under this fingerprint and secret, on the CPU; or why it is not that block."""
-    body = _unsealed(data, _MAGIC, key, secret)
-    if isinstance(body, BlockFault):
-        return body
-    if len(body) < _SHAPE.size:
-        return BlockFault.DAMAGED
-    kind, owned, count, width = _SHAPE.unpack_from(body)
-    payload = body[_SHAPE.size + owned :]
-    if body[_SHAPE.size : _SHAPE.size + owned] != fingerprint.encode():
-        return BlockFault.FOREIGN
-    if kind >= len(_DTYPES):
-        return BlockFault.DAMAGED
-    dtype = _DTYPES[kind]
-    if len(payload) != 8 * count + 2 * count * width * dtype.itemsize:
-        return BlockFault.DAMAGED
-    if not payload:
-        nothing, places = torch.empty(0, width, dtype=dtype), torch.empty(0, dtype=torch.int32)
-        return Block(nothing, nothing.clone(), places, places.clone())
-    # One owned copy; every part is aligned to its type.
-    held = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-    frame, cell = held[: 8 * count].view(torch.int32).view(2, count)
-    keys, values = held[8 * count :].view(dtype).view(2, count, width)
-    return Block(keys, values, frame, cell)
+    def __post_init__(self) -> None:
+        if not 0 < len(self.fingerprint.encode()) <= 1024:
+            raise ConfigError("a fingerprint of model and settings has 1 to 1024 bytes of UTF-8")
 
+    def encode(self, key: BlockKey, block: Block) -> bytes:
+        """Encode a block: header, digest, shape, frames and cells, then keys and values. ``ValueError``: see
+        :func:`check_block`."""
+        count, width = check_block(block)
+        kv = [part.detach().to("cpu").contiguous() for part in (block.key, block.value)]
+        places = [part.detach().to("cpu", torch.int32).contiguous() for part in (block.frame, block.cell)]
+        shape = _SHAPE.pack(_DTYPES.index(block.key.dtype), count, width)
+        return self._sealed(_MAGIC, key, shape, *map(_raw, (*places, *kv)))
 
-def seal_manifest(stream: str, manifest: bytes, *, fingerprint: str, secret: bytes = b"") -> bytes:
-    """Encode a stream's manifest with the protection of a block."""
-    owner = fingerprint.encode()
-    body = len(owner).to_bytes(2, "little") + owner + manifest
-    return _PREFIX.pack(_MANIFEST, VERSION, _digest(_manifest_key(stream), VERSION, memoryview(body), secret)) + body
+    def decode(self, key: BlockKey, data: bytes) -> Block | BlockFault:
+        """Decode the block of ``key``, on the CPU; or why it is not that block."""
+        body = self._unsealed(_MAGIC, key, data)
+        if isinstance(body, BlockFault):
+            return body
+        if len(body) < _SHAPE.size:
+            return BlockFault.DAMAGED
+        kind, count, width = _SHAPE.unpack_from(body)
+        payload = body[_SHAPE.size :]
+        if kind >= len(_DTYPES) or len(payload) != 8 * count + 2 * count * width * _DTYPES[kind].itemsize:
+            return BlockFault.DAMAGED
+        dtype = _DTYPES[kind]
+        if not payload:
+            nothing, places = torch.empty(0, width, dtype=dtype), torch.empty(0, dtype=torch.int32)
+            return Block(nothing, nothing.clone(), places, places.clone())
+        # One owned copy; every part is aligned to its type.
+        held = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        frame, cell = held[: 8 * count].view(torch.int32).view(2, count)
+        keys, values = held[8 * count :].view(dtype).view(2, count, width)
+        return Block(keys, values, frame, cell)
 
+    def encode_manifest(self, stream: str, manifest: bytes) -> bytes:
+        """Encode a stream's manifest with the protection of a block."""
+        return self._sealed(_MANIFEST, _manifest_key(stream), manifest)
 
-def open_manifest(data: bytes, stream: str, *, fingerprint: str, secret: bytes = b"") -> bytes | BlockFault:
-    """Decode what :func:`seal_manifest` encoded for this stream, or why it is not that."""
-    body = _unsealed(data, _MANIFEST, _manifest_key(stream), secret)
-    if isinstance(body, BlockFault):
-        return body
-    owned = 2 + int.from_bytes(body[:2], "little")
-    if body[2:owned] != fingerprint.encode():
-        return BlockFault.FOREIGN
-    return bytes(body[owned:])
+    def decode_manifest(self, stream: str, data: bytes) -> bytes | BlockFault:
+        """Decode what :meth:`encode_manifest` encoded for this stream, or why it is not that."""
+        body = self._unsealed(_MANIFEST, _manifest_key(stream), data)
+        return body if isinstance(body, BlockFault) else bytes(body)
 
+    def _sealed(self, magic: bytes, key: BlockKey, *parts: bytes | memoryview) -> bytes:
+        owner = self.fingerprint.encode()
+        body = b"".join([_OWNER.pack(len(owner)), owner, *parts])
+        return _PREFIX.pack(magic, VERSION, _digest(key, VERSION, memoryview(body), self.secret)) + body
 
-def _unsealed(data: bytes, magic: bytes, key: BlockKey, secret: bytes) -> memoryview | BlockFault:
-    """What follows the digest."""
-    whole = memoryview(data)
-    if len(whole) < _PREFIX.size:
-        return BlockFault.DAMAGED
-    found, version, digest = _PREFIX.unpack_from(whole)
-    body = whole[_PREFIX.size :]
-    if found != magic or not compare_digest(digest, _digest(key, version, body, secret)):
-        return BlockFault.DAMAGED
-    return body if version == VERSION else BlockFault.FOREIGN
+    def _unsealed(self, magic: bytes, key: BlockKey, data: bytes) -> memoryview | BlockFault:
+        """What follows digest and fingerprint."""
+        whole = memoryview(data)
+        if len(whole) < _PREFIX.size:
+            return BlockFault.DAMAGED
+        found, version, digest = _PREFIX.unpack_from(whole)
+        body = whole[_PREFIX.size :]
+        if found != magic or not compare_digest(digest, _digest(key, version, body, self.secret)):
+            return BlockFault.DAMAGED
+        owner = self.fingerprint.encode()
+        begins = _OWNER.pack(len(owner)) + owner
+        if version != VERSION or body[: len(begins)] != begins:
+            return BlockFault.FOREIGN
+        return body[len(begins) :]
 
 
 def _raw(part: Tensor) -> memoryview:

@@ -10,14 +10,7 @@ from typing import Any, Self
 
 from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierSettings, TierState
-from cluster.memory.tiers.codec import (
-    BlockFault,
-    check_fingerprint,
-    encode_block,
-    open_block,
-    open_manifest,
-    seal_manifest,
-)
+from cluster.memory.tiers.codec import BlockFault, Codec
 from cluster.memory.tiers.redis_link import RedisFullError, RedisLink, RedisUnavailableError, StreamIndex, split_parts
 
 MANIFEST = "manifest"
@@ -66,12 +59,11 @@ class RedisTier(Tier):
         name: str = "redis",
         batch_bytes: int = 1024 * 1024,
     ) -> None:
-        check_fingerprint(fingerprint)
         if cap_bytes < 1 or ttl_s < 1 or batch_bytes < 1:
             given = f"a cap of {cap_bytes} bytes, {ttl_s:g} seconds to live and pieces of {batch_bytes} bytes"
             raise ConfigError(f"Redis can hold nothing with {given}")
         super().__init__(name, cap_bytes)
-        self._fingerprint, self._secret = fingerprint, secret
+        self._codec = Codec(fingerprint, secret)
         self._ttl_s, self._batch_bytes = int(ttl_s), batch_bytes
         self._indexes: dict[str, StreamIndex] = {}
         self._counts: Counter[str] = Counter()
@@ -177,7 +169,7 @@ class RedisTier(Tier):
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
         """See :class:`Tier`. Without ``HIT`` the previous manifest stays. Also :meth:`renew`."""
         until = self._link.deadline()
-        data = seal_manifest(stream, manifest, fingerprint=self._fingerprint, secret=self._secret)
+        data = self._codec.encode_manifest(stream, manifest)
         held = self._held(stream, MANIFEST, data)
         try:
             with self._writer(until):
@@ -218,7 +210,7 @@ class RedisTier(Tier):
             return Outcome.RETRY, None
         if data is None:
             return Outcome.MISS, None
-        opened = open_manifest(data, stream, fingerprint=self._fingerprint, secret=self._secret)
+        opened = self._codec.decode_manifest(stream, data)
         if isinstance(opened, bytes):
             return Outcome.HIT, opened
         with self._lock:
@@ -282,7 +274,7 @@ class RedisTier(Tier):
         unwanted: list[str] = []
         more = 0
         for key, block in items:
-            data = encode_block(key, block, fingerprint=self._fingerprint, secret=self._secret)
+            data = self._codec.encode(key, block)
             held = self._held(stream, _field(key), data)
             grows = held - index.size(_field(key))
             if held > cap or index.total + more + grows > cap:
@@ -391,7 +383,7 @@ class RedisTier(Tier):
 
     # -- internal -------------------------------------------------------------------------------
     def _open(self, key: BlockKey, data: bytes | None) -> Block | BlockFault | None:
-        got = None if data is None else open_block(data, key, fingerprint=self._fingerprint, secret=self._secret)
+        got = None if data is None else self._codec.decode(key, data)
         with self._lock:
             self._counts["hits" if isinstance(got, Block) else "misses"] += 1
             if isinstance(got, BlockFault):

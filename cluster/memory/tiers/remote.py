@@ -12,7 +12,7 @@ from sightline.v1 import kv_pb2
 
 from cluster.codec.supervisor import Backoff
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierSettings, TierState
-from cluster.memory.tiers.codec import check_fingerprint, encode_block, open_block, open_manifest, seal_manifest
+from cluster.memory.tiers.codec import Codec
 from cluster.memory.tiers.kv_wire import (
     BATCH_BYTES,
     MAX_KV_BYTES,
@@ -63,9 +63,8 @@ class RemoteTier(Tier):
         tls: PeerTls | None = None,
     ) -> None:
         split_address(address)
-        check_fingerprint(fingerprint)
         super().__init__(name, cap_bytes)
-        self._fingerprint, self._secret = fingerprint, secret
+        self._fingerprint, self._codec = fingerprint, Codec(fingerprint, secret)
         self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -102,7 +101,7 @@ class RemoteTier(Tier):
                 if time.monotonic() > stop:
                     return
                 try:
-                    data = encode_block(key, block, fingerprint=self._fingerprint, secret=self._secret)
+                    data = self._codec.encode(key, block)
                 except Exception as error:
                     # This is gRPC's thread.
                     failures.append(error)
@@ -168,7 +167,7 @@ class RemoteTier(Tier):
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
         """See ``Tier``. Sent in pieces; the previous one stays until the node has all of them. ``MISS`` above the
         stream's cap or the maximum."""
-        data = seal_manifest(stream, manifest, fingerprint=self._fingerprint, secret=self._secret)
+        data = self._codec.encode_manifest(stream, manifest)
         if len(data) > min(self.cap(stream), MAX_MANIFEST_BYTES):
             self._count(too_large=1)
             return Outcome.MISS
@@ -208,7 +207,7 @@ class RemoteTier(Tier):
             self._count(retries=outcome is Outcome.RETRY)
             return outcome, None
         self._count(bytes_in=len(data))
-        found = open_manifest(bytes(data), stream, fingerprint=self._fingerprint, secret=self._secret)
+        found = self._codec.decode_manifest(stream, bytes(data))
         if isinstance(found, bytes):
             return Outcome.HIT, found
         self._count(**{found.value: 1})
@@ -237,7 +236,7 @@ class RemoteTier(Tier):
     def _opened(self, key: BlockKey, answer: kv_pb2.LoadedBlock) -> Loaded:
         outcome = outcome_from_proto(answer.outcome)
         if outcome is Outcome.HIT:
-            found = open_block(answer.data, key, fingerprint=self._fingerprint, secret=self._secret)
+            found = self._codec.decode(key, answer.data)
             self._count(bytes_in=len(answer.data))
             if isinstance(found, Block):
                 self._count(hits=1)

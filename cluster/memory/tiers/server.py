@@ -16,7 +16,7 @@ from sightline.v1 import kv_pb2, kv_pb2_grpc
 from cluster import metrics
 from cluster.errors import CapacityError, UnavailableError
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier
-from cluster.memory.tiers.codec import BlockFault, check_fingerprint, encode_block, open_block, open_manifest
+from cluster.memory.tiers.codec import BlockFault, Codec
 from cluster.memory.tiers.kv_wire import (
     BATCH_BYTES,
     INSTANCE,
@@ -79,10 +79,9 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         waiting: int = 64,
         deadline_s: float = 30.0,
     ) -> None:
-        check_fingerprint(fingerprint)
         self.counts: Counter[str] = Counter()
         self.instance = uuid.uuid4().hex
-        self._tier, self._fingerprint, self._secret = tier, fingerprint, secret
+        self._tier, self._fingerprint, self._codec = tier, fingerprint, Codec(fingerprint, secret)
         self._deadline_s, self._most = deadline_s, threads + waiting
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="kv")
         self._lock = threading.Lock()
@@ -240,7 +239,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
 
     def _put_manifest(self, first: kv_pb2.PutManifestRequest, whole: bytes) -> Outcome:
         """Kept as it came; one damaged on its way may come again, a foreign one need not."""
-        found = open_manifest(whole, first.stream, fingerprint=self._fingerprint, secret=self._secret)
+        found = self._codec.decode_manifest(first.stream, whole)
         if isinstance(found, BlockFault):
             self._count(found.value, 1)
             return Outcome.MISS if found is BlockFault.FOREIGN else Outcome.RETRY
@@ -292,7 +291,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         caps: dict[str, int] = {}
         for at, stored in enumerate(request.blocks):
             key = key_from_proto(stored.key)
-            found = open_block(stored.data, key, fingerprint=self._fingerprint, secret=self._secret)
+            found = self._codec.decode(key, stored.data)
             if isinstance(found, Block):
                 good.append((at, key, found))
                 caps[key.stream] = stored.cap_bytes
@@ -313,7 +312,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
     def _outgoing(self, key: BlockKey, loaded: Loaded) -> kv_pb2.LoadedBlock:
         if loaded.block is None:
             return kv_pb2.LoadedBlock(outcome=outcome_to_proto(loaded.outcome))
-        data = encode_block(key, loaded.block, fingerprint=self._fingerprint, secret=self._secret)
+        data = self._codec.encode(key, loaded.block)
         if len(data) > MAX_KV_BYTES:
             self._count("too_large", 1)
             return kv_pb2.LoadedBlock(outcome=kv_pb2.KV_OUTCOME_MISS)

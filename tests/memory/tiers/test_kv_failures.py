@@ -12,8 +12,8 @@ from cluster.codec.supervisor import Backoff
 from cluster.lab.bench.processes import free_port
 from cluster.memory.tiers import remote_peer
 from cluster.memory.tiers.arena import Arena
-from cluster.memory.tiers.base import Outcome
-from cluster.memory.tiers.codec import encode_block
+from cluster.memory.tiers.base import Block, BlockKey, Outcome
+from cluster.memory.tiers.codec import Codec
 from cluster.memory.tiers.stack import TierStack
 
 RETRY = Outcome.RETRY
@@ -254,11 +254,13 @@ def test_the_pause_grows_until_a_call_succeeds() -> None:
 def test_a_store_of_more_than_there_is_time_for_stops_in_time_and_the_node_stays_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def slowly(*args: object, **options: object) -> bytes:
-        time.sleep(0.25)
-        return encode_block(*args, **options)
+    encode = Codec.encode
 
-    monkeypatch.setattr("cluster.memory.tiers.remote.encode_block", slowly)
+    def slowly(codec: Codec, key: BlockKey, block: Block) -> bytes:
+        time.sleep(0.25)
+        return encode(codec, key, block)
+
+    monkeypatch.setattr(Codec, "encode", slowly)
     held = MemoryTier()
     with serving(held) as node, remote(node.address, deadline_s=2.0) as tier:
         outcomes = tier.store([(key(cluster), block(cluster)) for cluster in range(12)])

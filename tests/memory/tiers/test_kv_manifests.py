@@ -16,8 +16,9 @@ from waiting import until
 from cluster.memory.manifest import dump_tensors, load_parts
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome
-from cluster.memory.tiers.codec import encode_block, seal_manifest
+from cluster.memory.tiers.codec import Codec
 from cluster.memory.tiers.kv_wire import BATCH_BYTES, MAX_MANIFEST_BYTES, key_to_proto
+from cluster.memory.tiers.slabs import cell_size
 from cluster.wire.channel import channel_options
 
 HIT, MISS, RETRY = Outcome.HIT, Outcome.MISS, Outcome.RETRY
@@ -39,7 +40,8 @@ def test_a_manifest_comes_back_as_it_went_also_above_the_limit_of_a_message(nbyt
         assert other.manifest("gate") == (HIT, sent)
         assert other.manifest("yard") == (MISS, None)
         # Sealed: 22 bytes of header, 2 of length, the fingerprint.
-        assert tier.nbytes("gate") == arena.nbytes("gate") == -(-(nbytes + 24 + len(OURS)) // 256) * 256
+        cells, rest = divmod(nbytes + 24 + len(OURS), arena._slabs.largest)
+        assert tier.nbytes("gate") == arena.nbytes("gate") == cells * arena._slabs.largest + cell_size(rest)
         assert node.servicer._moving == 0
 
 
@@ -170,7 +172,7 @@ def test_a_node_that_answers_with_forged_replayed_or_no_sense_gives_misses() -> 
 
     liar = Liar()
     liar.store([(key(1), block(1))])
-    ours = encode_block(key(2), block(2), fingerprint=OURS, secret=SECRET)
+    ours = Codec(OURS, SECRET).encode(key(2), block(2))
     with serving(liar) as node, remote(node.address, secret=SECRET) as tier:
         assert [one.outcome for one in tier.load([key(1)])] == [MISS]
         node.servicer._outgoing = lambda name, loaded: kv_pb2.LoadedBlock(outcome=kv_pb2.KV_OUTCOME_HIT, data=ours)
@@ -182,9 +184,9 @@ def test_a_node_that_answers_with_forged_replayed_or_no_sense_gives_misses() -> 
         for liar.said in (
             b"",
             b"no manifest",
-            seal_manifest("gate", b"forged", fingerprint=OURS),
-            seal_manifest("yard", b"another camera's", fingerprint=OURS, secret=SECRET),
-            seal_manifest("gate", b"cut", fingerprint=OURS, secret=SECRET)[:-1],
+            Codec(OURS).encode_manifest("gate", b"forged"),
+            Codec(OURS, SECRET).encode_manifest("yard", b"another camera's"),
+            Codec(OURS, SECRET).encode_manifest("gate", b"cut")[:-1],
         ):
             assert tier.manifest("gate") == (MISS, None)
         assert tier.state().counts["damaged"] == 8

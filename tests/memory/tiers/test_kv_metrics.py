@@ -17,7 +17,7 @@ from cluster.codec.supervisor import Backoff
 from cluster.config import load_config
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Outcome
-from cluster.memory.tiers.codec import encode_block
+from cluster.memory.tiers.codec import Codec
 from cluster.memory.tiers.kv_wire import key_to_proto
 from cluster.memory.tiers.metrics import NodeTierCollector
 from cluster.memory.tiers.remote import RemoteTier
@@ -76,9 +76,9 @@ def test_calls_blocks_and_bytes_are_those_that_the_caller_counts(grown: Grown) -
 
 def test_damaged_and_foreign_blocks(grown: Grown) -> None:
     arena = Arena(8 << 20)
-    whole = encode_block(key(1), block(1), fingerprint=OURS)
+    whole = Codec(OURS).encode(key(1), block(1))
     damaged = whole[:-1] + bytes([whole[-1] ^ 1])
-    foreign = encode_block(key(3), block(3), fingerprint="another/model")
+    foreign = Codec("another/model").encode(key(3), block(3))
     with serving(arena) as node, grpc.insecure_channel(node.address) as channel:
         stub = kv_pb2_grpc.KVStub(channel)
         blocks = [

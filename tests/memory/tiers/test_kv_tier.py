@@ -11,7 +11,7 @@ from waiting import until
 from cluster.errors import ConfigError
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import BlockKey, Loaded, Outcome
-from cluster.memory.tiers.codec import encode_block
+from cluster.memory.tiers.codec import Codec
 from cluster.memory.tiers.kv_wire import (
     BATCH_BYTES,
     MAX_KV_BYTES,
@@ -136,9 +136,9 @@ def raw(node: Node) -> tuple[grpc.Channel, kv_pb2_grpc.KVStub]:
 
 
 def test_a_block_with_one_bit_changed_is_not_stored(tier: RemoteTier, node: Node) -> None:
-    data = bytearray(encode_block(key(1), block(1), fingerprint=OURS))
+    data = bytearray(Codec(OURS).encode(key(1), block(1)))
     data[-1] ^= 4
-    good = encode_block(key(2), block(2), fingerprint=OURS)
+    good = Codec(OURS).encode(key(2), block(2))
     stored = [
         kv_pb2.StoredBlock(key=key_to_proto(name), data=bytes(part))
         # The third is whole, and another cluster's.
@@ -167,7 +167,7 @@ def test_a_block_that_arrives_damaged_or_foreign_is_a_miss_and_counted() -> None
             if name == key(0):
                 answer.data = answer.data[:-1] + bytes([answer.data[-1] ^ 1])
             if name == key(1):
-                answer.data = encode_block(name, block(1), fingerprint="tiny/fp16")
+                answer.data = Codec("tiny/fp16").encode(name, block(1))
             return answer
 
         node.servicer._outgoing = meddle

@@ -11,7 +11,7 @@ from redis_server import RedisServer
 
 from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
-from cluster.memory.tiers.codec import encode_block, seal_manifest
+from cluster.memory.tiers.codec import Codec
 from cluster.memory.tiers.redis import RedisTier
 from cluster.memory.tiers.stack import TierStack
 
@@ -27,7 +27,7 @@ def block(fill: float, count: int = 4, width: int = 8) -> Block:
     return Block(kv, -kv, *torch.zeros(2, count, dtype=torch.int32))
 
 
-SIZE = len(encode_block(key(0), block(0), fingerprint="m")) + 2 * len("sightline:kv:kv:yard:1:2:0")
+SIZE = len(Codec("m").encode(key(0), block(0))) + 2 * len("sightline:kv:kv:yard:1:2:0")
 
 
 def redis_tier(server: RedisServer, **options: object) -> RedisTier:
@@ -214,7 +214,7 @@ def test_a_value_that_is_not_the_block_is_a_miss(tier: RedisTier, redis_server: 
         "bit": value[:200] + bytes([value[200] ^ 4]) + value[201:],
         "text": b"hello",
         "other key": redis_server.client.get("sightline:kv:kv:yard:1:2:2"),
-        "other model": encode_block(key(1), block(1), fingerprint="m2"),
+        "other model": Codec("m2").encode(key(1), block(1)),
     }[harm]
     redis_server.client.set(name, harmed)
     assert values(tier, key(0), key(1), key(2)) == [0.0, MISS, 2.0]
@@ -275,11 +275,9 @@ def test_what_somebody_else_wrote_into_the_server_is_a_miss(redis_server: RedisS
     tier = redis_tier(redis_server, secret=SECRET)
     tier.store([(key(1), block(1)), (key(2), block(2))])
     tier.put_manifest("yard", b"ours")
-    forged = encode_block(key(1), block(66), fingerprint="m", secret=forger)
+    forged = Codec("m", forger).encode(key(1), block(66))
     redis_server.client.set("sightline:kv:kv:yard:1:2:1", forged)
-    redis_server.client.set(
-        "sightline:kv:manifest:yard", seal_manifest("yard", b"theirs", fingerprint="m", secret=forger)
-    )
+    redis_server.client.set("sightline:kv:manifest:yard", Codec("m", forger).encode_manifest("yard", b"theirs"))
     assert values(tier, key(1), key(2)) == [MISS, 2.0]
     assert tier.manifest("yard") == (MISS, None)
     assert tier.state().counts["damaged"] == 2

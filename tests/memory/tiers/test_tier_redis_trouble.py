@@ -14,7 +14,7 @@ from redis_server import RedisServer
 from cluster.memory.tiers import redis_link
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
-from cluster.memory.tiers.codec import encode_block
+from cluster.memory.tiers.codec import Codec
 from cluster.memory.tiers.redis import RedisTier
 from cluster.memory.tiers.stack import TierStack
 
@@ -99,7 +99,7 @@ def test_killed_and_started_again_it_is_empty_and_is_filled_again(own_redis: Red
 
 def test_a_restart_between_two_calls_is_noticed(own_redis: RedisServer, opened: Opened) -> None:
     own_redis.start()
-    size = len(encode_block(key(0), block(0), fingerprint="m")) + 2 * len("sightline:kv:kv:yard:0:0:0")
+    size = len(Codec("m").encode(key(0), block(0))) + 2 * len("sightline:kv:kv:yard:0:0:0")
     tier = opened(cap_bytes=3 * size)
     assert tier.store([(key(n), block(n)) for n in range(3)]) == [HIT] * 3
     own_redis.kill()
@@ -195,7 +195,7 @@ def test_a_server_that_evicts_gives_misses_and_still_forgets_all(own_redis: Redi
     found = values(tier, *(key(n) for n in range(60)))
     assert 0 < found.count(MISS) < 60
     assert all(value in (MISS, float(n)) for n, value in enumerate(found))
-    size = len(encode_block(key(0), block(0, 1000), fingerprint="m"))
+    size = len(Codec("m").encode(key(0), block(0, 1000)))
     names = sum(2 * len(f"sightline:kv:kv:yard:0:0:{n}") for n, value in enumerate(found) if value is not MISS)
     assert tier.nbytes("yard") == (60 - found.count(MISS)) * size + names
     # The hash of sizes may be evicted too, and its writer be gone.
