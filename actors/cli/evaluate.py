@@ -190,14 +190,13 @@ def profile(
 
     $ sightline eval profile out/train/model --scenes out/validation
     """
-    from cluster.engine.native.engine import NativeEngine
     from cluster.lab.evaluation.layer_profile import layer_profile, measure_errors
     from cluster.models.settings import write_settings
 
     _, loaded, shape, found = _validation(model, scenes, device, out)
     with Progress(f"profiling {len(found.videos)} videos", 1) as bar:
         errors = measure_errors(
-            NativeEngine(loaded),
+            loaded,
             found.videos,
             found.questions,
             shape,

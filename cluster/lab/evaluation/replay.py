@@ -217,7 +217,7 @@ class _SettingStream:
     def _step(self, request: WindowRequest, *, timed: bool) -> WindowResult | None:
         self.tower.saved_s = 0.0
         began = time.perf_counter()
-        with self._reuse(self.tower) if self._reuse else nullcontext():
+        with self._reuse(self.tower) if self._reuse else nullcontext(), self._profiled():
             answers = self.engine.step([request])
         latency_s = time.perf_counter() - began
         if not answers or self._begin is None:
@@ -244,6 +244,17 @@ class _SettingStream:
             llm_flops=stats.llm_flops,
             latency_s=latency_s,
         )
+
+    @contextmanager
+    def _profiled(self) -> Iterator[None]:
+        """The model has the setting's profile of layers within the context."""
+        model, settings = self.engine.model, self.engine.model.settings
+        if self.setting.profile is not None:
+            model.settings = replace(settings, layer_profile=self.setting.profile)
+        try:
+            yield
+        finally:
+            model.settings = settings
 
     def _tower_cost(self, request: WindowRequest, *, timed: bool) -> tuple[int, float]:
         """FLOPs and seconds of the tower for every frame of the window; seconds are ``nan`` unless ``timed``.
