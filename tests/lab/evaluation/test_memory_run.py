@@ -11,7 +11,7 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.evaluation.memory.answer import _filled, answer_scene, full_bytes, load_head_tokens
-from cluster.lab.evaluation.memory.questions import Footage, MultipleChoice, OpenQuestion
+from cluster.lab.evaluation.memory.questions import Footage, Question, multiple_choice
 from cluster.lab.evaluation.memory.recording import Recording, record
 from cluster.lab.evaluation.memory.report import chance, make_report
 from cluster.lab.evaluation.memory.results import GradedAnswer
@@ -32,10 +32,10 @@ from cluster.vision.sampler import PatchSampler
 SHAPE = WindowShape(window_s=6, stride_s=2, fps=2, anchor_interval_s=4)
 SECONDS = 20
 QUESTIONS = (
-    OpenQuestion("needle", ("Did a car pass?",), ("yes",), 9.0, None, ((2.0, 4.0),)),
-    OpenQuestion("counting", ("How many people?",), ("two",), 20.0, 8.0),
-    OpenQuestion("multi-turn", ("Is there a car?", "Did it stop?"), ("yes", "no"), 20.0),
-    MultipleChoice("plot", "What is there?", ("a car", "a dog"), 0, 20.0),
+    Question("needle", ("Did a car pass?",), ("yes",), 9.0, None, ((2.0, 4.0),)),
+    Question("counting", ("How many people?",), ("two",), 20.0, 8.0),
+    Question("multi-turn", ("Is there a car?", "Did it stop?"), ("yes", "no"), 20.0),
+    multiple_choice("plot", "What is there?", ("a car", "a dog"), 0, 20.0),
 )
 
 
@@ -325,15 +325,15 @@ def test_what_cannot_be_evaluated_is_refused(clip, tiny_engine, tmp_path):
 # -- the summary ----------------------------------------------------------------------------------
 def test_chance_is_what_the_commonest_answer_of_each_kind_gets():
     def needle(answer):
-        return OpenQuestion("needle", ("?",), (answer,), 1.0)
+        return Question("needle", ("?",), (answer,), 1.0)
 
     # Two of three needles, half of one conversation's and both of the other's turns, one of two choices.
     questions = [
         *map(needle, ("yes", "yes", "no")),
-        OpenQuestion("multi-turn", ("?", "?"), ("no", "yes"), 1.0),
-        OpenQuestion("multi-turn", ("?", "?"), ("no", "no"), 1.0),
-        MultipleChoice("plot", "?", ("a", "b"), 1, 1.0),
-        MultipleChoice("plot", "?", ("a", "b"), 0, 1.0),
+        Question("multi-turn", ("?", "?"), ("no", "yes"), 1.0),
+        Question("multi-turn", ("?", "?"), ("no", "no"), 1.0),
+        multiple_choice("plot", "?", ("a", "b"), 1, 1.0),
+        multiple_choice("plot", "?", ("a", "b"), 0, 1.0),
     ]
     assert chance(questions) == pytest.approx((2 + 1.5 + 1) / 7)
 
@@ -362,7 +362,7 @@ def test_the_drop_is_of_the_kinds_of_questions_that_full_kv_answers_above_chance
     found, _ = evaluated([Footage("street", clip, QUESTIONS)], tiny_engine.model, tmp_path)
     # Kind, right answer, credit with full KV and with ours; always saying "yes" is worth 0.5 of either kind.
     told = [("easy", "yes", 1, 1), ("easy", "no", 1, 0), ("hard", "yes", 1, 0), ("hard", "no", 0, 1)]
-    questions = tuple(OpenQuestion(kind, ("?",), (answer,), 1.0) for kind, answer, _, _ in told)
+    questions = tuple(Question(kind, ("?",), (answer,), 1.0) for kind, answer, _, _ in told)
     results = []
     for result, column in zip(found.results, (2, 3), strict=True):
         answered = [

@@ -32,7 +32,7 @@ from cluster.lab.evaluation.datasets import (
     format_reasons,
     probe_video,
 )
-from cluster.lab.evaluation.memory.questions import LETTERS, Footage, MultipleChoice, OpenQuestion, Question, Span
+from cluster.lab.evaluation.memory.questions import LETTERS, Footage, Question, Span, multiple_choice
 from cluster.registry import Registry
 
 # Tolerance for questions after a container's rounded end.
@@ -206,12 +206,12 @@ _YOUTUBE = re.compile(r"(?:v=|youtu\.be/)([\w-]{11})")
 _FOLDERS = ("data", "video", "videos", ".")
 
 
-def _choice(kind: str, record: Record, field: str) -> MultipleChoice:
+def _choice(kind: str, record: Record, field: str) -> Question:
     """A question whose answer is the text of an option."""
     options, answer = texts(record, field), text(record, "answer")
     if options.count(answer) != 1:
         raise ConfigError(f"the answer {answer!r} is not one of the {field}")
-    return MultipleChoice(kind, text(record, "question"), options, options.index(answer), 0.0)
+    return multiple_choice(kind, text(record, "question"), options, options.index(answer))
 
 
 def _first_there(folders: list[Path], names: list[Path], default: Path) -> Path:
@@ -288,7 +288,7 @@ def _rvs(directory: Path, annotation: Path, record: Record, turn: object, begins
     if not 0 <= start < end:
         raise ConfigError(f"from {start:g} to {end:g} s is not an interval of its clip")
     kind = text(turn, *_TIMED_KINDS) if any(name in turn for name in _TIMED_KINDS) else "open"
-    question = _choice(kind, turn, "choices") if "choices" in turn else OpenQuestion(kind, (asked,), (answer,), 0.0)
+    question = _choice(kind, turn, "choices") if "choices" in turn else Question(kind, (asked,), (answer,), 0.0)
     return Entry(video, question, (start, end))
 
 
@@ -323,7 +323,7 @@ def _videomme(directory: Path, record: Record) -> Entry:
     letter = text(record, "answer").strip("(). ").upper()
     if len(letter) != 1 or letter not in LETTERS[: len(options)]:
         raise ConfigError(f"the answer {record['answer']!r} is not the letter of one of {len(options)} options")
-    question = MultipleChoice(kind, text(record, "question"), options, LETTERS.index(letter), 0.0)
+    question = multiple_choice(kind, text(record, "question"), options, LETTERS.index(letter))
     # Files are named by YouTube id, which the nested form has only in its URL.
     address = _YOUTUBE.search(str(record.get("url", "")))
     names = [text(record, "videoID")] if "videoID" in record else []

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from cluster.lab.evaluation.memory.questions import LETTERS, MultipleChoice, Question, Span
+from cluster.lab.evaluation.memory.questions import LETTERS, Question, Span
 from cluster.lab.evaluation.memory.settings import ShareSetting
 from cluster.lab.evaluation.metrics import RESAMPLES, Estimate, bootstrap_weights, estimate
 from cluster.lab.scenes.questions import NUMBERS
@@ -32,15 +32,6 @@ class GradedAnswer:
     number: int
     kind: str
     credit: float
-
-    @classmethod
-    def of(cls, video: str, number: int, question: Question, said: Sequence[str]) -> Self:
-        """Grade a conversation.
-
-        Raises:
-            ValueError: not one answer per turn.
-        """
-        return cls(video, number, question.kind, credit(question, said))
 
 
 def words(text: str) -> list[str]:
@@ -92,8 +83,8 @@ def credit(question: Question, said: Sequence[str]) -> float:
     """
     if len(said) != len(question.turns):
         raise ValueError(f"{len(said)} answers to {len(question.turns)} turns")
-    if isinstance(question, MultipleChoice):
-        return float(chosen_option(said[0], question.options) == question.answer)
+    if question.options:
+        return float(chosen_option(said[0], question.options) == LETTERS.index(question.answers[0]))
     return sum(_right(ours, truth) for ours, truth in zip(said, question.answers, strict=True)) / len(said)
 
 
