@@ -2,11 +2,10 @@
 
 import filecmp
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import av
 from av.container import InputContainer
@@ -18,8 +17,6 @@ from cluster.lab.scenes.questions import standing_question
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.registry import Registry
-
-T = TypeVar("T")
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".ts"})
 
@@ -191,16 +188,16 @@ def check_directory(directory: str | Path) -> Path:
     return folder
 
 
-def collect_or_skip(parts: Iterable[tuple[Path, str, Callable[[], T]]]) -> tuple[list[T], list[SkippedVideo]]:
-    """Results of the ``parts`` (path, prefix of the reason, factory), and those whose factory failed."""
-    found: list[T] = []
-    skipped: list[SkippedVideo] = []
-    for path, where, make in parts:
+class Skipped(list[SkippedVideo]):
+    """What a data set leaves out."""
+
+    @contextmanager
+    def instead(self, path: Path, where: str = "") -> Iterator[None]:
+        """A ``ConfigError`` ends the context, and ``path`` is skipped for that reason; ``where``: before the reason."""
         try:
-            found.append(make())
+            yield
         except ConfigError as error:
-            skipped.append(SkippedVideo(path, f"{where}{error}"))
-    return found, skipped
+            self.append(SkippedVideo(path, f"{where}{error}"))
 
 
 def probe_min_length(path: Path, min_seconds: float) -> VideoFacts:
@@ -224,7 +221,10 @@ def read_scenes(directory: Path, min_seconds: float) -> Dataset:
     """All clips in the directory; the truth covers every kind of event, so each is judged on all."""
     clips = {path.stem: path for path in directory.glob("*.mp4")}
     paths = [clips.get(name, directory / f"{name}.mp4") for name in sorted(clips.keys() | set(_indexed(directory)))]
-    videos, skipped = collect_or_skip((path, "", partial(_labelled, path, min_seconds)) for path in paths)
+    videos, skipped = [], Skipped()
+    for path in paths:
+        with skipped.instead(path):
+            videos.append(_labelled(path, min_seconds))
     questions = {kind: standing_question(kind) for kind in EVENT_KINDS}
     return Dataset("scenes", directory, tuple(videos), questions, tuple(skipped))
 
