@@ -19,7 +19,7 @@ from cluster.lab.scenes import EVENT_KINDS, standing_question
 from cluster.lab.training.config import Settings, Shape, StageSettings
 from cluster.lab.training.example_loader import FrozenTowerExamples, save_tower
 from cluster.lab.training.examples import Example, TowerExamples, ValidationExamples, WindowExamples
-from cluster.lab.training.loop import Stage, StageRun, TrainingListener, load_checkpoint
+from cluster.lab.training.loop import Stage, StageRun, Tell, load_checkpoint
 from cluster.lab.training.loss import DenseHeads, dense_labels, margins, tower_loss, window_loss
 from cluster.lab.training.pruning import LABELS, picture_grid
 from cluster.lab.training.trainable_model import TrainableModel, initialise_for_training, patch_batches
@@ -237,7 +237,7 @@ _EXPORT_SCENES = 6
 def train(
     settings: Settings,
     folder: Path,
-    listener: TrainingListener,
+    tell: Tell,
     *,
     encoded_scenes: Path | None = None,
     resume: bool = True,
@@ -278,11 +278,11 @@ def train(
         if name == "language":
             save_tower(model, folder / FROZEN)
         if not run.done:
-            listener.stage_started(name, run.step)
-            run.run(listener, validation=lambda: _examples(check, settings.validation_scenes))
+            tell(f"{name}: " + (f"goes on at step {run.step}" if run.step else "begins"), None)
+            run.run(tell, validation=lambda: _examples(check, settings.validation_scenes))
     if export_model:
         kind = export(model, settings.model, folder / MODEL, _examples(check, _EXPORT_SCENES))
-        listener.exported(folder / MODEL, kind)
+        tell(f"model: {folder / MODEL} ({kind} weights)", None)
 
 
 def _examples(check: Callable[[int], Example], count: int) -> list[Example]:
