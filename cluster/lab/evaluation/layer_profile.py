@@ -50,11 +50,8 @@ def measure_errors(
 
 
 def layer_profile(errors: Floats) -> tuple[float, ...]:
-    """Shares per layer over their mean: what each layer brings, as the nearest sequence that never rises.
-
-    Raises:
-        ModelError: refreshing brings nothing.
-    """
+    """Shares per layer over their mean: what each layer brings, as the nearest sequence that never rises. Raises
+    ``ModelError``: refreshing brings nothing."""
     brought = np.maximum(errors[:-1] - errors[1:], 0.0)
     if brought.max() < _NOISE:
         raise ModelError("answers with everything reused are those of full computation: there is nothing to measure")

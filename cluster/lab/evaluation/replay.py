@@ -89,11 +89,8 @@ def replay(
 @contextmanager
 def _source(path: Path, source: str, fps: float, interval: float) -> Iterator[Path]:
     """The video, or a temporary copy encoded as CodecSight's paper has it (section 6.1): ``fps`` pictures a second, the
-    first from each instant on, as H.264 with a GOP of ``interval`` seconds and P frames only.
-
-    Raises:
-        SourceError: the video cannot be read.
-    """
+    first from each instant on, as H.264 with a GOP of ``interval`` seconds and P frames only. Raises ``SourceError``:
+    the video cannot be read."""
     if source == "camera":
         yield path
         return

@@ -20,12 +20,8 @@ DEFAULT_THRESHOLD = 0.5
 
 
 def check_questions(model: VisionLanguageModel, name: str, questions: Mapping[str, str]) -> None:
-    """Refuse a checkpoint trained on other questions than the evaluation asks.
-
-    Raises:
-        ModelError: its ``sightline.json`` lacks a kind of event or words it differently, or its tokenizer cannot encode
-            a question.
-    """
+    """Refuse a checkpoint trained on other questions than the evaluation asks. Raises ``ModelError``: its
+    ``sightline.json`` lacks a kind of event or words it differently, or its tokenizer cannot encode a question."""
     known = model.settings.questions
     if not known:
         raise ModelError(

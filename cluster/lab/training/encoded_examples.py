@@ -91,11 +91,8 @@ def sample_live_pruning(variant: int, rng: np.random.Generator) -> LivePruning:
 
 
 def list_training_clips(folder: Path) -> list[Path]:
-    """Clips with ground truth, sorted by name.
-
-    Raises:
-        ConfigError: none, or one of another split, on which a model is judged: under any file name.
-    """
+    """Clips with ground truth, sorted by name. Raises ``ConfigError``: none, or one of another split, on which a model
+    is judged: under any file name."""
     clips = sorted(path for path in folder.glob("*.mp4") if truth_path(path).is_file())
     if not clips:
         raise ConfigError(f"{folder} has no encoded scenes; make some with `sightline scenes make --split {_TRAIN}`")
@@ -110,11 +107,7 @@ _clips = functools.cache(lambda folder: list_training_clips(Path(folder)))
 
 
 def regenerate_scene(truth: SceneTruth) -> Scene:
-    """The scene that a truth describes.
-
-    Raises:
-        ConfigError: this version of the generator makes another scene.
-    """
+    """The scene that a truth describes. Raises ``ConfigError``: this version of the generator makes another scene."""
     split: Any = truth.split
     scene = make_scene(split, truth.index, seconds=truth.seconds, event=truth.event)
     if scene.seed != truth.seed or scene.events != truth.scene_events:
@@ -125,12 +118,8 @@ def regenerate_scene(truth: SceneTruth) -> Scene:
 def prune_clip(
     clip: Path, scene: Scene, shape: Shape, pruning: LivePruning, rng: np.random.Generator
 ) -> list[PrunedFrame]:
-    """A clip as the live front end sees it, one frame after the other, with the scene's labels.
-
-    Raises:
-        SourceError: the clip cannot be read.
-        ConfigError: its pictures have another shape than the model's.
-    """
+    """A clip as the live front end sees it, one frame after the other, with the scene's labels. Raises ``SourceError``:
+    the clip cannot be read; ``ConfigError``: its pictures have another shape than the model's."""
     geometry = PatchGeometry(patch=14, merge=2, temporal=2, max_pixels=shape.max_pixels)
     processor = CodecProcessor(geometry, CodecOptions(fps=shape.fps, anchor_interval_s=pruning.anchor_interval_s))
     sampler = PatchSampler("training", make_pruner(pruning.pruner, pruning.options), shape.fps)

@@ -124,11 +124,7 @@ class ExampleLoader(AbstractContextManager["ExampleLoader"]):
         self._examples: Any = iter(loader)
 
     def next(self) -> Example:
-        """The next example.
-
-        Raises:
-            SightlineError: a process failed to make it, or died.
-        """
+        """The next example. Raises ``SightlineError``: a process failed to make it, or died."""
         number = self._number
         self._number += 1
         try:

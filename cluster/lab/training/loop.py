@@ -24,11 +24,8 @@ from cluster.lab.training.trainable_model import TrainableModel
 
 
 def load_checkpoint(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """Read what :meth:`StageRun.save` wrote; None if there is nothing.
-
-    Raises:
-        ConfigError: unreadable, or of a run with other settings.
-    """
+    """Read what :meth:`StageRun.save` wrote; None if there is nothing. Raises ``ConfigError``: unreadable, or of a run
+    with other settings."""
     if not path.is_file():
         return None
     try:
@@ -165,11 +162,7 @@ class StageRun:
         return min(1.0, max(shares))
 
     def resume(self) -> bool:
-        """Restore the checkpoint; returns whether there was one.
-
-        Raises:
-            ConfigError: it is of another run.
-        """
+        """Restore the checkpoint; returns whether there was one. Raises ``ConfigError``: it is of another run."""
         progress = load_checkpoint(self.path, self._identity)
         if progress is None:
             return False

@@ -49,11 +49,7 @@ CACHE = "recorded"
 
 def make_stage(settings: Settings, stage: StageSettings, encoded_scenes: Path | None, folder: Path = Path()) -> Stage:
     """A stage by name. ``encoded_scenes``: folder of encoded scenes for ``codec``; their pruned frames are cached in
-    ``folder``.
-
-    Raises:
-        ConfigError: no such stage, or ``codec`` without scenes.
-    """
+    ``folder``. Raises ``ConfigError``: no such stage, or ``codec`` without scenes."""
     grid = picture_grid(settings.model)
     shape, seed = settings.shape, settings.seed
     make: Callable[[int], Example]
@@ -154,11 +150,8 @@ def _mean(values: Iterable[float]) -> float:
 # -- export ----------------------------------------------------------------------------------------
 def export(model: TrainableModel, shape: Shape, folder: Path, examples: Sequence[Example]) -> str:
     """Write ``folder`` (config, weights, tokenizer, ``sightline.json``), replacing it; returns the weights' type: 16
-    bits if no score of ``examples`` changes by more than a thousandth.
-
-    Raises:
-        ModelError: the written checkpoint does not load back identically.
-    """
+    bits if no score of ``examples`` changes by more than a thousandth. Raises ``ModelError``: the written checkpoint
+    does not load back identically."""
     kind = _export_dtype(model, shape, examples)
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -290,11 +283,8 @@ def _examples(check: Callable[[int], Example], count: int) -> list[Example]:
 
 
 def load_mean_weights(folders: Sequence[Path], model: TrainableModel) -> None:
-    """Load an exported model, or the mean of several (model soups, Wortsman et al. 2022).
-
-    Raises:
-        ConfigError: no model, or one of another shape.
-    """
+    """Load an exported model, or the mean of several (model soups, Wortsman et al. 2022). Raises ``ConfigError``: no
+    model, or one of another shape."""
     mean: dict[str, torch.Tensor] = {}
     for folder in folders:
         if not (folder / "config.json").is_file():

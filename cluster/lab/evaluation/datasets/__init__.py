@@ -33,11 +33,8 @@ class VideoFacts:
 
 
 def probe_video(path: Path) -> VideoFacts:
-    """Open the file, decode its first picture and find its end.
-
-    Raises:
-        ConfigError: missing, empty, not a video, no decodable picture, or truncated.
-    """
+    """Open the file, decode its first picture and find its end. Raises ``ConfigError``: missing, empty, not a video, no
+    decodable picture, or truncated."""
     try:
         if path.stat().st_size == 0:
             raise ConfigError("empty file (0 bytes)")
@@ -143,11 +140,8 @@ dataset_layouts: Registry[DatasetReader] = Registry(
 
 def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: float = 0.0) -> Dataset:
     """Read a directory of labelled videos in one of ``dataset_layouts``; videos below ``min_seconds`` are skipped.
-
-    Raises:
-        ConfigError: unknown layout, no such directory, another layout, or no video left; the message names the first
-            skipped videos.
-    """
+    Raises ``ConfigError``: unknown layout, no such directory, another layout, or no video left; the message names the
+    first skipped videos."""
     read = dataset_layouts.get(layout)
     folder = check_directory(directory)
     dataset = read(folder, min_seconds)
@@ -157,11 +151,8 @@ def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: 
 
 
 def check_validation(validation: Dataset, judged: Sequence[LabelledVideo] = ()) -> None:
-    """Refuse to fit on what is judged.
-
-    Raises:
-        ConfigError: a video of them is among those that are ``judged``, under any name, or a scene of the test split.
-    """
+    """Refuse to fit on what is judged. Raises ``ConfigError``: a video of them is among those that are ``judged``,
+    under any name, or a scene of the test split."""
     sizes: dict[int, list[Path]] = {}
     for video in judged:
         sizes.setdefault(video.path.stat().st_size, []).append(video.path)

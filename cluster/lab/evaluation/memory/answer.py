@@ -54,11 +54,8 @@ _SAVED = TypeAdapter(SceneAnswers)
 
 
 def read_answers(body: dict[str, Any], video: str, questions: Sequence[Question]) -> SceneAnswers:
-    """Inverse of ``SceneAnswers.to_json``; answers are graded again, and reported as those of ``video``.
-
-    Raises:
-        ValueError: invalid, or of other questions.
-    """
+    """Inverse of ``SceneAnswers.to_json``; answers are graded again, and reported as those of ``video``. Raises
+    ``ValueError``: invalid, or of other questions."""
     found = _SAVED.validate_python(body)
     graded = (
         replace(each, judged=GradedAnswer(video, number, question.kind, credit(question, each.said)))

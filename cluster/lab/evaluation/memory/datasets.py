@@ -56,11 +56,8 @@ class Entry:
     span: Span | None = None
 
     def ask(self, length: float) -> Question:
-        """The question at its time in a video of so many seconds.
-
-        Raises:
-            ConfigError: it is after the video's end.
-        """
+        """The question at its time in a video of so many seconds. Raises ``ConfigError``: it is after the video's
+        end."""
         if self.span is None:
             return replace(self.question, at_s=length)
         start, end = self.span
@@ -80,12 +77,8 @@ question_layouts: Registry[QuestionLayout] = Registry(
 
 
 def load_question_dataset(directory: str | Path, layout: str) -> QuestionDataset:
-    """Read a directory of videos with questions in one of ``question_layouts``.
-
-    Raises:
-        ConfigError: unknown layout, no such directory, another layout, or no video left; the message names the first
-            skipped ones.
-    """
+    """Read a directory of videos with questions in one of ``question_layouts``. Raises ``ConfigError``: unknown layout,
+    no such directory, another layout, or no video left; the message names the first skipped ones."""
     read = question_layouts.get(layout)
     folder = check_directory(directory)
     skipped = Skipped()
@@ -119,10 +112,7 @@ Record = dict[str, Any]
 
 def read_records(path: Path) -> list[Record]:
     """All records of an annotation file: a JSON list of objects (or an object with one list in it), or a Parquet table.
-
-    Raises:
-        ConfigError: unreadable, another format, or Parquet without pyarrow.
-    """
+    Raises ``ConfigError``: unreadable, another format, or Parquet without pyarrow."""
     if path.suffix == ".parquet":
         return _parquet(path)
     try:

@@ -77,10 +77,7 @@ def word_overlap(said: str, truth: str) -> float:
 
 def credit(question: Question, said: Sequence[str]) -> float:
     """Grade of a conversation in 0..1: share of turns answered rightly; word overlap for answers of several words.
-
-    Raises:
-        ValueError: not one answer per turn.
-    """
+    Raises ``ValueError``: not one answer per turn."""
     if len(said) != len(question.turns):
         raise ValueError(f"{len(said)} answers to {len(question.turns)} turns")
     if question.options:
@@ -96,11 +93,7 @@ def accuracy_by_kind(judged: Sequence[GradedAnswer]) -> dict[str, Estimate]:
 
 def accuracy_drop(full: Sequence[GradedAnswer], other: Sequence[GradedAnswer]) -> dict[str, Estimate]:
     """Mean credit of ``full`` minus that of ``other`` on the same questions, over all and by kind, with paired
-    intervals.
-
-    Raises:
-        ValueError: not the same questions in the same order.
-    """
+    intervals. Raises ``ValueError``: not the same questions in the same order."""
     if [(each.video, each.number, each.kind) for each in full] != [(e.video, e.number, e.kind) for e in other]:
         raise ValueError("a drop is between two settings on the same questions in the same order")
     return _means(full, [ours.credit - theirs.credit for ours, theirs in zip(full, other, strict=True)])
