@@ -5,7 +5,7 @@ are from those of full computation, and ``e_d − e_{d+1}`` what refreshing laye
 proportion to that, but no layer more than one before it: what a layer does not compute, none above it can.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from cluster.lab.evaluation.datasets import LabelledVideo
 from cluster.lab.evaluation.metrics import Floats
 from cluster.lab.evaluation.run import evaluate
 from cluster.lab.evaluation.settings import Setting, WindowShape, full_computation
-from cluster.lab.evaluation.work import Progress
+from cluster.lab.evaluation.work import OnProgress
 from cluster.models.base import VisionLanguageModel
 
 # Of logits that were computed in another order.
@@ -30,7 +30,7 @@ def measure_errors(
     shape: WindowShape,
     *,
     work: Path | None = None,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> Floats:
     """``e_d`` for depths ``0..L``: root mean square of the answers' difference in logits. See
     :func:`cluster.lab.evaluation.run.evaluate` for arguments, errors, and videos that are passed over."""

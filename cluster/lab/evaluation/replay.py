@@ -160,16 +160,6 @@ class _PrunerStreams:
                 stream.push(sample)
 
 
-@dataclass(frozen=True, slots=True)
-class _WindowFrame:
-    """A frame of the windows to come, and its input to the tower."""
-
-    pts: int
-    duration: int
-    complete: bool
-    batch: PatchBatch
-
-
 class _SettingStream:
     """One setting on one engine stream."""
 
@@ -183,7 +173,8 @@ class _SettingStream:
         # Start of the video, and of the stream since its last restart; microseconds.
         self._begin: int | None = None
         self._origin = 0
-        self._frames: list[_WindowFrame] = []
+        # Of the windows to come.
+        self._frames: list[FrameSample] = []
 
     def push(self, sample: FrameSample) -> None:
         """Push a frame and answer the windows it completes."""
@@ -193,8 +184,7 @@ class _SettingStream:
             self._origin = sample.pts
             self._frames.clear()
         if self.setting.tower == "every window":
-            (batch,) = patch_batches([StreamFrame.of(sample)])
-            self._frames.append(_WindowFrame(sample.pts, sample.duration, sample.complete, batch))
+            self._frames.append(sample)
         self._answer(self.engine.push(replace(sample, stream=self.spec.stream)))
 
     def finish(self) -> None:
@@ -261,7 +251,7 @@ class _SettingStream:
         """
         # Later windows open no earlier.
         self._frames = self._frames[opening_index(self._frames, request.start) :]
-        batches = [frame.batch for frame in self._frames if window_time(frame) < request.end]
+        batches = patch_batches([StreamFrame.of(each) for each in self._frames if window_time(each) < request.end])
         seconds = math.nan
         if timed:
             began = time.perf_counter()

@@ -273,6 +273,10 @@ class EvaluationReport:
     facts: dict[str, str] = field(default_factory=dict)
 
     @property
+    def notes(self) -> list[str]:
+        return self.figures.notes
+
+    @property
     def table(self) -> list[SettingRow]:
         """Lines that are not points of a sweep."""
         return [line for line in self.lines if line.setting.sweep is None]

@@ -37,14 +37,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """``done`` of ``total`` steps, first those that were cached; ``now``: the last video. A step is one video under
-    one setting; for memory also the recording of a video."""
-
-    done: int
-    total: int
-    now: str
+OnProgress = Callable[[int, int, str], None]
+"""Told of steps that are done, first those that were cached, of all, and of the last video. A step is one video under
+one setting; for memory also the recording of a video."""
 
 
 @dataclass(frozen=True, slots=True)

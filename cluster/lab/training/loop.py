@@ -1,5 +1,6 @@
 """Runs one stage: optimisers, steps, schedule, moving average, checkpoints, validation, log."""
 
+import itertools
 import json
 import math
 import pickle
@@ -17,7 +18,7 @@ from torch import nn
 from cluster.errors import ConfigError
 from cluster.files import replacing
 from cluster.lab.training.config import Settings, StageSettings
-from cluster.lab.training.example_loader import ExampleLoader, ReplayBuffer
+from cluster.lab.training.example_loader import load_examples, replayed
 from cluster.lab.training.examples import Example
 from cluster.lab.training.loss import DenseHeads, Loss
 from cluster.lab.training.trainable_model import TrainableModel
@@ -218,12 +219,12 @@ class StageRun:
         batch = self.stage.settings.batch
         replays = self.stage.settings.replays
         first = self.step * batch // (replays + 1)
-        with ExampleLoader(self.stage.make, workers=self.settings.workers, first=first) as feeder:
-            examples = ReplayBuffer(feeder, again=replays, seed=first)
+        with load_examples(self.stage.make, workers=self.settings.workers, first=first) as feeder:
+            examples = replayed(feeder, again=replays, seed=first)
             last = time.monotonic()
             try:
                 while self.share < 1.0:
-                    losses = self.train_step([examples.next() for _ in range(batch)])
+                    losses = self.train_step(list(itertools.islice(examples, batch)))
                     for name, value in losses.items():
                         sums[name].append(value)
                     now = time.monotonic()

@@ -55,25 +55,21 @@ def _probe(container: InputContainer) -> VideoFacts:
     if fps <= 0:
         raise ConfigError("states no frame rate")
     start = first.time or 0.0
-    stated = _stated_seconds(container, stream)
-    end = _last_packet_s(container, stream, start + stated if stated is not None else None) + 1 / fps
+    stated: float | None = None
+    if stream.duration is not None and stream.time_base is not None:
+        stated = float(stream.duration * stream.time_base)
+    elif container.duration is not None:
+        stated = container.duration / av.time_base
+    # From the last keyframe, if the end is known.
+    container.seek(0 if stated is None else int((start + stated) * av.time_base))
+    end = _last_packet_s(container, stream) + 1 / fps
     if stated is not None and start + stated - end > _END_SLACK_S:
         raise ConfigError(f"truncated: ends after {end - start:.1f} of {stated:.1f} s")
     return VideoFacts(fps, end - start)
 
 
-def _stated_seconds(container: InputContainer, stream: VideoStream) -> float | None:
-    if stream.duration is not None and stream.time_base is not None:
-        return float(stream.duration * stream.time_base)
-    return container.duration / av.time_base if container.duration is not None else None
-
-
-def _last_packet_s(container: InputContainer, stream: VideoStream, near_s: float | None) -> float:
-    """Presentation time of the last packet, seconds. Reads from the last keyframe if the end is known."""
-    if near_s is not None:
-        container.seek(int(near_s * av.time_base))
-    else:
-        container.seek(0)
+def _last_packet_s(container: InputContainer, stream: VideoStream) -> float:
+    """Presentation time of the last packet, seconds."""
     last = 0.0
     for packet in container.demux(stream):
         # AVI has no presentation times.

@@ -5,7 +5,7 @@ KV is added too and everything is settled, so that answers rest on the memory al
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,15 +46,12 @@ class SceneAnswers:
     answered: tuple[AnswerRecord, ...]
     incomplete: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 _SAVED = TypeAdapter(SceneAnswers)
 
 
 def read_answers(body: dict[str, Any], video: str, questions: Sequence[Question]) -> SceneAnswers:
-    """Inverse of ``SceneAnswers.to_json``; answers are graded again, and reported as those of ``video``. Raises
+    """Inverse of ``asdict``; answers are graded again, and reported as those of ``video``. Raises
     ``ValueError``: invalid, or of other questions."""
     found = _SAVED.validate_python(body)
     graded = (
