@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import lru_cache, partial
@@ -98,26 +97,21 @@ def best_f1(scores: Floats, truth: Bools) -> float:
 
 def validate_windows(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> dict[str, float]:
     """Per event: AUC and best F1 over windows, best F1 over videos (two positive windows in a row); and their means."""
-    scores: dict[str, list[float]] = defaultdict(list)
-    truth: dict[str, list[bool]] = defaultdict(list)
-    videos: dict[str, list[float]] = defaultdict(list)
-    shown: dict[str, list[bool]] = defaultdict(list)
+    found: dict[str, list[tuple[Floats, Bools]]] = {kind: [] for kind in EVENT_KINDS}
     for example in examples:
-        found, asked = margins(model, [example], grid)
-        values, right = found.cpu().numpy().astype(np.float64), asked.truth.cpu().numpy()
+        values, asked = margins(model, [example], grid)
+        scores, truth = values.cpu().numpy().astype(np.float64), asked.truth.cpu().numpy()
         kinds = np.array([question.kind for question in asked.questions])
-        for kind in EVENT_KINDS:
-            here = kinds == kind
-            if here.any():
-                scores[kind] += values[here].tolist()
-                truth[kind] += right[here].tolist()
-                videos[kind].append(video_score(values[here], min(CONSECUTIVE, int(here.sum()))))
-                shown[kind].append(bool(right[here].any()))
+        for kind in np.unique(kinds).tolist():
+            found[kind].append((scores[kinds == kind], truth[kinds == kind]))
     metrics: dict[str, float] = {}
-    for kind in EVENT_KINDS:
-        metrics[f"auc:{kind}"] = auc(np.array(scores[kind]), np.array(truth[kind], bool))
-        metrics[f"f1:{kind}"] = best_f1(np.array(scores[kind]), np.array(truth[kind], bool))
-        metrics[f"video_f1:{kind}"] = best_f1(np.array(videos[kind]), np.array(shown[kind], bool))
+    for kind, videos in found.items():
+        scores = np.concatenate([np.empty(0), *(each for each, _ in videos)])
+        truth = np.concatenate([np.empty(0, bool), *(each for _, each in videos)])
+        whole = np.array([video_score(each, min(CONSECUTIVE, len(each))) for each, _ in videos])
+        metrics[f"auc:{kind}"] = auc(scores, truth)
+        metrics[f"f1:{kind}"] = best_f1(scores, truth)
+        metrics[f"video_f1:{kind}"] = best_f1(whole, np.array([each.any() for _, each in videos], bool))
     for name in ("auc", "f1", "video_f1"):
         metrics[name] = _mean(metrics[f"{name}:{kind}"] for kind in EVENT_KINDS)
     return metrics
