@@ -18,7 +18,9 @@ from cluster.files import check_writable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cluster.lab.evaluation.datasets import Dataset, SkippedVideo
+    from cluster.lab.evaluation.datasets import Dataset
+    from cluster.lab.evaluation.memory.report import MemoryReport
+    from cluster.lab.evaluation.report import EvaluationReport
     from cluster.lab.evaluation.results import Results, Thresholds
     from cluster.lab.evaluation.settings import Setting, WindowShape
     from cluster.lab.evaluation.work import ModelSpec
@@ -146,8 +148,7 @@ def accuracy(
     thresholds, origin = select_thresholds(loaded, results, chosen_on)
     facts = _facts(model, found, results, shape, thresholds, origin, workers, chosen_on)
     report = make_report("Accuracy", results, thresholds, validation=chosen_on, skipped=found.skipped, facts=facts)
-    written = _write(make_page(report), report.to_json(), out, "accuracy", json)
-    show([setting_table(report), figure_table(report)], report.figures.notes, report.skipped, written, json)
+    finish(report, make_page(report), [setting_table(report), figure_table(report)], out, "accuracy", json)
 
 
 @app.command("calibrate")
@@ -190,20 +191,13 @@ def profile(
 
     $ sightline eval profile out/train/model --scenes out/validation
     """
-    from cluster.engine.native.engine import NativeEngine
     from cluster.lab.evaluation.layer_profile import layer_profile, measure_errors
     from cluster.models.settings import write_settings
 
     _, loaded, shape, found = _validation(model, scenes, device, out)
     with Progress(f"profiling {len(found.videos)} videos", 1) as bar:
-        errors = measure_errors(
-            NativeEngine(loaded),
-            found.videos,
-            found.questions,
-            shape,
-            work=out / "work.jsonl",
-            on_progress=lambda at: bar.count(at.done, at.total, at.now),
-        )
+        work = out / "work.jsonl"
+        errors = measure_errors(loaded, found.videos, found.questions, shape, work=work, on_progress=bar.count)
     shares = [round(share, 4) for share in layer_profile(errors)]
     write_settings(model, {"layer_profile": shares})
     told = ", ".join(f"{error:.3f}" for error in errors)
@@ -321,7 +315,7 @@ def _evaluated(
             consecutive=consecutive,
             jobs=jobs,
             work=work,
-            on_progress=lambda at: bar.count(at.done, at.total, at.now),
+            on_progress=bar.count,
         )
 
 
@@ -360,24 +354,19 @@ def _latency_text(jobs: int) -> str:
     return f"measured with {processes} side by side on this machine; of results that an earlier run left, as it ran"
 
 
-def _write(page: Page, text: str, out: Path, stem: str, json: str | None) -> Path:
-    """Write the report to ``out``, and its JSON's ``text`` also where ``--json`` says; returns the page's path."""
+def finish(
+    report: EvaluationReport | MemoryReport, page: Page, tables: Iterable[Table], out: Path, stem: str, json: str | None
+) -> None:
+    """Write the report to ``out``, and its JSON also where ``--json`` says; then print the ``tables``, notes, and where
+    it was written: on standard error where the JSON is on standard output."""
     from cluster.lab.report.page import write_page
 
+    text = report.to_json()
     written = write_page(page, out, stem, text)
     print_json(json, loads(text))
-    return written
-
-
-def show(
-    tables: Iterable[Table], notes: Iterable[str], skipped: Iterable[SkippedVideo], page: Path, json: str | None
-) -> None:
-    """Print an evaluation, and where it was written; on standard error where its JSON is on standard output."""
     screen = console(stderr=json == "-")
     for table in tables:
         table.show(screen)
-    for note in notes:
-        screen.print(f"note: {note}", markup=False)
-    for each in skipped:
-        screen.print(f"skipped {each.path.name}: {each.reason}", markup=False)
-    screen.print(f"written: {page}", markup=False)
+    notes = [f"note: {note}" for note in report.notes]
+    skipped = [f"skipped {each.path.name}: {each.reason}" for each in report.skipped]
+    screen.print("\n".join([*notes, *skipped, f"written: {written}"]), markup=False)

@@ -73,7 +73,7 @@ def memory(
 
     $ sightline eval memory --dataset MLVU --layout mlvu --model Qwen/Qwen2.5-VL-7B-Instruct --device cuda
     """
-    from actors.cli.evaluate import _check_run, _default_jobs, _latency_text, _window_text, _write, show, window_shape
+    from actors.cli.evaluate import _check_run, _default_jobs, _latency_text, _window_text, finish, window_shape
 
     made = {"--scenes": scenes, "--seconds": seconds, "--per-kind": per_kind, "--calibrate": calibrate or None}
     given = [name for name, value in made.items() if value is not None]
@@ -107,15 +107,8 @@ def memory(
         footage, skipped = list(read.videos), read.skipped
         origin = f"{len(footage)} of layout {layout}"
     with Progress(f"remembering {len(footage)} clips under {len(compared)} settings", 1) as bar:
-        found = evaluate_memory(
-            footage,
-            loaded if workers == 1 else spec,
-            compared,
-            shape,
-            out,
-            jobs=workers,
-            on_progress=lambda at: bar.count(at.done, at.total, at.now),
-        )
+        used = loaded if workers == 1 else spec
+        found = evaluate_memory(footage, used, compared, shape, out, jobs=workers, on_progress=bar.count)
     if calibrate:
         _calibrate(found, Path(model), loaded)
         return
@@ -126,9 +119,8 @@ def memory(
         "latency": _latency_text(workers),
     }
     report = make_report("Memory", found, loaded, facts=facts, skipped=skipped)
-    written = _write(make_page(report), report.to_json(), out, "memory", json)
     headline = Table("", ("figure", "value"), [(name, f"{value:.3f}") for name, value in report.headline.items()])
-    show([*tables(report), headline], report.notes, report.skipped, written, json)
+    finish(report, make_page(report), [*tables(report), headline], out, "memory", json)
 
 
 def _made(folder: Path, split: Split, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:

@@ -9,34 +9,6 @@ from actors.cli.output import Progress
 from cluster.errors import ConfigError
 from cluster.files import check_writable
 
-_SHOWN = ("loss", "answers", "found", "memory", "recalled")
-_JUDGED = ("auc", "f1", "video_f1")
-
-
-class TrainingScreen(Progress):
-    """Implements ``cluster.lab.training.loop.TrainingListener``."""
-
-    def __init__(self) -> None:
-        super().__init__(total=1.0)
-        self._stage = ""
-
-    def stage_started(self, stage: str, step: int) -> None:
-        self._stage = stage
-        self.say(f"{stage}: " + (f"goes on at step {step}" if step else "begins"))
-
-    def step(self, share: float, step: int, rate: float, losses: dict[str, float]) -> None:
-        text = f"{rate:.2f} examples/s  " + "  ".join(f"{k} {losses[k]:.3f}" for k in _SHOWN if k in losses)
-        self.show(f"{self._stage} {100 * share:3.0f} %  step {step}  {text}", share)
-
-    def validated(self, metrics: dict[str, float]) -> None:
-        means = "  ".join(f"{name} {metrics[name]:.3f}" for name in _JUDGED if name in metrics)
-        kinds = "  ".join(f"{k.split(':')[1]} {v:.2f}" for k, v in metrics.items() if k.startswith("f1:"))
-        self.say(f"validation: {means}" + (f"  (f1: {kinds})" if kinds else ""))
-
-    def exported(self, folder: Path, kind: str) -> None:
-        self.say(f"model: {folder} ({kind} weights)")
-
-
 app = typer.Typer(help="Train the model that the demo answers with.", no_args_is_help=True)
 
 # Minutes of one stage on two CPU cores, and its examples per step; a GPU needs larger batches and less time.
@@ -122,11 +94,11 @@ def demo_model(
         ),
     )
     check_writable(out)
-    with TrainingScreen() as screen:
+    with Progress(total=1.0) as screen:
         train(
             settings,
             out,
-            screen,
+            lambda text, share: screen.say(text) if share is None else screen.show(text, share),
             encoded_scenes=codec_scenes,
             resume=resume,
             export_model=EXPORT in chosen,

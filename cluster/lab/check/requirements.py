@@ -24,11 +24,8 @@ POOLS = 2
 
 
 def checkpoint_folder(name: str) -> Path | None:
-    """Folder of a checkpoint, a bundled model, or a hub id that this machine has; ``None`` of a preset.
-
-    Raises:
-        ModelError: there is no such model here. Nothing is fetched.
-    """
+    """Folder of a checkpoint, a bundled model, or a hub id that this machine has; ``None`` of a preset. Raises
+    ``ModelError``: there is no such model here. Nothing is fetched."""
     if name in PRESETS:
         return None
     folder = Path(locate(name)).expanduser()
@@ -48,11 +45,8 @@ def checkpoint_folder(name: str) -> Path | None:
 
 
 def check_files(folder: Path) -> None:
-    """Check family, quantisation and completeness from ``config.json`` and the headers of the weights' files.
-
-    Raises:
-        ModelError: one sentence.
-    """
+    """Check family, quantisation and completeness from ``config.json`` and the headers of the weights' files. Raises
+    ``ModelError``: one sentence."""
     check_model(str(folder))
     _check_weights(folder)
 
@@ -89,11 +83,7 @@ def _indexed(folder: Path) -> dict[str, set[str]]:
 
 
 def _stored(path: Path) -> set[str]:
-    """Names of a file's weights.
-
-    Raises:
-        ModelError: it is no safetensors file, or not whole.
-    """
+    """Names of a file's weights. Raises ``ModelError``: it is no safetensors file, or not whole."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -130,11 +130,8 @@ def platt(margins: Floats, truth: Bools) -> tuple[float, float]:
 
 
 def write_calibration(folder: Path, found: CalibrationFit) -> None:
-    """Set the fitted entries of the checkpoint's ``sightline.json``, keeping the others.
-
-    Raises:
-        ModelError: the folder has no such file.
-    """
+    """Set the fitted entries of the checkpoint's ``sightline.json``, keeping the others. Raises ``ModelError``: the
+    folder has no such file."""
     entries = {
         "score_temperature": round(found.score_temperature, 5),
         "score_bias": round(found.score_bias, 5),

@@ -16,11 +16,7 @@ _ALSO = {"full": "replenish + anchors"}
 
 
 def read_accuracy_results(path: Path) -> dict[str, Any]:
-    """Read the JSON of ``sightline eval accuracy --json``.
-
-    Raises:
-        ConfigError: the file is something else.
-    """
+    """Read the JSON of ``sightline eval accuracy --json``. Raises ``ConfigError``: the file is something else."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
         if body["bench"] != "accuracy":

@@ -89,11 +89,8 @@ def replay(
 @contextmanager
 def _source(path: Path, source: str, fps: float, interval: float) -> Iterator[Path]:
     """The video, or a temporary copy encoded as CodecSight's paper has it (section 6.1): ``fps`` pictures a second, the
-    first from each instant on, as H.264 with a GOP of ``interval`` seconds and P frames only.
-
-    Raises:
-        SourceError: the video cannot be read.
-    """
+    first from each instant on, as H.264 with a GOP of ``interval`` seconds and P frames only. Raises ``SourceError``:
+    the video cannot be read."""
     if source == "camera":
         yield path
         return
@@ -163,16 +160,6 @@ class _PrunerStreams:
                 stream.push(sample)
 
 
-@dataclass(frozen=True, slots=True)
-class _WindowFrame:
-    """A frame of the windows to come, and its input to the tower."""
-
-    pts: int
-    duration: int
-    complete: bool
-    batch: PatchBatch
-
-
 class _SettingStream:
     """One setting on one engine stream."""
 
@@ -186,7 +173,8 @@ class _SettingStream:
         # Start of the video, and of the stream since its last restart; microseconds.
         self._begin: int | None = None
         self._origin = 0
-        self._frames: list[_WindowFrame] = []
+        # Of the windows to come.
+        self._frames: list[FrameSample] = []
 
     def push(self, sample: FrameSample) -> None:
         """Push a frame and answer the windows it completes."""
@@ -196,8 +184,7 @@ class _SettingStream:
             self._origin = sample.pts
             self._frames.clear()
         if self.setting.tower == "every window":
-            (batch,) = patch_batches([StreamFrame.of(sample)])
-            self._frames.append(_WindowFrame(sample.pts, sample.duration, sample.complete, batch))
+            self._frames.append(sample)
         self._answer(self.engine.push(replace(sample, stream=self.spec.stream)))
 
     def finish(self) -> None:
@@ -217,7 +204,7 @@ class _SettingStream:
     def _step(self, request: WindowRequest, *, timed: bool) -> WindowResult | None:
         self.tower.saved_s = 0.0
         began = time.perf_counter()
-        with self._reuse(self.tower) if self._reuse else nullcontext():
+        with self._reuse(self.tower) if self._reuse else nullcontext(), self._profiled():
             answers = self.engine.step([request])
         latency_s = time.perf_counter() - began
         if not answers or self._begin is None:
@@ -245,6 +232,17 @@ class _SettingStream:
             latency_s=latency_s,
         )
 
+    @contextmanager
+    def _profiled(self) -> Iterator[None]:
+        """The model has the setting's profile of layers within the context."""
+        model, settings = self.engine.model, self.engine.model.settings
+        if self.setting.profile is not None:
+            model.settings = replace(settings, layer_profile=self.setting.profile)
+        try:
+            yield
+        finally:
+            model.settings = settings
+
     def _tower_cost(self, request: WindowRequest, *, timed: bool) -> tuple[int, float]:
         """FLOPs and seconds of the tower for every frame of the window; seconds are ``nan`` unless ``timed``.
 
@@ -253,7 +251,7 @@ class _SettingStream:
         """
         # Later windows open no earlier.
         self._frames = self._frames[opening_index(self._frames, request.start) :]
-        batches = [frame.batch for frame in self._frames if window_time(frame) < request.end]
+        batches = patch_batches([StreamFrame.of(each) for each in self._frames if window_time(each) < request.end])
         seconds = math.nan
         if timed:
             began = time.perf_counter()

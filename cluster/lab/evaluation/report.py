@@ -20,12 +20,8 @@ DEFAULT_THRESHOLD = 0.5
 
 
 def check_questions(model: VisionLanguageModel, name: str, questions: Mapping[str, str]) -> None:
-    """Refuse a checkpoint trained on other questions than the evaluation asks.
-
-    Raises:
-        ModelError: its ``sightline.json`` lacks a kind of event or words it differently, or its tokenizer cannot encode
-            a question.
-    """
+    """Refuse a checkpoint trained on other questions than the evaluation asks. Raises ``ModelError``: its
+    ``sightline.json`` lacks a kind of event or words it differently, or its tokenizer cannot encode a question."""
     known = model.settings.questions
     if not known:
         raise ModelError(
@@ -275,6 +271,10 @@ class EvaluationReport:
     thresholds: Thresholds
     skipped: tuple[SkippedVideo, ...]
     facts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> list[str]:
+        return self.figures.notes
 
     @property
     def table(self) -> list[SettingRow]:

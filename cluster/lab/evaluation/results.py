@@ -112,11 +112,7 @@ class Results:
 
     @property
     def full(self) -> Setting:
-        """Full computation, the reference.
-
-        Raises:
-            ConfigError: it is not among the settings.
-        """
+        """Full computation, the reference. Raises ``ConfigError``: it is not among the settings."""
         for setting in self.settings:
             if setting.role == "full" and setting.sweep is None:
                 return setting

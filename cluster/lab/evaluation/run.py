@@ -1,7 +1,7 @@
 """The evaluation: videos times settings, in one or several processes, resumable."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from cluster.lab.evaluation.results import Results, VideoRun
 from cluster.lab.evaluation.settings import Setting, full_computation
 from cluster.lab.evaluation.work import (
     ModelSpec,
-    Progress,
+    OnProgress,
     ResultCache,
     WorkerPool,
     all_skipped_error,
@@ -49,7 +49,7 @@ def evaluate(
     consecutive: int = CONSECUTIVE,
     jobs: int = 1,
     work: Path | None = None,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> Results:
     """Run every video under every setting through the live code path.
 
@@ -79,7 +79,7 @@ def evaluate(
         passes = _passes(videos, settings, code, file, runs, failed)
         total = sum(len(each.settings) for each in passes) + len(runs)
         done = len(runs)
-        on_progress(Progress(done, total, ""))
+        on_progress(done, total, "")
         for each, found in workers.do(functools.partial(_answer, dict(questions)), passes):
             done += len(each.settings)
             if isinstance(found, str):
@@ -88,7 +88,7 @@ def evaluate(
                 for key, run in found.items():
                     file.add((each.digest, code, key), run.to_json())
                     runs[each.video.name, key] = run
-            on_progress(Progress(done, total, each.video.name))
+            on_progress(done, total, each.video.name)
     return _results(videos, settings, runs, failed, consecutive)
 
 

@@ -49,6 +49,7 @@ class Setting:
     * ``role``: part in the figures; ``sweep``: curve and position of a sweep's point
     * ``tower``: a frame's kept patches go through the tower once, or again in every window that shows it
     * ``similarity``: of patches whose token is reused from an earlier frame instead (see ``SimilarityReuse``)
+    * ``profile``: layers' shares of the refresh policy ``first_percent``, ``None`` for the model's own
     * ``source``: the camera's own stream, or what CodecSight's paper feeds its rule: the same video encoded again as
       H.264 at the sampling rate, with a GOP of the anchor interval
     """
@@ -63,20 +64,16 @@ class Setting:
     sweep: tuple[str, float] | None = None
     tower: Literal["once", "every window"] = "once"
     similarity: float | None = None
+    profile: tuple[float, ...] | None = None
     source: Literal["camera", "encoded again"] = "camera"
 
     @property
     def key(self) -> str:
         """What results depend on: settings with equal keys are computed once, whatever their names."""
         identity: dict[str, Any] = {
-            "pruner": self.pruner,
-            "options": dict(sorted(self.options)),
-            "refresh": self.refresh,
-            "budget": self.budget,
-            **asdict(self.shape),
-            "tower": self.tower,
-            "similarity": self.similarity,
-            "source": self.source,
+            **asdict(self),
+            "options": sorted(self.options),
+            **dict.fromkeys(("name", "role", "sweep")),
         }
         return json.dumps(identity, separators=(",", ":"))
 

@@ -37,14 +37,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """``done`` of ``total`` steps, first those that were cached; ``now``: the last video. A step is one video under
-    one setting; for memory also the recording of a video."""
-
-    done: int
-    total: int
-    now: str
+OnProgress = Callable[[int, int, str], None]
+"""Told of steps that are done, first those that were cached, of all, and of the last video. A step is one video under
+one setting; for memory also the recording of a video."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +57,7 @@ class ModelSpec:
 
 class WorkerPool(AbstractContextManager["WorkerPool"]):
     """``jobs`` processes that each hold the model and use their share of the cores, started when there are two tasks;
-    or this process alone. A context manager.
-
-    Raises:
-        ConfigError: several processes and a loaded model.
-    """
+    or this process alone. A context manager. Raises ``ConfigError``: several processes and a loaded model."""
 
     def __init__(self, model: VisionLanguageModel | ModelSpec, jobs: int) -> None:
         if jobs > 1 and not isinstance(model, ModelSpec):
@@ -81,11 +72,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def do(self, work: Callable[[NativeEngine, T], R], tasks: Sequence[T]) -> Iterator[tuple[T, R]]:
-        """Pairs of task and result in order of completion.
-
-        Raises:
-            SightlineError: a process died.
-        """
+        """Pairs of task and result in order of completion. Raises ``SightlineError``: a process died."""
         if self._spec is None or (self._pool is None and len(tasks) < 2):
             yield from ((task, work(self.engine, task)) for task in tasks)
             return
@@ -139,11 +126,7 @@ Key = tuple[str, str, str]
 
 class ResultCache:
     """JSON Lines file of results by :data:`Key`, read when entered and appended to. A context manager; ``None`` stores
-    nothing.
-
-    Raises:
-        SightlineError: the file cannot be read or written.
-    """
+    nothing. Raises ``SightlineError``: the file cannot be read or written."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -173,11 +156,7 @@ class ResultCache:
             return None
 
     def add(self, key: Key, run: Mapping[str, Any]) -> None:
-        """Append a result and flush.
-
-        Raises:
-            SightlineError: the file cannot be written.
-        """
+        """Append a result and flush. Raises ``SightlineError``: the file cannot be written."""
         if self._file is None:
             return
         body = dict(zip(("video", "model", "setting"), key, strict=True)) | {"run": run}
@@ -213,11 +192,7 @@ def digest(*parts: str) -> str:
 
 
 def video_digest(path: Path) -> str:
-    """Digest of the file's bytes.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Digest of the file's bytes. Raises ``OSError``: the file cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 

@@ -75,11 +75,8 @@ def _family_card(family: str) -> FamilyCard:
 
 
 def model_card(name: str) -> ModelCard:
-    """The card of a shape, preset, bundled model, or checkpoint folder.
-
-    Raises:
-        ModelError: not found, or of an unsupported family.
-    """
+    """The card of a shape, preset, bundled model, or checkpoint folder. Raises ``ModelError``: not found, or of an
+    unsupported family."""
     model = load_shape(name)
     parameters = sum(parameter.numel() for parameter in model.model.parameters())
     grid = model.geometry.grid(*PICTURE)

@@ -110,10 +110,7 @@ def rows(
     frame_tokens: int | None,
 ) -> list[Row]:
     """Predictions for every machine, method and cache length. ``chosen``: empty for each machine's usual methods.
-
-    Raises:
-        ConfigError: a length or the batch is below one.
-    """
+    Raises ``ConfigError``: a length or the batch is below one."""
     return [
         Row(
             platform,

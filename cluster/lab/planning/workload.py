@@ -152,11 +152,7 @@ models: Registry[ModelShape] = Registry("model", {each.name: each for each in _M
 class Step:
     """One forward pass: ``queries`` new tokens per sequence against ``cache`` older ones, for ``batch`` sequences.
     ``picture``: each sequence's vision tower runs too. ``text``: a generated token, for which retrieval has other
-    ratios than for a frame or a question.
-
-    Raises:
-        ConfigError: a length or a batch below one.
-    """
+    ratios than for a frame or a question. Raises ``ConfigError``: a length or a batch below one."""
 
     model: ModelShape
     cache: int

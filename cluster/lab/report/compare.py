@@ -18,11 +18,7 @@ from cluster.vision.sampler import overlay
 
 
 def video_samples(path: Path, processor: CodecProcessor) -> Iterator[SampledPicture]:
-    """Samples of a video, decoded like a camera's.
-
-    Raises:
-        SourceError: the video cannot be read to its end.
-    """
+    """Samples of a video, decoded like a camera's. Raises ``SourceError``: the video cannot be read to its end."""
     source = FileSource(path)
     try:
         processor.open(source.open())

@@ -156,11 +156,8 @@ def markdown_table(table: Table) -> str:
 
 
 def write_page(page: Page, folder: Path, stem: str, json: str = "") -> Path:
-    """Write ``stem`` ``.html``, ``.md``, optionally ``.json``, and ``*.svg``; returns the HTML's path.
-
-    Raises:
-        SightlineError: the folder cannot be written.
-    """
+    """Write ``stem`` ``.html``, ``.md``, optionally ``.json``, and ``*.svg``; returns the HTML's path. Raises
+    ``SightlineError``: the folder cannot be written."""
     files = {f"{stem}.html": page.html(), f"{stem}.md": page.markdown()}
     files |= {f"{stem}.json": json + "\n"} if json else {}
     write_files(folder, files | {f"{name}.svg": svg(figure) + "\n" for name, figure in page.charts.items()})

@@ -61,11 +61,7 @@ _JUDGED = (
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
-    """Write both files; returns the paths of HTML and JSON.
-
-    Raises:
-        SightlineError: the folder cannot be written.
-    """
+    """Write both files; returns the paths of HTML and JSON. Raises ``SightlineError``: the folder cannot be written."""
     write_files(folder, {"report.html": make_page(report).html(), "report.json": report.to_json() + "\n"})
     return folder / "report.html", folder / "report.json"
 

@@ -111,10 +111,6 @@ class Settings:
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
             raise ConfigError(f"unknown size {self.shape!r}; there are: {', '.join(SHAPES)}")
-        if self.threads < 1:
-            raise ConfigError(f"threads must be at least 1, not {self.threads}")
-        if self.workers < 0:
-            raise ConfigError(f"workers must be 0 (in this process) or more, not {self.workers}")
 
     @property
     def model(self) -> Shape:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import cluster.codec
 import cluster.lab.scenes
@@ -60,7 +61,7 @@ class EncodedExamples:
     def _frames(self, clip: Path, scene: Scene, variant: int) -> list[PrunedFrame]:
         """The clip under its ``variant``-th pruning, cached as this version of the code makes it."""
         made = digest(str(clip.stat().st_size), self.shape, str(self.seed), code_digest(_CODE))
-        path = Path(self.cache) / f"{clip.stem}-{variant}-{made}.npz"
+        path = Path(self.cache) / f"{clip.stem}-{variant}-{made}.pt"
         if not path.is_file():
             rng = np.random.default_rng([self.seed, 4, scene.index, variant])
             write_frames(path, prune_clip(clip, scene, SHAPES[self.shape], sample_live_pruning(variant, rng), rng))
@@ -90,11 +91,8 @@ def sample_live_pruning(variant: int, rng: np.random.Generator) -> LivePruning:
 
 
 def list_training_clips(folder: Path) -> list[Path]:
-    """Clips with ground truth, sorted by name.
-
-    Raises:
-        ConfigError: none, or one of another split, on which a model is judged: under any file name.
-    """
+    """Clips with ground truth, sorted by name. Raises ``ConfigError``: none, or one of another split, on which a model
+    is judged: under any file name."""
     clips = sorted(path for path in folder.glob("*.mp4") if truth_path(path).is_file())
     if not clips:
         raise ConfigError(f"{folder} has no encoded scenes; make some with `sightline scenes make --split {_TRAIN}`")
@@ -109,11 +107,7 @@ _clips = functools.cache(lambda folder: list_training_clips(Path(folder)))
 
 
 def regenerate_scene(truth: SceneTruth) -> Scene:
-    """The scene that a truth describes.
-
-    Raises:
-        ConfigError: this version of the generator makes another scene.
-    """
+    """The scene that a truth describes. Raises ``ConfigError``: this version of the generator makes another scene."""
     split: Any = truth.split
     scene = make_scene(split, truth.index, seconds=truth.seconds, event=truth.event)
     if scene.seed != truth.seed or scene.events != truth.scene_events:
@@ -124,12 +118,8 @@ def regenerate_scene(truth: SceneTruth) -> Scene:
 def prune_clip(
     clip: Path, scene: Scene, shape: Shape, pruning: LivePruning, rng: np.random.Generator
 ) -> list[PrunedFrame]:
-    """A clip as the live front end sees it, one frame after the other, with the scene's labels.
-
-    Raises:
-        SourceError: the clip cannot be read.
-        ConfigError: its pictures have another shape than the model's.
-    """
+    """A clip as the live front end sees it, one frame after the other, with the scene's labels. Raises ``SourceError``:
+    the clip cannot be read; ``ConfigError``: its pictures have another shape than the model's."""
     geometry = PatchGeometry(patch=14, merge=2, temporal=2, max_pixels=shape.max_pixels)
     processor = CodecProcessor(geometry, CodecOptions(fps=shape.fps, anchor_interval_s=pruning.anchor_interval_s))
     sampler = PatchSampler("training", make_pruner(pruning.pruner, pruning.options), shape.fps)
@@ -154,34 +144,18 @@ def prune_clip(
 def write_frames(path: Path, frames: Sequence[PrunedFrame]) -> None:
     """Store frames in one file, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    labels = [frame.labels for frame in frames]
-    with replacing(path) as part, part.open("wb") as file:
-        np.savez(
-            file,
-            times=np.array([frame.time_s for frame in frames]),
-            complete=np.array([frame.complete for frame in frames]),
-            counts=np.array([len(frame.cells) for frame in frames], np.int64),
-            cells=np.concatenate([frame.cells for frame in frames]),
-            patches=np.concatenate([frame.patches for frame in frames]),
-            hot=np.concatenate([each.hot for each in labels]),
-            velocity=np.concatenate([each.velocity for each in labels]),
-            covered=np.concatenate([each.covered for each in labels]),
-        )
+    arrays = ((each.cells, each.patches, each.labels.hot, each.labels.velocity, each.labels.covered) for each in frames)
+    tensors = [tuple(map(torch.from_numpy, each)) for each in arrays]
+    with replacing(path) as part:
+        torch.save([(each.time_s, each.complete, *rest) for each, rest in zip(frames, tensors, strict=True)], part)
 
 
 def read_frames(path: Path) -> list[PrunedFrame]:
     """Inverse of :func:`write_frames`."""
-    with np.load(path) as kept:
-        ends = np.cumsum(kept["counts"])[:-1]
-        unit = len(kept["patches"]) // max(1, len(kept["cells"]))
-        columns = [np.split(kept[name], ends) for name in ("cells", "hot", "velocity", "covered")]
-        patches = np.split(kept["patches"], ends * unit)
-        return [
-            PrunedFrame(float(time), bool(complete), cells, rows, TokenLabels(hot, velocity, covered))
-            for time, complete, rows, cells, hot, velocity, covered in zip(
-                kept["times"], kept["complete"], patches, *columns, strict=True
-            )
-        ]
+    return [
+        PrunedFrame(time_s, complete, cells.numpy(), patches.numpy(), TokenLabels(*(each.numpy() for each in labels)))
+        for time_s, complete, cells, patches, *labels in torch.load(path, weights_only=True)
+    ]
 
 
 def _segment(frames: Sequence[PrunedFrame], rng: np.random.Generator) -> list[PrunedFrame]:

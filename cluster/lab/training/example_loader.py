@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from cluster.errors import SightlineError
 from cluster.lab.training.config import SHAPES
@@ -29,31 +30,21 @@ _KEPT = 4096
 _FIRST = 64
 
 
-class ReplayBuffer:
-    """``next()`` alternates one new example of ``source`` with ``again`` random earlier ones.
-
-    Deterministic in the examples and ``seed``.
-    """
-
-    def __init__(self, source: ExampleLoader, *, again: int, seed: int = 0) -> None:
-        self._source = source
-        self._again = again
-        self._rng = np.random.default_rng([seed, 17])
-        self._kept: list[Example] = []
-        self._turn = 0
-
-    def next(self) -> Example:
-        turn = self._turn
-        self._turn += 1
-        if turn % (self._again + 1) and len(self._kept) >= _FIRST:
-            return self._kept[int(self._rng.integers(len(self._kept)))]
-        example = self._source.next()
-        if self._again:
-            if len(self._kept) < _KEPT:
-                self._kept.append(example)
-            else:
-                self._kept[int(self._rng.integers(_KEPT))] = example
-        return example
+def replayed(source: Iterator[Example], *, again: int, seed: int = 0) -> Iterator[Example]:
+    """One new example of ``source`` alternates with ``again`` random earlier ones: deterministic in the examples and
+    ``seed``."""
+    rng = np.random.default_rng([seed, 17])
+    kept: list[Example] = []
+    for turn in itertools.count():
+        if turn % (again + 1) and len(kept) >= _FIRST:
+            yield kept[int(rng.integers(len(kept)))]
+            continue
+        example = next(source)
+        if again and len(kept) < _KEPT:
+            kept.append(example)
+        elif again:
+            kept[int(rng.integers(_KEPT))] = example
+        yield example
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,54 +93,39 @@ def _tower(weights: str, shape: str) -> TrainableModel:
 _AHEAD = 6
 
 
-class ExampleLoader(AbstractContextManager["ExampleLoader"]):
-    """``next()`` gives examples ``first, first + 1, …``, made ahead by ``workers`` processes, or on demand without.
+@contextmanager
+def load_examples(make: Callable[[int], Example], *, workers: int, first: int = 0) -> Iterator[Iterator[Example]]:
+    """Examples ``first, first + 1, …``, made ahead by ``workers`` processes, which end with the context, or on demand
+    without. The iterator raises ``SightlineError``: a process failed to make one, or died."""
+    numbers: Any = range(sys.maxsize)
+    loader: DataLoader[Example] = DataLoader(
+        numbers,
+        batch_size=None,
+        sampler=itertools.count(first),
+        # Called by the processes, each with a number.
+        collate_fn=make,  # type: ignore[arg-type]
+        num_workers=workers,
+        # Of its own: else the workers' seeds would be drawn from the generator that the training uses.
+        generator=torch.Generator(),
+        prefetch_factor=_AHEAD if workers else None,
+        multiprocessing_context="spawn" if workers else None,
+    )
+    examples: Any = iter(loader)
 
-    A context manager: leaving it ends the processes.
-    """
+    def told() -> Iterator[Example]:
+        for number in itertools.count(first):
+            try:
+                yield next(examples)
+            except Exception as error:
+                if not workers:
+                    raise
+                raise SightlineError(
+                    f"example {number} could not be made; start again to resume from the last checkpoint:\n{error}"
+                ) from error
 
-    def __init__(self, make: Callable[[int], Example], *, workers: int, first: int = 0) -> None:
-        self._workers = workers
-        self._number = first
-        loader: DataLoader[Example] = DataLoader(
-            _Numbered(make),
-            batch_size=None,
-            sampler=itertools.count(first),
-            num_workers=workers,
-            # Of its own: else the workers' seeds would be drawn from the generator that the training uses.
-            generator=torch.Generator(),
-            prefetch_factor=_AHEAD if workers else None,
-            multiprocessing_context="spawn" if workers else None,
-        )
-        self._examples: Any = iter(loader)
-
-    def next(self) -> Example:
-        """The next example.
-
-        Raises:
-            SightlineError: a process failed to make it, or died.
-        """
-        number = self._number
-        self._number += 1
-        try:
-            example: Example = next(self._examples)
-            return example
-        except Exception as error:
-            if not self._workers:
-                raise
-            raise SightlineError(
-                f"example {number} could not be made; start again to resume from the last checkpoint:\n{error}"
-            ) from error
-
-    def __exit__(self, *_: object) -> None:
-        if self._workers:
+    try:
+        yield told()
+    finally:
+        if workers:
             # There is no public way, and an error's traceback would keep the iterator and thereby its processes.
-            self._examples._shutdown_workers()
-
-
-@dataclass(frozen=True, slots=True)
-class _Numbered(Dataset[Example]):
-    make: Callable[[int], Example]
-
-    def __getitem__(self, number: int) -> Example:
-        return self.make(number)
+            examples._shutdown_workers()

@@ -1,5 +1,6 @@
 """Runs one stage: optimisers, steps, schedule, moving average, checkpoints, validation, log."""
 
+import itertools
 import json
 import math
 import pickle
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,18 +18,15 @@ from torch import nn
 from cluster.errors import ConfigError
 from cluster.files import replacing
 from cluster.lab.training.config import Settings, StageSettings
-from cluster.lab.training.example_loader import ExampleLoader, ReplayBuffer
+from cluster.lab.training.example_loader import load_examples, replayed
 from cluster.lab.training.examples import Example
 from cluster.lab.training.loss import DenseHeads, Loss
 from cluster.lab.training.trainable_model import TrainableModel
 
 
 def load_checkpoint(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """Read what :meth:`StageRun.save` wrote; None if there is nothing.
-
-    Raises:
-        ConfigError: unreadable, or of a run with other settings.
-    """
+    """Read what :meth:`StageRun.save` wrote; None if there is nothing. Raises ``ConfigError``: unreadable, or of a run
+    with other settings."""
     if not path.is_file():
         return None
     try:
@@ -119,20 +117,12 @@ class Stage:
     score: str
 
 
-class TrainingListener(Protocol):
-    """Progress of a run, for the command line."""
+Tell = Callable[[str, float | None], None]
+"""Told how a run goes: a text, and the share of the stage that is done (0..1), or ``None`` for a line to keep."""
 
-    def stage_started(self, stage: str, step: int) -> None:
-        """A stage starts, or resumes at ``step``."""
-
-    def step(self, share: float, step: int, rate: float, losses: dict[str, float]) -> None:
-        """``share``: done, 0..1; ``rate``: examples per second; ``losses``: means since the last call."""
-
-    def validated(self, metrics: dict[str, float]) -> None:
-        """Validation finished."""
-
-    def exported(self, folder: Path, kind: str) -> None:
-        """The model was written to ``folder`` in weights of type ``kind``."""
+# Of the losses and metrics, those that are told; all are in the log.
+_TOLD_LOSSES = ("loss", "answers", "found", "memory", "recalled")
+_TOLD_METRICS = ("auc", "f1", "video_f1")
 
 
 class StageRun:
@@ -173,11 +163,7 @@ class StageRun:
         return min(1.0, max(shares))
 
     def resume(self) -> bool:
-        """Restore the checkpoint; returns whether there was one.
-
-        Raises:
-            ConfigError: it is of another run.
-        """
+        """Restore the checkpoint; returns whether there was one. Raises ``ConfigError``: it is of another run."""
         progress = load_checkpoint(self.path, self._identity)
         if progress is None:
             return False
@@ -226,19 +212,19 @@ class StageRun:
         for name, value in self.model.model.state_dict().items():
             self.average[name].lerp_(value, 1 - decay)
 
-    def run(self, listener: TrainingListener, *, validation: Callable[[], list[Example]]) -> None:
+    def run(self, tell: Tell, *, validation: Callable[[], list[Example]]) -> None:
         """Run to the end of the stage. When interrupted, saves a checkpoint and raises."""
         saved = validated = time.monotonic()
         sums: dict[str, list[float]] = defaultdict(list)
         batch = self.stage.settings.batch
         replays = self.stage.settings.replays
         first = self.step * batch // (replays + 1)
-        with ExampleLoader(self.stage.make, workers=self.settings.workers, first=first) as feeder:
-            examples = ReplayBuffer(feeder, again=replays, seed=first)
+        with load_examples(self.stage.make, workers=self.settings.workers, first=first) as feeder:
+            examples = replayed(feeder, again=replays, seed=first)
             last = time.monotonic()
             try:
                 while self.share < 1.0:
-                    losses = self.train_step([examples.next() for _ in range(batch)])
+                    losses = self.train_step(list(itertools.islice(examples, batch)))
                     for name, value in losses.items():
                         sums[name].append(value)
                     now = time.monotonic()
@@ -248,41 +234,45 @@ class StageRun:
                         means = {name: sum(values) / len(values) for name, values in sums.items()}
                         sums.clear()
                         self._log("losses", means)
-                        listener.step(self.share, self.step, self.step * batch / self.elapsed_s, means)
+                        tell(self._progress(means), self.share)
                     if now - saved > 60 * SAVE_MINUTES:
                         self.save()
                         saved = now
                     if now - validated > 60 * self.settings.validate_minutes:
                         # Nothing to judge on with validation_scenes 0.
                         if held_out := validation():
-                            self.validate(held_out, listener)
+                            self.validate(held_out, tell)
                         # Validation does not count as training time.
                         last = validated = time.monotonic()
-                self._finish(listener, validation())
+                self._finish(tell, validation())
             except BaseException:
                 self.save()
                 raise
 
-    def _finish(self, listener: TrainingListener, examples: list[Example]) -> None:
+    def _finish(self, tell: Tell, examples: list[Example]) -> None:
         """Keep the better of the weights and their moving average."""
         better = not examples
         if examples:
-            plain = self.validate(examples, listener, average=False)
-            better = self.validate(examples, listener)[self.stage.score] >= plain[self.stage.score]
+            plain = self.validate(examples, tell, average=False)
+            better = self.validate(examples, tell)[self.stage.score] >= plain[self.stage.score]
         if better:
             self.model.model.load_state_dict(self.average)
         self.done = True
         self.save()
 
-    def validate(
-        self, examples: list[Example], listener: TrainingListener, *, average: bool = True
-    ) -> dict[str, float]:
+    def validate(self, examples: list[Example], tell: Tell, *, average: bool = True) -> dict[str, float]:
         """Metrics of the moving average (or of the current weights)."""
         with self._averaged() if average else nullcontext():
             metrics = self.stage.judge(self.model, self.heads, examples)
         self._log("validation" if average else "validation_raw", metrics)
-        listener.validated(metrics)
+        kinds = "  ".join(f"{k.split(':')[1]} {v:.2f}" for k, v in metrics.items() if k.startswith("f1:"))
+        tell(f"validation: {_numbers(metrics, _TOLD_METRICS)}" + (f"  (f1: {kinds})" if kinds else ""), None)
         return metrics
+
+    def _progress(self, losses: Mapping[str, float]) -> str:
+        done = f"{self.stage.settings.name} {100 * self.share:3.0f} %  step {self.step}"
+        rate = self.step * self.stage.settings.batch / self.elapsed_s
+        return f"{done}  {rate:.2f} examples/s  {_numbers(losses, _TOLD_LOSSES)}"
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
@@ -304,6 +294,10 @@ class StageRun:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({**line, **numbers}) + "\n")
+
+
+def _numbers(values: Mapping[str, float], names: Sequence[str]) -> str:
+    return "  ".join(f"{name} {values[name]:.3f}" for name in names if name in values)
 
 
 def schedule(share: float, warm_up: float) -> float:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from functools import lru_cache, partial
@@ -19,7 +18,7 @@ from cluster.lab.scenes import EVENT_KINDS, standing_question
 from cluster.lab.training.config import Settings, Shape, StageSettings
 from cluster.lab.training.example_loader import FrozenTowerExamples, save_tower
 from cluster.lab.training.examples import Example, TowerExamples, ValidationExamples, WindowExamples
-from cluster.lab.training.loop import Stage, StageRun, TrainingListener, load_checkpoint
+from cluster.lab.training.loop import Stage, StageRun, Tell, load_checkpoint
 from cluster.lab.training.loss import DenseHeads, dense_labels, margins, tower_loss, window_loss
 from cluster.lab.training.pruning import LABELS, picture_grid
 from cluster.lab.training.trainable_model import TrainableModel, initialise_for_training, patch_batches
@@ -49,11 +48,7 @@ CACHE = "recorded"
 
 def make_stage(settings: Settings, stage: StageSettings, encoded_scenes: Path | None, folder: Path = Path()) -> Stage:
     """A stage by name. ``encoded_scenes``: folder of encoded scenes for ``codec``; their pruned frames are cached in
-    ``folder``.
-
-    Raises:
-        ConfigError: no such stage, or ``codec`` without scenes.
-    """
+    ``folder``. Raises ``ConfigError``: no such stage, or ``codec`` without scenes."""
     grid = picture_grid(settings.model)
     shape, seed = settings.shape, settings.seed
     make: Callable[[int], Example]
@@ -102,26 +97,21 @@ def best_f1(scores: Floats, truth: Bools) -> float:
 
 def validate_windows(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> dict[str, float]:
     """Per event: AUC and best F1 over windows, best F1 over videos (two positive windows in a row); and their means."""
-    scores: dict[str, list[float]] = defaultdict(list)
-    truth: dict[str, list[bool]] = defaultdict(list)
-    videos: dict[str, list[float]] = defaultdict(list)
-    shown: dict[str, list[bool]] = defaultdict(list)
+    found: dict[str, list[tuple[Floats, Bools]]] = {kind: [] for kind in EVENT_KINDS}
     for example in examples:
-        found, asked = margins(model, [example], grid)
-        values, right = found.cpu().numpy().astype(np.float64), asked.truth.cpu().numpy()
+        values, asked = margins(model, [example], grid)
+        scores, truth = values.cpu().numpy().astype(np.float64), asked.truth.cpu().numpy()
         kinds = np.array([question.kind for question in asked.questions])
-        for kind in EVENT_KINDS:
-            here = kinds == kind
-            if here.any():
-                scores[kind] += values[here].tolist()
-                truth[kind] += right[here].tolist()
-                videos[kind].append(video_score(values[here], min(CONSECUTIVE, int(here.sum()))))
-                shown[kind].append(bool(right[here].any()))
+        for kind in np.unique(kinds).tolist():
+            found[kind].append((scores[kinds == kind], truth[kinds == kind]))
     metrics: dict[str, float] = {}
-    for kind in EVENT_KINDS:
-        metrics[f"auc:{kind}"] = auc(np.array(scores[kind]), np.array(truth[kind], bool))
-        metrics[f"f1:{kind}"] = best_f1(np.array(scores[kind]), np.array(truth[kind], bool))
-        metrics[f"video_f1:{kind}"] = best_f1(np.array(videos[kind]), np.array(shown[kind], bool))
+    for kind, videos in found.items():
+        scores = np.concatenate([np.empty(0), *(each for each, _ in videos)])
+        truth = np.concatenate([np.empty(0, bool), *(each for _, each in videos)])
+        whole = np.array([video_score(each, min(CONSECUTIVE, len(each))) for each, _ in videos])
+        metrics[f"auc:{kind}"] = auc(scores, truth)
+        metrics[f"f1:{kind}"] = best_f1(scores, truth)
+        metrics[f"video_f1:{kind}"] = best_f1(whole, np.array([each.any() for _, each in videos], bool))
     for name in ("auc", "f1", "video_f1"):
         metrics[name] = _mean(metrics[f"{name}:{kind}"] for kind in EVENT_KINDS)
     return metrics
@@ -154,11 +144,8 @@ def _mean(values: Iterable[float]) -> float:
 # -- export ----------------------------------------------------------------------------------------
 def export(model: TrainableModel, shape: Shape, folder: Path, examples: Sequence[Example]) -> str:
     """Write ``folder`` (config, weights, tokenizer, ``sightline.json``), replacing it; returns the weights' type: 16
-    bits if no score of ``examples`` changes by more than a thousandth.
-
-    Raises:
-        ModelError: the written checkpoint does not load back identically.
-    """
+    bits if no score of ``examples`` changes by more than a thousandth. Raises ``ModelError``: the written checkpoint
+    does not load back identically."""
     kind = _export_dtype(model, shape, examples)
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -237,7 +224,7 @@ _EXPORT_SCENES = 6
 def train(
     settings: Settings,
     folder: Path,
-    listener: TrainingListener,
+    tell: Tell,
     *,
     encoded_scenes: Path | None = None,
     resume: bool = True,
@@ -278,11 +265,11 @@ def train(
         if name == "language":
             save_tower(model, folder / FROZEN)
         if not run.done:
-            listener.stage_started(name, run.step)
-            run.run(listener, validation=lambda: _examples(check, settings.validation_scenes))
+            tell(f"{name}: " + (f"goes on at step {run.step}" if run.step else "begins"), None)
+            run.run(tell, validation=lambda: _examples(check, settings.validation_scenes))
     if export_model:
         kind = export(model, settings.model, folder / MODEL, _examples(check, _EXPORT_SCENES))
-        listener.exported(folder / MODEL, kind)
+        tell(f"model: {folder / MODEL} ({kind} weights)", None)
 
 
 def _examples(check: Callable[[int], Example], count: int) -> list[Example]:
@@ -290,11 +277,8 @@ def _examples(check: Callable[[int], Example], count: int) -> list[Example]:
 
 
 def load_mean_weights(folders: Sequence[Path], model: TrainableModel) -> None:
-    """Load an exported model, or the mean of several (model soups, Wortsman et al. 2022).
-
-    Raises:
-        ConfigError: no model, or one of another shape.
-    """
+    """Load an exported model, or the mean of several (model soups, Wortsman et al. 2022). Raises ``ConfigError``: no
+    model, or one of another shape."""
     mean: dict[str, torch.Tensor] = {}
     for folder in folders:
         if not (folder / "config.json").is_file():

@@ -94,6 +94,7 @@ def test_a_key_is_what_results_depend_on_and_not_the_name():
         replace(setting, tower="every window"),
         replace(setting, source="encoded again"),
         replace(setting, similarity=0.9),
+        replace(setting, profile=(1.0, 0.0)),
     ]
     assert len({each.key for each in changed} | {setting.key}) == len(changed) + 1
 

@@ -5,7 +5,7 @@ import pytest
 
 from cluster.errors import ConfigError, ModelError
 from cluster.lab.evaluation.calibration import CalibrationFit, fit_answers, mean_in_logits, platt, write_calibration
-from cluster.lab.evaluation.memory.questions import OpenQuestion
+from cluster.lab.evaluation.memory.questions import Question
 from cluster.lab.evaluation.memory.results import AnswerRecord, GradedAnswer, SettingResult
 from cluster.lab.evaluation.memory.run import Footage, MemoryResults
 from cluster.lab.evaluation.memory.settings import FULL, ours
@@ -55,14 +55,14 @@ def test_answers_about_events_are_fitted_from_what_was_said_and_nothing_else():
     truth = rng.random(5000) < 1 / (1 + np.exp(-(0.8 * margins + 2.0)))
     # The model was calibrated before: 1 / 4 of the margin, less 1.
     scores = 1 / (1 + np.exp(-(margins / 4 - 1)))
-    asked = [OpenQuestion("event", ("Did someone fall?",), ("yes" if yes else "no",), 9.0) for yes in truth] + [
-        OpenQuestion("needle", ("Was there a red vehicle?",), ("yes",), 9.0)
+    asked = [Question("event", ("Did someone fall?",), ("yes" if yes else "no",), 9.0) for yes in truth] + [
+        Question("needle", ("Was there a red vehicle?",), ("yes",), 9.0)
     ] * 50
     before = ModelSettings(answer_temperature=4.0, answer_bias=-1.0)
 
     def answers(setting, given, count):
         said = [
-            AnswerRecord(GradedAnswer.of("v", number, question, ["no"]), ("no",), 0, 9.0, 0, 0, 0, 0, None, (score,))
+            AnswerRecord(GradedAnswer("v", number, question.kind, 0.0), ("no",), 0, 9.0, 0, 0, 0, 0, None, (score,))
             for number, (question, score) in enumerate(zip(asked, [*given, *[0.0] * 50], strict=True))
         ]
         return SettingResult(setting, tuple(said[:count]))

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.memory.datasets import load_question_dataset, question_layouts
-from cluster.lab.evaluation.memory.questions import MultipleChoice, OpenQuestion
+from cluster.lab.evaluation.memory.questions import Question, multiple_choice
 from cluster.lab.scenes.street_clips import make_clip
 
 
@@ -64,7 +64,7 @@ def test_mlvu_asks_at_the_end_of_each_video_and_says_what_it_left_out(tmp_path, 
     (video,) = dataset.videos
     assert video.path == tmp_path / "video/1_plotQA/one.mp4"
     first, second = video.questions
-    assert first == MultipleChoice("plotQA", records[0]["question"], ("Red", "Green", "Blue"), 1, first.at_s)
+    assert first == multiple_choice("plotQA", records[0]["question"], ("Red", "Green", "Blue"), 1, first.at_s)
     assert first.at_s == pytest.approx(4.0, abs=0.05)
     assert second.answers == ("C",)
     assert len(dataset.skipped) == 6
@@ -92,7 +92,7 @@ def test_videomme_strips_letters_and_reports_by_length(tmp_path, clip):
     write(tmp_path / "test.json", [mme(), mme(answer="E"), mme(videoID="nowhere0000", url="", video_id=None)])
     dataset = load_question_dataset(tmp_path, "videomme")
     ((question,),) = [video.questions for video in dataset.videos]
-    assert (question.kind, question.options[2], question.answer) == ("short", "Nothing.", 2)
+    assert (question.kind, question.options[2], question.answers) == ("short", "Nothing.", ("C",))
     assert any("'E' is not the letter of one of 4" in reason for reason in reasons(dataset))
     assert any("not on disk" in reason for reason in reasons(dataset))
 
@@ -162,9 +162,8 @@ def test_rvs_as_rekv_keeps_it(tmp_path, clip):
     dataset = load_question_dataset(tmp_path, "rvs")
     (video,) = dataset.videos
     opened, chosen = video.questions
-    assert opened == OpenQuestion("open", ("What is on the table?",), ("A red cup",), 3.0, None, ((1.0, 3.0),))
-    assert isinstance(chosen, MultipleChoice)
-    assert (chosen.at_s, chosen.answer) == (3.5, 0)
+    assert opened == Question("open", ("What is on the table?",), ("A red cup",), 3.0, None, ((1.0, 3.0),))
+    assert (chosen.at_s, chosen.options, chosen.answers) == (3.5, ("A red cup", "A book"), ("A",))
     assert len(dataset.skipped) == 8
     for told in (
         "is after the video's end",

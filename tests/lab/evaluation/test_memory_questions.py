@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.memory.long_scene import LongScene, visible_span
-from cluster.lab.evaluation.memory.questions import MultipleChoice, OpenQuestion, generate_questions
+from cluster.lab.evaluation.memory.questions import Question, generate_questions, multiple_choice
 from cluster.lab.scenes import EVENT_KINDS, SceneRenderer, memory_questions, phrasings
 from cluster.lab.scenes.actors import CameraSettings
 from cluster.lab.scenes.encode import encode_missing_clips
@@ -211,12 +211,12 @@ def test_wrong_arguments_say_what_is_wrong(change, message):
 
 def test_questions_need_an_answer_for_each_turn_and_a_right_option():
     with pytest.raises(ConfigError, match="2 turns with 1 answers"):
-        OpenQuestion("needle", ("One?", "Two?"), ("yes",), 1.0)
+        Question("needle", ("One?", "Two?"), ("yes",), 1.0)
     with pytest.raises(ConfigError, match="option 2 cannot be right"):
-        MultipleChoice("plot", "Which?", ("this", "that"), 2, 1.0)
+        multiple_choice("plot", "Which?", ("this", "that"), 2, 1.0)
     with pytest.raises(ConfigError, match="between 2 and 10 options"):
-        MultipleChoice("plot", "Which?", ("this",), 0, 1.0)
-    choice = MultipleChoice("plot", "Which?", ("this", "that"), 1, 1.0)
+        multiple_choice("plot", "Which?", ("this",), 0, 1.0)
+    choice = multiple_choice("plot", "Which?", ("this", "that"), 1, 1.0)
     assert choice.turns[0].splitlines()[:3] == ["Which?", "A. this", "B. that"]
     assert choice.answers == ("B",)
     with pytest.raises(ConfigError, match="questions of a kind must be at least 1, not 0"):

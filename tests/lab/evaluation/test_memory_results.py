@@ -9,12 +9,13 @@ import pytest
 
 from cluster.errors import SightlineError
 from cluster.lab.evaluation.datasets import SkippedVideo
-from cluster.lab.evaluation.memory.questions import Footage, OpenQuestion
+from cluster.lab.evaluation.memory.questions import Footage, Question
 from cluster.lab.evaluation.memory.report import make_page, make_report, memory_charts
 from cluster.lab.evaluation.memory.results import (
     AnswerRecord,
     GradedAnswer,
     SettingResult,
+    credit,
     evidence_recall,
 )
 from cluster.lab.evaluation.memory.run import MemoryResults
@@ -25,10 +26,10 @@ from cluster.models.settings import ModelSettings
 
 SMALL, LARGE = (ShareSetting("cords", "resv", "wicsum", share=share) for share in (1 / 8, 1 / 4))
 ASKED = (
-    OpenQuestion("needle", ("Was there a red vehicle?",), ("yes",), 100.0, None, ((10.0, 14.0),)),
-    OpenQuestion("needle", ("Was there a blue vehicle?",), ("no",), 100.0),
-    OpenQuestion("order", ("Which came first?",), ("person",), 200.0, None, ((10.0, 14.0), (30.0, 36.0))),
-    OpenQuestion("counting", ("How many vehicles passed?",), ("two",), 200.0, 50.0, ((60.0, 64.0), (70.0, 74.0))),
+    Question("needle", ("Was there a red vehicle?",), ("yes",), 100.0, None, ((10.0, 14.0),)),
+    Question("needle", ("Was there a blue vehicle?",), ("no",), 100.0),
+    Question("order", ("Which came first?",), ("person",), 200.0, None, ((10.0, 14.0), (30.0, 36.0))),
+    Question("counting", ("How many vehicles passed?",), ("two",), 200.0, 50.0, ((60.0, 64.0), (70.0, 74.0))),
 )
 RIGHT = ("yes", "no", "person", "two")
 
@@ -37,7 +38,7 @@ def result(setting, said, *, held=400.0):
     at = (12.0, 31.0, 90.0, 90.0)
     rows = tuple(
         AnswerRecord(
-            GradedAnswer.of("hour", number, question, [word]),
+            GradedAnswer("hour", number, question.kind, credit(question, [word])),
             (word,),
             ttft_s=0.1 * (number + 1),
             history_s=question.at_s,

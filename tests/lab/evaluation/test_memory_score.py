@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.lab.evaluation.memory.questions import MultipleChoice, OpenQuestion
+from cluster.lab.evaluation.memory.questions import Question, multiple_choice
 from cluster.lab.evaluation.memory.results import (
     GradedAnswer,
     accuracy_by_kind,
@@ -81,11 +81,11 @@ def test_overlap_by_hand():
 
 
 def test_credit_is_the_share_of_turns():
-    talk = OpenQuestion("multi-turn", ("One?", "Two?"), ("yes", "no"), 1.0)
+    talk = Question("multi-turn", ("One?", "Two?"), ("yes", "no"), 1.0)
     assert [credit(talk, said) for said in (("yes", "no"), ("yes", "yes"), ("no", "yes"))] == [1.0, 0.5, 0.0]
-    choice = MultipleChoice("plot", "Which?", ("this", "that"), 1, 1.0)
+    choice = multiple_choice("plot", "Which?", ("this", "that"), 1, 1.0)
     assert (credit(choice, ["B"]), credit(choice, ["this"])) == (1.0, 0.0)
-    assert credit(OpenQuestion("open", ("What?",), ("a red cup",), 1.0), ["red"]) == pytest.approx(2 / 3)
+    assert credit(Question("open", ("What?",), ("a red cup",), 1.0), ["red"]) == pytest.approx(2 / 3)
     with pytest.raises(ValueError, match="1 answers to 2 turns"):
         credit(talk, ["yes"])
 

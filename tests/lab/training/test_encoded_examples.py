@@ -58,9 +58,9 @@ def test_a_clip_is_seen_as_it_is_live(clip: Path, shape: Shape, grid: PatchGrid)
 def test_what_was_kept_is_what_was_written(clip: Path, shape: Shape, tmp_path: Path) -> None:
     scene = regenerate_scene(SceneTruth.load(truth_path(clip)))
     frames = prune_clip(clip, scene, shape, LivePruning("replenish", {}, 8.0, 0.3), np.random.default_rng(1))
-    write_frames(tmp_path / "kept" / "a.npz", frames)
-    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["a.npz"]
-    for one, other in zip(read_frames(tmp_path / "kept" / "a.npz"), frames, strict=True):
+    write_frames(tmp_path / "kept" / "a.pt", frames)
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["a.pt"]
+    for one, other in zip(read_frames(tmp_path / "kept" / "a.pt"), frames, strict=True):
         assert (one.time_s, one.complete) == (other.time_s, other.complete)
         assert np.array_equal(one.cells, other.cells)
         assert np.array_equal(one.patches, other.patches)

@@ -1,12 +1,13 @@
 """Examples from other processes come in order, and errors come with them."""
 
 import multiprocessing
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from cluster.errors import SightlineError
-from cluster.lab.training.example_loader import ExampleLoader
+from cluster.lab.training.example_loader import load_examples
 from cluster.lab.training.examples import Example, TowerExamples
 
 
@@ -26,31 +27,31 @@ def same(one: Example, other: Example) -> bool:
 def test_two_processes_give_what_none_does_and_end_with_the_loader() -> None:
     make = TowerExamples("tiny", seed=1, frames=2)
     before = set(multiprocessing.active_children())
-    with ExampleLoader(make, workers=0, first=7) as alone, ExampleLoader(make, workers=2, first=7) as several:
+    with load_examples(make, workers=0, first=7) as alone, load_examples(make, workers=2, first=7) as several:
         for _ in range(5):
-            assert same(alone.next(), several.next())
+            assert same(next(alone), next(several))
         assert len(set(multiprocessing.active_children()) - before) == 2
     assert set(multiprocessing.active_children()) <= before
 
 
 def test_what_went_wrong_there_is_told_here() -> None:
-    with ExampleLoader(failing, workers=1) as feeder:
-        feeder.next()
+    with load_examples(failing, workers=1) as feeder:
+        next(feeder)
         with pytest.raises(SightlineError, match=r"example 1 could not be made[\s\S]*no such scene"):
-            feeder.next()
+            next(feeder)
 
 
 def test_a_process_that_is_gone_is_an_error() -> None:
     before = set(multiprocessing.active_children())
-    with ExampleLoader(TowerExamples("tiny", 0, frames=1), workers=1) as feeder:
-        feeder.next()
+    with load_examples(TowerExamples("tiny", 0, frames=1), workers=1) as feeder:
+        next(feeder)
         (process,) = set(multiprocessing.active_children()) - before
         process.kill()
         with pytest.raises(SightlineError, match=r"DataLoader worker .* (exited unexpectedly|killed by signal)"):
             _drain(feeder)
 
 
-def _drain(feeder: ExampleLoader) -> None:
+def _drain(feeder: Iterator[Example]) -> None:
     """More than can lie in the queue."""
     for _ in range(50):
-        feeder.next()
+        next(feeder)

@@ -131,17 +131,9 @@ def test_checkpoints_of_stages_that_are_not_asked_for_replace_neither_what_is_na
     for stage, named in stages:
         chosen = () if stage is None else (StageSettings(stage, rate=1e-3, batch=1, steps=1),)
         settings = Settings("tiny", workers=0, stages=chosen)
-        train(settings, tmp_path / "run", Listening(), resume=False, initial_models=named)
+        train(settings, tmp_path / "run", lambda *_: None, resume=False, initial_models=named)
     assert begun[1:] == [2.0, 2.0, pytest.approx(one(trainable), abs=1e-3)]
     # Without a stage, the last one's.
     assert left == [2.0, 3.0, 4.0, 5.0, 5.0]
-    train(Settings("tiny"), tmp_path / "run", Listening(), initial_models=[tmp_path / "named"])
+    train(Settings("tiny"), tmp_path / "run", lambda *_: None, initial_models=[tmp_path / "named"])
     assert left[-1] == pytest.approx(one(trainable), abs=1e-3)
-
-
-class Listening:
-    def stage_started(self, stage: str, step: int) -> None:
-        pass
-
-    def exported(self, folder: Path, kind: str) -> None:
-        pass

@@ -1,31 +1,21 @@
 """Examples shown again, and examples seen by a frozen tower."""
 
-from dataclasses import dataclass, replace
+import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from cluster.lab.training.example_loader import FrozenTowerExamples, ReplayBuffer, encode_example, save_tower
+from cluster.lab.training.example_loader import FrozenTowerExamples, encode_example, replayed, save_tower
 from cluster.lab.training.examples import Example, WindowExamples
 from cluster.lab.training.loss import DenseHeads, margins, window_loss
 
 
-@dataclass
-class Counting:
-    """Gives 0, 1, 2, … in place of examples."""
-
-    given: int = 0
-
-    def next(self) -> int:
-        self.given += 1
-        return self.given - 1
-
-
 def drawn(again: int, count: int, seed: int = 0) -> list[int]:
-    replay = ReplayBuffer(Counting(), again=again, seed=seed)  # type: ignore[arg-type]
-    return [replay.next() for _ in range(count)]  # type: ignore[misc]
+    numbers = replayed(itertools.count(), again=again, seed=seed)  # type: ignore[arg-type]
+    return list(itertools.islice(numbers, count))  # type: ignore[arg-type]
 
 
 def test_without_replays_every_example_is_new() -> None:

@@ -24,13 +24,13 @@ SETTINGS = Settings(shape="tiny", seed=5, workers=0, validation_scenes=2)
 class Quiet:
     def __init__(self) -> None:
         self.shares: list[float] = []
-        self.metrics: list[dict[str, float]] = []
+        self.metrics: list[str] = []
 
-    def step(self, share: float, step: int, rate: float, losses: dict[str, float]) -> None:
-        self.shares.append(share)
-
-    def validated(self, metrics: dict[str, float]) -> None:
-        self.metrics.append(metrics)
+    def __call__(self, text: str, share: float | None) -> None:
+        if share is not None:
+            self.shares.append(share)
+        elif text.startswith("validation: "):
+            self.metrics.append(text)
 
 
 @functools.cache

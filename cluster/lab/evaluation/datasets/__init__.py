@@ -2,11 +2,10 @@
 
 import filecmp
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import av
 from av.container import InputContainer
@@ -18,8 +17,6 @@ from cluster.lab.scenes.questions import standing_question
 from cluster.lab.scenes.truth import SceneTruth, truth_path
 from cluster.lab.scenes.vocabulary import EVENT_KINDS
 from cluster.registry import Registry
-
-T = TypeVar("T")
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".ts"})
 
@@ -36,11 +33,8 @@ class VideoFacts:
 
 
 def probe_video(path: Path) -> VideoFacts:
-    """Open the file, decode its first picture and find its end.
-
-    Raises:
-        ConfigError: missing, empty, not a video, no decodable picture, or truncated.
-    """
+    """Open the file, decode its first picture and find its end. Raises ``ConfigError``: missing, empty, not a video, no
+    decodable picture, or truncated."""
     try:
         if path.stat().st_size == 0:
             raise ConfigError("empty file (0 bytes)")
@@ -61,25 +55,21 @@ def _probe(container: InputContainer) -> VideoFacts:
     if fps <= 0:
         raise ConfigError("states no frame rate")
     start = first.time or 0.0
-    stated = _stated_seconds(container, stream)
-    end = _last_packet_s(container, stream, start + stated if stated is not None else None) + 1 / fps
+    stated: float | None = None
+    if stream.duration is not None and stream.time_base is not None:
+        stated = float(stream.duration * stream.time_base)
+    elif container.duration is not None:
+        stated = container.duration / av.time_base
+    # From the last keyframe, if the end is known.
+    container.seek(0 if stated is None else int((start + stated) * av.time_base))
+    end = _last_packet_s(container, stream) + 1 / fps
     if stated is not None and start + stated - end > _END_SLACK_S:
         raise ConfigError(f"truncated: ends after {end - start:.1f} of {stated:.1f} s")
     return VideoFacts(fps, end - start)
 
 
-def _stated_seconds(container: InputContainer, stream: VideoStream) -> float | None:
-    if stream.duration is not None and stream.time_base is not None:
-        return float(stream.duration * stream.time_base)
-    return container.duration / av.time_base if container.duration is not None else None
-
-
-def _last_packet_s(container: InputContainer, stream: VideoStream, near_s: float | None) -> float:
-    """Presentation time of the last packet, seconds. Reads from the last keyframe if the end is known."""
-    if near_s is not None:
-        container.seek(int(near_s * av.time_base))
-    else:
-        container.seek(0)
+def _last_packet_s(container: InputContainer, stream: VideoStream) -> float:
+    """Presentation time of the last packet, seconds."""
     last = 0.0
     for packet in container.demux(stream):
         # AVI has no presentation times.
@@ -146,11 +136,8 @@ dataset_layouts: Registry[DatasetReader] = Registry(
 
 def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: float = 0.0) -> Dataset:
     """Read a directory of labelled videos in one of ``dataset_layouts``; videos below ``min_seconds`` are skipped.
-
-    Raises:
-        ConfigError: unknown layout, no such directory, another layout, or no video left; the message names the first
-            skipped videos.
-    """
+    Raises ``ConfigError``: unknown layout, no such directory, another layout, or no video left; the message names the
+    first skipped videos."""
     read = dataset_layouts.get(layout)
     folder = check_directory(directory)
     dataset = read(folder, min_seconds)
@@ -160,11 +147,8 @@ def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: 
 
 
 def check_validation(validation: Dataset, judged: Sequence[LabelledVideo] = ()) -> None:
-    """Refuse to fit on what is judged.
-
-    Raises:
-        ConfigError: a video of them is among those that are ``judged``, under any name, or a scene of the test split.
-    """
+    """Refuse to fit on what is judged. Raises ``ConfigError``: a video of them is among those that are ``judged``,
+    under any name, or a scene of the test split."""
     sizes: dict[int, list[Path]] = {}
     for video in judged:
         sizes.setdefault(video.path.stat().st_size, []).append(video.path)
@@ -191,16 +175,16 @@ def check_directory(directory: str | Path) -> Path:
     return folder
 
 
-def collect_or_skip(parts: Iterable[tuple[Path, str, Callable[[], T]]]) -> tuple[list[T], list[SkippedVideo]]:
-    """Results of the ``parts`` (path, prefix of the reason, factory), and those whose factory failed."""
-    found: list[T] = []
-    skipped: list[SkippedVideo] = []
-    for path, where, make in parts:
+class Skipped(list[SkippedVideo]):
+    """What a data set leaves out."""
+
+    @contextmanager
+    def instead(self, path: Path, where: str = "") -> Iterator[None]:
+        """A ``ConfigError`` ends the context, and ``path`` is skipped for that reason; ``where``: before the reason."""
         try:
-            found.append(make())
+            yield
         except ConfigError as error:
-            skipped.append(SkippedVideo(path, f"{where}{error}"))
-    return found, skipped
+            self.append(SkippedVideo(path, f"{where}{error}"))
 
 
 def probe_min_length(path: Path, min_seconds: float) -> VideoFacts:
@@ -224,7 +208,10 @@ def read_scenes(directory: Path, min_seconds: float) -> Dataset:
     """All clips in the directory; the truth covers every kind of event, so each is judged on all."""
     clips = {path.stem: path for path in directory.glob("*.mp4")}
     paths = [clips.get(name, directory / f"{name}.mp4") for name in sorted(clips.keys() | set(_indexed(directory)))]
-    videos, skipped = collect_or_skip((path, "", partial(_labelled, path, min_seconds)) for path in paths)
+    videos, skipped = [], Skipped()
+    for path in paths:
+        with skipped.instead(path):
+            videos.append(_labelled(path, min_seconds))
     questions = {kind: standing_question(kind) for kind in EVENT_KINDS}
     return Dataset("scenes", directory, tuple(videos), questions, tuple(skipped))
 

@@ -6,7 +6,6 @@ The official test split is evaluated.
 """
 
 import re
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -15,8 +14,8 @@ from cluster.lab.evaluation.datasets import (
     VIDEO_SUFFIXES,
     Dataset,
     LabelledVideo,
+    Skipped,
     SkippedVideo,
-    collect_or_skip,
     format_reasons,
     probe_min_length,
 )
@@ -78,12 +77,13 @@ Spans = tuple[tuple[int, int], ...]
 """First and last frame of each event of one video."""
 
 
-def read_split(path: Path) -> tuple[list[VideoKey], list[SkippedVideo]]:
+def read_split(path: Path, skipped: Skipped) -> list[VideoKey]:
     """Videos of a split file, one ``Class/file.mp4`` per line, in order and without duplicates."""
-    found, skipped = collect_or_skip(
-        (path, f"line {number}: ", partial(_listed_video, line)) for number, line in _lines(path)
-    )
-    return list(dict.fromkeys(found)), skipped
+    found = []
+    for number, line in _lines(path):
+        with skipped.instead(path, f"line {number}: "):
+            found.append(_listed_video(line))
+    return list(dict.fromkeys(found))
 
 
 def _listed_video(line: str) -> VideoKey:
@@ -95,12 +95,13 @@ def _listed_video(line: str) -> VideoKey:
     return VideoKey(kind, listed.name)
 
 
-def read_annotations(path: Path) -> tuple[dict[VideoKey, Spans], list[SkippedVideo]]:
+def read_annotations(path: Path, skipped: Skipped) -> dict[VideoKey, Spans]:
     """Temporal annotation: ``file class start1 end1 start2 end2`` per line, frame numbers, -1 for none."""
-    found, skipped = collect_or_skip(
-        (path, f"line {number}: ", partial(_annotation, line)) for number, line in _lines(path)
-    )
-    return dict(found), skipped
+    found = []
+    for number, line in _lines(path):
+        with skipped.instead(path, f"line {number}: "):
+            found.append(_annotation(line))
+    return dict(found)
 
 
 def _annotation(line: str) -> tuple[VideoKey, Spans]:
@@ -136,31 +137,25 @@ def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
         ConfigError: neither list nor annotation in the directory, or no video with an event left.
     """
     split_file, annotation_file = _find(directory, SPLIT), _find(directory, ANNOTATIONS)
-    on_disk, skipped = _videos(directory)
+    skipped = Skipped()
+    on_disk = _videos(directory, skipped)
     annotated: dict[VideoKey, Spans] = {}
     if annotation_file is not None:
-        annotated, bad = read_annotations(annotation_file)
-        skipped += bad
+        annotated = read_annotations(annotation_file, skipped)
     elif split_file is not None:
         skipped.append(SkippedVideo(directory / ANNOTATIONS, "missing: no video of a class has its events' times"))
     else:
         raise ConfigError(f"{directory} is not in UCF-Crime's layout: it holds neither {SPLIT} nor {ANNOTATIONS}")
     wanted = list(annotated)
     if split_file is not None:
-        wanted, bad = read_split(split_file)
-        skipped += bad
+        wanted = read_split(split_file, skipped)
         others = len(on_disk.keys() - set(wanted))
         if others:
             skipped.append(SkippedVideo(split_file, f"{others} more videos on disk are not in the test split"))
-    videos, bad = collect_or_skip(
-        (
-            on_disk.get(key, directory / key.kind / key.file),
-            "",
-            partial(_labelled, key, on_disk.get(key), annotated.get(key, ()), min_seconds),
-        )
-        for key in wanted
-    )
-    skipped += bad
+    videos = []
+    for key in wanted:
+        with skipped.instead(on_disk.get(key, directory / key.kind / key.file)):
+            videos.append(_labelled(key, on_disk.get(key), annotated.get(key, ()), min_seconds))
     if not any(video.events for video in videos):
         raise ConfigError(
             f"no video with an event is left in {directory}, so recall is undefined: {format_reasons(skipped)}"
@@ -173,19 +168,20 @@ def _find(directory: Path, name: str) -> Path | None:
     return min(directory.rglob(name), key=lambda path: (len(path.parts), path), default=None)
 
 
-def _videos(directory: Path) -> tuple[dict[VideoKey, Path], list[SkippedVideo]]:
+def _videos(directory: Path, skipped: Skipped) -> dict[VideoKey, Path]:
     """All videos below the directory; further copies of a name (as in the event folder) are ignored."""
-    videos = [path for path in sorted(directory.rglob("*")) if path.suffix.casefold() in VIDEO_SUFFIXES]
-    found, skipped = collect_or_skip((path, "", partial(_key_of, directory, path)) for path in videos if path.is_file())
-    return dict(reversed(found)), skipped
-
-
-def _key_of(directory: Path, path: Path) -> tuple[VideoKey, Path]:
-    folders = path.relative_to(directory).parts[:-1]
-    kind = next((kind for folder in reversed(folders) if (kind := parse_class(folder)) is not None), None)
-    if kind is None:
-        raise ConfigError(f"unknown class {path.parent.name!r}; there are {', '.join(ANOMALY_CLASSES)}")
-    return VideoKey(kind, path.name), path
+    found: dict[VideoKey, Path] = {}
+    for path in sorted(directory.rglob("*")):
+        if path.suffix.casefold() not in VIDEO_SUFFIXES or not path.is_file():
+            continue
+        folders = path.relative_to(directory).parts[:-1]
+        kind = next((kind for folder in reversed(folders) if (kind := parse_class(folder)) is not None), None)
+        if kind is None:
+            reason = f"unknown class {path.parent.name!r}; there are {', '.join(ANOMALY_CLASSES)}"
+            skipped.append(SkippedVideo(path, reason))
+        else:
+            found.setdefault(VideoKey(kind, path.name), path)
+    return found
 
 
 def _labelled(key: VideoKey, path: Path | None, spans: Spans, min_seconds: float) -> LabelledVideo:

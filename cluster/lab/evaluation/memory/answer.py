@@ -5,7 +5,7 @@ KV is added too and everything is settled, so that answers rest on the memory al
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,11 +13,12 @@ from pydantic import TypeAdapter
 
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import NotReadyError
-from cluster.lab.evaluation.memory.questions import MultipleChoice, Question
+from cluster.lab.evaluation.memory.questions import Question
 from cluster.lab.evaluation.memory.recording import STREAM, Recording
 from cluster.lab.evaluation.memory.results import (
     AnswerRecord,
     GradedAnswer,
+    credit,
     evidence_recall,
     words,
 )
@@ -45,22 +46,16 @@ class SceneAnswers:
     answered: tuple[AnswerRecord, ...]
     incomplete: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 _SAVED = TypeAdapter(SceneAnswers)
 
 
 def read_answers(body: dict[str, Any], video: str, questions: Sequence[Question]) -> SceneAnswers:
-    """Inverse of ``SceneAnswers.to_json``; answers are graded again, and reported as those of ``video``.
-
-    Raises:
-        ValueError: invalid, or of other questions.
-    """
+    """Inverse of ``asdict``; answers are graded again, and reported as those of ``video``. Raises
+    ``ValueError``: invalid, or of other questions."""
     found = _SAVED.validate_python(body)
     graded = (
-        replace(each, judged=GradedAnswer.of(video, number, question, each.said))
+        replace(each, judged=GradedAnswer(video, number, question.kind, credit(question, each.said)))
         for number, (question, each) in enumerate(zip(questions, found.answered, strict=True))
     )
     return replace(found, answered=tuple(graded))
@@ -130,14 +125,13 @@ def _ask(
     times: list[float] = []
     heads = max(1, sum(len(layer) for layer in memory.heads))
     bytes_held = memory.held_bytes
-    letter = isinstance(question, MultipleChoice)
     for text, truth in zip(question.turns, question.answers, strict=True):
         ask = AskSpec(
             stream=STREAM,
             text=text,
             turns=tuple(turns),
             since_s=_since(memory, recording, question),
-            max_new_tokens=SHORT_ANSWER if letter or len(words(truth)) <= 1 else LONG_ANSWER,
+            max_new_tokens=SHORT_ANSWER if len(words(truth)) <= 1 else LONG_ANSWER,
         )
         try:
             run = engine.ask(ask)
@@ -156,7 +150,7 @@ def _ask(
     asked = max(1, len(results))
     said = tuple(answer for _, answer in turns)
     answered = AnswerRecord(
-        GradedAnswer.of(video, number, question, said),
+        GradedAnswer(video, number, question.kind, credit(question, said)),
         said,
         history_s=question.at_s,
         ttft_s=sum(each.first_token_s for each in results) / asked,

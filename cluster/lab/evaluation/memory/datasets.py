@@ -19,20 +19,19 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import ConfigError
 from cluster.lab.evaluation.datasets import (
     VIDEO_SUFFIXES,
+    Skipped,
     SkippedVideo,
     check_directory,
-    collect_or_skip,
     format_reasons,
     probe_video,
 )
-from cluster.lab.evaluation.memory.questions import LETTERS, Footage, MultipleChoice, OpenQuestion, Question, Span
+from cluster.lab.evaluation.memory.questions import LETTERS, Footage, Question, Span, multiple_choice
 from cluster.registry import Registry
 
 # Tolerance for questions after a container's rounded end.
@@ -57,11 +56,8 @@ class Entry:
     span: Span | None = None
 
     def ask(self, length: float) -> Question:
-        """The question at its time in a video of so many seconds.
-
-        Raises:
-            ConfigError: it is after the video's end.
-        """
+        """The question at its time in a video of so many seconds. Raises ``ConfigError``: it is after the video's
+        end."""
         if self.span is None:
             return replace(self.question, at_s=length)
         start, end = self.span
@@ -71,11 +67,8 @@ class Entry:
         return replace(self.question, at_s=at, evidence=((start, at),) if start < at else ())
 
 
-Annotation = tuple[Path, str, Callable[[], Entry]]
-"""File, prefix of a reason to skip it, and parser, which raises ``ConfigError`` for an invalid record."""
-
-QuestionLayout = Callable[[Path], Iterator[Annotation]]
-"""Finds the annotations of a directory; raises ``ConfigError`` if it has another layout."""
+QuestionLayout = Callable[[Path, Skipped], list[Entry]]
+"""Reads the annotations of a directory; raises ``ConfigError`` if it has another layout."""
 
 question_layouts: Registry[QuestionLayout] = Registry(
     "layout of questions about the past",
@@ -84,29 +77,26 @@ question_layouts: Registry[QuestionLayout] = Registry(
 
 
 def load_question_dataset(directory: str | Path, layout: str) -> QuestionDataset:
-    """Read a directory of videos with questions in one of ``question_layouts``.
-
-    Raises:
-        ConfigError: unknown layout, no such directory, another layout, or no video left; the message names the first
-            skipped ones.
-    """
+    """Read a directory of videos with questions in one of ``question_layouts``. Raises ``ConfigError``: unknown layout,
+    no such directory, another layout, or no video left; the message names the first skipped ones."""
     read = question_layouts.get(layout)
     folder = check_directory(directory)
-    entries, skipped = collect_or_skip(read(folder))
+    skipped = Skipped()
     # Per video, so that an unreadable one is skipped once.
     by_video: dict[Path, list[Entry]] = defaultdict(list)
-    for entry in entries:
+    for entry in read(folder, skipped):
         by_video[entry.video].append(entry)
     videos: list[Footage] = []
     for path, asked in by_video.items():
         if not path.exists():
             skipped.append(SkippedVideo(path, f"not on disk; {len(asked)} questions are about it"))
             continue
-        probed, unreadable = collect_or_skip([(path, "", partial(probe_video, path))])
-        questions, bad = collect_or_skip(
-            (path, "", partial(each.ask, facts.seconds)) for facts in probed for each in asked
-        )
-        skipped += unreadable + bad
+        questions: list[Question] = []
+        with skipped.instead(path):
+            length = probe_video(path).seconds
+            for each in asked:
+                with skipped.instead(path):
+                    questions.append(each.ask(length))
         if questions:
             # By path, as two folders may hold videos of one name.
             name, ordered = os.path.relpath(path, folder), sorted(questions, key=lambda each: each.at_s)
@@ -122,10 +112,7 @@ Record = dict[str, Any]
 
 def read_records(path: Path) -> list[Record]:
     """All records of an annotation file: a JSON list of objects (or an object with one list in it), or a Parquet table.
-
-    Raises:
-        ConfigError: unreadable, another format, or Parquet without pyarrow.
-    """
+    Raises ``ConfigError``: unreadable, another format, or Parquet without pyarrow."""
     if path.suffix == ".parquet":
         return _parquet(path)
     try:
@@ -158,42 +145,26 @@ def _parquet(path: Path) -> list[Record]:
 
 
 def text(record: Record, *names: str) -> str:
-    """First of these fields that exists, as text.
-
-    Raises:
-        ConfigError: missing, empty or not text.
-    """
-    name, value = _first(record, names)
+    """First of these fields that exists. Raises ``ConfigError``: missing, empty or not text."""
+    found = [name for name in names if name in record]
+    if not found:
+        raise ConfigError(f"it has no {' or '.join(names)}")
+    value = record[found[0]]
     if isinstance(value, str) and value.strip():
         return value.strip()
-    raise ConfigError(f"{name} is {value!r} and must be text")
+    raise ConfigError(f"{found[0]} is {value!r} and must be text")
 
 
 def texts(record: Record, name: str) -> tuple[str, ...]:
-    """A field as a list of texts.
-
-    Raises:
-        ConfigError: missing, or not a list of texts.
-    """
-    _, value = _first(record, (name,))
+    """A list of texts. Raises ``ConfigError``: missing, or something else."""
+    value = record.get(name)
     if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
         return tuple(each.strip() for each in value)
     raise ConfigError(f"{name} is {value!r} and must be a list of texts")
 
 
-def _first(record: Record, names: tuple[str, ...]) -> tuple[str, Any]:
-    for name in names:
-        if name in record:
-            return name, record[name]
-    raise ConfigError(f"it has no {' or '.join(names)}")
-
-
 def seconds(record: Record, name: str) -> float:
-    """A field in seconds.
-
-    Raises:
-        ConfigError: missing, or not a number.
-    """
+    """A number. Raises ``ConfigError``: missing, or something else."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{name} is {value!r} and must be a number of seconds")
@@ -206,12 +177,12 @@ _YOUTUBE = re.compile(r"(?:v=|youtu\.be/)([\w-]{11})")
 _FOLDERS = ("data", "video", "videos", ".")
 
 
-def _choice(kind: str, record: Record, field: str) -> MultipleChoice:
+def _choice(kind: str, record: Record, field: str) -> Question:
     """A question whose answer is the text of an option."""
     options, answer = texts(record, field), text(record, "answer")
     if options.count(answer) != 1:
         raise ConfigError(f"the answer {answer!r} is not one of the {field}")
-    return MultipleChoice(kind, text(record, "question"), options, options.index(answer), 0.0)
+    return multiple_choice(kind, text(record, "question"), options, options.index(answer))
 
 
 def _first_there(folders: list[Path], names: list[Path], default: Path) -> Path:
@@ -226,36 +197,32 @@ def _first_there(folders: list[Path], names: list[Path], default: Path) -> Path:
     return default
 
 
-def _refuse(reason: str) -> Entry:
-    raise ConfigError(reason)
-
-
 # -- MLVU -----------------------------------------------------------------------------------------
-def read_mlvu(directory: Path) -> Iterator[Annotation]:
+def read_mlvu(directory: Path, skipped: Skipped) -> list[Entry]:
     """Every multiple-choice question, asked at the end of its video."""
     root = directory / "MLVU" if (directory / "MLVU" / "json").is_dir() else directory
     files = sorted((root / "json").glob("*.json"))
     if not files:
         raise ConfigError(f"{directory} is not in MLVU's layout: it holds no json/*.json")
+    found = []
     for path in files:
         records = read_records(path)
         if whole := sum("candidates" not in each for each in records):
             reason = f"{whole} records without candidates, whose answers only a model can judge"
-            yield path, "", partial(_refuse, reason)
+            skipped.append(SkippedVideo(path, reason))
         for number, record in enumerate(records):
-            if "candidates" in record:
-                yield path, f"record {number}: ", partial(_mlvu, root, path, record)
-
-
-def _mlvu(root: Path, annotation: Path, record: Record) -> Entry:
-    name, kind = text(record, "video"), text(record, "question_type")
-    # Some copies include the folder in the record.
-    video = root / "video" / name if "/" in name else root / "video" / annotation.stem / name
-    return Entry(video, _choice(kind, record, "candidates"))
+            if "candidates" not in record:
+                continue
+            with skipped.instead(path, f"record {number}: "):
+                name, kind = text(record, "video"), text(record, "question_type")
+                # Some copies include the folder in the record.
+                video = root / "video" / name if "/" in name else root / "video" / path.stem / name
+                found.append(Entry(video, _choice(kind, record, "candidates")))
+    return found
 
 
 # -- RVS ------------------------------------------------------------------------------------------
-def read_rvs(directory: Path) -> Iterator[Annotation]:
+def read_rvs(directory: Path, skipped: Skipped) -> list[Entry]:
     """Every question with times in seconds."""
     clips: dict[str, float] = {}
     asked: list[tuple[Path, int, Record]] = []
@@ -267,13 +234,16 @@ def read_rvs(directory: Path) -> Iterator[Annotation]:
                 clips[str(record["video_id"])] = float(begins)
     if not asked:
         raise ConfigError(f"{directory} is not in RVS's layout: no *.json in it holds questions about videos")
+    found = []
     for path, number, record in asked:
         turns = record.get("conversations", [record])
         # Only the flat form counts from the start of the original video.
         begins = 0.0 if "conversations" in record else clips.get(str(record.get("video_id")), 0.0)
         whole = isinstance(turns, list) and any(name in record for name in ("video_path", "video_id"))
         for turn in turns if whole else [None]:
-            yield path, f"record {number}: ", partial(_rvs, directory, path, record, turn, begins)
+            with skipped.instead(path, f"record {number}: "):
+                found.append(_rvs(directory, path, record, turn, begins))
+    return found
 
 
 def _rvs(directory: Path, annotation: Path, record: Record, turn: object, begins: float) -> Entry:
@@ -288,12 +258,12 @@ def _rvs(directory: Path, annotation: Path, record: Record, turn: object, begins
     if not 0 <= start < end:
         raise ConfigError(f"from {start:g} to {end:g} s is not an interval of its clip")
     kind = text(turn, *_TIMED_KINDS) if any(name in turn for name in _TIMED_KINDS) else "open"
-    question = _choice(kind, turn, "choices") if "choices" in turn else OpenQuestion(kind, (asked,), (answer,), 0.0)
+    question = _choice(kind, turn, "choices") if "choices" in turn else Question(kind, (asked,), (answer,), 0.0)
     return Entry(video, question, (start, end))
 
 
 # -- Video-MME ------------------------------------------------------------------------------------
-def read_videomme(directory: Path) -> Iterator[Annotation]:
+def read_videomme(directory: Path, skipped: Skipped) -> list[Entry]:
     """Every question, asked at the end of its video, reported by the video's length class."""
     # JSON first: it needs no extra package.
     patterns = ("*.json", "videomme/*.json", "*.parquet", "videomme/*.parquet")
@@ -301,10 +271,12 @@ def read_videomme(directory: Path) -> Iterator[Annotation]:
     if not tables:
         raise ConfigError(f"{directory} is not in Video-MME's layout: it holds neither *.json nor videomme/*.parquet")
     table, *others = tables
-    for path in others:
-        yield path, "", partial(_refuse, f"not read: {table.name} holds the questions")
+    skipped += [SkippedVideo(path, f"not read: {table.name} holds the questions") for path in others]
+    found = []
     for number, record in enumerate(_flat(read_records(table))):
-        yield table, f"record {number}: ", partial(_videomme, directory, record)
+        with skipped.instead(table, f"record {number}: "):
+            found.append(_videomme(directory, record))
+    return found
 
 
 def _flat(records: list[Record]) -> Iterator[Record]:
@@ -323,7 +295,7 @@ def _videomme(directory: Path, record: Record) -> Entry:
     letter = text(record, "answer").strip("(). ").upper()
     if len(letter) != 1 or letter not in LETTERS[: len(options)]:
         raise ConfigError(f"the answer {record['answer']!r} is not the letter of one of {len(options)} options")
-    question = MultipleChoice(kind, text(record, "question"), options, LETTERS.index(letter), 0.0)
+    question = multiple_choice(kind, text(record, "question"), options, LETTERS.index(letter))
     # Files are named by YouTube id, which the nested form has only in its URL.
     address = _YOUTUBE.search(str(record.get("url", "")))
     names = [text(record, "videoID")] if "videoID" in record else []

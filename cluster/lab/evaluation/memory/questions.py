@@ -20,12 +20,12 @@ Span = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class OpenQuestion:
+class Question:
     """A conversation of one or more ``turns`` and the right answer to each.
 
     ``kind``: category of the report. ``at_s``: when it is asked, seconds from the first picture. ``since_s``: only
     footage after this counts; None for all. ``evidence``: time spans that the answers rest on; empty if unknown or if
-    the answer is that something never happened.
+    the answer is that something never happened. ``options``: of a choice, whose answer is the letter of one.
 
     Raises:
         ConfigError: no turn, or not one answer for each.
@@ -37,46 +37,23 @@ class OpenQuestion:
     at_s: float
     since_s: float | None = None
     evidence: tuple[Span, ...] = ()
+    options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.turns or len(self.turns) != len(self.answers):
             raise ConfigError(f"{len(self.turns)} turns with {len(self.answers)} answers: each turn needs one answer")
 
 
-@dataclass(frozen=True, slots=True)
-class MultipleChoice:
-    """One question with options; ``answer``: index of the right one. Other fields as in ``OpenQuestion``.
-
-    Raises:
-        ConfigError: fewer than two options, more than letters, or an invalid answer.
-    """
-
-    kind: str
-    text: str
-    options: tuple[str, ...]
-    answer: int
-    at_s: float
-    since_s: float | None = None
-    evidence: tuple[Span, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not 2 <= len(self.options) <= len(LETTERS):
-            raise ConfigError(f"a choice is between 2 and {len(LETTERS)} options, not {len(self.options)}")
-        if not 0 <= self.answer < len(self.options):
-            raise ConfigError(f"option {self.answer} cannot be right: there are {len(self.options)}")
-
-    @property
-    def turns(self) -> tuple[str, ...]:
-        """The one prompt: question, lettered options, and the format of the answer."""
-        listed = "\n".join(f"{letter}. {text}" for letter, text in zip(LETTERS, self.options, strict=False))
-        return (f"{self.text}\n{listed}\nAnswer with the option's letter from the given choices directly.",)
-
-    @property
-    def answers(self) -> tuple[str, ...]:
-        return (LETTERS[self.answer],)
-
-
-Question = OpenQuestion | MultipleChoice
+def multiple_choice(kind: str, text: str, options: Sequence[str], answer: int, at_s: float = 0.0) -> Question:
+    """A question whose prompt lists the lettered options; ``answer``: index of the right one. Raises ``ConfigError``:
+    fewer than two options, more than letters, or no such answer."""
+    if not 2 <= len(options) <= len(LETTERS):
+        raise ConfigError(f"a choice is between 2 and {len(LETTERS)} options, not {len(options)}")
+    if not 0 <= answer < len(options):
+        raise ConfigError(f"option {answer} cannot be right: there are {len(options)}")
+    listed = "\n".join(f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
+    prompt = f"{text}\n{listed}\nAnswer with the option's letter from the given choices directly."
+    return Question(kind, (prompt,), (LETTERS[answer],), at_s, options=tuple(options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +72,11 @@ _INSTANTS = 4
 # Wordings about colours are derived from those about this one, which is always asked for.
 _COLOR = "black"
 
-Asked = tuple[str, OpenQuestion]
+Asked = tuple[str, Question]
 """Wording, the unit of balancing, and question."""
 
 
-def generate_questions(footage: LongScene, *, per_kind: int = 8, seed: int = 0) -> list[OpenQuestion]:
+def generate_questions(footage: LongScene, *, per_kind: int = 8, seed: int = 0) -> list[Question]:
     """Questions of five kinds, in the order in which they are asked.
 
     * ``event``: whether one of the six events happened since an instant, as standing questions ask it
@@ -129,7 +106,7 @@ def generate_questions(footage: LongScene, *, per_kind: int = 8, seed: int = 0) 
     rng = np.random.default_rng([_SEED, footage.seed, seed])
     moments = footage.quiet_instants
     chosen = np.unique(np.linspace(len(moments) - 1, min(1, len(moments) - 1), _INSTANTS).round().astype(int))
-    found: list[OpenQuestion] = []
+    found: list[Question] = []
     for write, answers in _KINDS:
         asked = [question for place in chosen for question in write(footage, moments[: int(place) + 1])]
         found += _balanced(asked, per_kind, answers, rng)
@@ -145,13 +122,13 @@ def _events(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
             evidence = tuple(sorted((event.start_s, event.end_s) for event in happened if event.kind == kind))
             for text in phrasings(kind):
                 answer = "yes" if evidence else "no"
-                yield text, OpenQuestion("event", (text,), (answer,), at, since or None, evidence)
+                yield text, Question("event", (text,), (answer,), at, since or None, evidence)
 
 
 def _needles(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
     at = moments[-1]
     for form, color, answer, evidence in _colored(footage, at):
-        yield form, OpenQuestion("needle", (form.format(color),), (answer,), at, None, evidence)
+        yield form, Question("needle", (form.format(color),), (answer,), at, None, evidence)
 
 
 def _conversations(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
@@ -161,7 +138,7 @@ def _conversations(footage: LongScene, moments: Sequence[float]) -> Iterator[Ask
     follow_up = [each for each in colored if "stop" in each[0]]
     for (first, one, said, seen), (second, other, then, stood) in product(opening, follow_up):
         turns = (first.format(one), second.format(other))
-        question = OpenQuestion("multi-turn", turns, (said, then), at, None, tuple(sorted({*seen, *stood})))
+        question = Question("multi-turn", turns, (said, then), at, None, tuple(sorted({*seen, *stood})))
         yield f"{first} {second}", question
 
 
@@ -173,14 +150,14 @@ def _counts(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
         evidence = _spans([actor for actor in there if actor.kind == kind])
         # The model's largest number is six.
         if len(evidence) <= _MOST:
-            yield text, OpenQuestion("counting", (text,), (answer,), moments[-1], since, evidence)
+            yield text, Question("counting", (text,), (answer,), moments[-1], since, evidence)
 
 
 def _orders(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
     for text, answer, since, there in _since(footage, moments):
         if "first" in text:
             evidence = [_spans([actor for actor in there if actor.kind == kind])[0] for kind in ("person", "vehicle")]
-            yield text, OpenQuestion("order", (text,), (answer,), moments[-1], since, tuple(sorted(evidence)))
+            yield text, Question("order", (text,), (answer,), moments[-1], since, tuple(sorted(evidence)))
 
 
 _KINDS: tuple[tuple[Callable[[LongScene, Sequence[float]], Iterator[Asked]], int | None], ...] = (
@@ -241,14 +218,14 @@ def _spans(actors: Sequence[Actor]) -> tuple[Span, ...]:
     return tuple(sorted(span for actor in actors if (span := visible_span(actor)) is not None))
 
 
-def _balanced(asked: Sequence[Asked], count: int, answers: int | None, rng: np.random.Generator) -> list[OpenQuestion]:
+def _balanced(asked: Sequence[Asked], count: int, answers: int | None, rng: np.random.Generator) -> list[Question]:
     """At most ``count`` questions, in rounds of one question per answer to one wording. ``answers``: distinct answers
     of a round, only whole rounds, each of one instant; None for as many as there are, largest rounds first."""
-    forms: dict[tuple[str, float], dict[tuple[str, ...], list[OpenQuestion]]] = defaultdict(lambda: defaultdict(list))
+    forms: dict[tuple[str, float], dict[tuple[str, ...], list[Question]]] = defaultdict(lambda: defaultdict(list))
     for form, question in asked:
         moment = 0.0 if answers is None else question.at_s
         forms[form, moment][question.answers].append(question)
-    rounds: list[list[OpenQuestion]] = []
+    rounds: list[list[Question]] = []
     for by_answer in forms.values():
         if answers is not None and len(by_answer) < answers:
             continue

@@ -61,11 +61,7 @@ class Recording:
         return [*self.left[: instant.left], *instant.window]
 
     def save(self, path: Path) -> None:
-        """Write to a file.
-
-        Raises:
-            SightlineError: the file cannot be written.
-        """
+        """Write to a file. Raises ``SightlineError``: the file cannot be written."""
         instants = [(each.at_s, each.left, _packed(each.window)) for each in self.instants]
         body = {"begin": self.begin, "frame_s": self.frame_s, "left": _packed(self.left), "instants": instants}
         try:
@@ -88,11 +84,7 @@ class Recording:
 
 def record(model: VisionLanguageModel, path: Path, shape: WindowShape, instants: Sequence[float]) -> Recording:
     """Run a clip once. ``instants``: seconds from the first picture, in any order; beyond the end they mean the end.
-
-    Raises:
-        SourceError: the video cannot be read to its end.
-        SightlineError: no window was computed.
-    """
+    Raises ``SourceError``: the video cannot be read to its end; ``SightlineError``: no window was computed."""
     recorder = _StreamRecorder(model, shape, sorted(set(instants)))
     sampler = PatchSampler("footage", make_pruner(PRUNER, {}), shape.fps)
     processor = CodecProcessor(model.geometry, CodecOptions(fps=shape.fps, anchor_interval_s=shape.anchor_interval_s))

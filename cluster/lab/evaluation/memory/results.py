@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from cluster.lab.evaluation.memory.questions import LETTERS, MultipleChoice, Question, Span
+from cluster.lab.evaluation.memory.questions import LETTERS, Question, Span
 from cluster.lab.evaluation.memory.settings import ShareSetting
 from cluster.lab.evaluation.metrics import RESAMPLES, Estimate, bootstrap_weights, estimate
 from cluster.lab.scenes.questions import NUMBERS
@@ -32,15 +32,6 @@ class GradedAnswer:
     number: int
     kind: str
     credit: float
-
-    @classmethod
-    def of(cls, video: str, number: int, question: Question, said: Sequence[str]) -> Self:
-        """Grade a conversation.
-
-        Raises:
-            ValueError: not one answer per turn.
-        """
-        return cls(video, number, question.kind, credit(question, said))
 
 
 def words(text: str) -> list[str]:
@@ -86,14 +77,11 @@ def word_overlap(said: str, truth: str) -> float:
 
 def credit(question: Question, said: Sequence[str]) -> float:
     """Grade of a conversation in 0..1: share of turns answered rightly; word overlap for answers of several words.
-
-    Raises:
-        ValueError: not one answer per turn.
-    """
+    Raises ``ValueError``: not one answer per turn."""
     if len(said) != len(question.turns):
         raise ValueError(f"{len(said)} answers to {len(question.turns)} turns")
-    if isinstance(question, MultipleChoice):
-        return float(chosen_option(said[0], question.options) == question.answer)
+    if question.options:
+        return float(chosen_option(said[0], question.options) == LETTERS.index(question.answers[0]))
     return sum(_right(ours, truth) for ours, truth in zip(said, question.answers, strict=True)) / len(said)
 
 
@@ -105,11 +93,7 @@ def accuracy_by_kind(judged: Sequence[GradedAnswer]) -> dict[str, Estimate]:
 
 def accuracy_drop(full: Sequence[GradedAnswer], other: Sequence[GradedAnswer]) -> dict[str, Estimate]:
     """Mean credit of ``full`` minus that of ``other`` on the same questions, over all and by kind, with paired
-    intervals.
-
-    Raises:
-        ValueError: not the same questions in the same order.
-    """
+    intervals. Raises ``ValueError``: not the same questions in the same order."""
     if [(each.video, each.number, each.kind) for each in full] != [(e.video, e.number, e.kind) for e in other]:
         raise ValueError("a drop is between two settings on the same questions in the same order")
     return _means(full, [ours.credit - theirs.credit for ours, theirs in zip(full, other, strict=True)])

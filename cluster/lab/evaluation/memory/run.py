@@ -4,8 +4,8 @@ Each clip runs through the model once (``recording.py``); every setting then get
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from cluster.lab.evaluation.settings import WindowShape
 from cluster.lab.evaluation.work import (
     Key,
     ModelSpec,
-    Progress,
+    OnProgress,
     ResultCache,
     WorkerPool,
     all_skipped_error,
@@ -78,7 +78,7 @@ def evaluate_memory(
     folder: Path,
     *,
     jobs: int = 1,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> MemoryResults:
     """Ask every question of every clip under every setting.
 
@@ -109,7 +109,7 @@ def evaluate_memory(
         to_record = list(dict.fromkeys(clip for clip, _ in tasks))
         done = len(runs)
         total = done + len(to_record) + len(tasks)
-        on_progress(Progress(done, total, ""))
+        on_progress(done, total, "")
         for clip, failure in workers.do(_record, to_record):
             name = clip.footage.name
             done += 1
@@ -117,12 +117,12 @@ def evaluate_memory(
                 skipped[name] = SkippedVideo(clip.footage.path, failure)
                 total -= sum(each is clip for each, _ in tasks)
                 tasks = [task for task in tasks if task[0] is not clip]
-            on_progress(Progress(done, total, name))
+            on_progress(done, total, name)
         for (clip, setting), run in workers.do(_answer, tasks):
             done += 1
-            file.add(clip.key(setting), run.to_json())
+            file.add(clip.key(setting), asdict(run))
             runs[clip.footage.name, setting] = run
-            on_progress(Progress(done, total, clip.footage.name))
+            on_progress(done, total, clip.footage.name)
     kept = tuple(clip for clip in footage if clip.name not in skipped)
     if not kept:
         raise all_skipped_error("clips", len(footage), skipped)

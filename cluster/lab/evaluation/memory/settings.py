@@ -24,11 +24,8 @@ _BLOCKS = 4
 @dataclass(frozen=True, slots=True)
 class ShareSetting:
     """Names of the policies, and a memory capped at a ``share`` of the bytes of all KV at the time of the question.
-    ``everything``: questions read all that is held instead of what the retriever chooses.
-
-    Raises:
-        ConfigError: an unknown policy, or an invalid share.
-    """
+    ``everything``: questions read all that is held instead of what the retriever chooses. Raises ``ConfigError``: an
+    unknown policy, or an invalid share."""
 
     compressor: str
     organiser: str

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.lab.evaluation.datasets import dataset_layouts, load_dataset
+from cluster.lab.evaluation.datasets import Skipped, dataset_layouts, load_dataset
 from cluster.lab.evaluation.datasets.ucf_crime import ANOMALY_CLASSES, parse_class, prompt, read_annotations, read_split
 
 
@@ -149,7 +149,8 @@ def test_no_such_directory_or_layout(tmp_path):
 def test_a_bad_annotation_line_is_named_and_the_others_stand(tmp_path, line, reason):
     path = tmp_path / "annotation.txt"
     path.write_text(f"\n{line}\nArson011_x264.mp4  Arson  150  420  680  1267\n")
-    found, bad = read_annotations(path)
+    bad = Skipped()
+    found = read_annotations(path, bad)
     assert {key.file: spans for key, spans in found.items()} == {"Arson011_x264.mp4": ((150, 420), (680, 1267))}
     assert [each.reason for each in bad] == [f"line 2: {reason} ({line!r})"]
 
@@ -157,7 +158,8 @@ def test_a_bad_annotation_line_is_named_and_the_others_stand(tmp_path, line, rea
 def test_a_split_line_without_a_class(tmp_path):
     path = tmp_path / "split.txt"
     path.write_text("Abuse028_x264.mp4\nRoadAccidents/RoadAccidents001_x264.mp4\n")
-    found, bad = read_split(path)
+    bad = Skipped()
+    found = read_split(path, bad)
     assert found == [("RoadAccidents", "RoadAccidents001_x264.mp4")]
     assert bad[0].reason == "line 1: names no class ('Abuse028_x264.mp4')"
 
