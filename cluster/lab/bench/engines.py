@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cluster.engine.base import Engine
 from cluster.engine.native.engine import NativeEngine
-from cluster.engine.window.windowed_engine import WindowedEngine
 from cluster.lab.bench.frames import add_clip_arguments, clip_names, made_clips, prune_clip, read_clip
 from cluster.lab.bench.harness import BenchResult, positive, print_progress
 from cluster.lab.bench.window import QUESTION, Measured
@@ -33,12 +33,12 @@ TIMEOUT_S = 1800.0
 
 # -- who is compared -------------------------------------------------------------------------------
 @contextmanager
-def _native(model: VisionLanguageModel) -> Iterator[WindowedEngine]:
+def _native(model: VisionLanguageModel) -> Iterator[Engine]:
     yield NativeEngine(model)
 
 
 @contextmanager
-def start_vllm(model: VisionLanguageModel, **arguments: Any) -> Iterator[WindowedEngine]:
+def start_vllm(model: VisionLanguageModel, **arguments: Any) -> Iterator[Engine]:
     """A vLLM engine with these engine arguments."""
     from cluster.engine.vllm.engine import VllmEngine
     from cluster.engine.vllm.settings import VllmSettings
@@ -66,7 +66,7 @@ class Contestant:
 
     name: str
     what: str
-    start: Callable[[VisionLanguageModel], AbstractContextManager[WindowedEngine]]
+    start: Callable[[VisionLanguageModel], AbstractContextManager[Engine]]
     whole: bool
     refresh: str
     vllm: bool = False
@@ -195,7 +195,7 @@ class Entrant:
     """A contestant on its way: its engine, what it is sent (``samples[i]`` of stream ``i``), and its results."""
 
     contestant: Contestant
-    engine: WindowedEngine
+    engine: Engine
     samples: Sequence[Sequence[FrameSample]]
     measured: Steps = field(default_factory=Steps)
     waiting: list[WindowRequest] = field(default_factory=list)
