@@ -100,8 +100,8 @@ refresh_policies: Registry[Any] = Registry(
 kernels: Registry[Any] = Registry(
     "attention kernel",
     {
-        "cpu_flash": "cluster.engine.native.kernels.cpu_flash:CPUFlashKernel",
-        "sdpa": "cluster.engine.native.kernels.sdpa:SDPAKernel",
+        "cpu_flash": "cluster.engine.native.kernels.blocks:CPUFlashKernel",
+        "sdpa": "cluster.engine.native.kernels.blocks:SDPAKernel",
         "slots": "cluster.engine.native.kernels.slots:SlotsKernel",
     },
 )

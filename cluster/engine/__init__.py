@@ -1,1 +1,1 @@
-"""Inference engines: the ``Engine`` protocol (``base``), shared window code (``window``), and implementations."""
+"""Inference engines: what all share (``base``, ``window``), and implementations."""

@@ -16,10 +16,11 @@ from typing import Self
 import numpy as np
 import torch
 
+from cluster.engine.base import Engine
 from cluster.engine.window.encode import frame_cells
 from cluster.engine.window.refresh.base import choose_refreshed
+from cluster.engine.window.step import ComputedWindow, WindowWork
 from cluster.engine.window.stream import StreamFrame
-from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
 from cluster.errors import ConfigError, NotReadyError
 from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel
 from cluster.types import DeletedMemory, FrameSample, TokenCount, WindowRequest
@@ -78,7 +79,7 @@ MARK = "simulated"
 """Prefix of every answer's text."""
 
 
-class SimulatedEngine(WindowedEngine):
+class SimulatedEngine(Engine):
     """The :class:`~cluster.engine.base.Engine` without a model. All calls from one thread.
 
     It keeps frames, windows, static gate, refresh policies and counts of tokens as the native engine does, on the same

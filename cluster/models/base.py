@@ -4,13 +4,14 @@ A family wraps a transformers checkpoint class and adds: packing of patches thro
 frame, token positions, and rotary embeddings. Loading and linear layers stay the library's.
 """
 
-import functools
 import hashlib
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -89,13 +90,6 @@ class WindowPositions:
     next: int
 
 
-@functools.cache
-def _text_cells(before: int, after: int) -> tuple[Tensor, Tensor]:
-    """Cells ``[n, 2]`` of the text before and behind a frame."""
-    head, tail = torch.split(torch.arange(before + after), [before, after])
-    return F.pad(head[:, None], (1, 0), value=-1), F.pad(tail[:, None], (1, 0), value=-1)
-
-
 class VisionLanguageModel(ABC):
     """A transformers checkpoint of one family on one device, in evaluation mode, without gradients.
 
@@ -103,6 +97,13 @@ class VisionLanguageModel(ABC):
     """
 
     family: ClassVar[str]
+    # transformers' configuration and model; of a preset, the tokens (padding first) and which ends an answer, entries
+    # of the configuration that name one, and that of the tower's configuration for the language model's width.
+    library: ClassVar[tuple[Any, Any]]
+    special_tokens: ClassVar[tuple[str, ...]]
+    end_token: ClassVar[str] = "<|im_end|>"
+    placeholders: ClassVar[Mapping[str, str]]
+    tower_width: ClassVar[str | None] = None
     # How its tokens are placed, for people.
     position_rule: ClassVar[str]
     # Special tokens its prompt is made of: a tokenizer that would spell them out letter by letter is refused.
@@ -157,11 +158,6 @@ class VisionLanguageModel(ABC):
     def _text_model(self) -> Any:
         return self.model.model.language_model
 
-    @classmethod
-    @abstractmethod
-    def untrained(cls, text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any]:
-        """A transformers model with this text and vision configuration, and a small tokenizer."""
-
     @abstractmethod
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
         """Visual tokens ``[t, W]`` of frames with at least one kept patch, in order of cells."""
@@ -189,11 +185,13 @@ class VisionLanguageModel(ABC):
         text = self.embed(torch.tensor([i for before, after in texts for i in (*before, *after)], dtype=torch.int64))
         sources, cells = visual, [frame.cells for frame in kept]
         if len(text):
-            around = iter(torch.split(text, [len(part) for both in texts for part in both]))
+            before, after = map(len, texts[0])
+            around = iter(torch.split(text, [before, after] * len(kept)))
             whole = torch.cat([part for seen in visual for part in (next(around), seen, next(around))])
-            heads, tails = zip(*(_text_cells(len(before), len(after)) for before, after in texts), strict=True)
-            counts = [sum(part.shape[0] for part in parts) for parts in zip(heads, cells, tails, strict=True)]
-            placed = torch.cat([part for parts in zip(heads, cells, tails, strict=True) for part in parts])
+            # (-1, k) for the k-th of a frame.
+            head, tail = torch.split(F.pad(torch.arange(before + after)[:, None], (1, 0), value=-1), [before, after])
+            counts = [before + len(each) + after for each in cells]
+            placed = torch.cat([part for each in cells for part in (head, each, tail)])
             cells, sources = list(torch.split(placed, counts)), list(torch.split(whole, counts))
         # Memory of each frame's own: a view would keep the whole call's alive, which matters little for cells.
         own = [torch.empty(each.shape, dtype=text.dtype, device=text.device) for each in sources]
@@ -314,16 +312,23 @@ class VisionLanguageModel(ABC):
     def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:
         """Positions of a window's tokens in the unpruned layout; ``first`` follows the system prompt. Pruned tokens
         leave holes."""
-        spans: list[Tensor] = []
-        end = first
-        for frame in frames:
-            shape, device = (len(frame.cells),), frame.cells.device
-            time = torch.full(shape, frame.time_s, dtype=torch.float64, device=device)
-            slot = torch.full(shape, frame.slot, device=device)
-            spans.append(self.token_positions(first, time, slot, frame.cells, frame.grid))
-            place = self.frame_place(frame.time_s, frame.slot, frame.grid)
-            end = max(end, self.next_position(first, place, frame.grid))
-        return WindowPositions(frames=spans, next=end)
+        places = [(self.frame_place(each.time_s, each.slot, each.grid), each.grid) for each in frames]
+        end = max([first, *(self.next_position(first, place, grid) for place, grid in places)])
+        return WindowPositions(self.frame_positions(first, frames), end)
+
+    def frame_positions(self, first: int, frames: Sequence[FrameSpan]) -> list[Tensor]:
+        """Positions ``[3, t]`` of each frame's tokens; ``first``: of the first token at the beginning of time."""
+        positions: list[Tensor] = []
+        for grid, alike in itertools.groupby(frames, attrgetter("grid")):
+            group = list(alike)
+            counts = [len(frame.cells) for frame in group]
+            cells, size = torch.cat([frame.cells for frame in group]), torch.tensor(counts)
+            time = torch.tensor([frame.time_s for frame in group], dtype=torch.float64).repeat_interleave(size)
+            slot = torch.tensor([frame.slot for frame in group]).repeat_interleave(size)
+            found = self.token_positions(first, time.to(cells.device), slot.to(cells.device), cells, grid)
+            # A view would keep all frames' alive.
+            positions += [mine.clone() for mine in torch.split(found, counts, dim=1)]
+        return positions
 
     @torch.no_grad()
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -427,8 +432,8 @@ class VisionLanguageModel(ABC):
 
     # -- sizes ----------------------------------------------------------------------------------
     @abstractmethod
-    def tower_flops(self, frames: Sequence[PatchBatch | int]) -> int:
-        """Floating-point operations of ``encode`` for frames with these patch counts (multiply-add = 2)."""
+    def tower_flops(self, frames: Sequence[PatchBatch]) -> int:
+        """Floating-point operations of ``encode`` for these frames (multiply-add = 2)."""
 
     def llm_flops(self, computed: int, attended: int) -> int:
         """FLOPs of the decoder layers for ``computed`` tokens whose attention spans sum to ``attended``: linear layers
@@ -441,8 +446,3 @@ class VisionLanguageModel(ABC):
     @cached_property
     def _layer_weights(self) -> int:
         return sum(linear_weights(layer) for layer in self.layers)
-
-
-def patch_counts(frames: Sequence[PatchBatch | int]) -> list[int]:
-    """Kept patches of each frame."""
-    return [f if isinstance(f, int) else int(f.patches.shape[0]) for f in frames]

@@ -137,9 +137,17 @@ def preset_tokenizer(special: Sequence[str], *, eos: str, pad: str, texts: Seque
     )
 
 
-def preset_vocabulary(special: Sequence[str], *, eos: str, pad: str) -> tuple[Any, dict[str, int], dict[str, int]]:
-    """:func:`preset_tokenizer`, the ids of its ``special`` tokens, and its entries of a text configuration."""
-    tokenizer = preset_tokenizer(special, eos=eos, pad=pad)
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in special}
+def untrained(family: Any, text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any]:
+    """A transformers model of a family with this text and vision configuration, and a small tokenizer."""
+    tokens, pad, eos = family.special_tokens, family.special_tokens[0], family.end_token
+    tokenizer = preset_tokenizer(tokens, eos=eos, pad=pad)
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in tokens}
     of_text = {"pad_token_id": ids[pad], "bos_token_id": ids[pad], "eos_token_id": ids[eos]}
-    return tokenizer, ids, {"vocab_size": VOCABULARY, **of_text}
+    make_config, make_model = family.library
+    config = make_config(
+        text_config={"vocab_size": VOCABULARY, **of_text, **text},
+        vision_config=({family.tower_width: text["hidden_size"]} if family.tower_width else {}) | vision,
+        tie_word_embeddings=True,
+        **{name: ids[token] for name, token in family.placeholders.items()},
+    )
+    return make_model(config), tokenizer

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,20 +12,21 @@ from transformers import InternVLConfig, InternVLForConditionalGeneration
 
 from cluster.errors import ModelError
 from cluster.models.base import PatchBatch
-from cluster.models.checkpoint import IMAGENET_MEAN, IMAGENET_STD, Checkpoint, preset_vocabulary
+from cluster.models.checkpoint import IMAGENET_MEAN, IMAGENET_STD, Checkpoint
 from cluster.models.layers import joined_linear
 from cluster.models.packed_attention import SequencePacking, attend, prepend_token
 from cluster.models.sequential import SequentialFrames
 from cluster.models.upload import to_device
 from cluster.types import PatchGeometry
 
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>")
-
 
 class InternVL(SequentialFrames):
     """``InternVLForConditionalGeneration`` with a pruned tower (InternVL3 report, section 2.1)."""
 
     family = "internvl"
+    library = (InternVLConfig, InternVLForConditionalGeneration)
+    special_tokens = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>")
+    placeholders: ClassVar[Mapping[str, str]] = {"image_token_id": "<IMG_CONTEXT>"}
     prompt_tokens = ("<|im_start|>", "<|im_end|>", "<img>", "</img>")
     # The family's own template writes "Frame7: <img>...". A number would change when the window slides and take the
     # frame's KV with it, so frames are told apart by their order alone.
@@ -47,17 +48,6 @@ class InternVL(SequentialFrames):
                 "correct the checkpoint's config.json"
             )
         return PatchGeometry(patch=patch, merge=merge, temporal=1, square=height)
-
-    @classmethod
-    def untrained(cls, text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any]:
-        tokenizer, ids, common = preset_vocabulary(SPECIAL_TOKENS, eos="<|im_end|>", pad="<|endoftext|>")
-        config = InternVLConfig(
-            text_config={"model_type": "qwen2", **common, **text},
-            vision_config={"attention_bias": True, **vision},
-            image_token_id=ids["<IMG_CONTEXT>"],
-            tie_word_embeddings=True,
-        )
-        return InternVLForConditionalGeneration(config), tokenizer
 
     # -- vision -----------------------------------------------------------------------------------
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:

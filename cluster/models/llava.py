@@ -1,6 +1,6 @@
 """LLaVA's video families: a square CLIP or SigLIP tower of absolute positions, pooled to a quarter of its patches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cluster.errors import ModelError
 from cluster.models.base import PatchBatch
-from cluster.models.checkpoint import Checkpoint, preset_vocabulary
+from cluster.models.checkpoint import Checkpoint
 from cluster.models.packed_attention import PACKED, SequencePacking, prepend_token
 from cluster.models.sequential import SequentialFrames
 from cluster.models.upload import to_device
@@ -18,9 +18,7 @@ from cluster.types import PatchGeometry
 class Llava(SequentialFrames):
     """A tower of transformers' CLIP or SigLIP, two linear layers, and a language model with one-axis positions."""
 
-    # transformers' configuration and model, and the tokens of a preset: padding, end, and the others.
-    library: ClassVar[tuple[Any, Any]]
-    special_tokens: ClassVar[tuple[str, ...]]
+    placeholders: ClassVar[Mapping[str, str]] = {"image_token_index": "<image>", "video_token_index": "<video>"}
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
@@ -37,20 +35,6 @@ class Llava(SequentialFrames):
             )
         side = vision.image_size // vision.patch_size
         return PatchGeometry(patch=vision.patch_size, merge=2, temporal=1, square=side * vision.patch_size)
-
-    @classmethod
-    def untrained(cls, text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any]:
-        pad, eos, *_ = cls.special_tokens
-        tokenizer, ids, common = preset_vocabulary(cls.special_tokens, eos=eos, pad=pad)
-        make_config, make_model = cls.library
-        config = make_config(
-            text_config={**common, **text},
-            vision_config=vision,
-            image_token_index=ids["<image>"],
-            video_token_index=ids["<video>"],
-            tie_word_embeddings=True,
-        )
-        return make_model(config), tokenizer
 
     # -- vision -----------------------------------------------------------------------------------
     def _tower_features(self, patches: Tensor, raster: Tensor, counts: Sequence[int]) -> Tensor:

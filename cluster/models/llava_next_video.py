@@ -19,7 +19,7 @@ class LlavaNextVideo(Llava):
 
     family = "llava_next_video"
     library = (LlavaNextVideoConfig, LlavaNextVideoForConditionalGeneration)
-    special_tokens = ("<unk>", "</s>", "<s>", "<image>", "<video>")
+    special_tokens, end_token = ("<unk>", "</s>", "<s>", "<image>", "<video>"), "</s>"
     prompt_tokens = ("<s>", "</s>")
     chat_system, chat_user, chat_answer, chat_follow_up = "<s>", "USER: ", " ASSISTANT:", "</s>USER: "
     video_brackets = ("", "\n")

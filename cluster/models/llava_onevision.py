@@ -98,8 +98,5 @@ class LlavaOnevision(Llava):
     def _projected(self, patches: int) -> int:
         return patches
 
-    def _tower_patches(self, frames: Sequence[PatchBatch | int]) -> list[int]:
-        return [
-            min(frame, self._side**2) if isinstance(frame, int) else len(torch.unique(self._places([frame])))
-            for frame in frames
-        ]
+    def _tower_patches(self, frames: Sequence[PatchBatch]) -> list[int]:
+        return [len(torch.unique(self._places([frame]))) for frame in frames]

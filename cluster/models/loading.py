@@ -16,7 +16,7 @@ from transformers.utils import cached_file
 from cluster.errors import ConfigError, ModelError, first_line
 from cluster.models.base import VisionLanguageModel
 from cluster.models.catalog import BUNDLED, cached_config, check_model, is_hub_id, locate
-from cluster.models.checkpoint import Checkpoint
+from cluster.models.checkpoint import Checkpoint, untrained
 from cluster.models.float8 import check_float8
 from cluster.models.presets import PRESETS, SHAPES, Preset
 from cluster.models.settings import FILE, ModelSettings
@@ -176,10 +176,8 @@ def _empty(shape: Preset, device: torch.device) -> VisionLanguageModel:
 
 
 def _untrained(preset: Preset, device: torch.device) -> tuple[Any, Any]:
-    family: Any = families.get(preset.family)
     with device:
-        model, tokenizer = family.untrained(preset.text, preset.vision)
-    return model, tokenizer
+        return untrained(families.get(preset.family), preset.text, preset.vision)
 
 
 def _wrapped(

@@ -23,9 +23,9 @@ _QWEN = ("hidden_size", "intermediate_size", "depth", "num_heads")
 _SQUARE = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "image_size")
 _VISION: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "qwen2_vl": (("embed_dim", "depth", "num_heads"), {}),
-    "qwen2_5_vl": (_QWEN, {}),
+    "qwen2_5_vl": (_QWEN, {"tokens_per_second": 2}),
     "qwen3_vl": (_QWEN, {}),
-    "internvl": (_SQUARE, {}),
+    "internvl": (_SQUARE, {"attention_bias": True}),
     "llava_next_video": (_SQUARE, {"patch_size": 14}),
     "llava_onevision": (_SQUARE, {"patch_size": 14, "vision_use_head": False}),
 }

@@ -28,6 +28,7 @@ class Qwen3VL(Qwen2VL):
     family = "qwen3_vl"
     position_rule = "a sequence of pictures (row, column), each after its time in text"
     library = (Qwen3VLConfig, Qwen3VLForConditionalGeneration)
+    tower_width = "out_hidden_size"
     video_brackets = ("", "")
     pixel_mean, pixel_std = HALF, HALF
     moving_axes = (1, 1, 1)
@@ -38,10 +39,6 @@ class Qwen3VL(Qwen2VL):
         self._tables: dict[tuple[int, int], Tensor] = {}
         if len({len(self._time_ids(time)) for time in (0.0, 234.5, 8999.9)}) > 1:
             raise ModelError("the tokenizer must spell numbers digit by digit; use the one the checkpoint came with")
-
-    @classmethod
-    def _vision_config(cls, hidden: int, vision: dict[str, Any]) -> dict[str, Any]:
-        return {"out_hidden_size": hidden, **vision}
 
     # -- vision -----------------------------------------------------------------------------------
     def _embed_frames(self, frames: Sequence[PatchBatch]) -> Tensor:

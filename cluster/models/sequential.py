@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.models.base import PatchBatch, VisionLanguageModel, patch_counts
+from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.models.checkpoint import Checkpoint, linear_weights, normalise
 from cluster.types import PatchGrid
 
@@ -123,7 +123,7 @@ class SequentialFrames(VisionLanguageModel):
         return tiles.permute(4, 0, 2, 5, 1, 3, 6).reshape(-1, grid.height, grid.width)
 
     # -- sizes ------------------------------------------------------------------------------------
-    def tower_flops(self, frames: Sequence[PatchBatch | int]) -> int:
+    def tower_flops(self, frames: Sequence[PatchBatch]) -> int:
         """See the base: linear layers and attention products of kept patches and any class token per frame."""
         counts = [count for count in self._tower_patches(frames) if count]
         patches, extra = sum(counts), self._class_tokens
@@ -146,6 +146,6 @@ class SequentialFrames(VisionLanguageModel):
     def _projected(self, patches: int) -> int:
         """Rows that the projector behind the tower sees, of this many patches."""
 
-    def _tower_patches(self, frames: Sequence[PatchBatch | int]) -> list[int]:
+    def _tower_patches(self, frames: Sequence[PatchBatch]) -> list[int]:
         """Patches of each frame that go through the tower."""
-        return patch_counts(frames)
+        return [len(frame.patches) for frame in frames]

@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from cluster.engine.native.kernels import blocks as blocks_module
 from cluster.engine.native.kernels import choose_kernel
-from cluster.engine.native.kernels import sdpa as sdpa_module
 from cluster.engine.native.kernels import slots as slots_module
-from cluster.engine.native.kernels.blocks import make_blocks
-from cluster.engine.native.kernels.cpu_flash import CPUFlashKernel
-from cluster.engine.native.kernels.sdpa import SDPAKernel
+from cluster.engine.native.kernels.blocks import CPUFlashKernel, SDPAKernel, make_blocks
 from cluster.engine.native.kernels.slots import SlotsKernel
 from cluster.engine.window.kv import rotate
 from cluster.engine.window.planner import Run, causal_runs, question_runs, question_tails
@@ -156,7 +154,7 @@ def test_the_gpu_s_kernel_is_warmed_up_for_each_tile(
 
 
 def test_long_runs_are_cut_to_bounded_masks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sdpa_module, "ROWS", 7)
+    monkeypatch.setattr(blocks_module, "ROWS", 7)
     runs = [[Run(0, 24, prefix=3, tail=3, stop=27)]]
     query, key = torch.randn(HEADS, 24, SIZE), torch.randn(27, KV_HEADS, SIZE)
     kernel = SDPAKernel(call_cost=0)
@@ -183,7 +181,7 @@ def test_rotation_is_the_library_s() -> None:
     x, angle = torch.randn(KV_HEADS, 11, SIZE), torch.randn(11, SIZE // 2)
     cos, sin = torch.cat([angle.cos()] * 2, dim=1), torch.cat([angle.sin()] * 2, dim=1)
     expected, _ = apply_rotary_pos_emb(x[None], x[None], cos[None], sin[None])
-    torch.testing.assert_close(rotate(x, cos, sin, torch.empty_like(x)), expected[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(rotate(x, cos, sin), expected[0], rtol=0, atol=1e-6)
 
 
 def test_the_kernel_fits_device_and_dtype() -> None:

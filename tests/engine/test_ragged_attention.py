@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.engine.native.forward import RaggedAttention
-from cluster.engine.native.kernels.cpu_flash import CPUFlashKernel
-from cluster.engine.native.kernels.sdpa import SDPAKernel
+from cluster.engine.native.kernels.blocks import CPUFlashKernel, SDPAKernel
 from cluster.engine.window.kv import KVPool
 from cluster.engine.window.planner import causal_runs, question_runs, question_tails
 from cluster.models import load_model

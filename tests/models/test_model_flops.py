@@ -24,12 +24,10 @@ def test_tower(model, make_frame, random_keep, share, monkeypatch):
     assert model.tower_flops(frames) == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
-def test_tower_of_counts(model, make_frame):
-    """A complete frame given as a count: exact on whole windows."""
+def test_tower_of_nothing(model, make_frame):
     grid = model.geometry.grid(112, 112)
-    frame = make_frame(grid)
-    assert model.tower_flops([grid.rows * grid.cols] * 2) == model.tower_flops([frame, frame])
-    assert model.tower_flops([]) == model.tower_flops([0]) == 0
+    nothing = torch.zeros(grid.group_rows, grid.group_cols, dtype=torch.bool)
+    assert model.tower_flops([]) == model.tower_flops([make_frame(grid, nothing)]) == 0
 
 
 @torch.no_grad()
@@ -71,7 +69,9 @@ def test_published_shapes_have_published_sizes(name, billions):
     assert size == pytest.approx(billions, rel=0.05)
     grid = model.geometry.grid(1920, 1080)
     tokens = 40 * grid.tokens
-    dense = model.llm_flops(tokens, tokens * (tokens + 1) // 2) + model.tower_flops([grid.rows * grid.cols] * 40)
+    cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
+    frame = PatchBatch(torch.zeros(grid.rows * grid.cols, 0), cells, grid)
+    dense = model.llm_flops(tokens, tokens * (tokens + 1) // 2) + model.tower_flops([frame] * 40)
     # At least two FLOPs per weight and token, embeddings and tower aside.
     assert dense > 2 * tokens * 0.8 * billions * 1e9
 

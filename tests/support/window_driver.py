@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.plan import WindowPlan
-from cluster.engine.window.windowed_engine import WindowStats
+from cluster.engine.window.step import WindowStats
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import VisionLanguageModel
 from cluster.models.presets import PRESETS

@@ -2,8 +2,8 @@
 
 Data flow of a window, by module (``window/`` is shared by all engines):
 
-1. ``window/stream`` holds frames and closes windows (``windows``); ``windowed_engine`` steps a batch of them and
-repeats the last answers where nothing moved.
+1. ``window/stream`` holds frames and closes windows (``windows``); ``base`` steps a batch of
+them and repeats the last answers where nothing moved.
 2. ``window/encode`` runs pending frames of all streams through the vision tower in one call.
 3. ``plan`` lays the window out (``planner``), asks the ``refresh`` policy which tokens to recompute, and assigns slots
 in ``kv``, where keys are rotated once, in the stream's own time.

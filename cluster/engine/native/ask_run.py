@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -10,13 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.engine.native.device import lost_device
-from cluster.engine.native.memory_attention import MemoryAttention, ask_context
+from cluster.engine.native.memory_attention import MemoryAttention
 from cluster.engine.native.plan import SystemPrompt
 from cluster.engine.window.score import YesNoScore, check_scores
 from cluster.engine.window.stream import Stream, StreamFrame, encoded_tokens
 from cluster.errors import NotReadyError
-from cluster.memory.manifest import FrameLog
-from cluster.memory.retrieval_session import RetrievalSession, RetrievalStats
+from cluster.memory.retrieval_session import RetrievalSession
 from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.models.base import VisionLanguageModel
@@ -32,7 +30,7 @@ class NativeAskRun:
     * ``model``: loaded, with the engine's attention installed; ``system``: its prompt
     * ``window``: of the camera that is asked about; ``None`` where it has none (its source ended)
     * ``memory``: what the camera remembers
-    * ``retriever``: which clusters a query needs; without, nothing of the memory is seen
+    * ``retriever``: which clusters a query needs
     * ``ends``: tokens that end an answer
     * ``prefetch``: see :class:`RetrievalSession`
     * ``score``: of the answer's first token, which it decides between yes and no; without, ``yes`` is 0
@@ -42,7 +40,7 @@ class NativeAskRun:
     system: SystemPrompt
     window: Stream | None
     memory: StreamMemory
-    retriever: Retriever | None
+    retriever: Retriever
     ask: AskSpec
     ends: frozenset[int]
     prefetch: bool | None = None
@@ -59,7 +57,6 @@ class NativeAskRun:
         self._retrieval: RetrievalSession | None = None
         # Without a window, whose frames tell, as at two samples a second.
         self._frame_us = round(MICROSECONDS * self.model.geometry.temporal / 2.0)
-        self._position = 0
         self._moments_found: tuple[Moment, ...] = ()
         self._span = (0, 0)
         self._prompt_ids = _prompt_tokens(self.model, self.ask)
@@ -104,30 +101,42 @@ class NativeAskRun:
     # -- passes -----------------------------------------------------------------------------------
     def _prompt(self) -> int:
         # Current frames: windows may have passed since the question arrived.
-        held = self.window.frames if self.window is not None else []
-        self._frames = [frame for frame in held if frame.has_kv and frame.tokens is not None]
+        current = self.window.frames if self.window is not None else []
+        self._frames = [frame for frame in current if frame.has_kv and frame.tokens is not None]
         since, until = self._wanted_times()
-        if held:
-            self._frame_us = held[0].duration
+        if current:
+            self._frame_us = current[0].duration
         newer = [frame for frame in self._frames if frame.memory_time >= until]
         self._frames = [frame for frame in self._frames if since <= frame.memory_time < until]
         kv = self.window.kv if self.window is not None else None
-        with self._reading(since, until) as self._retrieval:
-            if self.ask.span is not None and not self._frames and not self._held().numbers:
+        everything = self.ask.since_s is None and self.ask.span is None
+        self._retrieval = RetrievalSession(
+            self.memory,
+            self.retriever,
+            first_frame=0 if everything else self.memory.frames_since(since),
+            last_frame=None if self.ask.span is None else self.memory.frames_since(until) - 1,
+            prefetch=self.prefetch,
+            device=self.model.device,
+            dtype=self.model.dtype,
+        )
+        with self._retrieval as retrieval:
+            held = retrieval.view.log.copy()
+            held.delete_before(retrieval.first_frame)
+            if retrieval.last_frame is not None:
+                held.delete_after(retrieval.last_frame)
+            if self.ask.span is not None and not self._frames and not held.numbers:
                 raise NotReadyError(f"camera {self.ask.stream!r} remembers nothing of that time")
-            around = ask_context(
+            self._attention = MemoryAttention(
                 self.model,
                 self.system,
-                self.memory,
+                retrieval,
                 self._frames,
                 kv,
-                held=self._held(),
+                held=held,
                 text=len(self._prompt_ids) + self.ask.max_new_tokens,
                 frame_us=self._frame_us,
                 newer=sum(len(encoded_tokens(frame)) for frame in newer),
             )
-            self._attention = MemoryAttention(self.model, around, self._retrieval)
-            self._position = around.next_position
             logits = self._pass(self._prompt_ids)
             # Now, as the memory changes while the answer is decoded.
             self._moments_found = self._moments()
@@ -143,37 +152,10 @@ class NativeAskRun:
         self._first_token_s = time.perf_counter() - self._began
         return token
 
-    def _reading(self, since: int, until: int) -> AbstractContextManager[RetrievalSession | None]:
-        if self.retriever is None:
-            return nullcontext()
-        everything = self.ask.since_s is None and self.ask.span is None
-        return RetrievalSession(
-            self.memory,
-            self.retriever,
-            first_frame=0 if everything else self.memory.frames_since(since),
-            last_frame=None if self.ask.span is None else self.memory.frames_since(until) - 1,
-            prefetch=self.prefetch,
-            device=self.model.device,
-            dtype=self.model.dtype,
-        )
-
-    def _held(self) -> FrameLog:
-        """Frames that may be retrieved."""
-        held = FrameLog()
-        if self._retrieval is not None:
-            held = self._retrieval.view.log.copy()
-            held.delete_before(self._retrieval.first_frame)
-            if self._retrieval.last_frame is not None:
-                held.delete_after(self._retrieval.last_frame)
-        return held
-
     def _pass(self, ids: Sequence[int]) -> Tensor:
         """Run tokens through all layers; logits ``[vocab]`` of the last one."""
         assert self._attention is not None
-        positions = torch.arange(self._position, self._position + len(ids), device=self.model.device)
-        self._position += len(ids)
-        embeds = self.model.embed(torch.tensor(ids, dtype=torch.int64))
-        hidden = self._attention.run(embeds, positions.expand(3, -1))
+        hidden = self._attention.run(self.model.embed(torch.tensor(ids, dtype=torch.int64)))
         return self.model.logits(hidden[-1:])[0]
 
     # -- time range -------------------------------------------------------------------------------
@@ -193,7 +175,7 @@ class NativeAskRun:
 
     # -- result -----------------------------------------------------------------------------------
     def _finish(self) -> None:
-        stats = self._retrieval.stats if self._retrieval is not None else RetrievalStats()
+        stats = self.retrieval.stats
         oldest, newest = self._span
         self._result = AskResult(
             stream=self.ask.stream,
@@ -220,8 +202,8 @@ class NativeAskRun:
         number, mass = self._attention.attention_mass()
         remembered = number >= 0
         time = torch.empty_like(number)
-        if self._retrieval is not None and bool(remembered.any()):
-            time[remembered] = self._retrieval.view.log.frame_times(number[remembered])
+        if bool(remembered.any()):
+            time[remembered] = self.retrieval.view.log.frame_times(number[remembered])
         window = torch.tensor([frame.memory_time for frame in self._frames], dtype=torch.int64)
         time[~remembered] = window[-2 - number[~remembered]]
         return merge_moments(time, mass, self._frame_us)

@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from cluster.engine.base import completed_future
+from cluster.engine.base import Engine, completed_future
 from cluster.engine.native.ask_run import NativeAskRun
 from cluster.engine.native.device import PassesInFlight, Stopwatch, lost_device
 from cluster.engine.native.explanations import decode_explanations
@@ -25,8 +25,8 @@ from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, invalida
 from cluster.engine.window.encode import warm_up
 from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, embedding_bytes, free_bytes
 from cluster.engine.window.score import check_scores, end_token_ids, make_score
+from cluster.engine.window.step import ComputedWindow, WindowWork, last_valid_answers
 from cluster.engine.window.stream import Stream, StreamFrame
-from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork, last_valid_answers
 from cluster.errors import CapacityError, NotReadyError
 from cluster.memory.bank import MemoryBank
 from cluster.memory.frame_retrieval import make_frame_retrieval
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 FEWEST_ROWS = 256
 
 
-class NativeEngine(WindowedEngine):
+class NativeEngine(Engine):
     """The :class:`~cluster.engine.base.Engine` over one model. Not thread-safe.
 
     * ``score_temperature``, ``score_bias``: calibration of the yes/no score; ``None``: the model's own, else 1 and 0

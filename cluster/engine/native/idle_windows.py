@@ -1,13 +1,13 @@
 """Where windows wait between their strides: in the pool, or in pinned host memory."""
 
 import logging
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 
 from cluster.engine.window.kv import KVPool
+from cluster.engine.window.step import last_valid_answers
 from cluster.engine.window.stream import Stream
-from cluster.engine.window.windowed_engine import last_valid_answers
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +37,8 @@ class IdleWindows:
         """Give back the slots of windows until so many more are free or host memory is full: of those that are copied
         there already, then of those that are not due and end last."""
         idle = [s for s in self._held(self.busy) if not s.kv.on_host]
-        for stream in sorted(idle, key=lambda s: (not s.kv.copied, bool(s.outstanding), -_remaining(s))):
-            if slots <= 0 or not self._copy(stream):
-                return
-            slots -= len(stream.kv)
-            stream.kv.release(wait=True)
+        idle.sort(key=lambda s: (not s.kv.copied, bool(s.outstanding), -_remaining(s)))
+        self._move(idle, slots, wait=True)
 
     def park(self, busy: Set[str] = frozenset()) -> None:
         """Copy windows that are not due, nor of ``busy`` streams, to host memory while they fill more of the pool than
@@ -51,11 +48,8 @@ class IdleWindows:
             return
         idle = [s for s in self._held(busy) if not (s.kv.on_host or s.outstanding or _ends_soon(s))]
         excess = sum(len(stream.kv) for stream in idle) - allowed
-        for stream in sorted(idle, key=lambda s: (s.kv.copied, _remaining(s)), reverse=True):
-            if excess <= 0 or not self._copy(stream):
-                return
-            excess -= len(stream.kv)
-            stream.kv.release()
+        idle.sort(key=lambda s: (s.kv.copied, _remaining(s)), reverse=True)
+        self._move(idle, excess, wait=False)
 
     def load_ahead(self, stream: Stream, closed: int | None) -> bool:
         """Begin the way back of a window that ends soon, or has ended at ``closed``, if it will be computed and the
@@ -78,6 +72,14 @@ class IdleWindows:
 
     def _held(self, busy: Set[str]) -> list[Stream]:
         return [stream for name, stream in self._streams.items() if len(stream.kv) and name not in busy]
+
+    def _move(self, streams: Sequence[Stream], slots: float, *, wait: bool) -> None:
+        """Move the first of these until so many slots are given back, or host memory is full."""
+        for stream in streams:
+            if slots <= 0 or not self._copy(stream):
+                return
+            slots -= len(stream.kv)
+            stream.kv.release(wait=wait)
 
     def _copy(self, stream: Stream) -> bool:
         """Begin the copy of a window to host memory; returns whether it has room there."""

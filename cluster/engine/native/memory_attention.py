@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,50 +18,6 @@ from cluster.memory.retrieval_session import RetrievalSession, RetrievedKV
 from cluster.memory.stream import StreamMemory
 from cluster.models.base import FrameSpan, VisionLanguageModel
 from cluster.types import MICROSECONDS, PatchGrid
-
-
-def ask_context(
-    model: VisionLanguageModel,
-    system: SystemPrompt,
-    memory: StreamMemory,
-    frames: Sequence[StreamFrame],
-    kv: StreamKV | None,
-    *,
-    held: FrameLog,
-    text: int,
-    frame_us: int,
-    newer: int = 0,
-) -> AskContext:
-    """Build the local attention context (system prompt and window) of a question.
-
-    Args:
-        frames: the window, encoded; those with KV come first.
-        kv: of those that have some, and perhaps of frames before them; None where none has.
-        held: frames of the memory that may be retrieved.
-        text: tokens of the question and its answer.
-        frame_us: length of a frame, microseconds.
-        newer: tokens of ``kv`` after those of ``frames``.
-    """
-    timeline, grid = _timeline(model, memory, frames, held, len(system), text, frame_us)
-    spans = frame_spans(frames, after_s=timeline.length_s, after_slots=timeline.slots) or [_last_span(timeline, grid)]
-    window = model.window_positions(len(system), spans)
-    device = model.device
-    positions = torch.cat([torch.arange(len(system)).expand(3, -1), *window.frames], dim=1)
-    known = [encoded_tokens(frame) for frame in frames if frame.has_kv]
-    count = len(system) + sum(map(len, known))
-    cos, sin = (part.to(model.dtype) for part in model.rotary(positions[:, :count]))
-    held_k, held_v = _raw(kv, [frame for frame in frames if frame.has_kv], system, newer)
-    key = torch.cat([system.k, held_k], dim=2)
-    number = [torch.full((len(each),), -2 - i, device=device) for i, each in enumerate(known)]
-    return AskContext(
-        rotate(key, cos, sin, torch.empty_like(key)),
-        torch.cat([system.v, held_v], dim=2),
-        torch.cat([torch.full((len(system),), -1, device=device), *number]),
-        len(system),
-        timeline.to(device),
-        grid,
-        window.next,
-    )
 
 
 def _timeline(
@@ -106,53 +61,66 @@ def _raw(kv: StreamKV | None, frames: Sequence[StreamFrame], system: SystemPromp
     return kv.raw(at, stop - at.shape[1], stop)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AskContext:
-    """Local context and positions of a question.
-
-    * ``key``, rotated, and ``value`` ``[L, Hkv, s, d]``: of system prompt and window
-    * ``frame [s]``: -1 for the system prompt, -2 and below for the window's frames, counting down
-    * ``first_position``: follows the system prompt
-    * ``timeline``, ``grid``: of the memory's frames
-    * ``next_position``: follows the last frame
-    """
-
-    key: Tensor
-    value: Tensor
-    frame: Tensor
-    first_position: int
-    timeline: Timeline
-    grid: PatchGrid
-    next_position: int
-
-
 class MemoryAttention:
-    """Attention called by every decoder layer for a question's rows: over the local context, the
-    retrieved KV, and the earlier rows.
+    """Attention called by every decoder layer for a question's rows: over system prompt and window, the retrieved KV,
+    and the earlier rows.
 
     The first pass retrieves each layer's KV; later passes, for the answer's tokens, reuse it. Between attention and MLP
     of a layer, the next layer's query is predicted and its blocks are prefetched.
 
     Args:
-        model: for positions and rotary.
-        around: the local context.
-        retrieval: session over the memory; None retrieves nothing.
+        retrieval: session over the memory.
+        frames: the window, encoded; those with KV come first.
+        kv: of those that have some, and perhaps of frames before them; None where none has.
+        held: frames of the memory that may be retrieved.
+        text: tokens of the question and its answer.
+        frame_us: length of a frame, microseconds.
+        newer: tokens of ``kv`` after those of ``frames``.
     """
 
-    def __init__(self, model: VisionLanguageModel, around: AskContext, retrieval: RetrievalSession | None) -> None:
-        self._model, self._around, self._retrieval = model, around, retrieval
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        system: SystemPrompt,
+        retrieval: RetrievalSession,
+        frames: Sequence[StreamFrame],
+        kv: StreamKV | None,
+        *,
+        held: FrameLog,
+        text: int,
+        frame_us: int,
+        newer: int = 0,
+    ) -> None:
+        self._model, self._retrieval = model, retrieval
+        timeline, self._grid = _timeline(model, retrieval.memory, frames, held, len(system), text, frame_us)
+        spans = frame_spans(frames, after_s=timeline.length_s, after_slots=timeline.slots)
+        window = model.window_positions(len(system), spans or [_last_span(timeline, self._grid)])
+        positions = torch.cat([torch.arange(len(system)).expand(3, -1), *window.frames], dim=1)
+        known = [frame for frame in frames if frame.has_kv]
+        counts = [len(encoded_tokens(frame)) for frame in known]
+        cos, sin = (part.to(model.dtype) for part in model.rotary(positions[:, : len(system) + sum(counts)]))
+        held_k, held_v = _raw(kv, known, system, newer)
+        # Of system prompt and window, [L, Hkv, s, d].
+        self._key = rotate(torch.cat([system.k, held_k], dim=2), cos, sin)
+        self._value = torch.cat([system.v, held_v], dim=2)
+        # -1 for the system prompt, -2 and below for the window's frames, counting down.
+        number = torch.tensor([-1, *range(-2, -2 - len(known), -1)])
+        self._frame = number.repeat_interleave(torch.tensor([len(system), *counts])).to(model.device)
+        self._timeline, self._first_position, self._next_position = timeline.to(model.device), len(system), window.next
         self._context: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
         self._own: dict[int, tuple[Tensor, Tensor]] = {}
-        # The last row's attention: frame (numbers as in `AskContext`) and mass of each slot, per layer, over all heads.
+        # The last row's attention: frame and mass of each slot, per layer, over all heads.
         self._masses: list[tuple[Tensor, Tensor]] = []
         self._cos = self._sin = torch.zeros(0)
 
-    def run(self, embeds: Tensor, positions: Tensor) -> Tensor:
-        """Run rows ``[n, W]`` at ``positions [3, n]`` through all layers; hidden states ``[n, D]`` after the last."""
-        cos, sin = self._model.rotary(positions)
+    def run(self, embeds: Tensor) -> Tensor:
+        """Run rows ``[n, W]`` behind those before them through all layers; hidden states ``[n, D]`` after the last."""
+        positions = torch.arange(self._next_position, self._next_position + len(embeds), device=self._model.device)
+        self._next_position += len(embeds)
+        cos, sin = self._model.rotary(positions.expand(3, -1))
         self._cos, self._sin = cos.to(self._model.dtype), sin.to(self._model.dtype)
         hidden = embeds[:, : self._model.text_config.hidden_size]
-        predicts = not self._context and self._retrieval is not None and self._retrieval.prefetches
+        predicts = not self._context and self._retrieval.prefetches
         last = len(self._model.layers) - 1
         for index in range(last + 1):
             predict = partial(self._predict, index + 1) if predicts and index < last else None
@@ -161,7 +129,6 @@ class MemoryAttention:
 
     def _predict(self, layer: int, hidden: Tensor) -> None:
         """Prefetch a layer's blocks with its own query of ``hidden [n, D]``, which lacks the MLP before it alone."""
-        assert self._retrieval is not None
         query = self._model.raw_query(layer, hidden).transpose(0, 1)
         self._retrieval.prefetch(layer, query.reshape(self._model.text_config.num_key_value_heads, -1, query.shape[2]))
 
@@ -175,13 +142,12 @@ class MemoryAttention:
         if beginning:
             self._context[layer] = self._load_context(layer, query.reshape(kv_heads, group * rows, size))
         context_key, context_value, there, frame = self._context[layer]
-        own_key = rotate(key, self._cos, self._sin, torch.empty_like(key))
+        own_key = rotate(key, self._cos, self._sin)
         if layer in self._own:
             own_key = torch.cat([self._own[layer][0], own_key], dim=1)
             own_value = torch.cat([self._own[layer][1], own_value], dim=1)
         self._own[layer] = own_key, own_value
-        turned = rotate(query, self._cos, self._sin, query.new_empty(heads, rows, size))
-        turned = turned.view(kv_heads, group, rows, size)
+        turned = rotate(query, self._cos, self._sin).view(kv_heads, group, rows, size)
         keys = torch.cat([context_key, own_key], dim=1)
         values = torch.cat([context_value, own_value], dim=1)
         before = own_key.shape[1] - rows
@@ -200,11 +166,8 @@ class MemoryAttention:
 
     def _load_context(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A layer's context: rotated keys and values ``[Hkv, s, d]``, validity, and frame of each slot."""
-        around = self._around
         heads = query.shape[0]
-        there = torch.ones(heads, around.frame.shape[0], dtype=torch.bool, device=query.device)
-        if self._retrieval is None:
-            return around.key[layer], around.value[layer], there, around.frame.expand(heads, -1)
+        there = torch.ones(heads, len(self._frame), dtype=torch.bool, device=query.device)
         recalled = self._retrieval.fetch(layer, query)
         turned = recalled.key
         if recalled.tokens:
@@ -212,15 +175,15 @@ class MemoryAttention:
                 self._model,
                 self._retrieval.memory,
                 recalled,
-                around.timeline,
-                around.grid,
-                first_position=around.first_position,
+                self._timeline,
+                self._grid,
+                first_position=self._first_position,
             )
         return (
-            torch.cat([around.key[layer], turned.to(around.key.dtype)], dim=1),
-            torch.cat([around.value[layer], recalled.value], dim=1),
+            torch.cat([self._key[layer], turned.to(self._key.dtype)], dim=1),
+            torch.cat([self._value[layer], recalled.value], dim=1),
             torch.cat([there, recalled.valid], dim=1),
-            torch.cat([around.frame.expand(heads, -1), recalled.frame], dim=1),
+            torch.cat([self._frame.expand(heads, -1), recalled.frame], dim=1),
         )
 
     def _add_mass(self, query: Tensor, keys: Tensor, mask: Tensor, frame: Tensor, scale: float) -> None:
@@ -259,4 +222,4 @@ def rotate_retrieved(
     cells = torch.stack([torch.where(text, -1, row), column], dim=1)
     positions = model.token_positions(first_position, time_s + origin[0], slot + origin[1], cells, grid)
     cos, sin = (part.to(recalled.key.dtype).view(heads, count, size) for part in model.rotary(positions))
-    return rotate(recalled.key, cos, sin, torch.empty_like(recalled.key))
+    return rotate(recalled.key, cos, sin)

@@ -1,4 +1,4 @@
-"""vLLM behind the ``Engine`` protocol: the vision tower and stream state in this process, language models in vLLM's.
+"""vLLM behind the ``Engine`` interface: the vision tower and stream state in this process, language models in vLLM's.
 
 Data flow of a window (modules marked * import vLLM; nothing of vLLM is patched):
 
@@ -17,5 +17,6 @@ A prompt by hand::
     items = [WindowItem.of(embeds, positions, content_digest(embeds), after=next_position)]
     check_items(items, served.width, model.dtype)
     prompt = window_prompt(model.system_ids(), items, model.question_ids(text), placeholder=0)
-    replies = VllmCore(arguments, yes_and_no_ids, end_ids).answer([PromptRequest(prompt, query=...)], timeout_s=60)
+    core = VllmCore(arguments, yes_and_no_ids, end_ids, VllmSettings())
+    replies = core.answer([PromptRequest(prompt, query=...)])
 """

@@ -104,149 +104,31 @@ class VllmCollector(Collector):
 
 
 class VllmCore:
-    """One vLLM engine. All calls from one thread at a time.
+    """vLLM's engine core, which is stopped when it fails and started again at the next request. All calls from one
+    thread at a time.
+
+    ``stats``: of the current core; ``max_tokens``: longest prompt including its answer.
 
     Args:
         arguments: complete engine arguments (:class:`AsyncEngineArgs`).
         watched: token ids whose log-probabilities every reply has.
         ends: token ids that end an answer.
-
-    Raises:
-        ModelError: vLLM refuses an argument, or its core does not start.
-    """
-
-    def __init__(self, arguments: Mapping[str, Any], watched: Sequence[int], ends: Sequence[int]) -> None:
-        self.stats = VllmStats()
-        self._watched, self._ends = list(watched), list(ends)
-        self._broken = ""
-        self._numbers = count()
-        self._loop = asyncio.new_event_loop()
-        self._llm: AsyncLLM | None = None
-        try:
-            with _environment():
-                self._llm = self._loop.run_until_complete(self._start(arguments))
-        except Exception as error:
-            self.close()
-            raise ModelError(_refusal(error)) from error
-
-    @property
-    def max_tokens(self) -> int:
-        """Longest prompt including its answer."""
-        assert self._llm is not None
-        return int(self._llm.model_config.max_model_len)
-
-    def answer(self, asks: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
-        """Run all prompts in one batch.
-
-        Raises:
-            UnavailableError: the core died or timed out and cannot be used again.
-            ValueError: vLLM refuses a prompt.
-        """
-        if self._llm is None or self._broken or self._llm.errored:
-            raise UnavailableError(f"vLLM's engine core {self._broken or 'has died'}; it must be restarted")
-        try:
-            return self._loop.run_until_complete(self._answer(asks, timeout_s))
-        except TimeoutError:
-            self._broken = f"did not answer {len(asks)} prompts within {timeout_s:g} s"
-        except EngineDeadError:
-            self._broken = "has died"
-        raise UnavailableError(f"vLLM's engine core {self._broken}; it must be restarted")
-
-    def close(self) -> None:
-        """Stop vLLM's processes; waits a few seconds at most."""
-        llm, self._llm = self._llm, None
-        if llm is not None:
-            llm.shutdown(timeout=SHUTDOWN_S)
-        if not self._loop.is_closed():
-            # Run the loop's remaining and cancelled tasks.
-            self._loop.run_until_complete(_settle())
-            self._loop.close()
-
-    # -- on the loop ------------------------------------------------------------------------------
-    async def _start(self, arguments: Mapping[str, Any]) -> AsyncLLM:
-        config = AsyncEngineArgs(**arguments)
-        recorder = partial(StatsRecorder, stats=self.stats)
-        return AsyncLLM.from_engine_args(config, stat_loggers=[recorder])
-
-    async def _answer(self, asks: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
-        tasks = [asyncio.create_task(self._generate(ask)) for ask in asks]
-        try:
-            done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
-            failed = next((task.exception() for task in done if task.exception() is not None), None)
-            if failed is not None:
-                raise failed
-            if pending:
-                raise TimeoutError
-            return [task.result() for task in tasks]
-        finally:
-            await _cancelled(tasks)
-
-    async def _generate(self, ask: PromptRequest) -> PromptReply:
-        assert self._llm is not None
-        params = SamplingParams(
-            temperature=0.0,
-            max_tokens=ask.max_tokens,
-            logprob_token_ids=self._watched,
-            stop_token_ids=self._ends,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-        last: RequestOutput | None = None
-        try:
-            async for output in self._llm.generate(ask.prompt, params, f"window-{next(self._numbers)}"):
-                last = output
-        except VLLMClientError as error:
-            raise ValueError(f"vLLM refuses a window: {_first_line(error)}") from error
-        return self._reply(last)
-
-    def _reply(self, output: RequestOutput | None) -> PromptReply:
-        if output is None or not output.outputs or not output.outputs[0].logprobs:
-            raise UnavailableError("vLLM ended a request without an answer; try again")
-        answer = output.outputs[0]
-        first: Any = answer.logprobs[0]
-        tokens = list(answer.token_ids)
-        if tokens and tokens[-1] in self._ends:
-            del tokens[-1]
-        return PromptReply(
-            scores=[float(first[number].logprob) for number in self._watched],
-            tokens=tokens,
-            prompt=len(output.prompt_token_ids or ()),
-            cached=output.num_cached_tokens or 0,
-        )
-
-
-class VllmHost:
-    """A :class:`VllmCore` that is stopped when it fails and restarted at the next request.
-
-    ``max_tokens``: longest prompt with its answer.
-
-    Args:
-        arguments: complete engine arguments (:func:`engine_arguments`).
-        watched, ends: see :class:`VllmCore`.
         settings: timeout, and restarts allowed.
 
     Raises:
-        ModelError: vLLM refuses an argument, or its core does not start.
+        ModelError: vLLM refuses an argument, or the core does not start.
     """
 
     def __init__(
-        self,
-        arguments: Mapping[str, Any],
-        watched: Sequence[int],
-        ends: Sequence[int],
-        settings: VllmSettings,
+        self, arguments: Mapping[str, Any], watched: Sequence[int], ends: Sequence[int], settings: VllmSettings
     ) -> None:
         self.settings = settings
-        self._arguments, self._watched, self._ends = arguments, watched, ends
+        self._arguments, self._watched, self._ends = arguments, list(watched), list(ends)
         self._failures = 0
         self._closed = False
-        self._core: VllmCore | None = None
-        self.max_tokens = self._start_core()
-
-    @property
-    def stats(self) -> VllmStats:
-        """Statistics of the current engine core."""
-        return VllmStats() if self._core is None else self._core.stats
+        self._numbers = count()
+        self._llm: AsyncLLM | None = None
+        self._start()
 
     def check(self) -> None:
         """Check that it can answer or restart its core.
@@ -271,48 +153,117 @@ class VllmHost:
             ValueError: vLLM refuses a prompt.
         """
         self.check()
-        if self._core is None:
-            self._restart()
-        assert self._core is not None
+        if self._llm is None:
+            log.warning("restarting vLLM's engine core")
+            try:
+                self._start()
+            except (ModelError, UnavailableError) as error:
+                self._failures += 1
+                raise UnavailableError(f"vLLM's engine core could not be restarted: {error}") from error
         try:
-            replies = self._core.answer(asks, self.settings.timeout_s)
+            replies = self._run(asks, self.settings.timeout_s)
         except UnavailableError as error:
             log.error("%s", error)
             self._failures += 1
             # Now, to free its memory for the next core.
-            self._stop_core()
+            self._stop()
             raise
         self._failures = 0
         return replies
 
     def close(self) -> None:
-        """Stop vLLM's processes."""
+        """Stop vLLM's processes; waits a few seconds at most."""
         self._closed = True
-        self._stop_core()
+        self._stop()
 
-    def _stop_core(self) -> None:
-        core, self._core = self._core, None
-        if core is not None:
-            core.close()
-
-    def _restart(self) -> None:
-        log.warning("restarting vLLM's engine core")
+    # -- one core ---------------------------------------------------------------------------------
+    def _start(self) -> None:
+        self.stats = VllmStats()
+        self._loop = asyncio.new_event_loop()
         try:
-            self.max_tokens = self._start_core()
-        except (ModelError, UnavailableError) as error:
-            self._failures += 1
-            raise UnavailableError(f"vLLM's engine core could not be restarted: {error}") from error
-
-    def _start_core(self) -> int:
-        core = VllmCore(self._arguments, self._watched, self._ends)
-        try:
+            self._llm = self._make()
+            self.max_tokens = int(self._llm.model_config.max_model_len)
             # Warm up: compilation must not count against the first window.
-            core.answer([PromptRequest(tokens_input(list(self._watched[:1])), 1)], WARM_UP_S)
+            self._run([PromptRequest(tokens_input(self._watched[:1]), 1)], WARM_UP_S)
         except BaseException:
-            core.close()
+            self._stop()
             raise
-        self._core = core
-        return core.max_tokens
+
+    def _make(self) -> AsyncLLM:
+        recorder = partial(StatsRecorder, stats=self.stats)
+
+        async def make() -> AsyncLLM:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**self._arguments), stat_loggers=[recorder])
+
+        try:
+            with _environment():
+                return self._loop.run_until_complete(make())
+        except Exception as error:
+            raise ModelError(_refusal(error)) from error
+
+    def _stop(self) -> None:
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.shutdown(timeout=SHUTDOWN_S)
+        if not self._loop.is_closed():
+            # Run the loop's remaining and cancelled tasks.
+            self._loop.run_until_complete(_settle())
+            self._loop.close()
+
+    def _run(self, asks: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
+        assert self._llm is not None
+        try:
+            if not self._llm.errored:
+                return self._loop.run_until_complete(self._answer(self._llm, asks, timeout_s))
+            why = "has died"
+        except TimeoutError:
+            why = f"did not answer {len(asks)} prompts within {timeout_s:g} s"
+        except EngineDeadError:
+            why = "has died"
+        raise UnavailableError(f"vLLM's engine core {why}; it must be restarted")
+
+    # -- on the loop ------------------------------------------------------------------------------
+    async def _answer(self, llm: AsyncLLM, asks: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
+        tasks = [asyncio.create_task(self._generate(llm, ask)) for ask in asks]
+        try:
+            done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
+            failed = next((task.exception() for task in done if task.exception() is not None), None)
+            if failed is not None:
+                raise failed
+            if pending:
+                raise TimeoutError
+            return [task.result() for task in tasks]
+        finally:
+            await _cancelled(tasks)
+
+    async def _generate(self, llm: AsyncLLM, ask: PromptRequest) -> PromptReply:
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=ask.max_tokens,
+            logprob_token_ids=self._watched,
+            stop_token_ids=self._ends,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        last: RequestOutput | None = None
+        try:
+            async for output in llm.generate(ask.prompt, params, f"window-{next(self._numbers)}"):
+                last = output
+        except VLLMClientError as error:
+            raise ValueError(f"vLLM refuses a window: {_first_line(error)}") from error
+        if last is None or not last.outputs or not last.outputs[0].logprobs:
+            raise UnavailableError("vLLM ended a request without an answer; try again")
+        answer = last.outputs[0]
+        first: Any = answer.logprobs[0]
+        tokens = list(answer.token_ids)
+        if tokens and tokens[-1] in self._ends:
+            del tokens[-1]
+        return PromptReply(
+            scores=[float(first[number].logprob) for number in self._watched],
+            tokens=tokens,
+            prompt=len(last.prompt_token_ids or ()),
+            cached=last.num_cached_tokens or 0,
+        )
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:

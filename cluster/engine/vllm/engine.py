@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cluster.engine.base import completed_future
+from cluster.engine.base import Engine, completed_future
 from cluster.engine.vllm.served_model import write_model_folder
 from cluster.engine.vllm.settings import VllmSettings, engine_arguments
 from cluster.engine.vllm.window_checkpoint import WindowCheckpoints
 from cluster.engine.window.checks import most_frames
 from cluster.engine.window.score import answer_text, check_scores, end_token_ids, make_score
+from cluster.engine.window.step import ComputedWindow, WindowWork
 from cluster.engine.window.stream import StreamFrame, encoded_tokens, token_counts
-from cluster.engine.window.windowed_engine import ComputedWindow, WindowedEngine, WindowWork
 from cluster.errors import ConfigError
 from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.types import Answer, DeletedMemory, StreamSpec, TokenCount, WindowRequest
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cluster.memory.tiers.stack import TierStack
 
 
-class VllmEngine(WindowedEngine):
+class VllmEngine(Engine):
     """The :class:`~cluster.engine.base.Engine` on vLLM. Not thread-safe.
 
     Our vision tower encodes each frame once, in this process; embeddings and positions go to vLLM's engine core in its
@@ -142,7 +142,7 @@ class VllmEngine(WindowedEngine):
         encoded = time.perf_counter()
         asks = [self.layout.make_prompts(each.frames, each.stream.spec.questions) for each in work]
         planned = time.perf_counter()
-        replies = iter(self.host.answer([ask for mine in asks for ask in mine]))
+        replies = iter(self.core.answer([ask for mine in asks for ask in mine]))
         seconds = (encoded - began, planned - encoded, time.perf_counter() - planned)
         done = [self._read(each, mine, list(islice(replies, len(mine)))) for each, mine in zip(work, asks, strict=True)]
         return done, seconds
@@ -183,11 +183,11 @@ class VllmEngine(WindowedEngine):
     @property
     def vllm_stats(self) -> Any:
         """Statistics of the current engine core (:class:`~cluster.engine.vllm.core.VllmStats`)."""
-        return self.host.stats
+        return self.core.stats
 
     def close(self) -> None:
         """Stop vLLM's processes; the engine is then unusable."""
-        self.host.close()
+        self.core.close()
         if self._keeper is not None:
             self._keeper.close()
         self._folder.cleanup()
@@ -196,7 +196,7 @@ class VllmEngine(WindowedEngine):
         from vllm.platforms import current_platform
 
         from cluster.engine.vllm import plugin
-        from cluster.engine.vllm.core import VllmHost
+        from cluster.engine.vllm.core import VllmCore
         from cluster.engine.vllm.prompt_layout import TimeOrderLayout
 
         plugin.register()
@@ -211,7 +211,7 @@ class VllmEngine(WindowedEngine):
             if self.model.device.type == "cuda":
                 torch.cuda.empty_cache()
         arguments = engine_arguments(served, self.model.dtype, self.settings.arguments, cpu=cpu)
-        self.host = VllmHost(arguments, self._watched, self._ends, self.settings)
+        self.core = VllmCore(arguments, self._watched, self._ends, self.settings)
 
     # -- set-up ---------------------------------------------------------------------------------------
     def _check(self, spec: StreamSpec) -> None:
@@ -220,7 +220,7 @@ class VllmEngine(WindowedEngine):
         questions = max(len(self.model.question_ids(question.text)) for question in spec.questions)
         grid = self.geometry.largest
         longest = len(self._system) + frames * (grid.tokens + self._frame_text(grid)) + questions
-        most = self.host.max_tokens - self.max_new_tokens
+        most = self.core.max_tokens - self.max_new_tokens
         if longest > most:
             raise ConfigError(
                 f"{spec.stream}: a window of {spec.window_s:g} s at {spec.fps:g} samples a second may have {longest} "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cluster.engine.window.stream import StreamFrame
-from cluster.models.base import FrameTokens, PatchBatch, VisionLanguageModel
+from cluster.models.base import FrameSpan, PatchBatch, VisionLanguageModel
 
 
 def patch_batches(frames: Sequence[StreamFrame]) -> list[PatchBatch]:
@@ -52,7 +52,11 @@ def encode_pending(model: VisionLanguageModel, pending: Sequence[StreamFrame]) -
         # Not in the handler: its traceback holds what the attempt allocated.
         half = len(pending) // 2
         return [*encode_pending(model, pending[:half]), *encode_pending(model, pending[half:])]
-    placed = _positions(model, pending, encoded)
+    spans = [
+        FrameSpan(frame.time_s, frame.slot, tokens.cells, frame.grid)
+        for frame, tokens in zip(pending, encoded, strict=True)
+    ]
+    placed = model.frame_positions(0, spans)
     for frame, tokens, positions in zip(pending, encoded, placed, strict=True):
         frame.tokens, frame.positions = tokens, positions
         frame.patches = None
@@ -70,19 +74,3 @@ def warm_up(model: VisionLanguageModel) -> None:
     model.raw_query(0, frame.embeds[:, : model.text_config.hidden_size])
     del frame
     torch.cuda.empty_cache()
-
-
-def _positions(
-    model: VisionLanguageModel, frames: Sequence[StreamFrame], encoded: Sequence[FrameTokens]
-) -> list[Tensor]:
-    """Positions ``[3, t]`` of each frame's tokens in its stream's own time."""
-    positions: list[Tensor] = []
-    for grid, alike in itertools.groupby(zip(frames, encoded, strict=True), lambda each: each[0].grid):
-        group, tokens = zip(*alike, strict=True)
-        counts = [len(each) for each in tokens]
-        size = torch.tensor(counts)
-        time = torch.tensor([frame.time_s for frame in group], dtype=torch.float64).repeat_interleave(size)
-        slot = torch.tensor([frame.slot for frame in group]).repeat_interleave(size)
-        found = model.token_positions(0, time, slot, torch.cat([each.cells for each in tokens]), grid)
-        positions += [mine.clone() for mine in torch.split(found, counts, dim=1)]
-    return positions

@@ -4,7 +4,7 @@ Keys are rotated in the stream's own time, which is part of the state, so the KV
 Frames not encoded yet are exported as patches.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy.typing as npt
@@ -32,19 +32,8 @@ _STREAM = (
     "encoded",
     "tower_flops",
 )
-_FRAME = (
-    "index",
-    "pts",
-    "duration",
-    "anchor",
-    "complete",
-    "activity",
-    "size",
-    "time_s",
-    "slot",
-    "first",
-    "memory_time",
-)
+# Numbers of a frame; its arrays are tensors of the state.
+_FRAME = tuple(each.name for each in fields(StreamFrame) if each.init and each.type in (int, bool, float))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -326,13 +326,13 @@ class StreamKV:
             self.pool.give_back(slots)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
-    """Rotary embedding of ``x [..., n, d]`` by ``cos, sin [n, d]`` into ``out``, half-split layout.
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of ``x [..., n, d]`` by ``cos, sin [n, d]``, half-split layout.
 
     ``x * cos + rotate_half(x) * sin`` as in transformers, in three passes over memory and without temporaries.
     """
     half = x.shape[-1] // 2
-    torch.mul(x, cos, out=out)
+    out = torch.mul(x, cos)
     out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
     out[..., half:].addcmul_(x[..., :half], sin[..., half:])
     return out
@@ -340,8 +340,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> Tensor:
 
 def rotate_wide(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """:func:`rotate` in float32; the result has the dtype of ``x``."""
-    wide = x.float()
-    return rotate(wide, cos, sin, torch.empty_like(wide)).to(x.dtype)
+    return rotate(x.float(), cos, sin).to(x.dtype)
 
 
 def unrotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

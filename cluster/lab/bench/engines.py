@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cluster.engine.base import Engine
 from cluster.engine.native.engine import NativeEngine
-from cluster.engine.window.windowed_engine import WindowedEngine
 from cluster.lab.bench.frames import add_clip_arguments, clip_names, made_clips, prune_clip, read_clip
 from cluster.lab.bench.harness import BenchResult, positive, print_progress
 from cluster.lab.bench.window import QUESTION, Measured
@@ -32,7 +32,7 @@ TIMEOUT_S = 1800.0
 
 # -- who is compared -------------------------------------------------------------------------------
 @contextmanager
-def start_vllm(model: VisionLanguageModel, **arguments: Any) -> Iterator[WindowedEngine]:
+def start_vllm(model: VisionLanguageModel, **arguments: Any) -> Iterator[Engine]:
     """A vLLM engine with these engine arguments."""
     from cluster.engine.vllm.engine import VllmEngine
     from cluster.engine.vllm.settings import VllmSettings
@@ -64,7 +64,7 @@ class Contestant:
         before the first whole one."""
         return self.refresh != "all"
 
-    def start(self, model: VisionLanguageModel) -> AbstractContextManager[WindowedEngine]:
+    def start(self, model: VisionLanguageModel) -> AbstractContextManager[Engine]:
         if self.prefix_cache is None:
             return nullcontext(NativeEngine(model))
         return start_vllm(model, enable_prefix_caching=self.prefix_cache)
@@ -167,7 +167,7 @@ class Entrant:
     """A contestant on its way: its engine, what it is sent (``samples[i]`` of stream ``i``), and its results."""
 
     contestant: Contestant
-    engine: WindowedEngine
+    engine: Engine
     samples: Sequence[Sequence[FrameSample]]
     measured: Steps = field(default_factory=Steps)
     waiting: list[WindowRequest] = field(default_factory=list)

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from cluster.codec.nvdec import NvdecError, shared_nvdec
+from cluster.engine.base import Engine
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.graphed_decode import DecodeStep
 from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.stream import StreamFrame
-from cluster.engine.window.windowed_engine import WindowedEngine
 from cluster.errors import CapacityError, ConfigError
 from cluster.lab.bench.engines import start_vllm
 from cluster.lab.bench.frames import prune_clip, read_clip
@@ -205,7 +205,7 @@ class Rig:
         samples: Sequence[FrameSample],
         *,
         anew: bool = False,
-        engine: WindowedEngine | None = None,
+        engine: Engine | None = None,
         refresh: str = SPEC.refresh,
         cameras: int = STEP,
         **options: Any,
@@ -381,7 +381,7 @@ def search_streams(strides: Callable[[int], tuple[float, float]], most: int, *, 
     return stable
 
 
-def _admit(engine: WindowedEngine, count: int, **options: Any) -> list[StreamSpec]:
+def _admit(engine: Engine, count: int, **options: Any) -> list[StreamSpec]:
     """So many cameras, which are alike."""
     specs = [replace(SPEC, stream=f"camera-{number}", **options) for number in range(count)]
     for spec in specs:
@@ -389,13 +389,13 @@ def _admit(engine: WindowedEngine, count: int, **options: Any) -> list[StreamSpe
     return specs
 
 
-def _push(engine: WindowedEngine, specs: Sequence[StreamSpec], sample: FrameSample) -> list[WindowRequest]:
+def _push(engine: Engine, specs: Sequence[StreamSpec], sample: FrameSample) -> list[WindowRequest]:
     """Give every camera this frame; returns the windows that closed."""
     return [request for spec in specs for request in engine.push(replace(sample, stream=spec.stream))]
 
 
 def _again(
-    engine: WindowedEngine,
+    engine: Engine,
     specs: Sequence[StreamSpec],
     samples: Sequence[FrameSample],
     windows: Sequence[WindowRequest],

@@ -20,8 +20,8 @@ from cluster.engine.native.kernels.slots import TILES
 from cluster.engine.native.passes import ahead_rows, pass_rows
 from cluster.engine.window.encode import patch_batches
 from cluster.engine.window.kv import MEMORY_SHARE, MOST_SLOTS, gpu_pool_bytes
+from cluster.engine.window.step import WindowStats
 from cluster.engine.window.stream import StreamFrame
-from cluster.engine.window.windowed_engine import WindowStats
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
 from cluster.lab.bench.frames import made_clips, prune_clip, read_clip, span_seconds
 from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S

@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cluster.engine.base import Engine
 from cluster.engine.native.engine import NativeEngine
-from cluster.engine.window.windowed_engine import WindowedEngine, WindowStats
+from cluster.engine.window.step import WindowStats
 from cluster.lab.bench.frames import (
     ClipFrames,
     add_clip_arguments,
@@ -54,7 +55,7 @@ class Measured:
     answers: list[Answer] = field(default_factory=list)
     windows: list[WindowStats] = field(default_factory=list)
 
-    def add(self, engine: WindowedEngine, seconds: float, answers: Sequence[Answer]) -> None:
+    def add(self, engine: Engine, seconds: float, answers: Sequence[Answer]) -> None:
         """The step that ``engine`` did last."""
         self.seconds.append(seconds)
         self.answers += answers

@@ -9,8 +9,8 @@ from pathlib import Path
 from cluster.codec import FileSource
 from cluster.codec.processor import CodecProcessor
 from cluster.decoder.footage.pictures import to_jpeg
+from cluster.engine.base import Engine
 from cluster.engine.native.engine import NativeEngine
-from cluster.engine.window.windowed_engine import WindowedEngine
 from cluster.engine.window.windows import window_time
 from cluster.lab.report.records import ComparedWindow, Cost, SampleFrame
 from cluster.types import MICROSECONDS, Answer, FrameSample, SampledPicture, StreamSpec, WindowRequest
@@ -113,7 +113,7 @@ def answer_in_full(
 
 
 def push_window(
-    engine: WindowedEngine, spec: StreamSpec, samples: Iterable[FrameSample], window: WindowRequest
+    engine: Engine, spec: StreamSpec, samples: Iterable[FrameSample], window: WindowRequest
 ) -> WindowRequest:
     """Admit a stream that is given the frames of ``window`` and no others; returns its window, of all of them."""
     # A stride as long as the window: of shorter ones the last need not close, where the window is no whole number of

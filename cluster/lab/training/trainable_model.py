@@ -21,11 +21,11 @@ from cluster.lab.training.config import Shape
 from cluster.lab.training.examples import Example
 from cluster.lab.training.sequence_layout import Block, SequenceLayout
 from cluster.models.base import PatchBatch
-from cluster.models.checkpoint import INSTRUCTION, SYSTEM_PROMPT, Checkpoint, preset_tokenizer
+from cluster.models.checkpoint import INSTRUCTION, SYSTEM_PROMPT, Checkpoint, preset_tokenizer, untrained
 from cluster.models.layers import Rotary, Tower
 from cluster.models.loading import initialise
 from cluster.models.packed_attention import PACKED, SequencePacking
-from cluster.models.qwen2_5_vl import SPECIAL_TOKENS, Qwen25VL
+from cluster.models.qwen2_5_vl import Qwen25VL
 from cluster.types import PatchGrid
 
 # Fixed parts of the prompt, one token each.
@@ -51,7 +51,7 @@ def demo_tokenizer() -> Any:
     """Tokenizer trained in memory, deterministic."""
     standing = [text for kind in EVENT_KINDS for text in phrasings(kind)]
     return preset_tokenizer(
-        (*SPECIAL_TOKENS, *PHRASES),
+        (*Qwen25VL.special_tokens, *PHRASES),
         eos="<|im_end|>",
         pad="<|endoftext|>",
         texts=[*standing, *_MEMORY] * _WEIGHT,
@@ -139,7 +139,7 @@ class TrainableModel(Qwen25VL):
     def fresh(cls, shape: Shape, seed: int, device: str = "cpu") -> TrainableModel:
         """An untrained model with the configuration and tokenizer it is exported with; computes in bfloat16 where that
         is fast."""
-        model, _ = cls.untrained(shape.text, shape.vision)
+        model, _ = untrained(cls, shape.text, shape.vision)
         initialise(model, seed)
         trainable = cls(
             Checkpoint(

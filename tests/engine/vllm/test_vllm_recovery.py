@@ -38,7 +38,7 @@ def gone(process: int, seconds: float) -> bool:
 
 def processes(engine: Any) -> list[int]:
     """Ids of its engine core's processes."""
-    return [each.pid for each in engine.host._core._llm.engine_core.resources.engine_manager.processes]
+    return [each.pid for each in engine.core._llm.engine_core.resources.engine_manager.processes]
 
 
 def test_a_prompt_that_vllm_refuses_costs_no_core(qwen: Any, spec: Any) -> None:
@@ -46,13 +46,13 @@ def test_a_prompt_that_vllm_refuses_costs_no_core(qwen: Any, spec: Any) -> None:
 
     from cluster.engine.vllm.core import PromptRequest
 
-    host, cores = qwen.engine.host, processes(qwen.engine)
+    core, cores = qwen.engine.core, processes(qwen.engine)
     with pytest.raises(ValueError, match=r"vLLM refuses a window: .*longer than the maximum model length"):
-        host.answer(
-            [PromptRequest(tokens_input([1] * 8), 1), PromptRequest(tokens_input([1] * (host.max_tokens + 1)), 1)]
+        core.answer(
+            [PromptRequest(tokens_input([1] * 8), 1), PromptRequest(tokens_input([1] * (core.max_tokens + 1)), 1)]
         )
     assert processes(qwen.engine) == cores
-    (reply,) = host.answer([PromptRequest(tokens_input([1] * 8), 1, max_tokens=2)])
+    (reply,) = core.answer([PromptRequest(tokens_input([1] * 8), 1, max_tokens=2)])
     assert (reply.prompt, len(reply.scores)) == (8, len(qwen.model.yes_no_ids()[0]) * 2)
 
 
@@ -67,7 +67,7 @@ def test_a_killed_core_is_told_and_started_anew(qwen: Any, spec: Any) -> None:
     os.kill(core, signal.SIGKILL)
     with pytest.raises(UnavailableError, match="has died"):
         engine.step(requests[1:2])
-    engine.host.check()
+    engine.core.check()
     # The same window again: another core, the same answers; nothing had to be encoded or sent again.
     answers += engine.step(requests[1:2])
     engine.evict("cam")
@@ -78,13 +78,13 @@ def test_a_killed_core_is_told_and_started_anew(qwen: Any, spec: Any) -> None:
 
 
 def test_a_core_that_hangs_is_given_up_after_the_deadline(qwen: Any, spec: Any) -> None:
-    engine, settings = qwen.engine, qwen.engine.host.settings
+    engine, settings = qwen.engine, qwen.engine.core.settings
     engine.admit(spec())
     requests = [request for sample in qwen.frames(4) for request in engine.push(sample)]
     engine.step(requests[:1])
     (core,) = processes(engine)
     os.kill(core, signal.SIGSTOP)
-    engine.host.settings = replace(settings, timeout_s=1.0, restarts=0)
+    engine.core.settings = replace(settings, timeout_s=1.0, restarts=0)
     began = time.monotonic()
     with pytest.raises(UnavailableError, match="did not answer 2 prompts within 1 s"):
         engine.step(requests[1:2])
@@ -92,17 +92,18 @@ def test_a_core_that_hangs_is_given_up_after_the_deadline(qwen: Any, spec: Any) 
     with pytest.raises(UnavailableError, match="the replica must be replaced"):
         engine.step(requests[1:2])
     with pytest.raises(UnavailableError, match="the replica must be replaced"):
-        engine.host.check()
+        engine.core.check()
     assert time.monotonic() - began < 20
     # What hung was ended, with its memory.
     assert gone(core, 5)
-    engine.host.settings = settings
+    engine.core.settings = settings
     engine.evict("cam")
 
 
 def test_a_core_that_cannot_start_is_one_sentence(tmp_path: Path) -> None:
     from cluster.engine.vllm.core import VllmCore
     from cluster.engine.vllm.served_model import write_model_folder
+    from cluster.engine.vllm.settings import VllmSettings
 
     served = write_model_folder(load_model("tiny-qwen2_5_vl"), tmp_path, [32])
     save_file({"model.norm.weight": torch.zeros(64)}, tmp_path / "model.safetensors")
@@ -117,7 +118,7 @@ def test_a_core_that_cannot_start_is_one_sentence(tmp_path: Path) -> None:
         "skip_mm_profiling": True,
     }
     with pytest.raises(ModelError, match="engine core did not start"):
-        VllmCore(arguments, [1], [2])
+        VllmCore(arguments, [1], [2], VllmSettings())
 
 
 def test_too_little_memory_for_one_prompt_is_refused_before_anything_starts() -> None:

@@ -12,11 +12,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
 
+from cluster.engine.base import Engine
 from cluster.engine.vllm.engine import VllmEngine
 from cluster.engine.vllm.plugin import ARCHITECTURE
 from cluster.engine.vllm.served_model import write_model_folder
 from cluster.engine.vllm.settings import VllmSettings, check_version, engine_arguments, version_text
-from cluster.engine.window.windowed_engine import WindowedEngine
 from cluster.errors import ConfigError, ModelError
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models import load_model
@@ -192,13 +192,13 @@ def test_a_window_that_opens_at_the_anchor_before_it_fits_what_vllm_takes() -> N
     """Its seconds before its start were not counted: vLLM refused windows of a busy camera that had been admitted."""
     model = load_model("tiny-qwen2_5_vl")
     engine = VllmEngine.__new__(VllmEngine)
-    WindowedEngine.__init__(engine, model, max_new_tokens=4)
+    Engine.__init__(engine, model, max_new_tokens=4)
     engine._tiers = engine._keeper = None
-    engine._system, engine.host = model.system_ids(), SimpleNamespace(max_tokens=0)
+    engine._system, engine.core = model.system_ids(), SimpleNamespace(max_tokens=0)
     spec = StreamSpec("cam", (Question("q", "Is anyone there?"),), 6.0, 2.0, lookback_s=8.0, static_gate=False)
     with pytest.raises(ConfigError, match=r"may have \d+ tokens") as refused:
         engine.admit(spec)
-    engine.host.max_tokens = int(re.findall(r"may have (\d+) tokens", str(refused.value))[0]) + engine.max_new_tokens
+    engine.core.max_tokens = int(re.findall(r"may have (\d+) tokens", str(refused.value))[0]) + engine.max_new_tokens
     engine.admit(spec)
     camera = SyntheticCamera("cam", model.geometry, width=112, height=112, kept=0.9, anchor_every=8)
     around = len(engine._system) + len(model.question_ids("Is anyone there?")) + engine.max_new_tokens
@@ -207,4 +207,4 @@ def test_a_window_that_opens_at_the_anchor_before_it_fits_what_vllm_takes() -> N
         for request in engine.push(sample):
             frames = engine._streams["cam"].window_frames(request.start, request.end)
             longest = max(longest, around + sum(frame.size for frame in frames))
-    assert 0.75 * engine.host.max_tokens < longest <= engine.host.max_tokens
+    assert 0.75 * engine.core.max_tokens < longest <= engine.core.max_tokens

@@ -1,4 +1,4 @@
-"""Attention kernels over runs, one per file; ``choose_kernel`` selects one at engine start."""
+"""Attention kernels over runs; ``choose_kernel`` selects one at engine start."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

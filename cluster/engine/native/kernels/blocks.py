@@ -1,19 +1,32 @@
-"""Merging runs into blocks, for kernels whose cost is per call rather than per masked slot."""
+"""Kernels with a call per block, into which runs are merged: their cost is per call rather than per masked slot.
+
+* ``cpu_flash``: torch's CPU flash attention over prefix and causal tail separately, combined by log-sum-exp. Most rows
+  see most slots: only the tail of a run needs causality. Attending to the unmasked prefix and to the square causal tail
+  separately needs no mask in memory (a full window's would be 400 MB), skips the masked half, and was 10-12 % faster
+  than one masked call (600 rows over 2,900 slots, one core).
+* ``sdpa``: torch's scaled_dot_product_attention with a mask per block. Any device and dtype.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cluster.engine.native.kernels import Kernel, gathered, grouped, shared
-from cluster.engine.window.planner import Run
+from cluster.engine.window.planner import IntArray, Run
 
 # Masked pairs of row and slot that cost as much as one more call: about 100 µs of both at 8 heads of 64.
 CALL_COST = 5000
+# Rows of one call of ``sdpa``: bounds the mask of a whole window computed at once (10,000 slots) to a few tens of MB.
+ROWS = 1024
+
+# The one CPU attention that also returns the log-sum-exp; scaled_dot_product_attention runs on it.
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +60,12 @@ class BlockKernel(Kernel[Prepared]):
     def __init__(self, call_cost: int = CALL_COST) -> None:
         self.call_cost = call_cost
 
+    def prepare(self, tables: Sequence[IntArray], streams: Sequence[Sequence[Run]], like: Tensor) -> Prepared:
+        return [
+            (torch.from_numpy(table).to(like.device), self._blocks(runs, like))
+            for table, runs in zip(tables, streams, strict=True)
+        ]
+
     def attend(self, prepared: Prepared, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         heads, rows, size = query.shape
         kv_heads = key.shape[1]
@@ -62,8 +81,46 @@ class BlockKernel(Kernel[Prepared]):
         return out
 
     @abstractmethod
+    def _blocks(self, runs: Sequence[Run], like: Tensor) -> list[Block]:
+        """Blocks of a stream's runs, with masks as :meth:`_attend_block` reads them."""
+
+    @abstractmethod
     def _attend_block(self, block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """``query [Hkv, G, rows, d]`` of a block, ``key, value [Hkv, G, slots, d]`` of its stream -> like ``query``."""
+
+
+class CPUFlashKernel(BlockKernel):
+    """CPU kernel for fp32 and bf16."""
+
+    def _blocks(self, runs: Sequence[Run], like: Tensor) -> list[Block]:
+        blocks = make_blocks(runs, self.call_cost)
+        return [b if b.visible is None else replace(b, visible=_additive(b.visible, like.dtype)) for b in blocks]
+
+    def _attend_block(self, block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        tail, mask = slice(block.tail, block.stop), block.visible
+        attended: Tensor
+        attended, lse = _flash(
+            query, key[:, :, tail], value[:, :, tail], 0.0, mask is None, attn_mask=mask, scale=scale
+        )
+        if block.prefix:
+            before = slice(0, block.prefix)
+            seen, seen_lse = _flash(query, key[:, :, before], value[:, :, before], 0.0, False, scale=scale)
+            # softmax over both = each one's softmax, weighted by its share of the total mass
+            share = torch.sigmoid(lse - seen_lse).unsqueeze(-1).to(seen.dtype)
+            attended = torch.lerp(seen, attended, share)
+        return attended
+
+
+class SDPAKernel(BlockKernel):
+    """Exact, public API only. The mask covers a block's whole span, so masked pairs are computed too."""
+
+    def _blocks(self, runs: Sequence[Run], like: Tensor) -> list[Block]:
+        blocks = make_blocks([piece for run in runs for piece in _pieces(run)], self.call_cost)
+        return [b if b.visible is None else replace(b, visible=b.visible.to(like.device)) for b in blocks]
+
+    def _attend_block(self, block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        keys, values = key[:, :, : block.stop], value[:, :, : block.stop]
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=_mask(block, query.device), scale=scale)
 
 
 def make_blocks(runs: Sequence[Run], call_cost: int = CALL_COST) -> list[Block]:
@@ -105,3 +162,26 @@ def _block(runs: Sequence[Run]) -> Block:
         rows = slice(run.row - row, run.row - row + run.count)
         visible[rows] = (slots < run.prefix) | ((slots >= run.tail) & (slots <= last))
     return Block(row, stop_row, prefix, tail, stop, visible)
+
+
+def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
+
+
+def _pieces(run: Run) -> list[Run]:
+    """Split a long run into runs of at most ``ROWS`` rows."""
+    return [
+        Run(run.row + first, count, run.prefix, run.tail, run.stop - run.count + first + count)
+        for first in range(0, run.count, ROWS)
+        for count in [min(ROWS, run.count - first)]
+    ]
+
+
+def _mask(block: Block, device: torch.device) -> Tensor:
+    mask = torch.zeros(block.rows, block.stop, dtype=torch.bool, device=device)
+    mask[:, : block.prefix] = True
+    if block.visible is None:
+        mask[:, block.tail :] = torch.ones(block.rows, block.rows, dtype=torch.bool, device=device).tril()
+    else:
+        mask[:, block.tail :] = block.visible
+    return mask

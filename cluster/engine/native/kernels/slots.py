@@ -47,7 +47,9 @@ class SlotsKernel(Kernel[SlotTables]):
     def prepare(self, tables: Sequence[IntArray], streams: Sequence[Sequence[Run]], like: Tensor) -> SlotTables:
         most = max((sum(run.count for run in runs) for runs in streams), default=0)
         tiles = _tiles(like.dtype)
-        return _tables(tables, streams, next((tile for tile in tiles if tile >= most), tiles[-1]), like.device)
+        tile = next((tile for tile in tiles if tile >= most), tiles[-1])
+        arrays = _arrays(tables, streams, tile)
+        return _split(to_device(_joined(arrays), like.device), [array.shape for array in arrays], tile)
 
     def warm_up(self, heads: int, layer: Tensor) -> None:
         """Compile for each tile, which takes seconds, with a block that has no rows."""
@@ -75,13 +77,6 @@ class SlotsKernel(Kernel[SlotTables]):
 
 def _tiles(dtype: torch.dtype) -> Sequence[int]:
     return TILES[:-1] if dtype == torch.float32 else TILES
-
-
-def _tables(
-    tables: Sequence[IntArray], streams: Sequence[Sequence[Run]], tile: int, device: torch.device
-) -> SlotTables:
-    arrays = _arrays(tables, streams, tile)
-    return _split(to_device(_joined(arrays), device), [array.shape for array in arrays], tile)
 
 
 def _arrays(tables: Sequence[IntArray], streams: Sequence[Sequence[Run]], tile: int) -> list[IntArray]:

@@ -20,8 +20,8 @@ from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.plan import WindowPlan
 from cluster.engine.vllm.positions import prompt_positions
+from cluster.engine.window.step import WindowWork
 from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans, own_positions
-from cluster.engine.window.windowed_engine import WindowWork
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models import load_model

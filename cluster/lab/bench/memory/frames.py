@@ -17,7 +17,7 @@ from cluster.engine.native.engine import NativeEngine
 from cluster.engine.native.frame_retrieval import FramePast
 from cluster.engine.native.plan import Prompt, WindowPlan
 from cluster.engine.window.kv import rotate_wide
-from cluster.engine.window.windowed_engine import WindowStats, WindowWork
+from cluster.engine.window.step import WindowStats, WindowWork
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.bench.memory.footage import Footage, Listener, ListeningBank

@@ -1,0 +1,90 @@
+"""Windows of a step: what is computed of each, its work, and which needs no computing (static gate)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cluster.engine.window.stream import LastWindow, Stream, StreamFrame
+from cluster.engine.window.windows import FIRST_WINDOWS
+from cluster.memory.frame_retrieval import FrameReads
+from cluster.types import MICROSECONDS, Timing, TokenCount, WindowRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStats:
+    """Work of one computed window. FLOPs as the model counts them (multiply-add = 2).
+
+    ``computed``: rows through the language model, and ``attended``: pairs of a row and a slot it saw, both averaged
+    over layers (a policy that narrows computes fewer in deeper ones). ``decoded``: tokens of explanations run after
+    that, not in ``llm_flops``. ``reads``: what its frames read of the past; ``attended`` has it.
+    """
+
+    stream: str
+    window: int
+    tokens: TokenCount
+    timing: Timing
+    computed: float
+    attended: float
+    tower_flops: int
+    llm_flops: int
+    decoded: int
+    reads: FrameReads
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """One call of ``step``: computed windows, and the numbers of gated and expired ones."""
+
+    windows: tuple[WindowStats, ...] = ()
+    gated: int = 0
+    expired: int = 0
+
+    @property
+    def tower_flops(self) -> int:
+        return sum(window.tower_flops for window in self.windows)
+
+    @property
+    def llm_flops(self) -> int:
+        return sum(window.llm_flops for window in self.windows)
+
+
+@dataclass(slots=True, eq=False)
+class WindowWork:
+    """A window within a step."""
+
+    stream: Stream
+    request: WindowRequest
+    frames: list[StreamFrame]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedWindow:
+    """Result of one :class:`WindowWork`.
+
+    * ``scores``, ``texts``: by question; a text is ``None`` where no explanation was asked for
+    * ``rows``, ``attended``, ``decoded``, ``reads``: ``computed`` and the rest of :class:`WindowStats`
+    """
+
+    tokens: TokenCount
+    scores: Sequence[float]
+    texts: Sequence[str | None]
+    rows: float
+    attended: float
+    decoded: int = 0
+    reads: FrameReads = field(default_factory=FrameReads)
+
+
+def last_valid_answers(stream: Stream, end: int) -> LastWindow | None:
+    """Static gate: the last window if, by the frames so far, its answers are valid for a window until ``end``, else
+    ``None``.
+
+    They are valid while nothing changed in any frame since that window's end (anchors included), the questions are the
+    same, and at most ``idle_s`` of camera time has passed.
+    """
+    spec, last = stream.spec, stream.last
+    if not spec.static_gate or last is None or stream.windows_since_fresh < FIRST_WINDOWS:
+        return None
+    if last.questions != spec.questions or end - last.end > spec.idle_s * MICROSECONDS:
+        return None
+    if stream.last_motion_dropped is not None and stream.last_motion_dropped >= last.end:
+        return None
+    return None if any(frame.moving for frame in stream.frames if last.end <= frame.window_time < end) else last
