@@ -83,8 +83,6 @@ class MetricsPages:
 async def _page(name: str, handle: Any) -> str | None:
     """Metrics address of a process; ``None`` if it does not answer."""
     try:
-        if name == ALERTING:
-            return str((await await_reply(handle.ready.remote(), timeout_s=ANSWER_S)).metrics)
         return str(await await_reply(handle.metrics_address.remote(), timeout_s=ANSWER_S))
     except Exception as error:
         # A process that does not start logs the reason itself, and must not hide the others.
@@ -206,4 +204,4 @@ class ControllerDirectory:
     async def alerting(self) -> str:
         """Address of ``Incidents`` behind the gateway, ``host:port``."""
         found = get_actor(ALERTING, "this cluster makes no incidents; alerts.enabled is off")
-        return str((await await_reply(found.ready.remote())).rpc)
+        return str(await await_reply(found.ready.remote()))

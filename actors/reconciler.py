@@ -4,17 +4,15 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from actors.remote import RECONCILER, ask_controller, own_host
-from actors.startup import ActorProcess, configure_logging, describe_process, run_task
+from actors.remote import RECONCILER, ask_controller
+from actors.startup import InnerProcess, run_task
 from cluster.config import SightlineConfig
-from cluster.config.secrets import peer_tls
 from cluster.control.cameras.managed import KUBERNETES, ManagedCamera
 from cluster.errors import SightlineError
 from cluster.kubernetes.api import KubernetesApi
 from cluster.kubernetes.reconciler import Reconciler
 from cluster.kubernetes.watch import CameraWatch
 from cluster.types import CameraStatus
-from cluster.wire.metrics_server import serve_metrics
 
 log = logging.getLogger(__name__)
 
@@ -25,16 +23,11 @@ STOP_S = 2.0
 """Seconds that a running call gets when stopping."""
 
 
-class ReconcilerActor(ActorProcess):
+class ReconcilerActor(InnerProcess):
     """Ray actor, named ``reconciler``. Stateless: after a restart it compares everything anew."""
 
     def __init__(self, config: SightlineConfig, host: str | None) -> None:
-        configure_logging("reconciler", config.cluster)
-        describe_process(config, "reconciler")
-        self._page = serve_metrics(
-            own_host(host), config.cluster.metrics_ports, lambda: RECONCILER, tls=peer_tls(config.security)
-        )
-        self._config = config
+        super().__init__(config, RECONCILER, "reconciler", host)
         self._loop = asyncio.get_running_loop()
         self._watch: CameraWatch | None = None
         self._reconciler: Reconciler | None = None
@@ -45,10 +38,6 @@ class ReconcilerActor(ActorProcess):
         """Wait until it has started watching; the API server may be unavailable for longer. Raises ``ConfigError``
         without server address or identity."""
         return await asyncio.shield(self._started)
-
-    async def metrics_address(self) -> str:
-        """``host:port`` of ``/metrics``, available before it has started watching."""
-        return self._page.address
 
     async def stop(self) -> None:
         """Stop watching; the cameras stay as they are."""

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from actors.remote import TIER, get_actor, own_host, short_tier
-from actors.startup import ActorProcess, configure_logging, describe_process
+from actors.remote import TIER, get_actor, short_tier
+from actors.startup import InnerProcess
 from cluster import metrics
 from cluster.config import SightlineConfig
-from cluster.config.secrets import memory_secret, peer_tls
+from cluster.config.secrets import memory_secret
 from cluster.errors import UnavailableError
 from cluster.memory.tiers.metrics import NodeTierCollector
-from cluster.wire.metrics_server import serve_metrics
 from cluster.wire.server import RpcServer
 
 if TYPE_CHECKING:
@@ -40,25 +39,22 @@ def tier_of_this_node() -> Any:
     return get_actor(name, "this node has no tier process; tiers.node needs one started with the cluster")
 
 
-class TierNode(ActorProcess):
+class TierNode(InnerProcess):
     """Ray actor. Serves ``KV`` once a replica has given the model's fingerprint."""
 
     def __init__(self, config: SightlineConfig, name: str, host: str | None) -> None:
-        configure_logging(short_tier(name), config.cluster, numbered="tier")
+        super().__init__(config, short_tier(name), "tier", host, numbered="tier")
         # Torch, for what opens a tier: a replica that asks for one waits for seconds only.
         importlib.import_module("cluster.memory.tiers.server")
-        self._config, self._host = config, own_host(host)
-        self._tls, self._secret = peer_tls(config.security), memory_secret(config.security)
+        self._secret = memory_secret(config.security)
         self._arena: Arena | None = None
         self._server: RpcServer | None = None
         self._servicer: KVServicer | None = None
         self._fingerprint = ""
         self._address = ""
         self._opening = asyncio.Lock()
-        describe_process(config, "tier")
         self._collector = NodeTierCollector(config.tiers.node_bytes, self._look)
         metrics.REGISTRY.register(self._collector)
-        self._page = serve_metrics(self._host, config.cluster.metrics_ports, lambda: short_tier(name), tls=self._tls)
 
     async def open(self, fingerprint: str, *, replace: bool = True) -> str:
         """Address of ``KV`` for blocks of one model; blocks of another model are deleted. Not to ``replace`` is for a
@@ -81,9 +77,6 @@ class TierNode(ActorProcess):
                 await self._server.start()
                 self._fingerprint, self._address = fingerprint, f"{self._host}:{port}"
         return self._address
-
-    async def metrics_address(self) -> str:
-        return self._page.address
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._page.close)

@@ -27,7 +27,7 @@ from cluster.wire.server import is_serving
 @pytest.fixture(autouse=True)
 def own_logging(monkeypatch) -> None:
     """A controller is a process of its own, whose logging no other test is to have."""
-    monkeypatch.setattr("actors.controller.configure_logging", lambda *_: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
 
 
 async def test_a_removal_is_waited_for_as_long_as_the_controller_waits(monkeypatch) -> None:

@@ -58,7 +58,7 @@ def http_request(address, method, path, body=None):
 def one_directory(monkeypatch):
     directory = Directory(None)
     monkeypatch.setattr(gateway, "ControllerDirectory", lambda: directory)
-    monkeypatch.setattr(gateway, "configure_logging", lambda process, log_dir: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
     return directory
 
 

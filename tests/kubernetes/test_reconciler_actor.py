@@ -37,7 +37,7 @@ class Handle:
 
 def actor(monkeypatch, cluster, **kubernetes):
     monkeypatch.setattr(remote, "controller", lambda: Handle(cluster))
-    monkeypatch.setattr(reconciler, "configure_logging", lambda *_: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
     return reconciler.ReconcilerActor(load_config(None, {"kubernetes": {"enabled": True, **kubernetes}}), "127.0.0.1")
 
 

@@ -352,7 +352,7 @@ async def serving(
     world.replica_address = world.decoder_address = world.alerting_address = address
     with (
         mock.patch.object(gateway, "ControllerDirectory", return_value=world),
-        mock.patch.object(gateway, "configure_logging"),
+        mock.patch("actors.startup.configure_logging"),
     ):
         running = gateway.Gateway(config, name)
         try:

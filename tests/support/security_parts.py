@@ -85,7 +85,7 @@ async def guarded_gateway(monkeypatch, folder: Path, **security):
     """``(gateway, its addresses, directory, secrets by role)``; each secret is for cameras ``gate`` and ``y*``."""
     directory = Directory()
     monkeypatch.setattr(gateway, "ControllerDirectory", lambda: directory)
-    monkeypatch.setattr(gateway, "configure_logging", lambda process, log_dir: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
     made = {role: make_token(f"{role}-token", [role], ["gate", "y*"]) for role in Role}
     write_tokens(folder / "tokens.json", [token for _, token in made.values()])
     security = {
