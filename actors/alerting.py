@@ -9,16 +9,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.remote import ALERTING, ask_controller
+from actors.remote import ALERTING, REMOTE_CONTROLLER
 from actors.startup import InnerProcess, run_task
 from cluster.alerts.clips.footage_collector import FootageCollector
 from cluster.alerts.clips.footage_store import FootageStore
 from cluster.alerts.grpc_service import IncidentsServicer
-from cluster.alerts.health import CameraStates
 from cluster.alerts.incident import AlertEvent
 from cluster.alerts.service import AlertService
 from cluster.config import CameraConfig, SightlineConfig
-from cluster.control.camera_record import Route
 from cluster.decoder.footage.camera import clip_lookback_s
 from cluster.decoder.footage.service import DecoderRecorder
 from cluster.errors import SightlineError, UnavailableError
@@ -100,7 +98,7 @@ class Alerting(InnerProcess):
         loops = [
             self._take_answers(),
             self._watch_cameras(),
-            self._merger.follow_replicas(_replicas),
+            self._merger.follow_replicas(REMOTE_CONTROLLER.replicas),
             self._service.run(),
             self._retain_footage(),
         ]
@@ -160,7 +158,7 @@ class Alerting(InnerProcess):
     async def _watch_cameras(self) -> None:
         while True:
             try:
-                watched: CameraStates = await ask_controller("camera_states", self._service.version)
+                watched = await REMOTE_CONTROLLER.camera_states(self._service.version)
                 self._service.update_cameras(watched)
                 self._extend_lookback(watched.settings or ())
                 self._cameras_known.set()
@@ -186,13 +184,8 @@ class Alerting(InnerProcess):
             await self._footage.retain_cameras(self._lives)
 
 
-async def _replicas(known: dict[str, str], timeout_s: float) -> dict[str, str]:
-    return await ask_controller("replicas", known, timeout_s, reply_s=timeout_s + 10.0)
-
-
 async def _decoder_of(camera: str) -> str:
-    route: Route = await ask_controller("where", camera)
-    return route.to_decoder(camera)
+    return (await REMOTE_CONTROLLER.where(camera)).to_decoder(camera)
 
 
 def private_folder(run_id: str) -> Path:

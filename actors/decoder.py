@@ -7,12 +7,12 @@ import time
 import uuid
 from functools import partial
 
-from actors.remote import ask_controller
+from actors.remote import REMOTE_CONTROLLER
 from actors.startup import InnerProcess, run_task
 from cluster import metrics
 from cluster.codec.nvdec import shared_nvdec
 from cluster.config import SightlineConfig
-from cluster.control.camera_record import Assignment, CameraAssignment, Route
+from cluster.control.camera_record import Assignment, CameraAssignment
 from cluster.decoder.decode_load import DecodeGate, DecodePressure
 from cluster.decoder.discovery import NetworkSearch
 from cluster.decoder.footage import service as recorder
@@ -99,7 +99,7 @@ class Decoder(InnerProcess):
     async def _register(self) -> None:
         while True:
             try:
-                await ask_controller("register_decoder", self._info, list(self._cameras))
+                await REMOTE_CONTROLLER.register_decoder(self._info, list(self._cameras))
                 return
             except UnavailableError as error:
                 log.warning("cannot register: %s", error)
@@ -118,7 +118,7 @@ class Decoder(InnerProcess):
             reports = [camera.report() for camera in self._cameras.values()] + list(self._waiting.values())
             try:
                 every = [*last_words, *reports]
-                known: bool = await ask_controller("heartbeat_decoder", self._name, self._instance, every, busy)
+                known = await REMOTE_CONTROLLER.heartbeat_decoder(self._name, self._instance, every, busy)
                 if known:
                     self._last_words = [each for each in self._last_words if each not in last_words]
                 else:
@@ -148,9 +148,7 @@ class Decoder(InnerProcess):
         version = -1
         while True:
             try:
-                assignment: Assignment = await ask_controller(
-                    "assignment", self._name, version, POLL_S, reply_s=2 * POLL_S
-                )
+                assignment = await REMOTE_CONTROLLER.assignment(self._name, version, POLL_S)
                 await self._apply(assignment)
                 version = assignment.version
             except UnavailableError as error:
@@ -183,7 +181,7 @@ class Decoder(InnerProcess):
     async def _goes_on(self, camera: RunningCamera) -> bool:
         """Whether another decoder goes on with a camera's window at the replica that it is sent to."""
         try:
-            route: Route = await ask_controller("where", camera.settings.name)
+            route = await REMOTE_CONTROLLER.where(camera.settings.name)
         except (UnavailableError, UnknownCameraError):
             return False
         return route.decoder != self._name and route.replica_address == camera.address
@@ -244,6 +242,6 @@ class Decoder(InnerProcess):
 
     async def _report_broken(self, address: str) -> None:
         try:
-            await ask_controller("report_broken", address)
+            await REMOTE_CONTROLLER.report_broken(address)
         except UnavailableError as error:
             log.warning("could not report the replica at %s: %s", address, error)

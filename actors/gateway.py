@@ -55,7 +55,8 @@ class Gateway(ActorProcess):
         super().__init__(config, name, "gateway")
         limit_malloc_retention()
         raise_file_limit(FILES + 2 * config.gateway.max_connections)
-        self._controller = ControllerDirectory()
+        self._directory = ControllerDirectory()
+        self._controller = self._directory.controller
         self._channels = ChannelPool(tls=self._tls)
         self._hub = results.AnswerHub(limit=config.cluster.answer_queue)
         self._merger = ResultsMerger(self._hub, tls=self._tls)
@@ -124,7 +125,7 @@ class Gateway(ActorProcess):
             self._channels,
             on_forget=self._delete_footage,
             replicas=self._replicas,
-            cameras=self._controller.list,
+            cameras=self._controller.list_cameras,
             incidents=listed.list_incidents if self._config.alerts.enabled else None,
         )
         listing = CamerasServicer(self._controller), ReplicasServicer(self._controller)
@@ -137,7 +138,7 @@ class Gateway(ActorProcess):
             self._live,
             registry,
             guard=self._guard,
-            sessions=self._controller.sessions,
+            sessions=self._directory.sessions,
             host=host,
             longest_answer=self._config.asking.max_new_tokens,
             rule=default_rule(self._config.alerts),
@@ -187,20 +188,20 @@ class Gateway(ActorProcess):
 
     async def _ask_others(self, method: str, *arguments: Any) -> dict[str, bool]:
         """Call a method of every other gateway; which of them answered. Raises ``UnavailableError``."""
-        others = await self._controller.gateways(but=self._name)
+        others = await self._directory.gateways(but=self._name)
         answered = await asyncio.gather(*(_answers(getattr(each, method), arguments) for each in others.values()))
         return dict(zip(others, answered, strict=True))
 
     async def _alerting(self) -> str:
         if not self._config.alerts.enabled:
             raise NotReadyError("this cluster makes no incidents; alerts.enabled is off")
-        return await self._controller.alerting()
+        return await self._directory.alerting()
 
     async def _follow_metrics(self) -> None:
         while True:
             try:
                 if self._name == GATEWAY:
-                    self._scraped = await self._controller.metrics_addresses()
+                    self._scraped = await self._directory.metrics_addresses()
                     self._others = await self._ask_others("ready")
             except UnavailableError as error:
                 log.warning("%s", error)

@@ -2,22 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
 
-from actors.remote import RECONCILER, ask_controller
+from actors.remote import RECONCILER, REMOTE_CONTROLLER
 from actors.startup import InnerProcess, run_task
 from cluster.config import SightlineConfig
-from cluster.control.cameras.managed import KUBERNETES, ManagedCamera
 from cluster.errors import SightlineError
 from cluster.kubernetes.api import KubernetesApi
 from cluster.kubernetes.reconciler import Reconciler
 from cluster.kubernetes.watch import CameraWatch
-from cluster.types import CameraStatus
 
 log = logging.getLogger(__name__)
-
-REMOVE_S = 60.0
-"""Timeout of removing a camera: the controller waits some heartbeats until its memory is deleted."""
 
 STOP_S = 2.0
 """Seconds that a running call gets when stopping."""
@@ -53,7 +47,7 @@ class ReconcilerActor(InnerProcess):
     async def _start(self) -> bool:
         api = await asyncio.to_thread(KubernetesApi, self._config.kubernetes)
         self._watch = CameraWatch(api, self._wake)
-        self._reconciler = Reconciler(self._config.kubernetes, ControllerCameras(), self._watch, api)
+        self._reconciler = Reconciler(self._config.kubernetes, REMOTE_CONTROLLER, self._watch, api)
         self._watch.start()
         self._task = run_task(self._reconciler.run())
         log.info("watching Camera resources of namespace %s", api.namespace)
@@ -62,22 +56,3 @@ class ReconcilerActor(InnerProcess):
     def _wake(self) -> None:
         if self._reconciler is not None:
             self._loop.call_soon_threadsafe(self._reconciler.changed)
-
-
-class ControllerCameras:
-    """The controller as :class:`~cluster.kubernetes.reconciler.CameraCluster`."""
-
-    async def managed(self) -> Sequence[ManagedCamera]:
-        return await ask_controller("managed_cameras", (), True)
-
-    async def statuses(self) -> Sequence[CameraStatus]:
-        return await ask_controller("list_cameras")
-
-    async def add(self, camera: ManagedCamera, *, takeover: bool) -> None:
-        await ask_controller("add_camera", camera, False, takeover)
-
-    async def update(self, camera: ManagedCamera, *, takeover: bool) -> None:
-        await ask_controller("update_camera", camera, takeover)
-
-    async def remove(self, name: str) -> None:
-        await ask_controller("remove_camera", name, KUBERNETES, reply_s=REMOVE_S)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from actors.remote import ask_controller, await_reply, await_reply_blocking, own_host
+from actors.remote import REMOTE_CONTROLLER, await_reply, await_reply_blocking, own_host
 from actors.startup import configure_logging, describe_process, run_task, show_replica
 from actors.tier import tier_of_this_node
 from cluster import metrics
@@ -70,7 +70,7 @@ class Replica:
             gc.freeze()
             await self._start(engine, bank, own_host(host))
         except SightlineError as error:
-            await ask_controller("report_failure", error)
+            await REMOTE_CONTROLLER.report_failure(error)
             raise
 
     async def _load(self, config: SightlineConfig) -> tuple[Engine, MemoryBank]:
@@ -186,14 +186,13 @@ class Replica:
         """Register with the controller, retrying while that restarts."""
         while True:
             try:
-                expired: bool = await ask_controller("was_expired", self._instance)
-                if expired:
+                if await REMOTE_CONTROLLER.was_expired(self._instance):
                     await self._deletions.surrender_all(self._worker)
                 # Before a camera of the same name can come here and find the removed one's memory.
-                self._deletions.schedule(await ask_controller("pending_deletions", self._instance))
+                self._deletions.schedule(await REMOTE_CONTROLLER.pending_deletions(self._instance))
                 await self._deletions.wait_until_done()
                 streams = self._worker.open_streams()
-                self._name = await ask_controller("register_replica", self._info, self._name, streams)
+                self._name = await REMOTE_CONTROLLER.register_replica(self._info, self._name, streams)
                 return
             except UnavailableError as error:
                 log.warning("cannot register: %s", error)
@@ -211,9 +210,7 @@ class Replica:
         self._update_metrics(load)
         try:
             forgotten = sorted(self._deletions.done)
-            orders: dict[str, str] | None = await ask_controller(
-                "heartbeat_replica", self._instance, self._reports(), forgotten, load
-            )
+            orders = await REMOTE_CONTROLLER.heartbeat_replica(self._instance, self._reports(), forgotten, load)
             if orders is None:
                 await self._register()
             else:

@@ -60,15 +60,11 @@ _STATES: dict[str, metrics.ResourceState] = {
 class CameraCluster(Protocol):
     """The controller. Raises what the gateway's ``Cameras`` service raises."""
 
-    async def managed(self) -> Sequence[ManagedCamera]:
-        """All cameras, also those that the controller left out, with their ``trouble``."""
-        ...
-
-    async def statuses(self) -> Sequence[CameraStatus]: ...
-    async def add(self, camera: ManagedCamera, *, takeover: bool) -> None: ...
-    async def update(self, camera: ManagedCamera, *, takeover: bool) -> None: ...
-
-    async def remove(self, name: str) -> None: ...
+    async def managed_cameras(self, names: Sequence[str] = (), left_out: bool = False) -> Sequence[ManagedCamera]: ...
+    async def list_cameras(self) -> Sequence[CameraStatus]: ...
+    async def add_camera(self, managed: ManagedCamera, force: bool = False, takeover: bool = False) -> object: ...
+    async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> object: ...
+    async def remove_camera(self, name: str, manager: str | None = None, takeover: bool = False) -> None: ...
 
 
 class _Done(NamedTuple):
@@ -166,7 +162,7 @@ class Reconciler:
 
     async def _compare(self, resources: Mapping[str, CameraResource]) -> list[BaseException]:
         """Apply all resources; returns the errors of single cameras."""
-        cameras = {camera.entry.name: camera for camera in await self._cluster.managed()}
+        cameras = {camera.entry.name: camera for camera in await self._cluster.managed_cameras(left_out=True)}
         gone = [name for name, camera in cameras.items() if camera.manager == KUBERNETES and name not in resources]
         self._done = {name: done for name, done in self._done.items() if name in resources}
         self._written_s = {name: told for name, told in self._written_s.items() if name in resources}
@@ -208,7 +204,7 @@ class Reconciler:
 
     async def _remove(self, name: str) -> None:
         try:
-            await self._cluster.remove(name)
+            await self._cluster.remove_camera(name, KUBERNETES)
             metrics.reconciler_changes.labels("removed").inc()
             log.info("camera %s: removed with its resource", name)
         except (UnknownCameraError, ManagedElsewhereError):
@@ -240,11 +236,11 @@ class Reconciler:
                 await self._remove(resource.name)
                 camera = None
         if camera is None or camera.trouble:
-            await self._cluster.add(wanted, takeover=resource.takeover)
+            await self._cluster.add_camera(wanted, takeover=resource.takeover)
             metrics.reconciler_changes.labels("added").inc()
             log.info("camera %s: added for its resource", resource.name)
         elif (camera.manager, written_keys(camera.entry)) != (KUBERNETES, written_keys(entry)):
-            await self._cluster.update(wanted, takeover=resource.takeover)
+            await self._cluster.update_camera(wanted, takeover=resource.takeover)
             metrics.reconciler_changes.labels("changed").inc()
             log.info("camera %s: changed for its resource", resource.name)
         return ACCEPTED
@@ -256,7 +252,7 @@ class Reconciler:
         resources = self._resources.snapshot()
         if not resources:
             return
-        cameras = {status.name: status for status in await self._cluster.statuses()}
+        cameras = {status.name: status for status in await self._cluster.list_cameras()}
         due: list[tuple[float, CameraResource]] = []
         wait_s = {"later": self._config.status_refresh_s, "soon": self._config.status_s}
         for name, resource in resources.items():
