@@ -79,12 +79,9 @@ class Cluster:
         self.stop()
 
     def start(self) -> None:
-        """Start and wait until every process is ready; ``phases`` holds the seconds of each step.
-
-        Raises:
-            ConfigError: model, port or address are wrong. Nothing is left running.
-            SightlineError: a process did not come up within ``cluster.start_timeout_s``. Nothing is left running.
-        """
+        """Start and wait until every process is ready; ``phases`` holds the seconds of each step. Raises,
+        with nothing left running, ``ConfigError``: model, port or address are wrong; ``SightlineError``: a process did
+        not come up within ``cluster.start_timeout_s``."""
         config = preflight(self._config)
         atexit.register(self.stop)
         try:

@@ -123,11 +123,8 @@ class Reconciler:
                     await self._wake.wait()
 
     async def run_once(self) -> None:
-        """Run a pass if one is due, and write the statuses that are due.
-
-        Raises:
-            UnavailableError: the controller is unavailable; the next call continues.
-        """
+        """Run a pass if one is due, and write the statuses that are due. Raises ``UnavailableError``: the controller is
+        unavailable; the next call continues."""
         now_s = self._clock()
         failed: UnavailableError | None = None
         if self._wake.is_set() or now_s - self._passed_s >= self._config.resync_s:
