@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from actors.alerting import private_folder
 from actors.controller import Readiness
 from actors.preflight import preflight
-from actors.processes import Process, processes, tiers, wanted_decoders
+from actors.processes import Process, processes, tiers, wanted_processes
 from actors.remote import ALERTING, CONTROLLER, RECONCILER, await_reply_blocking, find_actor, gateway_names
 from actors.session import RaySession
 from actors.startup import Addresses
@@ -184,9 +184,7 @@ class Cluster:
         most = set(decoder_names(config.cluster.max_decoders or 0))
         while not self._ending.wait(FOLLOW_S):
             try:
-                decoders = wanted_decoders(config, self._actors)
-                every = (*processes(config, self._run_id, host, decoders), *tiers(config, host))
-                wanted = {each.name: each for each in every}
+                wanted = wanted_processes(config, self._run_id, host, self._actors)
                 for name, process in wanted.items():
                     if find_actor(name) is None:
                         if name in self._actors:

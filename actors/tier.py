@@ -47,9 +47,7 @@ class TierNode(InnerProcess):
         # Torch, for what opens a tier: a replica that asks for one waits for seconds only.
         importlib.import_module("cluster.memory.tiers.server")
         self._secret = memory_secret(config.security)
-        self._arena: Arena | None = None
-        self._server: RpcServer | None = None
-        self._servicer: KVServicer | None = None
+        self._opened: tuple[Arena, KVServicer, RpcServer] | None = None
         self._fingerprint = ""
         self._address = ""
         self._opening = asyncio.Lock()
@@ -61,7 +59,7 @@ class TierNode(InnerProcess):
         replica that lost the address: a newer model's blocks stay, and it raises ``UnavailableError``."""
         async with self._opening:
             if fingerprint != self._fingerprint:
-                if self._server is not None and not replace:
+                if self._opened is not None and not replace:
                     raise UnavailableError("this node's tier now holds blocks of another model")
                 await self._close()
                 from cluster.memory.tiers.arena import Arena
@@ -69,12 +67,13 @@ class TierNode(InnerProcess):
                 from cluster.memory.tiers.server import KVServicer
 
                 tiers = self._config.tiers
-                self._arena = Arena(tiers.node_bytes, name="node", stream_bytes=tiers.camera_bytes)
-                self._servicer = KVServicer(self._arena, fingerprint=fingerprint, secret=self._secret)
-                self._server = RpcServer(max_message_bytes=MAX_KV_MESSAGE_BYTES, tls=self._tls)
-                self._server.add(self._servicer)
-                port = self._server.bind(self._host, 0)
-                await self._server.start()
+                arena = Arena(tiers.node_bytes, name="node", stream_bytes=tiers.camera_bytes)
+                servicer = KVServicer(arena, fingerprint=fingerprint, secret=self._secret)
+                server = RpcServer(max_message_bytes=MAX_KV_MESSAGE_BYTES, tls=self._tls)
+                self._opened = arena, servicer, server
+                server.add(servicer)
+                port = server.bind(self._host, 0)
+                await server.start()
                 self._fingerprint, self._address = fingerprint, f"{self._host}:{port}"
         return self._address
 
@@ -84,15 +83,13 @@ class TierNode(InnerProcess):
         await self._close()
 
     def _look(self) -> tuple[Arena, KVServicer] | None:
-        arena, servicer = self._arena, self._servicer
-        return None if arena is None or servicer is None else (arena, servicer)
+        return None if self._opened is None else self._opened[:2]
 
     async def _close(self) -> None:
-        if self._server is not None:
-            await self._server.stop(grace_s=0.5)
-        if self._servicer is not None:
-            self._servicer.close()
-        if self._arena is not None:
-            await asyncio.to_thread(self._arena.close)
-        self._server = self._servicer = self._arena = None
+        if self._opened is not None:
+            arena, servicer, server = self._opened
+            await server.stop(grace_s=0.5)
+            servicer.close()
+            await asyncio.to_thread(arena.close)
+            self._opened = None
         self._fingerprint = ""

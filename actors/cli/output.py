@@ -195,17 +195,6 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=not seen, width=None if seen else PIPE_COLUMNS)
 
 
-def write_json(target: str, body: Any) -> None:
-    """Write ``body``, which may hold dataclasses, to a file, or to standard output for ``-``. Raises
-    ``SightlineError``: the file cannot be written."""
-    text = _json_text(body, indent=2)
-    if target == "-":
-        print(text)
-        return
-    check_writable(Path(target).parent)
-    write_text(Path(target), text + "\n")
-
-
 def _json_text(body: Any, *, indent: int | None = None) -> str:
     """JSON knows neither NaN nor infinity, as of a model that overflows: they become null."""
     known = json.loads(json.dumps(body, default=asdict), parse_constant=lambda _: None)
@@ -213,9 +202,13 @@ def _json_text(body: Any, *, indent: int | None = None) -> str:
 
 
 def print_json(target: str | None, body: Any) -> bool:
-    """Write ``body`` where ``--json`` says, if it is given; returns whether people are to read it as well."""
-    if target is not None:
-        write_json(target, body)
+    """Write ``body``, which may hold dataclasses, where ``--json`` says, if it is given; returns whether people are to
+    read it as well. Raises ``SightlineError``: the file cannot be written."""
+    if target == "-":
+        print(_json_text(body, indent=2))
+    elif target is not None:
+        check_writable(Path(target).parent)
+        write_text(Path(target), _json_text(body, indent=2) + "\n")
     return target != "-"
 
 

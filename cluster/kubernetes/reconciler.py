@@ -75,8 +75,7 @@ class _Done(NamedTuple):
 
 
 class Reconciler:
-    """See the module. Runs on one event loop; other threads call ``changed`` through the loop. ``clock``: monotonic
-    seconds."""
+    """See the module. Runs on one event loop; other threads call ``changed`` through the loop."""
 
     def __init__(
         self,
@@ -84,14 +83,11 @@ class Reconciler:
         cluster: CameraCluster,
         resources: CameraWatch,
         api: KubernetesApi,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._cluster = cluster
         self._resources = resources
         self._api = api
-        self._clock = clock
         self._wake = asyncio.Event()
         self._done: dict[str, _Done] = {}
         self._written_s: dict[str, tuple[str, float]] = {}
@@ -125,7 +121,7 @@ class Reconciler:
     async def run_once(self) -> None:
         """Run a pass if one is due, and write the statuses that are due. Raises ``UnavailableError``: the controller is
         unavailable; the next call continues."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         failed: UnavailableError | None = None
         if self._wake.is_set() or now_s - self._passed_s >= self._config.resync_s:
             self._wake.clear()
@@ -147,7 +143,7 @@ class Reconciler:
         resources = self._resources.snapshot()
         if resources is None:
             return
-        began_s = self._clock()
+        began_s = time.monotonic()
         try:
             errors = await self._compare(resources)
         except Exception as error:
@@ -190,7 +186,7 @@ class Reconciler:
     ) -> None:
         away = all(isinstance(error, UnavailableError) for error in errors)
         result = "done" if not errors else "unavailable" if away else "failed"
-        metrics.reconciler_pass_seconds.labels(result).observe(self._clock() - began_s)
+        metrics.reconciler_pass_seconds.labels(result).observe(time.monotonic() - began_s)
         metrics.show_resources(map(self._state, resources.values()))
 
     def _state(self, resource: CameraResource) -> metrics.ResourceState:
@@ -261,7 +257,7 @@ class Reconciler:
                 continue
             uid, written_s = self._written_s.get(name, ("", -math.inf))
             told_s = written_s if uid == resource.uid else -math.inf
-            if self._clock() - told_s >= wait_s[kind]:
+            if time.monotonic() - told_s >= wait_s[kind]:
                 due.append((told_s, resource))
         due.sort(key=lambda each: each[0])
         most = max(1, math.ceil(self._config.status_per_s * self._config.status_s))
@@ -284,7 +280,7 @@ class Reconciler:
         asked, name = resource.asked, resource.name
         for _ in range(ATTEMPTS):
             status = self._status(resource, camera)
-            self._written_s[name] = resource.uid, self._clock()
+            self._written_s[name] = resource.uid, time.monotonic()
             try:
                 after = await self._in_thread(self._api.write_status, resource, status)
             except ChangedError:
