@@ -88,36 +88,29 @@ def state(camera: CameraStatus) -> Text:
     return Text(camera.state, STATE_STYLE.get(camera.state, "white"))
 
 
+_COLUMNS: tuple[tuple[str, bool, Callable[[CameraStatus], str | Text]], ...] = (
+    ("camera", False, lambda each: each.name),
+    ("!state", False, state),
+    ("!from", True, lambda each: each.manager),
+    ("!class, quality", True, lambda each: f"{each.priority}, {each.rung}"),
+    ("!picture", True, lambda each: f"{each.codec} {each.width}×{each.height}" if each.codec else ""),
+    ("!cue", True, lambda each: each.cue),
+    ("!decode", True, lambda each: each.decode),
+    (">!frame age", True, lambda each: f"{max(0.0, each.last_frame_age_s):.1f} s" if each.frames_decoded else ""),
+    ("decoder → replica", True, lambda each: " → ".join(filter(None, (each.decoder, each.replica)))),
+    (">windows", False, windows),
+    (">tokens full → kept → computed", False, tokens),
+    (">!latency", False, lambda each: f"{each.latency_s:.2f} s" if each.windows_done else ""),
+    (">!memory", True, memory),
+    ("last answers", False, last_answers),
+)
+"""Name, whether it is shown on wide terminals only, and the cell of a camera."""
+
+
 def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
     """One row per camera; fewer columns when it is narrow."""
-    wide = width >= WIDE
-    details = "!from|!class, quality|!picture|!cue|!decode|>!frame age|decoder → replica|" if wide else ""
-    held = ">!memory|" if wide else ""
-    columns = f"camera|!state|{details}>windows|>tokens full → kept → computed|>!latency|{held}last answers"
-    rows = []
-    for camera in cameras:
-        more = (
-            camera.manager,
-            f"{camera.priority}, {camera.rung}",
-            f"{camera.codec} {camera.width}×{camera.height}" if camera.codec else "",
-            camera.cue,
-            camera.decode,
-            f"{max(0.0, camera.last_frame_age_s):.1f} s" if camera.frames_decoded else "",
-            " → ".join(filter(None, (camera.decoder, camera.replica))),
-        )
-        rows.append(
-            (
-                camera.name,
-                state(camera),
-                *(more if wide else ()),
-                windows(camera),
-                tokens(camera),
-                f"{camera.latency_s:.2f} s" if camera.windows_done else "",
-                *((memory(camera),) if wide else ()),
-                last_answers(camera),
-            )
-        )
-    return make_table(columns, rows)
+    shown = [(name, cell) for name, wide, cell in _COLUMNS if width >= WIDE or not wide]
+    return make_table("|".join(name for name, _ in shown), ([cell(each) for _, cell in shown] for each in cameras))
 
 
 def expectation(camera: CameraStatus) -> str:
