@@ -9,17 +9,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.remote import ALERTING, ask_controller, own_host
-from actors.startup import ActorProcess, Addresses, configure_logging, describe_process, run_task
+from actors.remote import ALERTING, REMOTE_CONTROLLER
+from actors.startup import InnerProcess, run_task
 from cluster.alerts.clips.footage_collector import FootageCollector
 from cluster.alerts.clips.footage_store import FootageStore
 from cluster.alerts.grpc_service import IncidentsServicer
-from cluster.alerts.health import CameraStates
 from cluster.alerts.incident import AlertEvent
 from cluster.alerts.service import AlertService
 from cluster.config import CameraConfig, SightlineConfig
-from cluster.config.secrets import peer_tls
-from cluster.control.camera_record import Route
 from cluster.decoder.footage.camera import clip_lookback_s
 from cluster.decoder.footage.service import DecoderRecorder
 from cluster.errors import SightlineError, UnavailableError
@@ -30,7 +27,6 @@ from cluster.tracing import make_spans
 from cluster.tracing.spans import AlertTraces
 from cluster.wire.answers import AnswerHub
 from cluster.wire.channel import ChannelPool
-from cluster.wire.metrics_server import serve_metrics
 from cluster.wire.server import RpcServer
 
 log = logging.getLogger(__name__)
@@ -46,22 +42,19 @@ REACH_S = 30.0
 """Extra lookback of a clip: it begins with a keyframe, and its decoder answers a little later."""
 
 
-class Alerting(ActorProcess):
+class Alerting(InnerProcess):
     """Ray actor. After a restart it continues from its file, with the answers of the last minute from the replicas."""
 
     def __init__(self, config: SightlineConfig, run_id: str, host: str | None) -> None:
-        configure_logging("alerting", config.cluster)
-        describe_process(config, "alerting")
-        self._host = own_host(host)
+        super().__init__(config, ALERTING, "alerting", host)
         self._private = config.alerts.folder is None
         self._folder = private_folder(run_id) if config.alerts.folder is None else Path(config.alerts.folder)
         self._service = AlertService(config, self._folder, on_event=self._on_event)
         self._spans = make_spans(config.tracing, "alerting")
         self._traces = AlertTraces(self._spans) if self._spans is not None else None
         self._hub = AnswerHub(limit=ANSWERS)
-        self._tls = peer_tls(config.security)
         self._merger = ResultsMerger(self._hub, recent=True, tls=self._tls)
-        self._config, self._run_id = config, run_id
+        self._run_id = run_id
         self._locks: list[FolderLock] = []
         self._server = RpcServer(tls=self._tls)
         self._started = run_task(self._start(), told=SightlineError)
@@ -70,9 +63,9 @@ class Alerting(ActorProcess):
         self._lives_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def ready(self) -> Addresses:
-        """Addresses, once it listens. Raises ``ConfigError``: another cluster uses the folder, or its database has
-        another schema version."""
+    async def ready(self) -> str:
+        """``host:port`` of its gRPC, once it listens. Raises ``ConfigError``: another cluster uses the folder, or its
+        database has another schema version."""
         return await asyncio.shield(self._started)
 
     async def stop(self) -> None:
@@ -89,7 +82,7 @@ class Alerting(ActorProcess):
         if self._private:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def _start(self) -> Addresses:
+    async def _start(self) -> str:
         # Before anything is opened: another cluster's clips in the making are not to be touched.
         await asyncio.to_thread(self._lock_folders)
         self._footage = self._footage_collector()
@@ -105,13 +98,12 @@ class Alerting(ActorProcess):
         loops = [
             self._take_answers(),
             self._watch_cameras(),
-            self._merger.follow_replicas(_replicas),
+            self._merger.follow_replicas(REMOTE_CONTROLLER.replicas),
             self._service.run(),
             self._retain_footage(),
         ]
         self._tasks = [run_task(loop) for loop in loops]
-        page = serve_metrics(self._host, self._config.cluster.metrics_ports, lambda: ALERTING, tls=self._tls)
-        return Addresses(f"{self._host}:{port}", page.address)
+        return f"{self._host}:{port}"
 
     def _footage_collector(self) -> FootageCollector:
         clips = self._config.clips
@@ -166,7 +158,7 @@ class Alerting(ActorProcess):
     async def _watch_cameras(self) -> None:
         while True:
             try:
-                watched: CameraStates = await ask_controller("camera_states", self._service.version)
+                watched = await REMOTE_CONTROLLER.camera_states(self._service.version)
                 self._service.update_cameras(watched)
                 self._extend_lookback(watched.settings or ())
                 self._cameras_known.set()
@@ -192,13 +184,8 @@ class Alerting(ActorProcess):
             await self._footage.retain_cameras(self._lives)
 
 
-async def _replicas(known: dict[str, str], timeout_s: float) -> dict[str, str]:
-    return await ask_controller("replicas", known, timeout_s, reply_s=timeout_s + 10.0)
-
-
 async def _decoder_of(camera: str) -> str:
-    route: Route = await ask_controller("where", camera)
-    return route.to_decoder(camera)
+    return (await REMOTE_CONTROLLER.where(camera)).to_decoder(camera)
 
 
 def private_folder(run_id: str) -> Path:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from actors.remote import CONTROLLER, RayTable, own_host
-from actors.startup import ActorProcess, configure_logging, describe_process, run_task
+from actors.remote import CONTROLLER, RayTable
+from actors.startup import InnerProcess, run_task
 from cluster import metrics
 from cluster.alerts.health import CameraStates
 from cluster.config import CameraEntry, SightlineConfig
-from cluster.config.secrets import peer_tls
 from cluster.control.camera_record import Assignment, DeletionTracker, Route
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.cameras.table import CameraStore, CameraTable, FileTable, StoredCameras
@@ -39,7 +38,6 @@ from cluster.types.reports import (
     ReplicaStatus,
     StreamReport,
 )
-from cluster.wire.metrics_server import serve_metrics
 from cluster.wire.server import is_serving
 
 log = logging.getLogger(__name__)
@@ -61,15 +59,11 @@ class Readiness:
     failure: SightlineError | None
 
 
-class Controller(ActorProcess):
+class Controller(InnerProcess):
     """Ray actor, named ``controller``. ``run_id`` separates this cluster's keys from those of earlier ones."""
 
     def __init__(self, config: SightlineConfig, run_id: str, host: str | None) -> None:
-        configure_logging("controller", config.cluster)
-        self._config = config
-        self._tls = peer_tls(config.security)
-        self._metrics = serve_metrics(own_host(host), config.cluster.metrics_ports, lambda: CONTROLLER, tls=self._tls)
-        describe_process(config, "controller")
+        super().__init__(config, CONTROLLER, "controller", host)
         self._counted_s = 0.0
         state = config.cluster.state_dir
         table = RayTable(f"sightline-{run_id}") if state is None else FileTable(Path(state, "cameras.sqlite"))
@@ -301,7 +295,7 @@ class Controller(ActorProcess):
     async def metrics_addresses(self) -> dict[str, str]:
         """Process name -> ``host:port`` of its ``/metrics``."""
         members: dict[str, DecoderInfo | ReplicaInfo] = {**self._directory.decoders, **self._directory.replicas}
-        return {"controller": self._metrics.address} | {name: info.metrics_address for name, info in members.items()}
+        return {"controller": self._page.address} | {name: info.metrics_address for name, info in members.items()}
 
     # -- browsers' sessions, of all gateways -------------------------------------------------------
     async def begin_session(self, principal: str, credential: str | Principal, browser: str, lifetime_s: float) -> str:

@@ -3,8 +3,7 @@ metrics are; the other gateways."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
@@ -14,8 +13,8 @@ from actors.remote import (
     ALERTING,
     NAMESPACE,
     RECONCILER,
+    REMOTE_CONTROLLER,
     TIER,
-    ask_controller,
     await_reply,
     controller,
     find_actor,
@@ -23,22 +22,14 @@ from actors.remote import (
     is_gateway,
     short_tier,
 )
-from cluster.config import CameraEntry, parse_camera
-from cluster.control.camera_record import Route
-from cluster.control.cameras.managed import ManagedCamera, manager_from_outside
 from cluster.errors import UnavailableError
-from cluster.redaction import SourceAddress
 from cluster.security.roles import Principal
 from cluster.security.sessions import LIFETIME_S, CachedSessions, SessionStore
-from cluster.types import CameraStatus, Question
-from cluster.types.reports import DecoderNumbers, ReplicaStatus
 
 log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 """Timeout of asking one process for its metrics address."""
-REMOVE_S = 30.0
-"""Deadline of removing a camera: the controller waits some heartbeats until its memory is deleted."""
 SESSION_S = 2.0
 """Deadline of looking a session up: a request with a cookie waits for it."""
 
@@ -68,7 +59,7 @@ class MetricsPages:
 
     async def addresses(self) -> dict[str, str]:
         """Process name -> ``host:port``. Raises ``UnavailableError``: the controller does not answer."""
-        members: dict[str, str] = await ask_controller("metrics_addresses")
+        members = await REMOTE_CONTROLLER.metrics_addresses()
         try:
             handles = await asyncio.to_thread(self._look)
         except RayError as error:
@@ -83,8 +74,6 @@ class MetricsPages:
 async def _page(name: str, handle: Any) -> str | None:
     """Metrics address of a process; ``None`` if it does not answer."""
     try:
-        if name == ALERTING:
-            return str((await await_reply(handle.ready.remote(), timeout_s=ANSWER_S)).metrics)
         return str(await await_reply(handle.metrics_address.remote(), timeout_s=ANSWER_S))
     except Exception as error:
         # A process that does not start logs the reason itself, and must not hide the others.
@@ -126,9 +115,10 @@ class ControllerSessions:
 
 
 class ControllerDirectory:
-    """The controller as the gateway's :class:`~cluster.gateway.directory.Directory`."""
+    """``controller``, ``sessions``, and what a gateway asks of other processes."""
 
     def __init__(self) -> None:
+        self.controller = REMOTE_CONTROLLER
         self._pages = MetricsPages()
         self.sessions: SessionStore = CachedSessions(ControllerSessions())
 
@@ -139,71 +129,10 @@ class ControllerDirectory:
         except RayError as error:
             raise UnavailableError(f"Ray does not say which gateways there are: {error}") from None
 
-    async def add(
-        self,
-        name: str,
-        source: SourceAddress,
-        questions: Sequence[Question],
-        settings: dict[str, Any],
-        force: bool = False,
-        manager: str = "",
-        takeover: bool = False,
-    ) -> CameraStatus:
-        entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        managed = ManagedCamera(entry=entry, manager=manager_from_outside(manager))
-        return await ask_controller("add_camera", managed, force, takeover)
-
-    async def update(
-        self,
-        name: str,
-        source: SourceAddress,
-        questions: Sequence[Question],
-        settings: dict[str, Any],
-        manager: str = "",
-        takeover: bool = False,
-        revision: str = "",
-    ) -> CameraStatus:
-        entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        managed = ManagedCamera(entry=entry, manager=manager_from_outside(manager), revision=revision)
-        return await ask_controller("update_camera", managed, takeover)
-
-    async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:
-        await ask_controller("remove_camera", name, manager_from_outside(manager), takeover, reply_s=REMOVE_S)
-
-    async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
-        return await ask_controller("managed_cameras", list(names))
-
-    async def list(self) -> Sequence[CameraStatus]:
-        return await ask_controller("list_cameras")
-
-    async def get(self, name: str) -> CameraStatus:
-        return await ask_controller("get_camera", name)
-
-    async def tested_source(self, entry: CameraEntry) -> tuple[str, CameraEntry]:
-        return await ask_controller("tested_source", entry)
-
-    async def any_decoder(self) -> str:
-        return str(await ask_controller("any_decoder"))
-
-    async def where(self, name: str) -> Route:
-        return await ask_controller("where", name)
-
-    async def replicas(self, known: dict[str, str], timeout_s: float) -> dict[str, str]:
-        return await ask_controller("replicas", known, timeout_s, reply_s=timeout_s + 10.0)
-
-    async def list_replicas(self) -> Sequence[ReplicaStatus]:
-        return await ask_controller("list_replicas")
-
-    async def decoder_numbers(self) -> DecoderNumbers | None:
-        return await ask_controller("decoder_numbers")
-
-    async def drain(self, name: str, undo: bool) -> ReplicaStatus:
-        return await ask_controller("drain_replica", name, undo)
-
     async def metrics_addresses(self) -> dict[str, str]:
         return await self._pages.addresses()
 
     async def alerting(self) -> str:
         """Address of ``Incidents`` behind the gateway, ``host:port``."""
         found = get_actor(ALERTING, "this cluster makes no incidents; alerts.enabled is off")
-        return str((await await_reply(found.ready.remote())).rpc)
+        return str(await await_reply(found.ready.remote()))

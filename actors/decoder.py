@@ -7,13 +7,12 @@ import time
 import uuid
 from functools import partial
 
-from actors.remote import ask_controller, own_host
-from actors.startup import ActorProcess, configure_logging, describe_process, run_task
+from actors.remote import REMOTE_CONTROLLER
+from actors.startup import InnerProcess, run_task
 from cluster import metrics
 from cluster.codec.nvdec import shared_nvdec
 from cluster.config import SightlineConfig
-from cluster.config.secrets import peer_tls
-from cluster.control.camera_record import Assignment, CameraAssignment, Route
+from cluster.control.camera_record import Assignment, CameraAssignment
 from cluster.decoder.decode_load import DecodeGate, DecodePressure
 from cluster.decoder.discovery import NetworkSearch
 from cluster.decoder.footage import service as recorder
@@ -31,7 +30,6 @@ from cluster.redaction import redact
 from cluster.tracing import make_spans
 from cluster.types.reports import CameraReport, DecoderInfo
 from cluster.wire import ingest
-from cluster.wire.metrics_server import serve_metrics
 from cluster.wire.server import RpcServer, push_message_bytes
 
 log = logging.getLogger(__name__)
@@ -41,20 +39,15 @@ KEPT_REPORTS = 1024
 """Last reports of stopped cameras, kept until the controller has them."""
 
 
-class Decoder(ActorProcess):
+class Decoder(InnerProcess):
     """Ray actor, named ``decoder-N``. After a restart it gets its cameras back from the controller."""
 
     def __init__(self, config: SightlineConfig, name: str, host: str | None) -> None:
-        configure_logging(name, config.cluster)
-        describe_process(config, "decoder")
-        self._config = config
-        self._name = name
-        self._host = own_host(host)
+        super().__init__(config, name, "decoder", host)
         self._instance = uuid.uuid4().hex[:12]
         self._cameras: dict[str, RunningCamera] = {}
         self._waiting: dict[str, CameraReport] = {}
         self._last_words: list[CameraReport] = []
-        self._tls = peer_tls(config.security)
         self._sender = FrameSender(self._on_lost, max_queue=sender_queue(config), tls=self._tls)
         self._server = RpcServer(max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes), tls=self._tls)
         self._spans = make_spans(config.tracing, name)
@@ -96,13 +89,7 @@ class Decoder(ActorProcess):
         )
         port = self._server.bind(self._host, 0)
         await self._server.start()
-        self._info = DecoderInfo(
-            self._name,
-            self._instance,
-            f"{self._host}:{port}",
-            serve_metrics(self._host, self._config.cluster.metrics_ports, lambda: self._name, tls=self._tls).address,
-            os.getpid(),
-        )
+        self._info = DecoderInfo(self._name, self._instance, f"{self._host}:{port}", self._page.address, os.getpid())
         await self._register()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._reconcile())
@@ -112,7 +99,7 @@ class Decoder(ActorProcess):
     async def _register(self) -> None:
         while True:
             try:
-                await ask_controller("register_decoder", self._info, list(self._cameras))
+                await REMOTE_CONTROLLER.register_decoder(self._info, list(self._cameras))
                 return
             except UnavailableError as error:
                 log.warning("cannot register: %s", error)
@@ -131,7 +118,7 @@ class Decoder(ActorProcess):
             reports = [camera.report() for camera in self._cameras.values()] + list(self._waiting.values())
             try:
                 every = [*last_words, *reports]
-                known: bool = await ask_controller("heartbeat_decoder", self._name, self._instance, every, busy)
+                known = await REMOTE_CONTROLLER.heartbeat_decoder(self._name, self._instance, every, busy)
                 if known:
                     self._last_words = [each for each in self._last_words if each not in last_words]
                 else:
@@ -161,9 +148,7 @@ class Decoder(ActorProcess):
         version = -1
         while True:
             try:
-                assignment: Assignment = await ask_controller(
-                    "assignment", self._name, version, POLL_S, reply_s=2 * POLL_S
-                )
+                assignment = await REMOTE_CONTROLLER.assignment(self._name, version, POLL_S)
                 await self._apply(assignment)
                 version = assignment.version
             except UnavailableError as error:
@@ -196,7 +181,7 @@ class Decoder(ActorProcess):
     async def _goes_on(self, camera: RunningCamera) -> bool:
         """Whether another decoder goes on with a camera's window at the replica that it is sent to."""
         try:
-            route: Route = await ask_controller("where", camera.settings.name)
+            route = await REMOTE_CONTROLLER.where(camera.settings.name)
         except (UnavailableError, UnknownCameraError):
             return False
         return route.decoder != self._name and route.replica_address == camera.address
@@ -257,6 +242,6 @@ class Decoder(ActorProcess):
 
     async def _report_broken(self, address: str) -> None:
         try:
-            await ask_controller("report_broken", address)
+            await REMOTE_CONTROLLER.report_broken(address)
         except UnavailableError as error:
             log.warning("could not report the replica at %s: %s", address, error)

@@ -12,11 +12,11 @@ from sightline.v1 import pictures_pb2
 
 from actors.controller_directory import ANSWER_S, ControllerDirectory
 from actors.remote import GATEWAY, await_reply
-from actors.startup import ActorProcess, Addresses, configure_logging, describe_process, run_task
+from actors.startup import ActorProcess, Addresses, run_task
 from cluster import metrics
 from cluster.alerts.health import default_rule
 from cluster.config import SightlineConfig
-from cluster.config.secrets import peer_tls, tls_files
+from cluster.config.secrets import tls_files
 from cluster.errors import NotReadyError, SightlineError, UnavailableError
 from cluster.gateway import incidents_proxy as incidents
 from cluster.gateway import pictures_proxy as pictures
@@ -52,16 +52,14 @@ class Gateway(ActorProcess):
     """
 
     def __init__(self, config: SightlineConfig, name: str = GATEWAY) -> None:
-        configure_logging(name, config.cluster)
+        super().__init__(config, name, "gateway")
         limit_malloc_retention()
         raise_file_limit(FILES + 2 * config.gateway.max_connections)
-        describe_process(config, "gateway")
-        self._config, self._name = config, name
-        self._controller = ControllerDirectory()
-        self._peers = peer_tls(config.security)
-        self._channels = ChannelPool(tls=self._peers)
+        self._directory = ControllerDirectory()
+        self._controller = self._directory.controller
+        self._channels = ChannelPool(tls=self._tls)
         self._hub = results.AnswerHub(limit=config.cluster.answer_queue)
-        self._merger = ResultsMerger(self._hub, tls=self._peers)
+        self._merger = ResultsMerger(self._hub, tls=self._tls)
         self._pictures = pictures.PicturesProxy(
             self._decoder_of,
             self._alerting if config.alerts.enabled else None,
@@ -71,11 +69,12 @@ class Gateway(ActorProcess):
         )
         self._missed = 0
         self._guard = make_guard(config.security, audit_suffix="" if name == GATEWAY else f"-{name}")
-        self._tls = tls_files(config.security)
+        # Of its own ports, for clients.
+        self._public = tls_files(config.security)
         self._server = RpcServer(
             max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes),
             guard=self._guard,
-            tls=self._tls,
+            tls=self._public,
             max_connections=config.gateway.max_connections,
         )
         self._scraped: dict[str, str] = {}
@@ -112,7 +111,7 @@ class Gateway(ActorProcess):
         host, port = self._config.gateway.host, self._config.gateway.port
         registry = CollectorRegistry()
         scraped = FederatedCollector(
-            lambda: self._scraped, lambda: {self._name: metrics.REGISTRY}, lambda: self._others, tls=self._peers
+            lambda: self._scraped, lambda: {self._name: metrics.REGISTRY}, lambda: self._others, tls=self._tls
         )
         registry.register(scraped)
         servicer = ingest.IngestServicer(
@@ -126,7 +125,7 @@ class Gateway(ActorProcess):
             self._channels,
             on_forget=self._delete_footage,
             replicas=self._replicas,
-            cameras=self._controller.list,
+            cameras=self._controller.list_cameras,
             incidents=listed.list_incidents if self._config.alerts.enabled else None,
         )
         listing = CamerasServicer(self._controller), ReplicasServicer(self._controller)
@@ -139,12 +138,12 @@ class Gateway(ActorProcess):
             self._live,
             registry,
             guard=self._guard,
-            sessions=self._controller.sessions,
+            sessions=self._directory.sessions,
             host=host,
             longest_answer=self._config.asking.max_new_tokens,
             rule=default_rule(self._config.alerts),
         )
-        self._http = HttpServer(application, max_connections=self._config.gateway.max_connections, tls=self._tls)
+        self._http = HttpServer(application, max_connections=self._config.gateway.max_connections, tls=self._public)
         pages = await self._http.start(host, self._config.gateway.metrics_port)
         self._live.start()
         await self._server.start()
@@ -189,20 +188,20 @@ class Gateway(ActorProcess):
 
     async def _ask_others(self, method: str, *arguments: Any) -> dict[str, bool]:
         """Call a method of every other gateway; which of them answered. Raises ``UnavailableError``."""
-        others = await self._controller.gateways(but=self._name)
+        others = await self._directory.gateways(but=self._name)
         answered = await asyncio.gather(*(_answers(getattr(each, method), arguments) for each in others.values()))
         return dict(zip(others, answered, strict=True))
 
     async def _alerting(self) -> str:
         if not self._config.alerts.enabled:
             raise NotReadyError("this cluster makes no incidents; alerts.enabled is off")
-        return await self._controller.alerting()
+        return await self._directory.alerting()
 
     async def _follow_metrics(self) -> None:
         while True:
             try:
                 if self._name == GATEWAY:
-                    self._scraped = await self._controller.metrics_addresses()
+                    self._scraped = await self._directory.metrics_addresses()
                     self._others = await self._ask_others("ready")
             except UnavailableError as error:
                 log.warning("%s", error)

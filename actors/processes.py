@@ -131,17 +131,20 @@ def processes(
     return found
 
 
-def wanted_decoders(config: SightlineConfig, there: Collection[str]) -> list[str] | None:
-    """Names of the decoders that must run, where their number follows the load; ``None`` where it does not. Until the
-    controller says: those among the processes that are ``there``, and as many as at the start."""
-    if config.cluster.max_decoders is None:
-        return None
-    try:
-        names: list[str] = await_reply_blocking(controller().decoder_names.remote())
-    except UnavailableError:
-        found = (name for name in there if name.startswith("decoder-"))
-        names = sorted({*found, *decoder_names(config.cluster.decoders)})
-    return names
+def wanted_processes(
+    config: SightlineConfig, run_id: str, host: str | None, there: Collection[str]
+) -> dict[str, Process]:
+    """Processes that must run by now, tiers included, by name; see :func:`processes`. Where the number of decoders
+    follows the load, the controller says which; until it does, those among the processes that are ``there``, and as
+    many as at the start."""
+    decoders = decoder_names(config.cluster.decoders)
+    if config.cluster.max_decoders is not None:
+        try:
+            decoders = await_reply_blocking(controller().decoder_names.remote())
+        except UnavailableError:
+            decoders = sorted({*decoders, *(name for name in there if name.startswith("decoder-"))})
+    every = (*processes(config, run_id, host, decoders), *tiers(config, host))
+    return {each.name: each for each in every}
 
 
 def tiers(config: SightlineConfig, host: str | None) -> list[Process]:

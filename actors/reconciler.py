@@ -2,39 +2,26 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
 
-from actors.remote import RECONCILER, ask_controller, own_host
-from actors.startup import ActorProcess, configure_logging, describe_process, run_task
+from actors.remote import RECONCILER, REMOTE_CONTROLLER
+from actors.startup import InnerProcess, run_task
 from cluster.config import SightlineConfig
-from cluster.config.secrets import peer_tls
-from cluster.control.cameras.managed import KUBERNETES, ManagedCamera
 from cluster.errors import SightlineError
 from cluster.kubernetes.api import KubernetesApi
 from cluster.kubernetes.reconciler import Reconciler
 from cluster.kubernetes.watch import CameraWatch
-from cluster.types import CameraStatus
-from cluster.wire.metrics_server import serve_metrics
 
 log = logging.getLogger(__name__)
-
-REMOVE_S = 60.0
-"""Timeout of removing a camera: the controller waits some heartbeats until its memory is deleted."""
 
 STOP_S = 2.0
 """Seconds that a running call gets when stopping."""
 
 
-class ReconcilerActor(ActorProcess):
+class ReconcilerActor(InnerProcess):
     """Ray actor, named ``reconciler``. Stateless: after a restart it compares everything anew."""
 
     def __init__(self, config: SightlineConfig, host: str | None) -> None:
-        configure_logging("reconciler", config.cluster)
-        describe_process(config, "reconciler")
-        self._page = serve_metrics(
-            own_host(host), config.cluster.metrics_ports, lambda: RECONCILER, tls=peer_tls(config.security)
-        )
-        self._config = config
+        super().__init__(config, RECONCILER, "reconciler", host)
         self._loop = asyncio.get_running_loop()
         self._watch: CameraWatch | None = None
         self._reconciler: Reconciler | None = None
@@ -45,10 +32,6 @@ class ReconcilerActor(ActorProcess):
         """Wait until it has started watching; the API server may be unavailable for longer. Raises ``ConfigError``
         without server address or identity."""
         return await asyncio.shield(self._started)
-
-    async def metrics_address(self) -> str:
-        """``host:port`` of ``/metrics``, available before it has started watching."""
-        return self._page.address
 
     async def stop(self) -> None:
         """Stop watching; the cameras stay as they are."""
@@ -64,7 +47,7 @@ class ReconcilerActor(ActorProcess):
     async def _start(self) -> bool:
         api = await asyncio.to_thread(KubernetesApi, self._config.kubernetes)
         self._watch = CameraWatch(api, self._wake)
-        self._reconciler = Reconciler(self._config.kubernetes, ControllerCameras(), self._watch, api)
+        self._reconciler = Reconciler(self._config.kubernetes, REMOTE_CONTROLLER, self._watch, api)
         self._watch.start()
         self._task = run_task(self._reconciler.run())
         log.info("watching Camera resources of namespace %s", api.namespace)
@@ -73,22 +56,3 @@ class ReconcilerActor(ActorProcess):
     def _wake(self) -> None:
         if self._reconciler is not None:
             self._loop.call_soon_threadsafe(self._reconciler.changed)
-
-
-class ControllerCameras:
-    """The controller as :class:`~cluster.kubernetes.reconciler.CameraCluster`."""
-
-    async def managed(self) -> Sequence[ManagedCamera]:
-        return await ask_controller("managed_cameras", (), True)
-
-    async def statuses(self) -> Sequence[CameraStatus]:
-        return await ask_controller("list_cameras")
-
-    async def add(self, camera: ManagedCamera, *, takeover: bool) -> None:
-        await ask_controller("add_camera", camera, False, takeover)
-
-    async def update(self, camera: ManagedCamera, *, takeover: bool) -> None:
-        await ask_controller("update_camera", camera, takeover)
-
-    async def remove(self, name: str) -> None:
-        await ask_controller("remove_camera", name, KUBERNETES, reply_s=REMOVE_S)

@@ -1,8 +1,8 @@
 """Calls to other actors with a deadline, translating Ray's errors into Sightline's; Ray's key-value store."""
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -10,7 +10,8 @@ from ray.experimental import internal_kv
 
 from cluster.errors import UnavailableError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from actors.controller import Controller
 
 NAMESPACE = "sightline"
 CONTROLLER = "controller"
@@ -20,6 +21,10 @@ ALERTING = "alerting"
 RECONCILER = "reconciler"
 TIER = "tier-"
 """Name prefix of tiers; the id of their Ray node follows."""
+
+REPLY_S = {"assignment": 20.0, "replicas": 20.0, "remove_camera": 60.0}
+"""Deadlines of calls that the controller lets wait: for a change up to 10 s, or some heartbeats until a camera's memory
+is deleted."""
 
 NODE_DIGITS = 12
 """Digits of a Ray node's 56-digit id in the name of its tier in metrics: enough to find it in Ray's list."""
@@ -62,11 +67,20 @@ def await_reply_blocking(reply: Any, *, timeout_s: float = 10.0) -> Any:
         raise _translated_error(error, timeout_s) from None
 
 
-async def ask_controller(method: str, *arguments: Any, reply_s: float = 10.0) -> T:
-    """Call a method of the controller; the caller states its return type. Raises what the method raised, and
-    ``UnavailableError`` like :func:`await_reply`."""
-    reply: T = await await_reply(getattr(controller(), method).remote(*arguments), timeout_s=reply_s)
-    return reply
+class _RemoteController:
+    """Calls the controller's methods by their names. Each raises what the method raises, and ``UnavailableError`` like
+    :func:`await_reply`."""
+
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        async def ask(*arguments: Any, **options: Any) -> Any:
+            reply = getattr(controller(), method).remote(*arguments, **options)
+            return await await_reply(reply, timeout_s=REPLY_S.get(method, 10.0))
+
+        return ask
+
+
+REMOTE_CONTROLLER = cast("Controller", _RemoteController())
+"""The controller, from another process."""
 
 
 def _translated_error(error: Exception, timeout_s: float) -> Exception:

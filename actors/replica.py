@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from actors.remote import ask_controller, await_reply, await_reply_blocking, own_host
-from actors.startup import configure_logging, describe_process, run_task, show_replica
+from actors.remote import REMOTE_CONTROLLER, await_reply, await_reply_blocking
+from actors.startup import InnerProcess, run_task, show_replica
 from actors.tier import tier_of_this_node
 from cluster import metrics
 from cluster.config import SightlineConfig
-from cluster.config.secrets import peer_tls
 from cluster.control.fleet_settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
 from cluster.memory import prefetch
@@ -39,7 +38,6 @@ from cluster.tracing import make_spans
 from cluster.tracing.spans import ReplicaTraces
 from cluster.types.reports import ReplicaInfo, ReplicaReport, StreamReport
 from cluster.wire import answers as results
-from cluster.wire.metrics_server import serve_metrics
 from cluster.wire.server import RpcServer
 
 if TYPE_CHECKING:
@@ -54,23 +52,21 @@ RECENT_ANSWERS = 20_000
 """Most answers of the last minute kept for reconnecting subscribers: 300 a second, some 10 MB."""
 
 
-class Replica:
+class Replica(InnerProcess):
     """Loads the model, serves ``Frames`` and ``Results``, and registers with the controller."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, load: Callable[[], SightlineConfig], host: str | None
     ) -> None:
-        self._config = config = load()
-        self._tls = peer_tls(config.security)
         self._instance = uuid.uuid4().hex[:12]
-        configure_logging(f"replica-{self._instance}", config.cluster, numbered="replica")
         try:
-            engine, bank = await self._load(config)
+            super().__init__(load(), f"replica-{self._instance}", "replica", host, numbered="replica")
+            engine, bank = await self._load(self._config)
             # A collection would look through a model's objects for a tenth of a second.
             gc.freeze()
-            await self._start(engine, bank, own_host(host))
+            await self._start(engine, bank)
         except SightlineError as error:
-            await ask_controller("report_failure", error)
+            await REMOTE_CONTROLLER.report_failure(error)
             raise
 
     async def _load(self, config: SightlineConfig) -> tuple[Engine, MemoryBank]:
@@ -102,12 +98,11 @@ class Replica:
                     raise
             await asyncio.sleep(self._config.cluster.heartbeat_s)
 
-    async def _start(self, engine: Engine, bank: MemoryBank, host: str) -> None:
+    async def _start(self, engine: Engine, bank: MemoryBank) -> None:
         cluster = self._config.cluster
-        self._name: str | None = None
+        self._joined_as: str | None = None
         self._loop = asyncio.get_running_loop()
         self._busy_s = 0.0
-        describe_process(self._config, "replica")
         kernel = type(getattr(engine, "kernel", engine)).__name__
         metrics.attention_kernel.labels(kernel, self._config.model.device).set(1)
         self._answered = metrics.AnsweredCameras()
@@ -150,14 +145,12 @@ class Replica:
             ask_s=asking.timeout_s + 5.0,
         )
         self._server.add(servicer)
-        port = self._server.bind(host, 0)
+        port = self._server.bind(self._host, 0)
         await self._server.start()
         self._info = ReplicaInfo(
             instance=self._instance,
-            address=f"{host}:{port}",
-            metrics_address=serve_metrics(
-                host, cluster.metrics_ports, lambda: self._name or "replica", tls=self._tls
-            ).address,
+            address=f"{self._host}:{port}",
+            metrics_address=self._page.address,
             pid=os.getpid(),
             geometry=engine.geometry,
             window_tokens=engine.window_tokens,
@@ -179,20 +172,20 @@ class Replica:
 
     async def __call__(self) -> str | None:
         """The replica's name; nothing else is asked through Serve."""
-        return self._name
+        return self._joined_as
 
     async def _register(self) -> None:
         """Register with the controller, retrying while that restarts."""
         while True:
             try:
-                expired: bool = await ask_controller("was_expired", self._instance)
-                if expired:
+                if await REMOTE_CONTROLLER.was_expired(self._instance):
                     await self._deletions.surrender_all(self._worker)
                 # Before a camera of the same name can come here and find the removed one's memory.
-                self._deletions.schedule(await ask_controller("pending_deletions", self._instance))
+                self._deletions.schedule(await REMOTE_CONTROLLER.pending_deletions(self._instance))
                 await self._deletions.wait_until_done()
                 streams = self._worker.open_streams()
-                self._name = await ask_controller("register_replica", self._info, self._name, streams)
+                self._joined_as = await REMOTE_CONTROLLER.register_replica(self._info, self._joined_as, streams)
+                self._name = self._joined_as
                 return
             except UnavailableError as error:
                 log.warning("cannot register: %s", error)
@@ -210,9 +203,7 @@ class Replica:
         self._update_metrics(load)
         try:
             forgotten = sorted(self._deletions.done)
-            orders: dict[str, str] | None = await ask_controller(
-                "heartbeat_replica", self._instance, self._reports(), forgotten, load
-            )
+            orders = await REMOTE_CONTROLLER.heartbeat_replica(self._instance, self._reports(), forgotten, load)
             if orders is None:
                 await self._register()
             else:

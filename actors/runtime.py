@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from actors.alerting import private_folder
 from actors.controller import Readiness
 from actors.preflight import preflight
-from actors.processes import Process, processes, tiers, wanted_decoders
+from actors.processes import Process, processes, tiers, wanted_processes
 from actors.remote import ALERTING, CONTROLLER, RECONCILER, await_reply_blocking, find_actor, gateway_names
 from actors.session import RaySession
 from actors.startup import Addresses
@@ -79,12 +79,9 @@ class Cluster:
         self.stop()
 
     def start(self) -> None:
-        """Start and wait until every process is ready; ``phases`` holds the seconds of each step.
-
-        Raises:
-            ConfigError: model, port or address are wrong. Nothing is left running.
-            SightlineError: a process did not come up within ``cluster.start_timeout_s``. Nothing is left running.
-        """
+        """Start and wait until every process is ready; ``phases`` holds the seconds of each step. Raises,
+        with nothing left running, ``ConfigError``: model, port or address are wrong; ``SightlineError``: a process did
+        not come up within ``cluster.start_timeout_s``."""
         config = preflight(self._config)
         atexit.register(self.stop)
         try:
@@ -187,9 +184,7 @@ class Cluster:
         most = set(decoder_names(config.cluster.max_decoders or 0))
         while not self._ending.wait(FOLLOW_S):
             try:
-                decoders = wanted_decoders(config, self._actors)
-                every = (*processes(config, self._run_id, host, decoders), *tiers(config, host))
-                wanted = {each.name: each for each in every}
+                wanted = wanted_processes(config, self._run_id, host, self._actors)
                 for name, process in wanted.items():
                     if find_actor(name) is None:
                         if name in self._actors:

@@ -66,12 +66,8 @@ class RaySession:
         return "127.0.0.1" if self.private else str(ray.util.get_node_ip_address())
 
     def start(self) -> None:
-        """Start or connect.
-
-        Raises:
-            ConfigError: no Ray cluster at the configured address, or this process is connected to another already.
-            SightlineError: a private Ray did not start, twice.
-        """
+        """Start or connect. Raises ``ConfigError``: no Ray cluster at the configured address, or this process is
+        connected to another already; ``SightlineError``: a private Ray did not start, twice."""
         if ray.is_initialized():
             raise ConfigError("this process is connected to Ray already; run one cluster per process")
         os.environ.update(FLAGS)

@@ -15,13 +15,16 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, TypeVar
 
+from actors.remote import own_host
 from cluster import __version__, metrics
 from cluster.config import SightlineConfig
 from cluster.config.cluster import ClusterConfig
+from cluster.config.secrets import peer_tls
 from cluster.logs import CountingHandler, JsonFormatter, TextFormatter
 from cluster.metrics.zero_series import Role, create_zero_series
 from cluster.redaction import KnownSecrets, redact_log
 from cluster.redaction.known_secrets import redact_tracebacks
+from cluster.wire.metrics_server import serve_metrics
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -72,11 +75,30 @@ def show_replica(instance: str) -> socket.socket | None:
 
 
 class ActorProcess:
-    """Base of the Ray actors."""
+    """Base of the Ray actors: log, build information, and TLS towards the cluster's other processes."""
+
+    def __init__(self, config: SightlineConfig, name: str, role: Role, *, numbered: str = "") -> None:
+        configure_logging(name, config.cluster, numbered=numbered)
+        describe_process(config, role)
+        self._config, self._name = config, name
+        self._tls = peer_tls(config.security)
 
     async def process_id(self) -> int:
         """For operators and tests."""
         return os.getpid()
+
+
+class InnerProcess(ActorProcess):
+    """One that only the cluster's other processes reach, at ``host``, with its own ``/metrics`` there."""
+
+    def __init__(self, config: SightlineConfig, name: str, role: Role, host: str | None, *, numbered: str = "") -> None:
+        super().__init__(config, name, role, numbered=numbered)
+        self._host = own_host(host)
+        self._page = serve_metrics(self._host, config.cluster.metrics_ports, lambda: self._name, tls=self._tls)
+
+    async def metrics_address(self) -> str:
+        """``host:port`` of ``/metrics``, also while it starts."""
+        return self._page.address
 
 
 def configure_logging(process: str, cluster: ClusterConfig, *, numbered: str = "") -> None:

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayError
 
 from actors.preflight import check_settings
-from actors.processes import Process, processes, tiers, wanted_decoders
+from actors.processes import Process, wanted_processes
 from actors.remote import ALERTING, NAMESPACE, RayTable, await_reply, find_actor, gateway_names
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
@@ -123,9 +123,7 @@ class Supervisor:
         """Start what is missing, and end what is not wanted any more or has another configuration."""
         if not self._registry.is_owner():
             return
-        decoders = wanted_decoders(self._config, self._registry.names())
-        every = (*processes(self._config, RUN_ID, None, decoders), *tiers(self._config, None))
-        wanted = {each.name: each for each in every}
+        wanted = wanted_processes(self._config, RUN_ID, None, self._registry.names())
         ending = dict.fromkeys(self._registry.names() - wanted.keys(), True)
         for name, process in wanted.items():
             if find_actor(name) is not None and not self._registry.is_current(name, process.digest):

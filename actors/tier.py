@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from actors.remote import TIER, get_actor, own_host, short_tier
-from actors.startup import ActorProcess, configure_logging, describe_process
+from actors.remote import TIER, get_actor, short_tier
+from actors.startup import InnerProcess
 from cluster import metrics
 from cluster.config import SightlineConfig
-from cluster.config.secrets import memory_secret, peer_tls
+from cluster.config.secrets import memory_secret
 from cluster.errors import UnavailableError
 from cluster.memory.tiers.metrics import NodeTierCollector
-from cluster.wire.metrics_server import serve_metrics
 from cluster.wire.server import RpcServer
 
 if TYPE_CHECKING:
@@ -40,32 +39,27 @@ def tier_of_this_node() -> Any:
     return get_actor(name, "this node has no tier process; tiers.node needs one started with the cluster")
 
 
-class TierNode(ActorProcess):
+class TierNode(InnerProcess):
     """Ray actor. Serves ``KV`` once a replica has given the model's fingerprint."""
 
     def __init__(self, config: SightlineConfig, name: str, host: str | None) -> None:
-        configure_logging(short_tier(name), config.cluster, numbered="tier")
+        super().__init__(config, short_tier(name), "tier", host, numbered="tier")
         # Torch, for what opens a tier: a replica that asks for one waits for seconds only.
         importlib.import_module("cluster.memory.tiers.server")
-        self._config, self._host = config, own_host(host)
-        self._tls, self._secret = peer_tls(config.security), memory_secret(config.security)
-        self._arena: Arena | None = None
-        self._server: RpcServer | None = None
-        self._servicer: KVServicer | None = None
+        self._secret = memory_secret(config.security)
+        self._opened: tuple[Arena, KVServicer, RpcServer] | None = None
         self._fingerprint = ""
         self._address = ""
         self._opening = asyncio.Lock()
-        describe_process(config, "tier")
         self._collector = NodeTierCollector(config.tiers.node_bytes, self._look)
         metrics.REGISTRY.register(self._collector)
-        self._page = serve_metrics(self._host, config.cluster.metrics_ports, lambda: short_tier(name), tls=self._tls)
 
     async def open(self, fingerprint: str, *, replace: bool = True) -> str:
         """Address of ``KV`` for blocks of one model; blocks of another model are deleted. Not to ``replace`` is for a
         replica that lost the address: a newer model's blocks stay, and it raises ``UnavailableError``."""
         async with self._opening:
             if fingerprint != self._fingerprint:
-                if self._server is not None and not replace:
+                if self._opened is not None and not replace:
                     raise UnavailableError("this node's tier now holds blocks of another model")
                 await self._close()
                 from cluster.memory.tiers.arena import Arena
@@ -73,17 +67,15 @@ class TierNode(ActorProcess):
                 from cluster.memory.tiers.server import KVServicer
 
                 tiers = self._config.tiers
-                self._arena = Arena(tiers.node_bytes, name="node", stream_bytes=tiers.camera_bytes)
-                self._servicer = KVServicer(self._arena, fingerprint=fingerprint, secret=self._secret)
-                self._server = RpcServer(max_message_bytes=MAX_KV_MESSAGE_BYTES, tls=self._tls)
-                self._server.add(self._servicer)
-                port = self._server.bind(self._host, 0)
-                await self._server.start()
+                arena = Arena(tiers.node_bytes, name="node", stream_bytes=tiers.camera_bytes)
+                servicer = KVServicer(arena, fingerprint=fingerprint, secret=self._secret)
+                server = RpcServer(max_message_bytes=MAX_KV_MESSAGE_BYTES, tls=self._tls)
+                self._opened = arena, servicer, server
+                server.add(servicer)
+                port = server.bind(self._host, 0)
+                await server.start()
                 self._fingerprint, self._address = fingerprint, f"{self._host}:{port}"
         return self._address
-
-    async def metrics_address(self) -> str:
-        return self._page.address
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._page.close)
@@ -91,15 +83,13 @@ class TierNode(ActorProcess):
         await self._close()
 
     def _look(self) -> tuple[Arena, KVServicer] | None:
-        arena, servicer = self._arena, self._servicer
-        return None if arena is None or servicer is None else (arena, servicer)
+        return None if self._opened is None else self._opened[:2]
 
     async def _close(self) -> None:
-        if self._server is not None:
-            await self._server.stop(grace_s=0.5)
-        if self._servicer is not None:
-            self._servicer.close()
-        if self._arena is not None:
-            await asyncio.to_thread(self._arena.close)
-        self._server = self._servicer = self._arena = None
+        if self._opened is not None:
+            arena, servicer, server = self._opened
+            await server.stop(grace_s=0.5)
+            servicer.close()
+            await asyncio.to_thread(arena.close)
+            self._opened = None
         self._fingerprint = ""

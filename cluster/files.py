@@ -11,11 +11,8 @@ from cluster.errors import SightlineError
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A new file beside ``path``, which takes its place at the end; if writing fails, ``path`` is as before. What a
-    link leads to is replaced, and not the link; a pipe or terminal, such as /dev/stdout, is itself written.
-
-    Raises:
-        OSError: it cannot be moved there.
-    """
+    link leads to is replaced, and not the link; a pipe or terminal, such as /dev/stdout, is itself written. Raises
+    ``OSError``: it cannot be moved there."""
     if path.exists() and not path.is_file():
         yield path
         return

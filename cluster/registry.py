@@ -38,11 +38,8 @@ class Registry(Generic[T]):
         self._entries[name] = entry
 
     def get(self, name: str) -> T:
-        """The entry called ``name``.
-
-        Raises:
-            ConfigError: no such entry; the message lists what there is and the nearest name.
-        """
+        """The entry called ``name``. Raises ``ConfigError``: no such entry; the message lists what there is and the
+        nearest name."""
         if name not in self._entries:
             raise ConfigError(self.unknown(name))
         entry = self._entries[name]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
-from actors.cli.output import console, plural, print_json, save
+from actors.cli.output import Progress, console, plural, print_json, save
 from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError
 from cluster.files import replacing, writing
 from cluster.security.private_files import open_private
@@ -214,15 +214,12 @@ def discover(
             raise ConfigError(f"nobody is there to ask for the password of {user!r}; set {PASSWORD}")
         password = typer.prompt("Password", hide_input=True, err=True)
     found: list[DiscoveredCamera] = []
-    with connect(gateway) as client:
+    with connect(gateway) as client, Progress(f"searching {network}") as progress:
         for each in client.discover(network, user, password):
-            if sys.stderr.isatty():
-                done = f"{each.probed}/{each.total} addresses, {each.asked}/{each.answered} devices"
-                print(f"\r{done}", end="", file=sys.stderr, flush=True)
+            devices = f"{each.probed}/{each.total} addresses, {each.asked}/{each.answered} devices"
+            progress.show(devices, each.probed, each.total)
             if each.camera is not None:
                 found.append(each.camera)
-    if sys.stderr.isatty():
-        print(file=sys.stderr)
     for camera in found:
         print(f"{camera.address}  {camera.name or 'unnamed'}{f': {camera.error}' if camera.error else ''}")
         for stream in camera.streams:

@@ -125,11 +125,8 @@ _QUESTION = re.compile(r"(?:(?P<id>[\w.-]+)(?:@(?P<threshold>[^\s=]*))?=)?(?P<te
 
 
 def confirm_deletion(camera: str, alternative: str) -> None:
-    """Ask whether to delete everything that a camera has seen; aborts unless the answer is yes.
-
-    Raises:
-        ConfigError: nobody is there to ask; it names ``--yes`` and the ``alternative``.
-    """
+    """Ask whether to delete everything that a camera has seen; aborts unless the answer is yes. Raises ``ConfigError``:
+    nobody is there to ask; it names ``--yes`` and the ``alternative``."""
     if not sys.stdin.isatty():
         raise ConfigError(f"all that camera {camera!r} has seen would be deleted; add --yes, or {alternative}")
     typer.confirm(f"Delete everything that camera {camera!r} has seen?", abort=True)

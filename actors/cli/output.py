@@ -88,36 +88,29 @@ def state(camera: CameraStatus) -> Text:
     return Text(camera.state, STATE_STYLE.get(camera.state, "white"))
 
 
+_COLUMNS: tuple[tuple[str, bool, Callable[[CameraStatus], str | Text]], ...] = (
+    ("camera", False, lambda each: each.name),
+    ("!state", False, state),
+    ("!from", True, lambda each: each.manager),
+    ("!class, quality", True, lambda each: f"{each.priority}, {each.rung}"),
+    ("!picture", True, lambda each: f"{each.codec} {each.width}×{each.height}" if each.codec else ""),
+    ("!cue", True, lambda each: each.cue),
+    ("!decode", True, lambda each: each.decode),
+    (">!frame age", True, lambda each: f"{max(0.0, each.last_frame_age_s):.1f} s" if each.frames_decoded else ""),
+    ("decoder → replica", True, lambda each: " → ".join(filter(None, (each.decoder, each.replica)))),
+    (">windows", False, windows),
+    (">tokens full → kept → computed", False, tokens),
+    (">!latency", False, lambda each: f"{each.latency_s:.2f} s" if each.windows_done else ""),
+    (">!memory", True, memory),
+    ("last answers", False, last_answers),
+)
+"""Name, whether it is shown on wide terminals only, and the cell of a camera."""
+
+
 def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
     """One row per camera; fewer columns when it is narrow."""
-    wide = width >= WIDE
-    details = "!from|!class, quality|!picture|!cue|!decode|>!frame age|decoder → replica|" if wide else ""
-    held = ">!memory|" if wide else ""
-    columns = f"camera|!state|{details}>windows|>tokens full → kept → computed|>!latency|{held}last answers"
-    rows = []
-    for camera in cameras:
-        more = (
-            camera.manager,
-            f"{camera.priority}, {camera.rung}",
-            f"{camera.codec} {camera.width}×{camera.height}" if camera.codec else "",
-            camera.cue,
-            camera.decode,
-            f"{max(0.0, camera.last_frame_age_s):.1f} s" if camera.frames_decoded else "",
-            " → ".join(filter(None, (camera.decoder, camera.replica))),
-        )
-        rows.append(
-            (
-                camera.name,
-                state(camera),
-                *(more if wide else ()),
-                windows(camera),
-                tokens(camera),
-                f"{camera.latency_s:.2f} s" if camera.windows_done else "",
-                *((memory(camera),) if wide else ()),
-                last_answers(camera),
-            )
-        )
-    return make_table(columns, rows)
+    shown = [(name, cell) for name, wide, cell in _COLUMNS if width >= WIDE or not wide]
+    return make_table("|".join(name for name, _ in shown), ([cell(each) for _, cell in shown] for each in cameras))
 
 
 def expectation(camera: CameraStatus) -> str:
@@ -195,17 +188,6 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=not seen, width=None if seen else PIPE_COLUMNS)
 
 
-def write_json(target: str, body: Any) -> None:
-    """Write ``body``, which may hold dataclasses, to a file, or to standard output for ``-``. Raises
-    ``SightlineError``: the file cannot be written."""
-    text = _json_text(body, indent=2)
-    if target == "-":
-        print(text)
-        return
-    check_writable(Path(target).parent)
-    write_text(Path(target), text + "\n")
-
-
 def _json_text(body: Any, *, indent: int | None = None) -> str:
     """JSON knows neither NaN nor infinity, as of a model that overflows: they become null."""
     known = json.loads(json.dumps(body, default=asdict), parse_constant=lambda _: None)
@@ -213,9 +195,13 @@ def _json_text(body: Any, *, indent: int | None = None) -> str:
 
 
 def print_json(target: str | None, body: Any) -> bool:
-    """Write ``body`` where ``--json`` says, if it is given; returns whether people are to read it as well."""
-    if target is not None:
-        write_json(target, body)
+    """Write ``body``, which may hold dataclasses, where ``--json`` says, if it is given; returns whether people are to
+    read it as well. Raises ``SightlineError``: the file cannot be written."""
+    if target == "-":
+        print(_json_text(body, indent=2))
+    elif target is not None:
+        check_writable(Path(target).parent)
+        write_text(Path(target), _json_text(body, indent=2) + "\n")
     return target != "-"
 
 

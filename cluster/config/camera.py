@@ -99,11 +99,8 @@ _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|(24
 
 
 def _minutes(text: str) -> tuple[int, int]:
-    """Minutes since midnight of ``HH:MM-HH:MM``, begin and end.
-
-    Raises:
-        ValueError: it is none, or both are the same.
-    """
+    """Minutes since midnight of ``HH:MM-HH:MM``, begin and end. Raises ``ValueError``: it is none, or both are the
+    same."""
     found = _HOURS.fullmatch(text)
     if found is None:
         raise ValueError(f"hours are written like 08:00-18:30 or 22:00-06:00, not {text[:40]!r}")

@@ -27,11 +27,8 @@ class ListedCamera:
 
 def parse_camera_list(text: str) -> list[ListedCamera]:
     """The cameras of a list, in its order. CSV has a first line of column names, :data:`COLUMNS`; YAML and JSON have a
-    list ``cameras`` as in a configuration, or are that list. Variables (``${NAME}``) are not filled in.
-
-    Raises:
-        ConfigError: it cannot be read as any of the three, or is empty or too long.
-    """
+    list ``cameras`` as in a configuration, or are that list. Variables (``${NAME}``) are not filled in. Raises
+    ``ConfigError``: it cannot be read as any of the three, or is empty or too long."""
     first = next((line for line in text.splitlines() if line.strip()), "")
     is_csv = "name" in [cell.strip().lower() for cell in first.split(",")]
     found: list[ListedCamera] = []

@@ -43,11 +43,8 @@ class Document:
 
 
 def read_yaml(text: str, where: str) -> Document:
-    """Parse one document whose top level is a mapping.
-
-    Raises:
-        InvalidConfigError: not YAML, not a mapping, a duplicate key, or beyond the size limits above.
-    """
+    """Parse one document whose top level is a mapping. Raises ``InvalidConfigError``: not YAML, not a mapping, a
+    duplicate key, or beyond the size limits above."""
 
     def refuse(message: str, line: int | None = None, path: KeyPath = ()) -> InvalidConfigError:
         return InvalidConfigError([Problem(path, message, line)], where=where)
@@ -196,22 +193,17 @@ def schema_text() -> str:
 
 
 def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> SightlineConfig:
-    """Read a YAML file (None: defaults only), apply ``overrides`` (nested mappings), and validate.
-
-    Raises:
-        ConfigError: the file cannot be read, or something in it is wrong; the message names file, line, key and remedy.
-    """
+    """Read a YAML file (None: defaults only), apply ``overrides`` (nested mappings), and validate. Raises
+    ``ConfigError``: the file cannot be read, or something in it is wrong; the message names file, line, key and
+    remedy."""
     where = str(path) if path is not None else "configuration"
     document = Document({}, where) if path is None else read_yaml(read_file(Path(path)), where)
     return _checked(document, overrides or {})
 
 
 def load_tree(tree: Mapping[str, Any], where: str = "configuration") -> SightlineConfig:
-    """Validate a configuration given as a mapping; ``where`` names it in messages.
-
-    Raises:
-        ConfigError: something in it is wrong; the message names key and remedy.
-    """
+    """Validate a configuration given as a mapping; ``where`` names it in messages. Raises ``ConfigError``: something in
+    it is wrong; the message names key and remedy."""
     return _checked(Document(dict(tree), where), {})
 
 
@@ -232,11 +224,8 @@ def parse_camera(
     questions: Sequence[Mapping[str, Any]] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> CameraEntry:
-    """Parse a camera of ``Cameras.Add``; validate it with ``camera_settings``.
-
-    Raises:
-        ConfigError: a key or value is wrong.
-    """
+    """Parse a camera of ``Cameras.Add``; validate it with ``camera_settings``. Raises ``ConfigError``: a key or value
+    is wrong."""
     body: dict[str, Any] = {**(settings or {}), "name": name, "source": source}
     if questions:
         body["questions"] = [dict(question) for question in questions]
@@ -257,11 +246,7 @@ def _place(problem: Problem, document: Document, overrides: Mapping[str, Any]) -
 
 
 def read_file(path: Path, file: str = "configuration file", what: str = "a configuration is") -> str:
-    """Text of a YAML file; ``file`` and ``what`` name it in messages.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Text of a YAML file; ``file`` and ``what`` name it in messages. Raises ``ConfigError``: it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

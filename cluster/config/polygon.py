@@ -16,10 +16,8 @@ _RECTANGLE = ("x", "y", "width", "height")
 def parse_polygon(value: object) -> tuple[tuple[float, float], ...]:
     """Parse a polygon from ``[[x, y], ...]``, text like ``0,0 0.3,0 0.3,0.5``, or ``{x, y, width, height}``.
 
-    Coordinates are shares of the picture's width and height, 0..1 from the top left. Edges may cross.
-
-    Raises:
-        ValueError: anything else, fewer than three points, a coordinate outside 0..1, or points on one line.
+    Coordinates are shares of the picture's width and height, 0..1 from the top left. Edges may cross. Raises
+    ``ValueError``: anything else, fewer than three points, a coordinate outside 0..1, or points on one line.
     """
     points = _points(value)
     if not 3 <= len(points) <= MAX_POINTS:

@@ -74,11 +74,8 @@ _SECONDS = {None: 1, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_size(value: object) -> int:
-    """Parse bytes from a number, or from text like ``64MiB`` (2^20), ``64MB`` (10^6) and ``512 KiB``.
-
-    Raises:
-        ValueError: not a size.
-    """
+    """Parse bytes from a number, or from text like ``64MiB`` (2^20), ``64MB`` (10^6) and ``512 KiB``. Raises
+    ``ValueError``: not a size."""
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match:
         return round(float(match[1]) * _BYTES[match[2]])
@@ -88,11 +85,8 @@ def parse_size(value: object) -> int:
 
 
 def parse_duration(value: object) -> float:
-    """Parse seconds from a number, or from text like ``90s``, ``10m`` (or ``10min``), ``24h`` and ``7d``.
-
-    Raises:
-        ValueError: not a duration.
-    """
+    """Parse seconds from a number, or from text like ``90s``, ``10m`` (or ``10min``), ``24h`` and ``7d``. Raises
+    ``ValueError``: not a duration."""
     match = _TIME.fullmatch(value.strip()) if isinstance(value, str) else None
     if match:
         return float(match[1]) * _SECONDS[match[2]]

@@ -227,11 +227,8 @@ def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
 
 
 def camera_settings(config: SightlineConfig, camera: str | CameraEntry) -> CameraConfig:
-    """Resolved and checked settings of a camera of the file (by name) or of one added at run time (by entry).
-
-    Raises:
-        ConfigError: no camera of that name, or settings that contradict each other.
-    """
+    """Resolved and checked settings of a camera of the file (by name) or of one added at run time (by entry). Raises
+    ``ConfigError``: no camera of that name, or settings that contradict each other."""
     if isinstance(camera, str):
         entries = [entry for entry in config.cameras if entry.name == camera]
         if not entries:

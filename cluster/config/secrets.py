@@ -11,11 +11,7 @@ _LEAST_SECRET_BYTES = 16
 
 
 def tls_files(security: SecurityConfig) -> TlsFiles | None:
-    """Certificate of the gateway's ports; ``None``: no TLS.
-
-    Raises:
-        ConfigError: it cannot be used.
-    """
+    """Certificate of the gateway's ports; ``None``: no TLS. Raises ``ConfigError``: it cannot be used."""
     tls = security.tls
     if tls.certificate is None or tls.key is None:
         return None
@@ -25,11 +21,8 @@ def tls_files(security: SecurityConfig) -> TlsFiles | None:
 
 
 def memory_secret(security: SecurityConfig) -> bytes:
-    """Key of the digests over stored memory, 32 bytes; empty where no file is named.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds less than 16 bytes after stripping white space.
-    """
+    """Key of the digests over stored memory, 32 bytes; empty where no file is named. Raises ``ConfigError``: the file
+    cannot be read, or holds less than 16 bytes after stripping white space."""
     if security.memory_key_file is None:
         return b""
     try:
@@ -47,11 +40,8 @@ def memory_secret(security: SecurityConfig) -> bytes:
 
 
 def peer_tls(security: SecurityConfig) -> PeerTls | None:
-    """TLS between the processes of the cluster, for one of them; ``None``: no TLS.
-
-    Raises:
-        ConfigError: the certificate cannot be used.
-    """
+    """TLS between the processes of the cluster, for one of them; ``None``: no TLS. Raises ``ConfigError``: the
+    certificate cannot be used."""
     inner = security.internal_tls
     if inner.certificate is None or inner.key is None or inner.ca is None:
         return None

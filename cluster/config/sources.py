@@ -22,11 +22,7 @@ _LOCAL_SCHEMES = ("", "file", DEVICE_SCHEME)
 
 
 def check_address(source: SourceAddress) -> SourceAddress:
-    """Check the form of an address.
-
-    Raises:
-        ValueError: an unknown scheme, or an address without host or path.
-    """
+    """Check the form of an address. Raises ``ValueError``: an unknown scheme, or an address without host or path."""
     schemes = (*NETWORK_SCHEMES, "file", DEVICE_SCHEME, DEMO_SCHEME)
     if source.scheme and source.scheme not in schemes:
         known = ", ".join(schemes)
@@ -69,10 +65,7 @@ def _added_roots(config: SightlineConfig) -> tuple[Path, ...]:
 def check_files(config: SightlineConfig, *entries: CameraEntry) -> None:
     """Check that the sources of cameras that are files or devices, and their ``ca_file``, may be opened and, where
     decoders run on this machine, that sources exist. Of what may not be opened it does not tell whether it exists.
-
-    Raises:
-        InvalidConfigError: one may not, or does not.
-    """
+    Raises ``InvalidConfigError``: one may not, or does not."""
     written = {config.source.ca_file, *(each.source_options.ca_file for each in config.cameras if each.source_options)}
     for entry in entries:
         ca_file = entry.source_options.ca_file if entry.source_options is not None else None

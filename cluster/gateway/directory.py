@@ -2,17 +2,18 @@
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from dataclasses import asdict
+from typing import Protocol, TypeAlias, TypeVar
 
 import grpc.aio
 from sightline.v1 import cameras_pb2 as pb
 from sightline.v1 import cameras_pb2_grpc, replicas_pb2, replicas_pb2_grpc
 
-from cluster.control.cameras.managed import ManagedCamera, entry_to_json
+from cluster.config import parse_camera
+from cluster.control.cameras.managed import ManagedCamera, entry_to_json, manager_from_outside
 from cluster.errors import ConfigError, ForbiddenError, UnavailableError
-from cluster.redaction import SourceAddress
 from cluster.security.roles import current_principal
-from cluster.types import CameraStatus, Question
+from cluster.types import CameraStatus
 from cluster.types.reports import DecoderNumbers, ReplicaStatus
 from cluster.wire.convert import question_from_proto, settings_from_json, status_to_proto
 from cluster.wire.mapping import to_message
@@ -26,46 +27,27 @@ class Directory(Protocol):
 
     Of cameras, it raises ``UnknownCameraError``, ``CameraExistsError``, ``ManagedElsewhereError`` (unless ``takeover``
     is set), ``ConfigError`` (bad settings), ``CapacityError`` (no room, unless ``force`` is set) or
-    ``UnavailableError``. ``manager``: who asks; empty for ``cluster``. ``revision``: of the settings that the
-    new ones were made from; ``NotReadyError``: it has others by now. Of replicas, ``ConfigError`` (no such replica),
-    ``NotReadyError`` (nobody would take its cameras) or ``UnavailableError``.
+    ``UnavailableError``; to change one, ``NotReadyError`` where it has another ``revision`` by now. Of replicas,
+    ``ConfigError`` (no such replica), ``NotReadyError`` (nobody would take its cameras) or ``UnavailableError``.
     """
 
-    async def add(
-        self,
-        name: str,
-        source: SourceAddress,
-        questions: Sequence[Question],
-        settings: dict[str, Any],
-        force: bool = False,
-        manager: str = "",
-        takeover: bool = False,
-    ) -> CameraStatus: ...
+    async def add_camera(self, managed: ManagedCamera, force: bool = False, takeover: bool = False) -> CameraStatus: ...
 
-    async def update(
-        self,
-        name: str,
-        source: SourceAddress,
-        questions: Sequence[Question],
-        settings: dict[str, Any],
-        manager: str = "",
-        takeover: bool = False,
-        revision: str = "",
-    ) -> CameraStatus: ...
+    async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> CameraStatus: ...
 
-    async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None: ...
+    async def remove_camera(self, name: str, manager: str, takeover: bool = False) -> None: ...
 
-    async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]: ...
+    async def managed_cameras(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]: ...
 
-    async def list(self) -> Sequence[CameraStatus]: ...
+    async def list_cameras(self) -> Sequence[CameraStatus]: ...
 
-    async def get(self, name: str) -> CameraStatus: ...
+    async def get_camera(self, name: str) -> CameraStatus: ...
 
     async def list_replicas(self) -> Sequence[ReplicaStatus]: ...
 
     async def decoder_numbers(self) -> DecoderNumbers | None: ...
 
-    async def drain(self, name: str, undo: bool) -> ReplicaStatus: ...
+    async def drain_replica(self, name: str, undo: bool = False) -> ReplicaStatus: ...
 
 
 class _OverDirectory:
@@ -88,16 +70,17 @@ class CamerasServicer(_OverDirectory, cameras_pb2_grpc.CamerasServicer):
     async def Add(self, request: pb.AddCameraRequest, _context: Context) -> pb.CameraStatus:
         if not request.name:
             raise ConfigError("a camera needs a name")
-        adding = self._directory.add(*_camera(request), request.force, request.manager, request.takeover)
+        adding = self._directory.add_camera(_camera(request), request.force, request.takeover)
         return status_to_proto(await self._in_time(adding))
 
     async def Update(self, request: pb.UpdateCameraRequest, _context: Context) -> pb.CameraStatus:
-        updating = self._directory.update(*_camera(request), request.manager, request.takeover, request.revision)
+        managed = _camera(request).model_copy(update={"revision": request.revision})
+        updating = self._directory.update_camera(managed, request.takeover)
         return status_to_proto(await self._in_time(updating))
 
     async def Export(self, request: pb.ExportCamerasRequest, _context: Context) -> pb.ExportCamerasResponse:
         sees = current_principal().sees
-        cameras = await self._in_time(self._directory.export(list(request.names)))
+        cameras = await self._in_time(self._directory.managed_cameras(list(request.names)))
         written = [
             pb.WrittenCamera(
                 name=each.entry.name,
@@ -111,24 +94,24 @@ class CamerasServicer(_OverDirectory, cameras_pb2_grpc.CamerasServicer):
         return pb.ExportCamerasResponse(cameras=written)
 
     async def Remove(self, request: pb.RemoveCameraRequest, _context: Context) -> pb.RemoveCameraResponse:
-        await self._in_time(self._directory.remove(request.name, request.manager, request.takeover))
+        manager = manager_from_outside(request.manager)
+        await self._in_time(self._directory.remove_camera(request.name, manager, request.takeover))
         return pb.RemoveCameraResponse()
 
     async def List(self, _request: pb.ListCamerasRequest, _context: Context) -> pb.ListCamerasResponse:
         sees = current_principal().sees
-        statuses = await self._in_time(self._directory.list())
+        statuses = await self._in_time(self._directory.list_cameras())
         return pb.ListCamerasResponse(cameras=[status_to_proto(each) for each in statuses if sees(each.name)])
 
     async def Get(self, request: pb.GetCameraRequest, _context: Context) -> pb.CameraStatus:
-        return status_to_proto(await self._in_time(self._directory.get(request.name)))
+        return status_to_proto(await self._in_time(self._directory.get_camera(request.name)))
 
 
-def _camera(
-    request: pb.AddCameraRequest | pb.UpdateCameraRequest,
-) -> tuple[str, SourceAddress, list[Question], dict[str, Any]]:
+def _camera(request: pb.AddCameraRequest | pb.UpdateCameraRequest) -> ManagedCamera:
     settings = settings_from_json(request.settings_json)
-    questions = [question_from_proto(question) for question in request.questions]
-    return request.name, SourceAddress(request.source), questions, settings
+    questions = [asdict(question_from_proto(question)) for question in request.questions]
+    entry = parse_camera(request.name, request.source, questions, settings)
+    return ManagedCamera(entry=entry, manager=manager_from_outside(request.manager))
 
 
 class ReplicasServicer(_OverDirectory, replicas_pb2_grpc.ReplicasServicer):
@@ -150,5 +133,5 @@ class ReplicasServicer(_OverDirectory, replicas_pb2_grpc.ReplicasServicer):
         if not current_principal().sees_all:
             who = current_principal().name
             raise ForbiddenError(f"draining moves everybody's cameras: it needs a token for all; {who!r} has some")
-        drained = await self._in_time(self._directory.drain(request.name, request.undo))
+        drained = await self._in_time(self._directory.drain_replica(request.name, request.undo))
         return to_message(replicas_pb2.ReplicaStatus, drained)

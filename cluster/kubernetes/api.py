@@ -43,11 +43,8 @@ class ChangedError(SightlineError):
 
 
 class KubernetesApi:
-    """One namespace's ``Camera`` resources.
-
-    Raises:
-        ConfigError: there is no such kubeconfig or context, or this does not run in a pod.
-    """
+    """One namespace's ``Camera`` resources. Raises ``ConfigError``: there is no such kubeconfig or context, or this
+    does not run in a pod."""
 
     def __init__(self, config: KubernetesConfig) -> None:
         from kubernetes import client
@@ -82,11 +79,8 @@ class KubernetesApi:
                 watching.shutdown()
 
     def list(self) -> tuple[list[CameraResource], str]:
-        """All resources, and the version to watch from.
-
-        Raises:
-            UnavailableError: the server does not answer, denies access, or does not know the resource.
-        """
+        """All resources, and the version to watch from. Raises ``UnavailableError``: the server does not answer, denies
+        access, or does not know the resource."""
         found: list[CameraResource] = []
         page: dict[str, Any] = {"limit": PAGE}
         while True:
@@ -103,12 +97,8 @@ class KubernetesApi:
 
     def watch(self, version: str) -> Iterator[tuple[str, CameraResource | str]]:
         """Yield changes since ``version`` as they happen: ``(ADDED | MODIFIED | DELETED, resource)``, and ``(BOOKMARK,
-        version)``. Ends when the server ends it, with or without a reason.
-
-        Raises:
-            ExpiredError: that is too long ago.
-            UnavailableError: as :meth:`list`; the connection broke, or an event is invalid.
-        """
+        version)``. Ends when the server ends it, with or without a reason. Raises ``ExpiredError``: that is too long
+        ago; ``UnavailableError``: as :meth:`list`; the connection broke, or an event is invalid."""
         response = self._call(
             self._objects.list_namespaced_custom_object,
             **self._where,
@@ -133,12 +123,7 @@ class KubernetesApi:
             response.close()
 
     def get(self, name: str) -> CameraResource:
-        """Read one resource.
-
-        Raises:
-            UnknownCameraError: there is none.
-            UnavailableError: as :meth:`list`.
-        """
+        """Read one resource. Raises ``UnknownCameraError``: there is none; ``UnavailableError``: as :meth:`list`."""
         read = self._objects.get_namespaced_custom_object
         return _resource(self._call(read, self._refused(name), **self._where, name=name))
 
@@ -156,12 +141,8 @@ class KubernetesApi:
         return _resource(self._call(write, refused, **self._where, name=resource.name, body=body))
 
     def secret(self, name: str) -> dict[str, str]:
-        """The values of a Secret of the namespace, by key; those that are not text are left out.
-
-        Raises:
-            ConfigError: there is none, or access is denied.
-            UnavailableError: as :meth:`list`.
-        """
+        """The values of a Secret of the namespace, by key; those that are not text are left out. Raises
+        ``ConfigError``: there is none, or access is denied; ``UnavailableError``: as :meth:`list`."""
 
         def read(**options: Any) -> Any:
             return json.loads(self._core.read_namespaced_secret(name, self.namespace, **options).data)
@@ -202,12 +183,9 @@ class KubernetesApi:
 
     def update_ray_cluster(self, cluster: str, service: str) -> Sequence[str]:
         """Give a RayCluster's groups, by their names, the numbers and templates of pods of its RayService; returns the
-        names of those that had others. Running pods stay as they are.
-
-        Raises:
-            ChangedError: its groups have changed since they were read, or the server finds the new ones invalid.
-            UnavailableError: as :meth:`list`, or there is no such RayCluster or RayService.
-        """
+        names of those that had others. Running pods stay as they are. Raises ``ChangedError``: its groups have changed
+        since they were read, or the server finds the new ones invalid; ``UnavailableError``: as :meth:`list`, or there
+        is no such RayCluster or RayService."""
         where = self._ray("rayclusters", name=cluster)
         read = self._objects.get_namespaced_custom_object
         wanted = self._call(read, what="rayservices.ray.io", verbs="get", **self._ray("rayservices", name=service))

@@ -21,11 +21,7 @@ PAUSE_S = 2.0
 
 
 def update(api: KubernetesApi, service: str) -> None:
-    """Print what was changed.
-
-    Raises:
-        SightlineError: the API server refuses, or the groups keep changing.
-    """
+    """Print what was changed. Raises ``SightlineError``: the API server refuses, or the groups keep changing."""
     for cluster in api.ray_clusters(service):
         for left in reversed(range(TRIES)):
             try:
@@ -40,11 +36,8 @@ def update(api: KubernetesApi, service: str) -> None:
 
 
 def uninstall(api: KubernetesApi, service: str) -> None:
-    """Delete the service; one that is gone already is no error.
-
-    Raises:
-        UnavailableError: the API server refuses, or a Ray cluster is still there after :data:`PATIENCE_S`.
-    """
+    """Delete the service; one that is gone already is no error. Raises ``UnavailableError``: the API server refuses, or
+    a Ray cluster is still there after :data:`PATIENCE_S`."""
     api.delete_ray_service(service)
     deadline = time.monotonic() + PATIENCE_S
     while left := api.ray_clusters(service):

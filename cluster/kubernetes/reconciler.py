@@ -60,15 +60,11 @@ _STATES: dict[str, metrics.ResourceState] = {
 class CameraCluster(Protocol):
     """The controller. Raises what the gateway's ``Cameras`` service raises."""
 
-    async def managed(self) -> Sequence[ManagedCamera]:
-        """All cameras, also those that the controller left out, with their ``trouble``."""
-        ...
-
-    async def statuses(self) -> Sequence[CameraStatus]: ...
-    async def add(self, camera: ManagedCamera, *, takeover: bool) -> None: ...
-    async def update(self, camera: ManagedCamera, *, takeover: bool) -> None: ...
-
-    async def remove(self, name: str) -> None: ...
+    async def managed_cameras(self, names: Sequence[str] = (), left_out: bool = False) -> Sequence[ManagedCamera]: ...
+    async def list_cameras(self) -> Sequence[CameraStatus]: ...
+    async def add_camera(self, managed: ManagedCamera, force: bool = False, takeover: bool = False) -> object: ...
+    async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> object: ...
+    async def remove_camera(self, name: str, manager: str | None = None, takeover: bool = False) -> None: ...
 
 
 class _Done(NamedTuple):
@@ -79,8 +75,7 @@ class _Done(NamedTuple):
 
 
 class Reconciler:
-    """See the module. Runs on one event loop; other threads call ``changed`` through the loop. ``clock``: monotonic
-    seconds."""
+    """See the module. Runs on one event loop; other threads call ``changed`` through the loop."""
 
     def __init__(
         self,
@@ -88,14 +83,11 @@ class Reconciler:
         cluster: CameraCluster,
         resources: CameraWatch,
         api: KubernetesApi,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._cluster = cluster
         self._resources = resources
         self._api = api
-        self._clock = clock
         self._wake = asyncio.Event()
         self._done: dict[str, _Done] = {}
         self._written_s: dict[str, tuple[str, float]] = {}
@@ -127,12 +119,9 @@ class Reconciler:
                     await self._wake.wait()
 
     async def run_once(self) -> None:
-        """Run a pass if one is due, and write the statuses that are due.
-
-        Raises:
-            UnavailableError: the controller is unavailable; the next call continues.
-        """
-        now_s = self._clock()
+        """Run a pass if one is due, and write the statuses that are due. Raises ``UnavailableError``: the controller is
+        unavailable; the next call continues."""
+        now_s = time.monotonic()
         failed: UnavailableError | None = None
         if self._wake.is_set() or now_s - self._passed_s >= self._config.resync_s:
             self._wake.clear()
@@ -154,7 +143,7 @@ class Reconciler:
         resources = self._resources.snapshot()
         if resources is None:
             return
-        began_s = self._clock()
+        began_s = time.monotonic()
         try:
             errors = await self._compare(resources)
         except Exception as error:
@@ -166,7 +155,7 @@ class Reconciler:
 
     async def _compare(self, resources: Mapping[str, CameraResource]) -> list[BaseException]:
         """Apply all resources; returns the errors of single cameras."""
-        cameras = {camera.entry.name: camera for camera in await self._cluster.managed()}
+        cameras = {camera.entry.name: camera for camera in await self._cluster.managed_cameras(left_out=True)}
         gone = [name for name, camera in cameras.items() if camera.manager == KUBERNETES and name not in resources]
         self._done = {name: done for name, done in self._done.items() if name in resources}
         self._written_s = {name: told for name, told in self._written_s.items() if name in resources}
@@ -197,7 +186,7 @@ class Reconciler:
     ) -> None:
         away = all(isinstance(error, UnavailableError) for error in errors)
         result = "done" if not errors else "unavailable" if away else "failed"
-        metrics.reconciler_pass_seconds.labels(result).observe(self._clock() - began_s)
+        metrics.reconciler_pass_seconds.labels(result).observe(time.monotonic() - began_s)
         metrics.show_resources(map(self._state, resources.values()))
 
     def _state(self, resource: CameraResource) -> metrics.ResourceState:
@@ -208,7 +197,7 @@ class Reconciler:
 
     async def _remove(self, name: str) -> None:
         try:
-            await self._cluster.remove(name)
+            await self._cluster.remove_camera(name, KUBERNETES)
             metrics.reconciler_changes.labels("removed").inc()
             log.info("camera %s: removed with its resource", name)
         except (UnknownCameraError, ManagedElsewhereError):
@@ -240,11 +229,11 @@ class Reconciler:
                 await self._remove(resource.name)
                 camera = None
         if camera is None or camera.trouble:
-            await self._cluster.add(wanted, takeover=resource.takeover)
+            await self._cluster.add_camera(wanted, takeover=resource.takeover)
             metrics.reconciler_changes.labels("added").inc()
             log.info("camera %s: added for its resource", resource.name)
         elif (camera.manager, written_keys(camera.entry)) != (KUBERNETES, written_keys(entry)):
-            await self._cluster.update(wanted, takeover=resource.takeover)
+            await self._cluster.update_camera(wanted, takeover=resource.takeover)
             metrics.reconciler_changes.labels("changed").inc()
             log.info("camera %s: changed for its resource", resource.name)
         return ACCEPTED
@@ -256,7 +245,7 @@ class Reconciler:
         resources = self._resources.snapshot()
         if not resources:
             return
-        cameras = {status.name: status for status in await self._cluster.statuses()}
+        cameras = {status.name: status for status in await self._cluster.list_cameras()}
         due: list[tuple[float, CameraResource]] = []
         wait_s = {"later": self._config.status_refresh_s, "soon": self._config.status_s}
         for name, resource in resources.items():
@@ -268,7 +257,7 @@ class Reconciler:
                 continue
             uid, written_s = self._written_s.get(name, ("", -math.inf))
             told_s = written_s if uid == resource.uid else -math.inf
-            if self._clock() - told_s >= wait_s[kind]:
+            if time.monotonic() - told_s >= wait_s[kind]:
                 due.append((told_s, resource))
         due.sort(key=lambda each: each[0])
         most = max(1, math.ceil(self._config.status_per_s * self._config.status_s))
@@ -291,7 +280,7 @@ class Reconciler:
         asked, name = resource.asked, resource.name
         for _ in range(ATTEMPTS):
             status = self._status(resource, camera)
-            self._written_s[name] = resource.uid, self._clock()
+            self._written_s[name] = resource.uid, time.monotonic()
             try:
                 after = await self._in_thread(self._api.write_status, resource, status)
             except ChangedError:

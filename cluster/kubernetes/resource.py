@@ -56,11 +56,7 @@ class CameraResource:
 
     @classmethod
     def of(cls, body: Any) -> Self:
-        """Parse an object of a list or a watch.
-
-        Raises:
-            ValueError: an object without name or version.
-        """
+        """Parse an object of a list or a watch. Raises ``ValueError``: an object without name or version."""
         metadata = body.get("metadata") if isinstance(body, Mapping) else None
         if not isinstance(metadata, Mapping) or not metadata.get("name") or not metadata.get("resourceVersion"):
             raise ValueError("an object without metadata.name and metadata.resourceVersion")
@@ -84,11 +80,7 @@ class CameraResource:
 
     @property
     def credentials(self) -> Credentials | None:
-        """The Secret that its source needs.
-
-        Raises:
-            ConfigError: the section is wrong.
-        """
+        """The Secret that its source needs. Raises ``ConfigError``: the section is wrong."""
         given = self.spec.get("credentials")
         if given is None:
             return None
@@ -296,11 +288,9 @@ class CamerasFile(Section):
 
 
 def read_cameras(path: str | Path, text: str | None = None) -> list[CameraEntry]:
-    """Read the cameras of a file, of all YAML files directly in a folder, or of ``text`` from elsewhere.
-
-    Raises:
-        ConfigError: a file cannot be read, or something in it is wrong; the message names file, line, key and remedy.
-    """
+    """Read the cameras of a file, of all YAML files directly in a folder, or of ``text`` from elsewhere. Raises
+    ``ConfigError``: a file cannot be read, or something in it is wrong; the message names file, line, key and
+    remedy."""
     if text is None:
         sources = {str(file): read_file(file, "file", "cameras are") for file in _files(Path(path))}
     else:
@@ -316,11 +306,8 @@ def read_cameras(path: str | Path, text: str | None = None) -> list[CameraEntry]
 
 
 def parse_cameras(text: str, where: str, environment: Mapping[str, str] | None = None) -> list[CameraEntry]:
-    """Parse the cameras of one or more documents, with ``${NAME}`` filled in.
-
-    Raises:
-        ConfigError: see :func:`read_cameras`.
-    """
+    """Parse the cameras of one or more documents, with ``${NAME}`` filled in. Raises ``ConfigError``: see
+    :func:`read_cameras`."""
     return [entry for each in _documents(text) for entry in _of_document(read_yaml(each, where), environment)]
 
 

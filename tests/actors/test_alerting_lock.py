@@ -9,8 +9,8 @@ from cluster.security.private_files import FolderLock
 
 
 async def test_a_second_cluster_leaves_the_folder_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("actors.alerting.configure_logging", lambda *_: None)
-    monkeypatch.setattr("actors.alerting.describe_process", lambda *_: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr("actors.startup.describe_process", lambda *_: None)
     folder = tmp_path / "alerts"
     first = FolderLock(folder, "alerts.folder")
     making = folder / "clips" / "0000000000001-clip.part"

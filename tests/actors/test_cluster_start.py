@@ -140,11 +140,10 @@ def test_processes_are_followed_whatever_ray_says_meanwhile(monkeypatch, caplog)
         if error is not None:
             raise error
         cluster._ending.set()
-        return []
+        return {}
 
     monkeypatch.setattr(runtime, "FOLLOW_S", 0.001)
-    monkeypatch.setattr(runtime, "wanted_decoders", wanted)
-    monkeypatch.setattr(runtime, "processes", lambda *_: [])
+    monkeypatch.setattr(runtime, "wanted_processes", wanted)
     cluster._follow_processes(cluster._config, None)
     assert "the GCS is unavailable" in caplog.text
     assert "no such node" in caplog.text

@@ -12,7 +12,6 @@ from waiting import until_async
 
 import actors.remote
 from actors.controller import FORGET_HEARTBEATS, Controller
-from actors.controller_directory import ControllerDirectory
 from cluster import metrics
 from cluster.config import CameraEntry, load_config
 from cluster.control.camera_record import DeletionTracker
@@ -27,7 +26,7 @@ from cluster.wire.server import is_serving
 @pytest.fixture(autouse=True)
 def own_logging(monkeypatch) -> None:
     """A controller is a process of its own, whose logging no other test is to have."""
-    monkeypatch.setattr("actors.controller.configure_logging", lambda *_: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
 
 
 async def test_a_removal_is_waited_for_as_long_as_the_controller_waits(monkeypatch) -> None:
@@ -44,7 +43,7 @@ async def test_a_removal_is_waited_for_as_long_as_the_controller_waits(monkeypat
 
     monkeypatch.setattr(actors.remote, "controller", lambda: SimpleNamespace(remove_camera=Reply()))
     monkeypatch.setattr(actors.remote, "await_reply", await_reply)
-    await ControllerDirectory().remove("gate")
+    await actors.remote.REMOTE_CONTROLLER.remove_camera("gate", "cluster")
     assert given["timeout_s"] > FORGET_HEARTBEATS * 5.0
 
 

@@ -88,8 +88,8 @@ def config(clip, tmp_path):
 async def test_a_hung_disk_of_clips_holds_up_no_health_check(config, tmp_path, monkeypatch) -> None:
     controller, ends = Controller(config), threading.Event()
     monkeypatch.setattr(actors.remote, "controller", lambda: controller)
-    for name, stub in (("configure_logging", lambda process, cluster: None), ("POLL_S", 0.02)):
-        monkeypatch.setattr(actors.alerting, name, stub)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr(actors.alerting, "POLL_S", 0.02)
     alerting = Alerting(config, "run", "127.0.0.1")
     try:
         await alerting.ready()
@@ -108,7 +108,7 @@ async def test_what_a_late_clip_shows_is_deleted_by_its_age(config, monkeypatch)
     window = config.window.model_copy(update={"length_s": 100.0, "stride_s": 50.0})
     controller = Controller(config.model_copy(update={"window": window}))
     monkeypatch.setattr(actors.remote, "controller", lambda: controller)
-    monkeypatch.setattr(actors.alerting, "configure_logging", lambda process, cluster: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
     alerting = Alerting(config, "run", "127.0.0.1")
     try:
         await alerting.ready()
@@ -128,7 +128,7 @@ async def test_what_a_late_clip_shows_is_deleted_by_its_age(config, monkeypatch)
 async def test_alerting_does_not_live_on_without_a_loop(config, monkeypatch, loop) -> None:
     controller, exits = Controller(config), []
     monkeypatch.setattr(actors.remote, "controller", lambda: controller)
-    monkeypatch.setattr(actors.alerting, "configure_logging", lambda process, cluster: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
     monkeypatch.setattr("actors.startup.os._exit", exits.append)
     alerting = Alerting(config, "run", "127.0.0.1")
     await alerting.ready()
@@ -151,19 +151,18 @@ def test_an_alert_becomes_a_clip_and_a_removed_camera_takes_it_along(config, tmp
 async def _story(config, tmp_path, monkeypatch) -> None:
     controller = Controller(config)
     monkeypatch.setattr(actors.remote, "controller", lambda: controller)
-    for module in (actors.alerting, actors.decoder):
-        monkeypatch.setattr(module, "configure_logging", lambda process, cluster: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
     decoder = Decoder(config, "decoder-0", "127.0.0.1")
     alerting = Alerting(config, "run", "127.0.0.1")
     gateway = RpcServer()
     try:
-        addresses = await alerting.ready()
+        address = await alerting.ready()
 
         async def decoder_of(camera):
             return controller.directory.route(camera).decoder_address
 
         async def alerting_at():
-            return addresses.rpc
+            return address
 
         proxy = PicturesProxy(decoder_of, alerting_at, ChannelPool())
         gateway.add(proxy)

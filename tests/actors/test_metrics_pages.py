@@ -14,12 +14,11 @@ TIER = f"tier-{NODE}"
 
 
 class Handle:
-    """An actor handle: both methods answer with a place, or fail with an error; ``None`` never answers."""
+    """An actor handle: answers with a place, or fails with an error; ``None`` never answers."""
 
     def __init__(self, place):
         self.place = place
         self.metrics_address = SimpleNamespace(remote=self._say)
-        self.ready = SimpleNamespace(remote=self._addresses)
 
     async def _say(self):
         if self.place is None:
@@ -27,9 +26,6 @@ class Handle:
         if isinstance(self.place, Exception):
             raise self.place
         return self.place
-
-    async def _addresses(self):
-        return SimpleNamespace(rpc="elsewhere:1", metrics=await self._say())
 
 
 class Members(Handle):

@@ -136,7 +136,7 @@ async def test_a_ray_that_is_away_ends_no_loop(monkeypatch, error, where):
     class Handle:
         class replicas:  # noqa: N801
             @staticmethod
-            async def remote():
+            async def remote(known, timeout_s):
                 raise error
 
     def get_actor(name, namespace):
@@ -146,4 +146,4 @@ async def test_a_ray_that_is_away_ends_no_loop(monkeypatch, error, where):
 
     monkeypatch.setattr(actors.remote.ray, "get_actor", get_actor)
     with pytest.raises(UnavailableError, match=r"Ray does not|did not answer"):
-        await actors.remote.ask_controller("replicas")
+        await actors.remote.REMOTE_CONTROLLER.replicas({}, 0.0)

@@ -21,23 +21,15 @@ class Handle:
         self.cluster = cluster
 
     def __getattr__(self, name):
-        methods = {
-            "managed_cameras": lambda names, left_out: self.cluster.managed(),
-            "list_cameras": self.cluster.statuses,
-            "add_camera": lambda camera, force, takeover: self.cluster.add(camera, takeover=takeover),
-            "update_camera": lambda camera, takeover: self.cluster.update(camera, takeover=takeover),
-            "remove_camera": lambda name, manager: self.cluster.remove(name),
-        }
-
         class Method:
-            remote = staticmethod(methods[name])
+            remote = staticmethod(getattr(self.cluster, name))
 
         return Method
 
 
 def actor(monkeypatch, cluster, **kubernetes):
     monkeypatch.setattr(remote, "controller", lambda: Handle(cluster))
-    monkeypatch.setattr(reconciler, "configure_logging", lambda *_: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
     return reconciler.ReconcilerActor(load_config(None, {"kubernetes": {"enabled": True, **kubernetes}}), "127.0.0.1")
 
 

@@ -175,7 +175,7 @@ async def test_a_server_that_goes_on_talking_is_heard_and_one_that_refuses_is_no
 
 
 async def test_the_actor_has_a_page_from_its_start_on_until_it_stops(kube: KubeServer, monkeypatch):
-    monkeypatch.setattr(reconciler, "configure_logging", lambda *_: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
     kube.refuse["list"] = [403] * 1000
     keys = {"enabled": True, "kubeconfig": str(kube.kubeconfig)}
     running = reconciler.ReconcilerActor(load_config(None, {"kubernetes": keys}), "127.0.0.1")

@@ -54,7 +54,7 @@ async def test_a_tier_of_the_cluster_takes_only_what_its_replicas_sealed_and_kee
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without Ray: the class that Ray makes an actor of, and the stack of a replica of the same configuration."""
-    monkeypatch.setattr(actor, "configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
     path = tmp_path / "key"
     path.write_text("a secret of the cluster\n")
     settings = load_config(
@@ -92,7 +92,7 @@ async def test_a_tier_of_the_cluster_takes_only_what_its_replicas_sealed_and_kee
 async def test_a_replica_that_looks_for_its_tier_takes_nothing_from_a_newer_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(actor, "configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
     node = actor.TierNode(load_config(None, {"tiers": {"node_bytes": "64MiB"}}), "tier-a", "127.0.0.1")
     try:
         # Started anew: whoever finds it first opens it.

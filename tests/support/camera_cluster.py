@@ -30,30 +30,30 @@ class CameraCluster:
             raise UnavailableError("the controller restarts")
         self.calls.append(what)
 
-    async def managed(self):
+    async def managed_cameras(self, names=(), left_out=False):
         if self.away:
             raise UnavailableError("the controller restarts")
         return self.table.managed(left_out=True)
 
-    async def statuses(self):
+    async def list_cameras(self):
         if self.away:
             raise UnavailableError("the controller restarts")
         return [self.directory.status(name) for name in self.directory.cameras]
 
-    async def add(self, camera, *, takeover):
+    async def add_camera(self, camera, force=False, takeover=False):
         self._call("add", camera.entry.name)
         if self.refuse is not None:
             raise self.refuse
         self.table.add(camera, 0.0, takeover=takeover)
 
-    async def update(self, camera, *, takeover):
+    async def update_camera(self, camera, takeover=False):
         self._call("update", camera.entry.name)
         self.table.update(camera, 0.0, takeover=takeover)
 
-    async def remove(self, name):
+    async def remove_camera(self, name, manager):
         self._call("remove", name)
         await asyncio.sleep(0)
-        self.table.remove(name, manager=KUBERNETES)
+        self.table.remove(name, manager=manager)
 
     def running(self, name, **report):
         """A decoder reports it."""

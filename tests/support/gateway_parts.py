@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import random
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
 
@@ -18,7 +18,7 @@ from loop_thread import EventLoopThread
 from actors import gateway
 from cluster.alerts.grpc_service import IncidentsServicer
 from cluster.alerts.service import AlertService
-from cluster.config import load_config, parse_camera
+from cluster.config import load_config
 from cluster.control.camera_record import Route
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
@@ -59,6 +59,7 @@ class World:
         self.window = 0
         self.drained: set[str] = set()
         self.sessions: SessionStore = Sessions()
+        self.controller = self
         self.others: dict[str, object] = {}
         self.replica_address: str | None = None
         self.decoder_address: str | None = None
@@ -137,34 +138,32 @@ class World:
     async def gateways(self, but):
         return self.others
 
-    async def list(self):
+    async def list_cameras(self):
         self.looks += 1
         self._check()
         return list(self.cameras.values())
 
-    async def get(self, name):
+    async def get_camera(self, name):
         self._check(name)
         return self.cameras[name]
 
-    async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
+    async def add_camera(self, managed, force=False, takeover=False):
         self._check()
-        added = self._entry(name, source, questions, settings)
-        if name in self.cameras and self.entries.get(name) != added:
+        name = managed.entry.name
+        if name in self.cameras and self.entries.get(name) != managed:
             raise CameraExistsError(f"there is a camera {name!r} already")
-        self.cameras[name] = CameraStatus(name, source=str(source))
-        self.entries[name] = added
+        self.cameras[name] = CameraStatus(name, source=str(managed.entry.source))
+        self.entries[name] = managed
         return self.cameras[name]
 
-    async def update(self, name, source, questions, settings, manager="", takeover=False, revision=""):
+    async def update_camera(self, managed, takeover=False):
+        name = managed.entry.name
         self._check(name)
-        self.cameras[name] = replace(self.cameras[name], source=str(source))
-        self.entries[name] = self._entry(name, source, questions, settings)
+        self.cameras[name] = replace(self.cameras[name], source=str(managed.entry.source))
+        self.entries[name] = managed
         return self.cameras[name]
 
-    def _entry(self, name, source, questions, settings) -> ManagedCamera:
-        return ManagedCamera(entry=parse_camera(name, source, [asdict(each) for each in questions], settings))
-
-    async def remove(self, name, manager="", takeover=False):
+    async def remove_camera(self, name, manager, takeover=False):
         self._check(name)
         del self.cameras[name]
 
@@ -174,7 +173,7 @@ class World:
             raise UnavailableError("no decoder is ready yet; try again in a moment")
         return self.decoder_address, entry
 
-    async def export(self, names=()):
+    async def managed_cameras(self, names=()):
         """Of those that were added here."""
         self._check()
         return [each for name, each in self.entries.items() if name in (names or self.entries)]
@@ -192,7 +191,7 @@ class World:
     async def decoder_numbers(self):
         return None
 
-    async def drain(self, name, undo):
+    async def drain_replica(self, name, undo):
         self._check()
         if name not in ("replica-0", "replica-1"):
             raise ConfigError(f"there is no replica {name!r}")
@@ -352,7 +351,7 @@ async def serving(
     world.replica_address = world.decoder_address = world.alerting_address = address
     with (
         mock.patch.object(gateway, "ControllerDirectory", return_value=world),
-        mock.patch.object(gateway, "configure_logging"),
+        mock.patch("actors.startup.configure_logging"),
     ):
         running = gateway.Gateway(config, name)
         try:

@@ -24,6 +24,7 @@ class Directory:
         self.address: str | None = None
         self.added: list[str] = []
         self.sessions = Sessions()
+        self.controller = self
 
     async def where(self, name):
         if name not in self.NAMES:
@@ -33,30 +34,30 @@ class Directory:
     # No test asks for it.
     any_decoder = where
 
-    async def list(self):
+    async def list_cameras(self):
         return [CameraStatus(name) for name in self.NAMES]
 
-    async def get(self, name):
+    async def get_camera(self, name):
         await self.where(name)
         return CameraStatus(name)
 
     async def alerting(self):
         raise UnavailableError("not asked in this test")
 
-    async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
-        self.added.append(name)
-        return CameraStatus(name)
+    async def add_camera(self, managed, force=False, takeover=False):
+        self.added.append(managed.entry.name)
+        return CameraStatus(managed.entry.name)
 
-    async def update(self, name, source, questions, settings, manager="", takeover=False, revision=""):
-        return CameraStatus(name)
+    async def update_camera(self, managed, takeover=False):
+        return CameraStatus(managed.entry.name)
 
-    async def remove(self, name, manager="", takeover=False):
+    async def remove_camera(self, name, manager, takeover=False):
         self.added.remove(name)
 
     async def tested_source(self, entry):
         raise UnavailableError("no decoder is ready yet; try again in a moment")
 
-    async def export(self, names=()):
+    async def managed_cameras(self, names=()):
         return [ManagedCamera(entry=CameraEntry(name=name)) for name in names or self.NAMES]
 
     async def list_replicas(self):
@@ -65,7 +66,7 @@ class Directory:
     async def decoder_numbers(self):
         return None
 
-    async def drain(self, name, undo):
+    async def drain_replica(self, name, undo):
         return ReplicaStatus(name, draining=not undo)
 
     async def replicas(self, known, timeout_s):
@@ -85,7 +86,7 @@ async def guarded_gateway(monkeypatch, folder: Path, **security):
     """``(gateway, its addresses, directory, secrets by role)``; each secret is for cameras ``gate`` and ``y*``."""
     directory = Directory()
     monkeypatch.setattr(gateway, "ControllerDirectory", lambda: directory)
-    monkeypatch.setattr(gateway, "configure_logging", lambda process, log_dir: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
     made = {role: make_token(f"{role}-token", [role], ["gate", "y*"]) for role in Role}
     write_tokens(folder / "tokens.json", [token for _, token in made.values()])
     security = {

@@ -294,7 +294,7 @@ class Live:
         return await asyncio.shield(self._listing)
 
     async def _list(self) -> Mapping[str, bytes]:
-        return {each.name: encoded(each) async for each in _giving_way(await self._directory.list())}
+        return {each.name: encoded(each) async for each in _giving_way(await self._directory.list_cameras())}
 
     def look(self) -> None:
         """Look at the cameras at once: something was changed, or somebody begins to follow."""
@@ -351,7 +351,7 @@ class Live:
             self._wake.clear()
             before = self.trouble
             try:
-                cameras = await self._directory.list()
+                cameras = await self._directory.list_cameras()
                 self.replicas = await self._directory.list_replicas()
                 self.trouble, self.seen_s = "", time.monotonic()
             except SightlineError as error:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from actors.cli import configuration, doctor, serve
 from actors.cli.options import parse_questions, parse_settings
-from actors.cli.output import plural, write_json
+from actors.cli.output import plural, print_json
 from cluster.config import load_config
 from cluster.errors import ConfigError, SightlineError
 from cluster.files import check_writable
@@ -337,13 +337,13 @@ def test_passwords_are_not_shown():
 
 def test_a_full_or_forbidden_disk_is_one_sentence(tmp_path):
     with pytest.raises(SightlineError, match="cannot write /dev/full: No space left on device; choose another place"):
-        write_json("/dev/full", {})
+        print_json("/dev/full", {})
     (tmp_path / "file").write_text("")
     with pytest.raises(SightlineError, match=r"cannot write .*file/deeper: "):
         check_writable(tmp_path / "file" / "deeper")
     # A link is as /dev/stdout of a shell's `> file`: it stays, and its file is written.
     (tmp_path / "link").symlink_to("linked.json")
-    write_json(str(tmp_path / "link"), {})
+    print_json(str(tmp_path / "link"), {})
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "linked.json").read_text() == "{}\n"
     check_writable(tmp_path / "new" / "deeper")

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from actors.cli.cameras import add, list_cameras
-from actors.cli.output import JsonLines, cameras_table, memory, reasons, reconnecting, save, size, span, write_json
+from actors.cli.output import JsonLines, cameras_table, memory, print_json, reasons, reconnecting, save, size, span
 from actors.cli.serve import local, state_text, with_state
 from actors.cli.watch import silence_lines
 from cluster.config import load_config
@@ -134,7 +134,7 @@ def test_numbers_that_json_does_not_know_are_null(capsys):
     def read():
         return json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
 
-    write_json("-", [CameraStatus("gate", latency_s=math.nan, expected_lag_s=math.inf, windows_per_s=0.1)])
+    print_json("-", [CameraStatus("gate", latency_s=math.nan, expected_lag_s=math.inf, windows_per_s=0.1)])
     [camera] = read()
     assert (camera["latency_s"], camera["expected_lag_s"], camera["windows_per_s"]) == (None, None, 0.1)
     with JsonLines("-") as lines:

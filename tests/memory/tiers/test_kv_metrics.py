@@ -184,7 +184,7 @@ def scrape(address: str) -> str:
 
 async def test_the_actor_has_a_page_of_its_own_as_long_as_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Ray: the class that Ray makes an actor of."""
-    monkeypatch.setattr(actor, "configure_logging", lambda *_, **__: None)
+    monkeypatch.setattr("actors.startup.configure_logging", lambda *_, **__: None)
     node = actor.TierNode(load_config(None, {"tiers": {"node_bytes": "64MiB"}}), "tier-a", "127.0.0.1")
     address = await node.metrics_address()
     try:
