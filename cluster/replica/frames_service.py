@@ -135,9 +135,7 @@ class _Connection:
     """One decoder's stream."""
 
     def __init__(self, handler: FrameHandler, credit: int, owners: dict[str, _Owner], gather_s: float) -> None:
-        self._handler = handler
-        self._credit = credit
-        self._owners = owners
+        self._handler, self._credit, self._owners = handler, credit, owners
         self._lanes: dict[str, _Lane] = {}
         self._acks: dict[str, frames_pb2.FrameAck] = {}
         self._ack_ready = asyncio.Event()

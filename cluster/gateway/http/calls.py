@@ -22,8 +22,7 @@ class Calls:
     """
 
     def __init__(self, services: Mapping[str, Any], guard: Guard | None = None) -> None:
-        self._services = services
-        self._guard = guard
+        self._services, self._guard = services, guard
 
     async def unary(self, method: str, request: Any) -> Any:
         """One reply; ``method`` as in the rules."""
@@ -93,9 +92,7 @@ class _Context:
         write: Callable[[Any], Awaitable[None]] | None = None,
         begin: Callable[[], None] | None = None,
     ) -> None:
-        self._timeout_s = timeout_s
-        self._write = write
-        self._begin = begin
+        self._timeout_s, self._write, self._begin = timeout_s, write, begin
 
     async def write(self, message: Any) -> None:
         assert self._write is not None, "a unary call writes nothing"
