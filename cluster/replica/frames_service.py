@@ -110,9 +110,7 @@ class FramesServicer(frames_pb2_grpc.FramesServicer):
     """
 
     def __init__(self, handler: FrameHandler, *, credit: int = 64, gather_s: float = 0.1) -> None:
-        self._handler = handler
-        self._credit = credit
-        self._gather_s = gather_s
+        self._handler, self._credit, self._gather_s = handler, credit, gather_s
         self._owners: dict[str, _Owner] = {}
 
     def acknowledge(self, camera: str) -> None:

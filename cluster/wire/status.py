@@ -74,7 +74,9 @@ def as_refused(error: BaseException) -> RefusedError:
     code = code_of(error)
     if code is Code.INTERNAL:
         log.error("call failed", exc_info=error)
-    return RefusedError(code, redact(str(error)) or type(error).__name__)
+    refused = RefusedError(code, redact(str(error)) or type(error).__name__)
+    refused.__cause__ = error
+    return refused
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:

@@ -30,7 +30,7 @@ class Calls:
         try:
             return await self._behavior(method)(request, _Context())
         except Exception as error:
-            raise as_refused(error) from None
+            raise as_refused(error) from error
 
     def stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
         """Messages as they come; close it to end the call. Checked with the first one."""
