@@ -74,9 +74,7 @@ def as_refused(error: BaseException) -> RefusedError:
     code = code_of(error)
     if code is Code.INTERNAL:
         log.error("call failed", exc_info=error)
-    refused = RefusedError(code, redact(str(error)) or type(error).__name__)
-    refused.__cause__ = error
-    return refused
+    return RefusedError(code, redact(str(error)) or type(error).__name__)
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:

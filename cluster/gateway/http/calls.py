@@ -53,7 +53,7 @@ class Calls:
             try:
                 await behavior(request, _Context(timeout_s, lambda message: queue.put((message, None)), on_begin))
             except Exception as error:
-                await queue.put((None, as_refused(error)))
+                await queue.put((None, error))
             else:
                 await queue.put((None, None))
 
@@ -62,7 +62,7 @@ class Calls:
             while True:
                 message, error = await queue.get()
                 if error is not None:
-                    raise error
+                    raise as_refused(error) from error
                 if message is None:
                     return
                 yield message
