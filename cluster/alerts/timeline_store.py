@@ -172,33 +172,36 @@ class TimelineStore:
 
     async def flush(self) -> None:
         """Write what is new, to the end also when the caller is cancelled. Raises ``UnavailableError``: the disk."""
-        await asyncio.shield(asyncio.create_task(self._flush(), name="write timelines"))
+        # Whoever gives up waiting for a disk that hangs leaves nothing behind.
+        await self._writing.acquire()
+        writing = asyncio.create_task(self._flush(), name="write timelines")
+        writing.add_done_callback(lambda _: self._writing.release())
+        await asyncio.shield(writing)
 
     async def _flush(self) -> None:
-        async with self._writing:
-            hours, self._hours = self._hours, {}
-            states, self._states = self._states, deque(maxlen=MOST_STATES)
-            gone, self._gone = self._gone, set()
-            if not hours and not states and not gone:
-                return
-            try:
-                for camera in gone:
-                    await self._on_disk(lambda db, camera=camera: _delete(db, camera, math.inf))  # type: ignore[misc]
-                await self._on_disk(lambda db: _write(db, hours, states))
-            except UnavailableError:
-                newest = max((key[2] for key in (*hours, *self._hours)), default=0)
-                for key, bins in hours.items():
-                    if key[2] >= newest - 1 and key[0] not in self._gone and len(self._hours) < MOST_HOURS:
-                        self._hours[key] = _merged(bins, self._hours.get(key))
-                back = [each for each in states if each[0] not in self._gone]
-                self._states = deque([*back, *self._states], MOST_STATES)
-                self._gone |= gone
-                raise
-            newest_s = max([each.at_s for _, each in states] + [key[2] * HOUR_S for key in hours], default=0.0)
-            # It reads all rows, and whoever looks at a camera waits for these writings.
-            if newest_s and self._expired_hour != (hour := newest_s // HOUR_S):
-                await self._on_disk(lambda db: _expire(db, newest_s - self._keep_s))
-                self._expired_hour = hour
+        hours, self._hours = self._hours, {}
+        states, self._states = self._states, deque(maxlen=MOST_STATES)
+        gone, self._gone = self._gone, set()
+        if not hours and not states and not gone:
+            return
+        try:
+            for camera in gone:
+                await self._on_disk(lambda db, camera=camera: _delete(db, camera, math.inf))  # type: ignore[misc]
+            await self._on_disk(lambda db: _write(db, hours, states))
+        except UnavailableError:
+            newest = max((key[2] for key in (*hours, *self._hours)), default=0)
+            for key, bins in hours.items():
+                if key[2] >= newest - 1 and key[0] not in self._gone and len(self._hours) < MOST_HOURS:
+                    self._hours[key] = _merged(bins, self._hours.get(key))
+            back = [each for each in states if each[0] not in self._gone]
+            self._states = deque([*back, *self._states], MOST_STATES)
+            self._gone |= gone
+            raise
+        newest_s = max([each.at_s for _, each in states] + [key[2] * HOUR_S for key in hours], default=0.0)
+        # It reads all rows, and whoever looks at a camera waits for these writings.
+        if newest_s and self._expired_hour != (hour := newest_s // HOUR_S):
+            await self._on_disk(lambda db: _expire(db, newest_s - self._keep_s))
+            self._expired_hour = hour
 
     def _forget_pending(self, camera: str, until_s: float) -> None:
         for key in [key for key in self._hours if key[0] == camera and key[2] * HOUR_S < until_s]:

@@ -22,7 +22,6 @@ MAX_QUESTIONS = 8
 MOST_QUESTIONS = 64
 """Questions of a process that are counted by name; further ones count as ``other``."""
 
-
 _DECODED = (
     families.camera_state,
     families.camera_asked,
@@ -32,7 +31,6 @@ _DECODED = (
     families.stream_gaps,
     families.lazy_events,
 )
-_ANSWERED = (families.camera_lag, families.camera_answered, families.camera_memory, families.camera_score)
 
 
 class CameraMetrics:
@@ -122,9 +120,12 @@ class AnsweredCameras:
     def retain_cameras(self, cameras: Iterable[str]) -> None:
         with self._lock:
             for camera in self._strides.keys() - set(cameras):
-                for family in _ANSWERED:
-                    family.remove_by_labels({"camera": camera})
-                del self._strides[camera], self._scores[camera]
+                # By all labels: by one, each goes through the series of all, and a drained replica loses all cameras.
+                for family in (families.camera_lag, families.camera_answered, families.camera_memory):
+                    family.remove(camera)
+                for question in self._scores.pop(camera):
+                    families.camera_score.remove(camera, question)
+                del self._strides[camera]
 
 
 class FleetMetrics:

@@ -174,6 +174,8 @@ class AskQueue:
         with self._lock:
             if self._closed:
                 raise stopping()
+            # Those whose clients left free their place there, and pile up here while the engine takes no step.
+            self._waiting = deque(each for each in self._waiting if not each.done.cancelled())
             self._waiting.append(_Question(spec, piece, done, self._clock() + timeout_s))
         return done
 

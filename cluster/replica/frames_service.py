@@ -110,9 +110,7 @@ class FramesServicer(frames_pb2_grpc.FramesServicer):
     """
 
     def __init__(self, handler: FrameHandler, *, credit: int = 64, gather_s: float = 0.1) -> None:
-        self._handler = handler
-        self._credit = credit
-        self._gather_s = gather_s
+        self._handler, self._credit, self._gather_s = handler, credit, gather_s
         self._owners: dict[str, _Owner] = {}
 
     def acknowledge(self, camera: str) -> None:
@@ -135,9 +133,7 @@ class _Connection:
     """One decoder's stream."""
 
     def __init__(self, handler: FrameHandler, credit: int, owners: dict[str, _Owner], gather_s: float) -> None:
-        self._handler = handler
-        self._credit = credit
-        self._owners = owners
+        self._handler, self._credit, self._owners = handler, credit, owners
         self._lanes: dict[str, _Lane] = {}
         self._acks: dict[str, frames_pb2.FrameAck] = {}
         self._ack_ready = asyncio.Event()

@@ -330,9 +330,8 @@ class _Replies:
         """Tell the pusher. Raises ``CapacityError``: it has not read earlier replies for ``reply_s``."""
         ledger.grant(progress)
         await self.drained()
-        self._pending = asyncio.create_task(
-            self._write(to_message(ingest_pb2.PushReply, progress, repeats=ledger.repeats))
-        )
+        reply = to_message(ingest_pb2.PushReply, progress, repeats=ledger.repeats)
+        self._pending = asyncio.create_task(self._write(reply))
         await asyncio.wait({self._pending}, timeout=self._reply_s)
         if not self._pending.done():
             raise CapacityError(f"the agent has not read its replies for {self._reply_s:g} s; read them to get credit")

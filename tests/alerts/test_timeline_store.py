@@ -188,6 +188,21 @@ async def test_a_hung_disk_is_not_waited_for(tmp_path, make, monkeypatch):
     ends.set()
 
 
+async def test_looks_at_a_hung_disk_do_not_pile_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(timeline_store, "DEADLINE_S", 0.02)
+    store = TimelineStore(tmp_path / "t.sqlite")
+    ends = hung(store)
+    for second in range(20):
+        store.add_window("gate", "person", NOON + second, 0.5, 0.0, False)
+        with pytest.raises(UnavailableError):
+            await read(store)
+    assert sum(task.get_name() == "write timelines" for task in asyncio.all_tasks()) == 1
+    monkeypatch.setattr(timeline_store, "DEADLINE_S", 30.0)
+    ends.set()
+    assert [each.windows for each in (await read(store)).scores["person"]] == [20]
+    await store.stop()
+
+
 async def test_a_deleted_camera_does_not_come_back_with_a_writing_that_failed(tmp_path, make):
     folder = tmp_path / "box"
     folder.mkdir()

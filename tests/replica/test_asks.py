@@ -89,6 +89,16 @@ def test_questions_are_answered_one_after_the_other_piece_by_piece() -> None:
     assert second.result(0).text == "two"
 
 
+def test_questions_whose_clients_left_do_not_pile_up_while_the_engine_takes_no_step() -> None:
+    queue = Engine().queue()
+    kept = offer(queue, "kept")
+    for number in range(100):
+        offer(queue, f"left {number}").cancel()
+    assert len(queue) <= 2
+    drain(queue)
+    assert kept.result(0).text == "kept"
+
+
 @given(
     share=st.floats(0.05, 1.0),
     steps=st.floats(0.01, 40.0),

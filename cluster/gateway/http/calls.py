@@ -22,8 +22,7 @@ class Calls:
     """
 
     def __init__(self, services: Mapping[str, Any], guard: Guard | None = None) -> None:
-        self._services = services
-        self._guard = guard
+        self._services, self._guard = services, guard
 
     async def unary(self, method: str, request: Any) -> Any:
         """One reply; ``method`` as in the rules."""
@@ -31,7 +30,7 @@ class Calls:
         try:
             return await self._behavior(method)(request, _Context())
         except Exception as error:
-            raise as_refused(error) from None
+            raise as_refused(error) from error
 
     def stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
         """Messages as they come; close it to end the call. Checked with the first one."""
@@ -54,7 +53,7 @@ class Calls:
             try:
                 await behavior(request, _Context(timeout_s, lambda message: queue.put((message, None)), on_begin))
             except Exception as error:
-                await queue.put((None, as_refused(error)))
+                await queue.put((None, error))
             else:
                 await queue.put((None, None))
 
@@ -63,7 +62,7 @@ class Calls:
             while True:
                 message, error = await queue.get()
                 if error is not None:
-                    raise error
+                    raise as_refused(error) from error
                 if message is None:
                     return
                 yield message
@@ -93,9 +92,7 @@ class _Context:
         write: Callable[[Any], Awaitable[None]] | None = None,
         begin: Callable[[], None] | None = None,
     ) -> None:
-        self._timeout_s = timeout_s
-        self._write = write
-        self._begin = begin
+        self._timeout_s, self._write, self._begin = timeout_s, write, begin
 
     async def write(self, message: Any) -> None:
         assert self._write is not None, "a unary call writes nothing"

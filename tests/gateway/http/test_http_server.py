@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import socket
 import threading
 from asyncio.sslproto import SSLProtocol
@@ -18,6 +19,7 @@ from sightline.v1 import replicas_pb2
 from waiting import until_async
 
 from cluster.errors import SightlineError
+from cluster.gateway.http import fleet
 from cluster.gateway.http.application import make_application
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.live import Live
@@ -287,7 +289,29 @@ async def test_what_is_our_own_mistake_names_the_request_in_the_log(caplog):
         found, body = await client("GET", "/v1/replicas", headers={"X-Request-Id": "r-7"})
         assert found == 500
         assert body["error"] == "the wires are crossed; the gateway's log has more under request r-7"
-    assert any("request r-7 GET /v1/replicas failed" in record.getMessage() for record in caplog.records)
+    (told,) = [each for each in caplog.records if "request r-7 GET /v1/replicas failed" in each.getMessage()]
+    assert "RuntimeError: the wires are crossed" in logging.Formatter().format(told)
+
+
+async def test_a_value_that_we_cannot_use_is_our_own_mistake_too(caplog, monkeypatch):
+    """Unlike one that a service refuses as the client's."""
+
+    class Service:
+        async def List(self, request, context):
+            if not broken:
+                raise ValueError("the client's")
+            return replicas_pb2.ListReplicasResponse(replicas=[replicas_pb2.ReplicaStatus()])
+
+    def unread(kind, message):
+        raise ValueError("ours")
+
+    monkeypatch.setattr(fleet, "from_message", unread)
+    async with listening(bare_application({"sightline.v1.Replicas": Service()})) as (url, _), Client(url) as client:
+        for broken in (False, True):
+            found, _ = await client("GET", "/v1/replicas", headers={"X-Request-Id": f"r-{int(broken)}"})
+            assert found == 400
+    errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert errors == ["request r-1 GET /v1/replicas failed"]
 
 
 async def test_a_client_that_does_not_shake_hands_loses_its_connection(tmp_path):
