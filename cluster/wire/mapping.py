@@ -36,12 +36,8 @@ def from_message(kind: type[T], message: Message, /, **given: Any) -> T:
 
 
 def _body(value: Any, omit: Collection[str] = ()) -> dict[str, Any]:
-    body = {}
-    for field in fields(value):
-        name, inner = _wire_name(field), getattr(value, field.name)
-        if name and name not in omit and inner is not None:
-            body[name] = _wire_value(inner)
-    return body
+    told = ((each.wire_name, getattr(value, each.name)) for each in _fields(type(value)))
+    return {name: _wire_value(inner) for name, inner in told if inner is not None and name not in omit}
 
 
 def _wire_value(value: Any) -> Any:
