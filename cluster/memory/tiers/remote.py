@@ -84,10 +84,6 @@ class RemoteTier(Tier):
             **settings.storage,
         )
 
-    @property
-    def address(self) -> str:
-        return self._peer.address
-
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
         """See ``Tier``. Batches are encoded while earlier ones are in flight; ``RETRY`` for those past the deadline."""
         outcomes: dict[int, Outcome] = {}
