@@ -6,7 +6,7 @@ is rejected. Replay of an older block or manifest of the same key is not detecte
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
 from hmac import compare_digest
@@ -62,7 +62,7 @@ class Codec:
     """
 
     fingerprint: str
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         if not 0 < len(self.fingerprint.encode()) <= 1024:
