@@ -168,9 +168,9 @@ class Engine(ABC):
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         """Buffer one frame; returns the windows it closed (usually none or one, several after a jump in pts).
 
-        No model work. Frames must come in order of pts, else ``ValueError``. A ``fresh`` frame resets the stream's
-        window; a frame after a ``gap`` does so only if its clock went back or its grid changed. Windows whose last
-        stride has no video are skipped; their numbers are never answered.
+        No model work. ``ValueError``: its stream is not admitted, its pts do not ascend, or it does not fit the model.
+        A ``fresh`` frame resets the window; one after a ``gap`` only if its clock went back or its grid changed.
+        Windows whose last stride has no video are skipped; their numbers are never answered.
         """
         stream = self._stream(sample.stream)
         check_sample(sample, self.geometry)

@@ -46,7 +46,7 @@ class CappedMemory:
     @property
     def settings_cap_bytes(self) -> int:
         """The camera's cap, or that of any camera in the lowest tier."""
-        return min(self.spec.cap_bytes, self.tiers.limit)
+        return min(self.spec.cap_bytes, self.tiers.lowest.limit)
 
     @property
     def max_window_bytes(self) -> int:

@@ -34,6 +34,7 @@ class NativeAskRun:
     * ``ends``: tokens that end an answer
     * ``prefetch``: see :class:`RetrievalSession`
     * ``score``: of the answer's first token, which it decides between yes and no; without, ``yes`` is 0
+    * ``logits`` ``[vocab]``: at the answer's first token, after the first step
     """
 
     model: VisionLanguageModel
@@ -73,11 +74,6 @@ class NativeAskRun:
         """The retrieval session; available after the first step."""
         assert self._retrieval is not None
         return self._retrieval
-
-    @property
-    def logits(self) -> Tensor:
-        """``[vocab]`` at the answer's first token; available after the first step."""
-        return self._logits
 
     @lost_device()
     @torch.inference_mode()
@@ -142,7 +138,7 @@ class NativeAskRun:
             self._moments_found = self._moments()
             newest, oldest = self._newest(), self.memory.oldest
             self._span = newest if oldest is None else oldest, newest
-        self._logits = logits
+        self.logits = logits
         if self.score is None:
             token = int(logits.argmax())
         else:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -180,11 +180,6 @@ class VllmEngine(Engine):
         return forgotten
 
     # -- vLLM -----------------------------------------------------------------------------------------
-    @property
-    def vllm_stats(self) -> Any:
-        """Statistics of the current engine core (:class:`~cluster.engine.vllm.core.VllmStats`)."""
-        return self.core.stats
-
     def close(self) -> None:
         """Stop vLLM's processes; the engine is then unusable."""
         self.core.close()

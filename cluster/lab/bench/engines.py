@@ -194,8 +194,8 @@ class Entrant:
         return seconds
 
     def _cached(self) -> tuple[int, int]:
-        stats = getattr(self.engine, "vllm_stats", None)
-        return (0, 0) if stats is None else (stats.queries, stats.hits)
+        core = getattr(self.engine, "core", None)
+        return (0, 0) if core is None else (core.stats.queries, core.stats.hits)
 
 
 def run_interleaved(entrants: Mapping[str, Entrant], spec: StreamSpec, progress: Callable[[str], None]) -> None:

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Self
 
 import torch
@@ -30,14 +30,14 @@ class _Held:
 @dataclass(slots=True, eq=False)
 class _Stream:
     """``used``: bytes in cells, manifest included. ``by_size``: all blocks by cell size, least recently used first.
-    ``manifest``: its cells and length. ``rank``: of its one valid heap entry, at most minus its use of its cap."""
+    ``manifest``: its cell and length. ``rank``: of its one valid heap entry, at most minus its use of its cap."""
 
     name: str
     used: int = 0
     rank: float = 0.0
     held: dict[BlockKey, _Held] = field(default_factory=dict)
     by_size: dict[int, OrderedDict[BlockKey, int]] = field(default_factory=dict)
-    manifest: tuple[list[Cell], int] | None = None
+    manifest: tuple[Cell, int] | None = None
 
     def oldest(self) -> BlockKey | None:
         firsts = [next(iter(queue.items())) for queue in self.by_size.values()]
@@ -79,7 +79,8 @@ class Arena(Tier):
     the old one first, so a refused replacement leaves none.
 
     A stream at its cap evicts its least recently used blocks; when the arena is full, the stream furthest above its
-    share (in proportion to the caps) does, which is found in O(log n) of the streams. Manifests are never evicted.
+    share (in proportion to the caps) does, which is found in O(log n) of the streams. For a manifest, or a block of a
+    size of which that stream has none, slabs are emptied. Manifests are never evicted.
 
     Args:
         total_bytes: most memory ever reserved; ``ConfigError`` where it, a cap or a slab is too small.
@@ -189,7 +190,7 @@ class Arena(Tier):
         with self._lock:
             if not self._state.up:
                 return Outcome.RETRY
-            size, cap = sum(self._slabs.cell_bytes(len(piece)) for piece in self._pieces(manifest)), self.cap(stream)
+            size, cap = self._slabs.cell_bytes(len(manifest), alone=True), self.cap(stream)
             if size > min(cap, self._slabs.total_bytes):
                 self._count("too_large", 1)
                 return Outcome.MISS
@@ -282,14 +283,34 @@ class Arena(Tier):
         numbers = copied.view(torch.int32)
         return [_block(whole[held.dtype], numbers, begin, held) for held, begin in zip(there, begins, strict=False)]
 
+    def _empty_slabs(self, nbytes: int) -> bool:
+        """Empty slabs of ``nbytes`` in total, least recently used first; False, and none is emptied, if there are too
+        few. Evicting by block age alone would leave all slabs nearly empty before one is free."""
+        slabs: dict[tuple[int, int], list[tuple[int, BlockKey]]] = {}
+        for there in self._streams.values():
+            for key, tick in chain.from_iterable(queue.items() for queue in there.by_size.values()):
+                slabs.setdefault(there.held[key].cell.slab, []).append((tick, key))
+        chosen: list[tuple[int, BlockKey]] = []
+        for (_, size), blocks in sorted(slabs.items(), key=lambda slab: max(slab[1])):
+            if nbytes > 0:
+                nbytes -= size
+                chosen += blocks
+        if nbytes > 0 or not chosen:
+            return False
+        for _, key in chosen:
+            self._evict(key)
+        return True
+
     def _allocate(self, nbytes: int) -> Cell | None:
-        size = self._slabs.cell_bytes(nbytes)
-        while (cell := self._slabs.allocate(nbytes)) is None and self.evicts:
+        slabs, size = self._slabs, self._slabs.cell_bytes(nbytes)
+        while (cell := slabs.allocate(nbytes)) is None and self.evicts:
             victim = self._first_ranked()
             oldest = None if victim is None else victim.oldest_for(size, self._tick)
-            if oldest is None:
+            if victim is None or oldest is None:
                 return None
-            self._evict(oldest)
+            alike = size > slabs.largest or size in victim.by_size
+            if alike or not self._empty_slabs(slabs.slab_bytes - slabs.spare):
+                self._evict(oldest)
         return cell
 
     def _first_ranked(self) -> _Stream | None:
@@ -334,30 +355,21 @@ class Arena(Tier):
     def _take_manifest(self, there: _Stream) -> bytes | None:
         found = _manifest_of(there)
         if there.manifest is not None:
-            for cell in there.manifest[0]:
-                self._give_back(there, cell)
+            self._give_back(there, there.manifest[0])
             there.manifest = None
         return found
 
     def _keep_manifest(self, there: _Stream, manifest: bytes) -> bool:
-        cells: list[Cell] = []
-        for piece in self._pieces(manifest):
-            if (cell := self._allocate(len(piece))) is None:
-                for taken in cells:
-                    self._slabs.free(taken)
-                return False
-            cells.append(cell)
-            if piece:
-                cell.memory[: len(piece)].copy_(torch.frombuffer(bytearray(piece), dtype=torch.uint8))
-        there.manifest = cells, len(manifest)
-        for cell in cells:
-            self._take_up(there, cell)
+        lacking = self._slabs.cell_bytes(len(manifest), alone=True) - self._slabs.spare
+        if lacking > 0 and not (self.evicts and self._empty_slabs(lacking)):
+            return False
+        if (cell := self._slabs.allocate(len(manifest), alone=True)) is None:
+            return False
+        if manifest:
+            cell.memory[: len(manifest)].copy_(torch.frombuffer(bytearray(manifest), dtype=torch.uint8))
+        there.manifest = cell, len(manifest)
+        self._take_up(there, cell)
         return True
-
-    def _pieces(self, manifest: bytes) -> list[bytes]:
-        """Of the largest cells: evicting blocks until memory for a whole one is free would empty nearly all slabs."""
-        longest = self._slabs.largest
-        return [manifest[at : at + longest] for at in range(0, max(1, len(manifest)), longest)]
 
     def _take_up(self, there: _Stream, cell: Cell) -> None:
         there.used += cell.nbytes
@@ -377,8 +389,8 @@ class Arena(Tier):
 def _manifest_of(there: _Stream) -> bytes | None:
     if there.manifest is None:
         return None
-    cells, size = there.manifest
-    return b"".join(cell.memory.numpy().tobytes() for cell in cells)[:size]
+    cell, size = there.manifest
+    return cell.memory[:size].numpy().tobytes()
 
 
 def _block(kv: torch.Tensor, numbers: torch.Tensor, begin: int, held: _Held) -> Block:

@@ -110,7 +110,7 @@ class TierSettings:
     redis_url: str | None = None
     redis_ttl_s: float = 24 * 3600.0
     deadline_s: float = 2.0
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
     tls: PeerTls | None = None
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ is rejected. Replay of an older block or manifest of the same key is not detecte
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
 from hmac import compare_digest
@@ -62,7 +62,7 @@ class Codec:
     """
 
     fingerprint: str
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
 
     def __post_init__(self) -> None:
         if not 0 < len(self.fingerprint.encode()) <= 1024:
@@ -100,11 +100,11 @@ class Codec:
 
     def encode_manifest(self, stream: str, manifest: bytes) -> bytes:
         """Encode a stream's manifest with the protection of a block."""
-        return self._sealed(_MANIFEST, _manifest_key(stream), manifest)
+        return self._sealed(_MANIFEST, BlockKey(stream, -1, -1, -1), manifest)
 
     def decode_manifest(self, stream: str, data: bytes) -> bytes | BlockFault:
         """Decode what :meth:`encode_manifest` encoded for this stream, or why it is not that."""
-        body = self._unsealed(_MANIFEST, _manifest_key(stream), data)
+        body = self._unsealed(_MANIFEST, BlockKey(stream, -1, -1, -1), data)
         return body if isinstance(body, BlockFault) else bytes(body)
 
     def _sealed(self, magic: bytes, key: BlockKey, *parts: bytes | memoryview) -> bytes:
@@ -130,10 +130,6 @@ class Codec:
 
 def _raw(part: Tensor) -> memoryview:
     return part.reshape(-1).view(torch.uint8).numpy().data
-
-
-def _manifest_key(stream: str) -> BlockKey:
-    return BlockKey(stream, -1, -1, -1)
 
 
 def _digest(key: BlockKey, version: int, body: memoryview, secret: bytes) -> bytes:

@@ -69,7 +69,7 @@ class RemoteTier(Tier):
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         pauses = backoff or Backoff(first_s=0.5, longest_s=5.0)
-        self._peer = KVPeer(address, fingerprint=fingerprint, deadline_s=deadline_s, backoff=pauses, find=find, tls=tls)
+        self.peer = KVPeer(address, fingerprint=fingerprint, deadline_s=deadline_s, backoff=pauses, find=find, tls=tls)
 
     @classmethod
     def from_settings(cls, settings: TierSettings) -> Self | None:
@@ -83,10 +83,6 @@ class RemoteTier(Tier):
             tls=settings.tls,
             **settings.storage,
         )
-
-    @property
-    def address(self) -> str:
-        return self._peer.address
 
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
         """See ``Tier``. Batches are encoded while earlier ones are in flight; ``RETRY`` for those past the deadline."""
@@ -113,8 +109,8 @@ class RemoteTier(Tier):
                 sent.append(at)
                 yield kv_pb2.StoredBlock(key=key_to_proto(key), data=data, cap_bytes=self._caps.get(key.stream, 0))
 
-        if items and self._peer.ready():
-            with self._peer.recorded() as transfer:
+        if items and self.peer.ready():
+            with self.peer.recorded() as transfer:
                 reply = transfer.send("Store", self._stores(encoded()))
                 outcomes.update(zip(sent, map(outcome_from_proto, reply.outcomes), strict=False))
         if failures:
@@ -130,9 +126,9 @@ class RemoteTier(Tier):
         """Yield blocks in the order of ``keys`` as they arrive, so that the first layer is usable while the second is
         in flight. The consumer's time counts towards the deadline."""
         given = 0
-        if keys and self._peer.ready():
+        if keys and self.peer.ready():
             request = kv_pb2.LoadRequest(fingerprint=self._fingerprint, keys=map(key_to_proto, keys))
-            with self._peer.recorded() as transfer:
+            with self.peer.recorded() as transfer:
                 for message in transfer.receive("Load", request):
                     for answer in message.blocks[: len(keys) - given]:
                         given += 1
@@ -141,10 +137,10 @@ class RemoteTier(Tier):
             yield Loaded(outcome)
 
     def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
-        if self._peer.ready():
+        if self.peer.ready():
             request = kv_pb2.ListRequest(fingerprint=self._fingerprint, stream=stream)
             found: list[BlockKey] = []
-            with self._peer.recorded() as transfer:
+            with self.peer.recorded() as transfer:
                 for message in transfer.receive("List", request):
                     found += [BlockKey(stream, key.layer, key.head, key.block) for key in message.keys]
                 return Outcome.HIT, found
@@ -156,7 +152,7 @@ class RemoteTier(Tier):
         of_keys = batches(map(key_to_proto, keys or ()), lambda key: key.ByteSize() + _LENGTH_BYTES)
         dropped = 0
         for request in [stored(all=True)] if keys is None else (stored(keys=batch) for batch in of_keys):
-            reply = self._peer.call("Drop", request)
+            reply = self.peer.call("Drop", request)
             if reply is None:
                 self._count(retries=1)
             if reply is None or not reply.done:
@@ -183,20 +179,20 @@ class RemoteTier(Tier):
             for at in range(BATCH_BYTES, len(data), BATCH_BYTES):
                 yield kv_pb2.PutManifestRequest(piece=data[at : at + BATCH_BYTES])
 
-        if self._peer.ready():
-            with self._peer.recorded() as transfer:
+        if self.peer.ready():
+            with self.peer.recorded() as transfer:
                 reply = transfer.send("PutManifest", pieces())
                 self._count(bytes_out=len(data))
                 return outcome_from_proto(reply.outcome)
         return self._not_now(1)[0]
 
     def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
-        if not self._peer.ready():
+        if not self.peer.ready():
             return self._not_now(1)[0], None
         request = kv_pb2.GetManifestRequest(fingerprint=self._fingerprint, stream=stream)
         data = bytearray()
         outcome = told = Outcome.RETRY
-        with self._peer.recorded() as transfer:
+        with self.peer.recorded() as transfer:
             for number, message in enumerate(transfer.receive("GetManifest", request)):
                 told = outcome_from_proto(message.outcome) if number == 0 else told
                 data += message.piece
@@ -215,18 +211,18 @@ class RemoteTier(Tier):
 
     def nbytes(self, stream: str | None = None) -> int:
         """See ``Tier``; 0 while the node is down."""
-        reply = self._peer.call("Usage", kv_pb2.UsageRequest(fingerprint=self._fingerprint, stream=stream or ""))
+        reply = self.peer.call("Usage", kv_pb2.UsageRequest(fingerprint=self._fingerprint, stream=stream or ""))
         return 0 if reply is None else int(reply.bytes)
 
     def state(self) -> TierState:
         """See ``Tier``. Besides the usual counts: ``failures``, ``refused`` and ``late`` calls, ``restarts`` of the
         node, ``foreign`` and ``too_large`` blocks and manifests."""
-        up, reason, counts = self._peer.state()
+        up, reason, counts = self.peer.state()
         with self._lock:
             return TierState(up, reason, dict(self._counts + counts))
 
     def close(self) -> None:
-        self._peer.close()
+        self.peer.close()
 
     def _stores(self, blocks: Iterator[kv_pb2.StoredBlock]) -> Iterator[kv_pb2.StoreRequest]:
         for batch in batches(blocks, lambda block: len(block.data)):

@@ -40,10 +40,15 @@ class Cell:
     def nbytes(self) -> int:
         return self._slab.size
 
+    @property
+    def slab(self) -> tuple[int, int]:
+        """Identity and bytes of the slab it lies in."""
+        return id(self._slab), self._slab.memory.nbytes
+
 
 class Slabs:
-    """Cells in size classes 1.25 apart; each slab is cut into cells of one class. Larger than an eighth of a slab
-    (``largest``), a cell gets memory of its own. An empty slab can be reused for any class. Not thread-safe.
+    """Cells in size classes 1.25 apart; each slab is cut into cells of one class. Larger than ``largest``, or on
+    request, a cell gets memory of its own. An empty slab can be reused for any class. Not thread-safe.
 
     Args:
         total_bytes: most memory ever reserved, at least one slab; ``ConfigError`` where that or a slab is too small.
@@ -64,18 +69,18 @@ class Slabs:
         self._partial: dict[int, dict[int, _Slab]] = {size: {} for size in self._sizes}
         self._empty: list[Tensor] = []
 
-    def cell_bytes(self, nbytes: int) -> int:
-        if nbytes <= self.largest:
+    def cell_bytes(self, nbytes: int, *, alone: bool = False) -> int:
+        if nbytes <= self.largest and not alone:
             return self._sizes[bisect_left(self._sizes, nbytes)]
         if self.pinned:
             # The allocator of pinned memory rounds up to powers of two.
             return 1 << (nbytes - 1).bit_length()
-        return _up(nbytes, _PAGE)
+        return _up(max(1, nbytes), _SMALLEST if alone else _PAGE)
 
-    def allocate(self, nbytes: int) -> Cell | None:
-        """Allocate a cell for ``nbytes``; None when full."""
-        size = self.cell_bytes(nbytes)
-        if size > self.largest:
+    def allocate(self, nbytes: int, *, alone: bool = False) -> Cell | None:
+        """Allocate a cell for ``nbytes``; None when full. ``alone``: in memory of its own, for rare sizes."""
+        size = self.cell_bytes(nbytes, alone=alone)
+        if alone or size > self.largest:
             memory = self._reserve(size)
             return None if memory is None else Cell(_Slab(memory, size, None), 0)
         partial = self._partial[size]
@@ -93,6 +98,11 @@ class Slabs:
         if not slab.free:
             del partial[id(slab)]
         return Cell(slab, at)
+
+    @property
+    def spare(self) -> int:
+        """Bytes still available for memory of its own."""
+        return self.total_bytes - self.reserved + self.slab_bytes * len(self._empty)
 
     def free(self, cell: Cell) -> None:
         slab = cell._slab

@@ -211,11 +211,6 @@ class TierStack:
     def states(self) -> dict[str, TierState]:
         return {tier.name: tier.state() for tier in self.tiers}
 
-    @property
-    def limit(self) -> int:
-        """Most bytes of any stream in the lowest tier."""
-        return self.lowest.limit
-
     def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
         """See :class:`Tier`."""
         for tier in self.tiers:

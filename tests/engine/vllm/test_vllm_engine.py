@@ -104,9 +104,9 @@ def test_questions_of_one_window_share_it(qwen: Any, spec: Any) -> None:
     questions = tuple(Question(str(number), f"Question {number}: is a door open?") for number in range(4))
     qwen.engine.admit(spec("wide", questions=questions))
     last = [request for sample in samples for request in qwen.engine.push(sample)][-1]
-    before = qwen.engine.vllm_stats.hits
+    before = qwen.engine.core.stats.hits
     answers = qwen.engine.step([last])
-    hits = qwen.engine.vllm_stats.hits - before
+    hits = qwen.engine.core.stats.hits - before
     (window,) = qwen.engine.stats.windows
     qwen.engine.evict("wide")
 
@@ -136,9 +136,9 @@ def test_a_still_camera_costs_vllm_nothing(qwen: Any, spec: Any) -> None:
     gated: list[bool] = []
     for sample in qwen.frames(9, "still", still=True):
         for request in qwen.engine.push(sample):
-            before = qwen.engine.vllm_stats.queries
+            before = qwen.engine.core.stats.queries
             gated.append(all(answer.gated for answer in qwen.engine.step([request])))
-            counted.append(qwen.engine.vllm_stats.queries - before)
+            counted.append(qwen.engine.core.stats.queries - before)
     qwen.engine.evict("still")
     assert gated == [False, False, True, True]
     assert counted[2:] == [0, 0]

@@ -79,7 +79,7 @@ def test_a_killed_node_is_found_at_its_new_port_and_gets_the_whole_memory_again(
             assert bank.wait_written(30.0)
             memory, blocks = bank.get_memory("cam")[0], list(remembered(bank))
             busy = memory.settle_due or memory.unsaved or not memory.restored
-            return not busy and tier.address == new and outcomes(tier, blocks) == [HIT] * len(blocks)
+            return not busy and tier.peer.address == new and outcomes(tier, blocks) == [HIT] * len(blocks)
 
         until(whole)
         # What another replica finds when this one is gone.

@@ -227,6 +227,27 @@ def test_a_manifest_takes_the_blocks_that_were_used_longest_ago_and_no_other() -
     assert tier.reserved == 8 * 2048
 
 
+@pytest.mark.parametrize("what", ["manifest", "block"])
+def test_the_first_of_its_size_takes_one_slab_of_a_full_arena_however_its_blocks_were_used(what: str) -> None:
+    tier = arena(64 * 4096, slab=4096)
+    tier.store([(key(n), block(1)) for n in range(16 * 64)])
+    # One block of each slab was used again.
+    tier.load([key(n) for n in range(0, 16 * 64, 16)])
+    if what == "manifest":
+        assert tier.put_manifest("gate", bytes(2000)) is HIT
+    else:
+        assert tier.store([(key(0, "gate"), block(10))]) == [HIT]
+    assert tier.state().counts["evicted"] == 16
+
+
+def test_a_manifest_without_room_beside_those_of_others_evicts_nothing() -> None:
+    tier = arena(8 * 2048)
+    assert tier.put_manifest("lane", bytes(5 * 2048)) is HIT
+    tier.store([(key(n), block(1)) for n in range(8)])
+    assert tier.put_manifest("gate", bytes(4 * 2048)) is RETRY
+    assert tier.contents() == (1, 8)
+
+
 def test_a_lowest_tier_refuses_a_manifest_it_has_no_room_for() -> None:
     tier = arena(2 * 2048, evicts=False)
     tier.store([(key(n), block(1)) for n in range(8)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cluster.errors import ConfigError
 from cluster.memory.tiers import codec
-from cluster.memory.tiers.base import Block, BlockKey
+from cluster.memory.tiers.base import Block, BlockKey, TierSettings
 from cluster.memory.tiers.codec import BlockFault, Codec
 
 KEY = BlockKey("yard", 3, 1, 17)
@@ -88,6 +88,11 @@ def test_what_cannot_be_stored_is_said() -> None:
     odd = block(2)
     with pytest.raises(ValueError, match=r"must be \[n, D\]"):
         Codec("m").encode(KEY, Block(odd.key, odd.value[:1], odd.frame, odd.cell))
+
+
+def test_a_log_that_shows_codec_or_settings_does_not_show_the_secret() -> None:
+    settings = TierSettings(fingerprint="m", host_bytes=1, node_bytes=1, secret=b"ours")
+    assert "ours" not in repr(Codec("m", b"ours")) + repr(settings)
 
 
 def test_only_who_has_the_secret_makes_a_block() -> None:

@@ -355,4 +355,4 @@ def test_a_stack_above_it_deletes_what_it_was_told_to(own_redis: RedisServer, op
     names = {name for name in own_redis.names() if ":kv:kv:" in name}
     # The server may have stored, while it was frozen, what nobody heard of.
     assert names - {"sightline:kv:kv:yard:0:0:9"} == {f"sightline:kv:kv:yard:0:0:{n}" for n in (0, 2, 3)}
-    assert stack.limit == 1 << 26
+    assert stack.lowest.limit == 1 << 26

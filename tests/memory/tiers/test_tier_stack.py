@@ -83,7 +83,7 @@ def test_what_the_upper_tier_gave_up_comes_from_below_and_stays() -> None:
     assert values(stack, key(0), key(1)) == [0.0, RETRY]
     assert stack.usage("yard") == {"host": 2 * CELL, "far": 4 * CELL}
     assert list(stack.states()) == ["host", "far"]
-    assert stack.limit == 64 * CELL
+    assert stack.lowest.limit == 64 * CELL
     assert stack.counts["promoted"] == 1
 
 

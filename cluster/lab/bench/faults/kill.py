@@ -79,7 +79,7 @@ def _tier(name: str) -> Iterator[str]:
             yield server.url
     else:
         with far_tier(_NODE_BYTES) as node:
-            yield node.address
+            yield node.peer.address
 
 
 def _run(address: str, at: int | None) -> tuple[int, str, int]:
