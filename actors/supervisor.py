@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Iterable
 
 import ray
-from ray.exceptions import RayError
 
 from actors.preflight import check_settings
 from actors.processes import Process, processes, tiers, wanted_decoders
@@ -17,7 +16,7 @@ from actors.startup import configure_logging
 from cluster.config import SightlineConfig
 from cluster.control.fleet_settings import unknown_load
 from cluster.decoder.footage.camera import clip_shortages
-from cluster.errors import SightlineError, UnavailableError
+from cluster.errors import SightlineError, UnavailableError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +114,8 @@ class Supervisor:
                 await asyncio.to_thread(self._reconcile)
                 self._looked_s = time.monotonic()
                 self._looked.set()
-            except (RayError, TimeoutError, UnavailableError) as error:
-                log.warning("could not reconcile the processes: %s", error)
+            except Exception as error:  # Whatever it was: nobody else starts them.
+                log.warning("could not reconcile the processes: %s", first_line(error))
             await asyncio.sleep(POLL_S)
 
     def _reconcile(self) -> None:
