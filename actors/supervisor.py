@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import ray
 
 from actors.preflight import check_settings
-from actors.processes import Process, processes, tiers, wanted_decoders
+from actors.processes import Process, Watchdog, processes, tiers, wanted_decoders
 from actors.remote import ALERTING, NAMESPACE, RayTable, await_reply, find_actor, gateway_names
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
@@ -61,6 +61,7 @@ class Supervisor:
             log.warning("%s", sentence)
         self._config = config
         self._registry = ProcessRegistry()
+        self._watchdog = Watchdog(config.cluster.stall_timeout_s)
         await asyncio.to_thread(self._registry.claim)
         self._looked = asyncio.Event()
         self._looked_s = time.monotonic()
@@ -133,6 +134,7 @@ class Supervisor:
         for name, process in wanted.items():
             if find_actor(name) is None:
                 self._start(process)
+        self._watchdog.restart_hung(wanted)
 
     def _start(self, process: Process) -> None:
         log.info("starting %s", process.name)
