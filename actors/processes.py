@@ -1,11 +1,14 @@
 """Table of a cluster's processes beside its replicas, for `sightline serve` and for Kubernetes."""
 
 import hashlib
-from collections.abc import Collection, Sequence
+import logging
+import time
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import ray
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.alerting import Alerting
@@ -20,6 +23,7 @@ from actors.remote import (
     RECONCILER,
     await_reply_blocking,
     controller,
+    find_actor,
     gateway_names,
 )
 from actors.tier import TierNode, tier_name
@@ -31,6 +35,8 @@ from cluster.config.sources import decoder_roots
 from cluster.control.decoders import decoder_names
 from cluster.errors import UnavailableError
 from cluster.redaction import REVEAL
+
+log = logging.getLogger(__name__)
 
 
 def only(config: SightlineConfig, *sections: str) -> SightlineConfig:
@@ -158,3 +164,34 @@ def tiers(config: SightlineConfig, host: str | None) -> list[Process]:
         Process(name, TierNode, (only(config, "tiers"), name, host), "replica", node=node)
         for name, node in names.items()
     ]
+
+
+class Watchdog:
+    """Has Ray restart processes that hang: after one answer, none for ``stall_s``. A pause between two passes, as of
+    the whole machine, counts as a quarter of that at most."""
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s, self._looked_s = stall_s, time.monotonic()
+        # By name: a call, the seconds that it has waited, and whether the one before it was answered.
+        self._asked: dict[str, tuple[Any, float, bool]] = {}
+
+    def restart_hung(self, names: Iterable[str]) -> None:
+        passed_s = min(time.monotonic() - self._looked_s, self._stall_s / 4)
+        self._looked_s = time.monotonic()
+        for name in names:
+            if (process := find_actor(name)) is None:
+                continue
+            call, waited_s, answers = self._asked.get(name, (None, 0.0, False))
+            try:
+                answers = call is not None and ray.get(call, timeout=0) > 0
+            except GetTimeoutError:
+                # Before its first answer it may be starting, or wait for a node.
+                if not answers or waited_s < self._stall_s:
+                    self._asked[name] = call, waited_s + passed_s, answers
+                    continue
+                log.error("%s hangs: it does not answer any more, and is restarted", name)
+                ray.kill(process, no_restart=False)
+                answers = False
+            except RayError:
+                answers = False
+            self._asked[name] = process.process_id.remote(), 0.0, answers

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from actors.alerting import private_folder
 from actors.controller import Readiness
 from actors.preflight import preflight
-from actors.processes import Process, processes, tiers, wanted_processes
+from actors.processes import Process, Watchdog, processes, tiers, wanted_processes
 from actors.remote import ALERTING, CONTROLLER, RECONCILER, await_reply_blocking, find_actor, gateway_names
 from actors.session import RaySession
 from actors.startup import Addresses
@@ -182,6 +182,7 @@ class Cluster:
         """Start those that are gone for good, as Ray does not restart one that failed while it started; start and stop
         decoders as the controller decides."""
         most = set(decoder_names(config.cluster.max_decoders or 0))
+        watchdog = Watchdog(config.cluster.stall_timeout_s)
         while not self._ending.wait(FOLLOW_S):
             try:
                 wanted = wanted_processes(config, self._run_id, host, self._actors)
@@ -193,6 +194,7 @@ class Cluster:
                 for name in (self._actors.keys() & most) - wanted.keys():
                     # It has no camera any more.
                     ray.kill(self._actors.pop(name))
+                watchdog.restart_hung(wanted)
             except Exception as error:  # Whatever it was: nobody else starts them.
                 log.warning("not every process is as it should be: %s", error)
 

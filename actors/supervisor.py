@@ -8,16 +8,15 @@ import uuid
 from collections.abc import Callable, Iterable
 
 import ray
-from ray.exceptions import RayError
 
 from actors.preflight import check_settings
-from actors.processes import Process, wanted_processes
+from actors.processes import Process, Watchdog, wanted_processes
 from actors.remote import ALERTING, NAMESPACE, RayTable, await_reply, find_actor, gateway_names
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
 from cluster.control.fleet_settings import unknown_load
 from cluster.decoder.footage.camera import clip_shortages
-from cluster.errors import SightlineError, UnavailableError
+from cluster.errors import SightlineError, UnavailableError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +61,7 @@ class Supervisor:
             log.warning("%s", sentence)
         self._config = config
         self._registry = ProcessRegistry()
+        self._watchdog = Watchdog(config.cluster.stall_timeout_s)
         await asyncio.to_thread(self._registry.claim)
         self._looked = asyncio.Event()
         self._looked_s = time.monotonic()
@@ -115,8 +115,8 @@ class Supervisor:
                 await asyncio.to_thread(self._reconcile)
                 self._looked_s = time.monotonic()
                 self._looked.set()
-            except (RayError, TimeoutError, UnavailableError) as error:
-                log.warning("could not reconcile the processes: %s", error)
+            except Exception as error:  # Whatever it was: nobody else starts them.
+                log.warning("could not reconcile the processes: %s", first_line(error))
             await asyncio.sleep(POLL_S)
 
     def _reconcile(self) -> None:
@@ -132,6 +132,7 @@ class Supervisor:
         for name, process in wanted.items():
             if find_actor(name) is None:
                 self._start(process)
+        self._watchdog.restart_hung(wanted)
 
     def _start(self, process: Process) -> None:
         log.info("starting %s", process.name)

@@ -130,7 +130,7 @@ def memory_findings(client: GatewayClient, cameras: Sequence[CameraStatus]) -> I
     states = [client.memory(name).tier_states for name in one_each.values()]
     failing = sorted({f"{tier}: {why}" for each in states for tier, why in each.items() if why})
     if failing:
-        remedy = "start it; memories wait in the tier above meanwhile"
+        remedy = "see SightlineTierDown in docs/operations.md; memories wait in the tier above meanwhile"
         yield Finding("memory", "wrong", _named(list(map(redact, failing))), remedy)
     elif states:
         yield Finding(

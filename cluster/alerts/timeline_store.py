@@ -305,10 +305,10 @@ def _write(db: sqlite3.Connection, hours: dict[Hour, np.ndarray], states: Collec
         held = db.execute("SELECT bins FROM scores WHERE camera = ? AND question = ? AND hour = ?", key).fetchone()
         before = None if held is None else np.frombuffer(held[0], np.uint8).reshape(BINS, 4)
         db.execute("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?)", (*key, _merged(bins, before).tobytes()))
-    db.executemany(
-        "INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?, ?)",
-        [(camera, each.at_s, each.state, each.rung, each.gaps) for camera, each in states],
-    )
+    for camera, each in states:
+        # What was recorded before and is later is of a clock that has been set back.
+        db.execute("DELETE FROM states WHERE camera = ? AND at_s >= ?", (camera, each.at_s))
+        db.execute("INSERT INTO states VALUES (?, ?, ?, ?, ?)", (camera, each.at_s, each.state, each.rung, each.gaps))
     db.commit()
 
 

@@ -153,9 +153,9 @@ class ClusterConfig(Section):
     heartbeat_s: float = Field(default=1.0, gt=0, le=60)
     """Seconds between two heartbeats of a process."""
     heartbeat_timeout_s: float = Field(default=10.0, gt=0)
-    """Seconds without a heartbeat after which a process is restarted; above heartbeat_s."""
+    """Seconds without a heartbeat after which a process is gone and others take its cameras; above heartbeat_s."""
     stall_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds a replica may take for one batch of windows before it is replaced."""
+    """Seconds for one batch of windows, or without an answer, after which a process hangs and is restarted."""
     start_timeout_s: float = Field(default=120.0, gt=0)
     """Timeout of starting a process, model loading included, seconds."""
     stop_timeout_s: float = Field(default=10.0, gt=0)

@@ -1,13 +1,21 @@
 """What a change of the configuration restarts: the processes that read it, and no other."""
 
+import os
+import signal
+import time
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import ray
+from ray.exceptions import RayError
 
 from actors import replica
-from actors.processes import processes
+from actors.processes import Watchdog, processes
+from actors.remote import NAMESPACE
+from actors.session import RaySession
+from actors.startup import ActorProcess
 from cluster.alerts.health import default_rule
 from cluster.config import CameraEntry, camera_settings, load_config
 from cluster.config.sources import file_roots
@@ -110,3 +118,49 @@ def test_replicas_share_the_cores_of_their_own_node(monkeypatch, placement, shar
     monkeypatch.setattr(replica.ray, "nodes", lambda: nodes)
     monkeypatch.setattr(replica.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
     assert replica.neighbours(load_config(None, {"cluster": {"replicas": 32, "placement": placement}})) == shared
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(400)
+def test_what_hangs_is_restarted_and_what_only_starts_is_not(tmp_path) -> None:
+    class Hanging(ActorProcess):
+        pass
+
+    class Starting(ActorProcess):
+        def __init__(self, log: Path) -> None:
+            with log.open("a") as lines:
+                lines.write("began\n")
+            time.sleep(1000)
+
+    starts = tmp_path / "starts"
+    watchdog = Watchdog(stall_s=2.0)
+
+    def watch_until(condition) -> None:
+        until_s = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < until_s
+            watchdog.restart_hung(["hanging", "starting", "absent"])
+            time.sleep(0.1)
+
+    def asked() -> int:
+        try:
+            return ray.get(hanging.process_id.remote(), timeout=1.0)
+        except RayError:
+            return 0
+
+    session = RaySession(None)
+    session.start()
+    try:
+        options = {"num_cpus": 0, "max_restarts": -1, "namespace": NAMESPACE}
+        hanging = ray.remote(Hanging).options(name="hanging", **options).remote()
+        starting = ray.remote(Starting).options(name="starting", **options).remote(starts)
+        watch_until(lambda: starts.exists() and asked())
+        began, first = time.monotonic(), asked()
+        watch_until(lambda: time.monotonic() > began + 5.0)
+        assert asked() == first, "it answers"
+        os.kill(first, signal.SIGSTOP)
+        watch_until(lambda: asked() not in (0, first))
+        assert starts.read_text() == "began\n"
+        del starting
+    finally:
+        session.stop(10.0)

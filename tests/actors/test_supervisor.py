@@ -1,10 +1,11 @@
-"""What the supervisor makes of gateways that do not listen in time."""
+"""What the supervisor makes of gateways that do not listen in time, and of passes over the processes that fail."""
 
+import asyncio
 import logging
 
 import pytest
 
-from actors.supervisor import check_listening
+from actors.supervisor import Supervisor, check_listening
 from cluster.config import load_config
 from cluster.errors import UnavailableError
 
@@ -24,3 +25,23 @@ def test_a_gateway_whose_node_is_away_keeps_the_others_from_nothing(caplog) -> N
     with caplog.at_level(logging.WARNING):
         check_listening(CONFIG, {"gateway-1", "alerting"})
     assert "gateway did not listen within 7 s" in caplog.text
+
+
+@pytest.mark.parametrize("error", [OSError("Broken pipe"), ValueError("no such actor"), KeyError("Resources")])
+async def test_whatever_a_pass_fails_of_the_next_one_is_made(monkeypatch, caplog, error) -> None:
+    """Ray's core has ``OSError`` and ``ValueError`` for some of its states, beside errors of its own."""
+    monkeypatch.setattr("actors.supervisor.POLL_S", 0.01)
+    supervisor, failing = object.__new__(Supervisor), [error]
+    supervisor._looked = asyncio.Event()
+
+    def reconcile() -> None:
+        if failing:
+            raise failing.pop()
+
+    supervisor._reconcile = reconcile
+    supervising = asyncio.create_task(supervisor._supervise())
+    try:
+        await asyncio.wait_for(supervisor._looked.wait(), 5.0)
+    finally:
+        supervising.cancel()
+    assert "could not reconcile the processes" in caplog.text

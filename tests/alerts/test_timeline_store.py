@@ -78,6 +78,15 @@ async def test_states_are_kept_where_they_change_and_begin_with_what_was_so(tmp_
     await store.stop()
 
 
+async def test_a_state_from_before_the_clock_was_set_back_does_not_come_again(tmp_path, make):
+    """Lost at 13:00, back ten minutes later, when the clock says 12:10: at 13:05 it is not lost."""
+    store = TimelineStore(tmp_path / "t.sqlite")
+    for at_s, state in ((NOON, "running"), (NOON + HOUR_S, "backoff"), (NOON + 600, "running")):
+        store.add_statuses([replace(make.status(), state=state)], at_s)
+    found = (await read(store)).states
+    assert [(each.at_s, each.state) for each in found] == [(NOON, "running"), (NOON + 600, "running")]
+
+
 async def test_it_goes_with_its_age(tmp_path, monkeypatch):
     """Rows are searched for it once an hour."""
     searched = []

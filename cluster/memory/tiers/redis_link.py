@@ -75,9 +75,14 @@ class RedisLink:
                 retry=Retry(NoBackoff(), 0),
                 redis_connect_func=self._connected,
             )
-        except ValueError:
+            # One that does not connect yet: it knows which of the address's options there are.
+            pool.connection_class(**pool.connection_kwargs)
+        except (TypeError, ValueError, redis.RedisError):
             # Without the address, which may hold a password.
-            raise ConfigError("the address of a Redis server looks like redis://host:6379/0") from None
+            raise ConfigError(
+                "the address of a Redis server looks like redis://host:6379/0, or rediss://host:6379/0?ssl_ca_certs=FILE "
+                "with the options of redis-py (tiers.redis_url)"
+            ) from None
         # Untyped: its commands have no useful types.
         self._client: Any = redis.Redis(connection_pool=pool)
         try:

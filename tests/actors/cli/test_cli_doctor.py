@@ -167,6 +167,13 @@ def test_a_redis_that_does_not_take_what_comes(tmp_path, options, state, remedy)
     assert (row.state, remedy in row.remedy) == (state, True), row
 
 
+def test_an_option_that_redis_does_not_have_is_said():
+    row = found(tiers={"redis_url": "rediss://:secret-1@127.0.0.1:1?ssl_ca_cert=/etc/ca.pem"})["Redis"]
+    assert (row.state, "tiers.redis_url" in row.remedy) == ("wrong", True)
+    assert "'ssl_ca_cert'" in row.found
+    assert "secret-1" not in str(row)
+
+
 def test_the_command(cli):
     done = cli("doctor", "--set", "gateway.port=0", "--set", "gateway.metrics_port=0", "--json", "-")
     assert done.returncode == 0, done.stderr
