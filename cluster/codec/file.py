@@ -186,18 +186,17 @@ class FileSource:
         """MP4 and MOV can say that players are to turn the pictures; here they stay as they were encoded."""
         if self._container is None or "mp4" not in self._container.format.name:
             return
-        # FFmpeg tells it with a decoded picture alone. What was read for it is read again.
-        picture = None
-        with contextlib.suppress(av.FFmpegError):
-            picture = next(self._container.decode(video=0), None)
-        self._container.seek(0)
-        if picture is not None and picture.rotation:
-            log.warning(
-                "%s is to be turned by %d degrees, and its pictures are taken as they are encoded: the model sees them "
-                "on their side; turn them with ffmpeg -i in.mp4 out.mp4",
-                self.name,
-                picture.rotation,
-            )
+        # FFmpeg tells it with a decoded picture alone; that decoder's pictures and threads go with its container.
+        with contextlib.suppress(av.FFmpegError), av.open(str(self.path.absolute()), options=_OPTIONS) as container:
+            container.streams.video[0].codec_context.options = PROBING
+            picture = next(container.decode(video=0), None)
+            if picture is not None and picture.rotation:
+                log.warning(
+                    "%s is to be turned by %d degrees, and its pictures are taken as they are encoded: the model sees "
+                    "them on their side; turn them with ffmpeg -i in.mp4 out.mp4",
+                    self.name,
+                    picture.rotation,
+                )
 
     def _release(self) -> None:
         if self._container is not None:

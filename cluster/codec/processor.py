@@ -59,10 +59,7 @@ class CodecProcessor:
     """
 
     def __init__(
-        self,
-        geometry: PatchGeometry,
-        options: CodecOptions | None = None,
-        nvdec: Nvdec | None = None,
+        self, geometry: PatchGeometry, options: CodecOptions | None = None, nvdec: Nvdec | None = None
     ) -> None:
         self.options = options or CodecOptions()
         self.device = DecodeDevice(self.options.decode, nvdec, self.options.decoded_bytes)

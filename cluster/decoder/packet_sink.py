@@ -46,10 +46,11 @@ class QueueSink:
         """Open a session, which starts at 0 and replaces the old one; an ended session may only be ended again.
 
         Raises:
-            SourceError: the camera is being removed.
+            UnavailableError: the camera no longer runs here.
             NotReadyError: the session has ended.
         """
         if session != self._ended:
+            self._check_running()
             if self._camera is not None and self._camera.ended:
                 if session == self.source.session:
                     raise NotReadyError(f"session {session!r} has ended; open a new one with another session id")
@@ -66,8 +67,7 @@ class QueueSink:
         Raises:
             UnavailableError: the camera no longer runs here; nothing of the batch was accepted.
         """
-        if self._retired:
-            raise UnavailableError("the camera no longer runs here")
+        self._check_running()
         if self._ended:
             raise NotReadyError(f"session {self._ended!r} has ended; open a new one with another session id")
         # A packet that does not fit is dropped and counted by the source; the next reply tells the pusher.
@@ -97,6 +97,10 @@ class QueueSink:
 
     async def close(self) -> None:
         """Nothing to release: the session stays."""
+
+    def _check_running(self) -> None:
+        if self._retired:
+            raise UnavailableError("the camera no longer runs here")
 
     def _now(self) -> PushProgress:
         source = self.source

@@ -298,3 +298,23 @@ def test_a_file_whose_pictures_are_to_be_turned_is_told_of_once(tmp_path: Path, 
     source.open()
     assert len(list(source.packets())) == 10
     assert caplog.text.count("is to be turned by 90 degrees") == bool(degrees)
+
+
+def test_an_open_file_holds_no_decoder(tmp_path: Path) -> None:
+    """Looking for its rotation left one open for as long as the file was read: its pictures, of any size, and threads
+    as many as there are cores."""
+    source = FileSource(encode(tmp_path / "clip.mp4", walk(10)))
+    before = set(Path("/proc/self/task").iterdir())
+    source.open()
+    assert set(Path("/proc/self/task").iterdir()) <= before
+    assert len(list(source.packets())) == 10
+
+
+def test_a_file_that_was_begun_and_has_no_pictures_gives_none(clips: dict[str, Path], tmp_path: Path) -> None:
+    """FFmpeg cannot seek in it; a recorder that died before its first fragment leaves one."""
+    begun = remux(clips["plain"], tmp_path / "whole.mp4", movflags="frag_keyframe+empty_moov").read_bytes()
+    (tmp_path / "begun.mp4").write_bytes(begun[: begun.index(b"moof") - 4])
+    source = FileSource(tmp_path / "begun.mp4")
+    source.open()
+    assert list(source.packets()) == []
+    assert source.ended

@@ -16,7 +16,7 @@ from cluster.codec import FileSource
 from cluster.config.camera import ScheduleConfig
 from cluster.control.ladder import FULL, Rung
 from cluster.decoder.pipeline import stream_spec_at
-from cluster.errors import CapacityError, NotReadyError
+from cluster.errors import CapacityError, NotReadyError, UnavailableError
 from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec
 from cluster.types.cameras import NOT_ASKED
 
@@ -457,6 +457,18 @@ def test_an_agent_that_did_not_hear_that_its_end_was_taken_hears_it_when_it_come
         bench.loop.run(again.offer(ingest_pb2.PacketBatch()), WAIT_S)
     assert bench.loop.run(camera.sink.open(header, "another"), WAIT_S).next_sequence == 0
     assert not camera.ended
+
+
+@pytest.mark.parametrize("session", ["again", "another"])
+def test_an_agent_that_comes_to_a_camera_that_has_moved_is_sent_to_the_other_decoder(bench, session: str) -> None:
+    """It waited for its old connection to end. It was told that its session has ended, for which an agent gives up; or
+    its new session started the camera here once more, and nobody ever stopped that."""
+    sink, header = bench.camera.sink, bench._header
+    bench.loop.run(sink.open(header, "again"), WAIT_S)
+    assert bench.camera.stop(WAIT_S, moved=True)
+    with pytest.raises(UnavailableError, match="no longer runs here"):
+        bench.loop.run(sink.open(header, session), WAIT_S)
+    assert bench.camera.ended
 
 
 def test_a_camera_that_is_still_busy_after_its_stop_sends_nothing_in_the_name_of_the_next(bench, keeper, monkeypatch):

@@ -11,7 +11,6 @@ import json
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 from cluster.codec.push import PushSource
@@ -29,11 +28,6 @@ from cluster.lab.bench.codec import STAGES
 from cluster.lab.bench.harness import timed_calls
 from cluster.lab.bench.processes import serve
 from cluster.metrics import AnsweredCameras
-from cluster.replica.events import ReplicaEvents, WorkerFrames
-from cluster.replica.frames_service import FramesServicer
-from cluster.replica.memory import WorkerMemory
-from cluster.replica.thumbnails import ThumbnailStore
-from cluster.replica.worker import EngineWorker
 from cluster.types import PatchGeometry
 from cluster.vision.pruners.replenish import Replenish
 from cluster.vision.sampler import PatchSampler
@@ -122,11 +116,6 @@ class Cameras:
         self._lost += len(events)
 
 
-def _window_counts(worker: EngineWorker) -> dict[str, int]:
-    counts = [worker.counts(camera) for camera in worker.open_streams()]
-    return {"windows": sum(each.done + each.gated for each in counts), "lost": sum(each.dropped for each in counts)}
-
-
 async def _serve(args: argparse.Namespace) -> None:
     server = RpcServer(max_message_bytes=push_message_bytes(MAX_PACKET_BYTES))
 
@@ -135,9 +124,14 @@ async def _serve(args: argparse.Namespace) -> None:
 
     match args.role:
         case "replica":
-            # The other roles are to start without them.
+            # The other roles are to start, and to be weighed, without torch.
             from cluster.engine.simulated import SimulatedEngine
             from cluster.models.loading import load_shape
+            from cluster.replica.events import ReplicaEvents, WorkerFrames
+            from cluster.replica.frames_service import FramesServicer
+            from cluster.replica.memory import WorkerMemory
+            from cluster.replica.thumbnails import ThumbnailStore
+            from cluster.replica.worker import EngineWorker
 
             engine, seen = SimulatedEngine(load_shape("demo")), AnsweredCameras()
             worker = EngineWorker(engine, ReplicaEvents(AnswerHub(), seen))
@@ -145,7 +139,12 @@ async def _serve(args: argparse.Namespace) -> None:
             server.add(
                 FramesServicer(WorkerFrames(worker, WorkerMemory(worker, ThumbnailStore(), timeout_s=1.0), seen))
             )
-            await serve(server, {"geometry": asdict(engine.geometry)}, partial(_window_counts, worker))
+
+            def windows() -> dict[str, int]:
+                found = [worker.counts(camera) for camera in worker.open_streams()]
+                return {"windows": sum(n.done + n.gated for n in found), "lost": sum(n.dropped for n in found)}
+
+            await serve(server, {"geometry": asdict(engine.geometry)}, windows)
         case "gateway":
             take_pushes(Forward(args.next).find, GATEWAY_IDLE_REPLY_S)
             await serve(server, {})

@@ -278,8 +278,9 @@ class District:
             self._restart_controller(now_s)
         self._was_silent = now_s < self._silent_until_s
         self._control(now_s)
-        wakes = [wake for wake in self._wakes if wake.start_s < until_s and wake.end_s > now_s]
-        arrivals = self._deliver(self.cameras.due(until_s, wakes))
+        due = self.cameras.due(until_s, [each for each in self._wakes if each.start_s < until_s and each.end_s > now_s])
+        # A window that a shorter stride has end in the past closes only now (WindowClock.change_lengths).
+        arrivals = self._deliver(replace(due, end_s=np.maximum(due.end_s, now_s)))
         out, busy_s = Outcome(), 0.0
         for number, replica in self._replicas.items():
             mine = arrivals.get(number, [])

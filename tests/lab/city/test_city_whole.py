@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from cluster.control.costs import CostModel
 from cluster.control.demand import window_tokens
-from cluster.control.ladder import Rung, default
+from cluster.control.ladder import Rung, Step, default
 from cluster.errors import ConfigError
 from cluster.lab.city.city import carries, deal, mean_load, simulate
+from cluster.lab.city.district import District
 from cluster.lab.city.mix import MIXES, ActivitySection, CameraClass, Mix
 from cluster.lab.city.plan import CityPlan, PoolPlan, Timing, parse_event
 from cluster.lab.city.replica import EngineSettings
@@ -229,3 +230,17 @@ def test_a_burst_wakes_quiet_cameras():
     before = np.s_[:4]
     assert (calm.tally.due[before] == woken.tally.due[before]).all()
     assert woken.tally.answered[5:8].sum() > 2 * calm.tally.answered[5:8].sum()
+
+
+def test_a_window_that_a_shorter_stride_ends_in_the_past_is_not_late(monkeypatch):
+    """It closes with the next frame, in production too; its answer counted as late by what was left of the old one."""
+    plan = city(1, mix=ALIKE, costs=replace(COSTS, window_s=1.5, spread=0.0), timing=Timing(50.0))
+    kinds, costs = np.zeros(1, dtype=np.int64), plan.pools[0].costs
+    district = District(plan, kinds, replicas=1, costs=costs, seed=(0,), phases=[0.0])
+    # Windows of 16 s end at 16 and 32 s; one second before, they are of 8 again: one ended at 24 s, the next at 32 s.
+    at = {7.0: (0, 3), 31.0: (3, 0)}
+    take = lambda now_s: [Step(district.names[0], *at[now_s], "", now_s)] if now_s in at else []  # noqa: E731
+    monkeypatch.setattr(district.fleet, "tick", take)
+    district.run()
+    tally = district.tally
+    assert (tally.due.sum(), tally.answered.sum(), tally.on_time.sum()) == (5, 5, 5)
