@@ -36,7 +36,7 @@ def from_message(kind: type[T], message: Message, /, **given: Any) -> T:
 
 
 def _body(value: Any, omit: Collection[str] = ()) -> dict[str, Any]:
-    told = ((each.wire_name, getattr(value, each.name)) for each in _fields(type(value)))
+    told = ((each.wire_name, getattr(value, each.name)) for each in _fields(type(value)))  # type: ignore[arg-type]
     return {name: _wire_value(inner) for name, inner in told if inner is not None and name not in omit}
 
 

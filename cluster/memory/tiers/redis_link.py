@@ -80,8 +80,8 @@ class RedisLink:
         except (TypeError, ValueError, redis.RedisError):
             # Without the address, which may hold a password.
             raise ConfigError(
-                "the address of a Redis server looks like redis://host:6379/0, or rediss://host:6379/0?ssl_ca_certs=FILE "
-                "with the options of redis-py (tiers.redis_url)"
+                "the address of a Redis server looks like redis://host:6379/0, or "
+                "rediss://host:6379/0?ssl_ca_certs=FILE with the options of redis-py (tiers.redis_url)"
             ) from None
         # Untyped: its commands have no useful types.
         self._client: Any = redis.Redis(connection_pool=pool)
