@@ -8,10 +8,11 @@ import grpc
 import pytest
 from http2_deaf import DeafClient
 from ingest_parts import LIMIT, Decoder, Gateway, chain, pusher, serving
-from sightline.v1 import ingest_pb2
+from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec import PushSource, StreamHeader
-from cluster.decoder.packet_sink import QueueSink
+from cluster.decoder.ingest import IngestServicer, QueueSink
+from cluster.gateway import ingest_proxy
 from cluster.wire.channel import CallEndedError, write
 from cluster.wire.convert import packet_to_proto
 
@@ -145,6 +146,51 @@ async def test_packets_before_open(make, hops):
         assert await client.status() == ("INVALID_ARGUMENT", "the first message of a push must be `open`")
 
 
+async def test_a_large_first_message_is_refused_unread(make):
+    async with chain("gateway") as (_, address), pusher(address) as client:
+        # Taken apart, a megabyte of empty packets would be forty.
+        empty = ingest_pb2.PacketBatch.FromString(b"\x0a\x00" * 2**19)
+        await write(client.call, ingest_pb2.PushRequest(packets=empty))
+        assert await client.status() == ("INVALID_ARGUMENT", "the first message of a push must be `open`")
+
+
+@HOPS
+async def test_junk_in_the_middle_of_a_push(hops):
+    async with chain(hops) as (_, address), pusher(address) as client:
+        await client.open()
+        await write(client.call, b"\xff\xff\xff\xff")
+        code, details = await client.status()
+        assert code == "INVALID_ARGUMENT"
+        assert "what was sent to /sightline.v1.Ingest/Push is no message of its kind" in details
+
+
+class Stalled(ingest_pb2_grpc.IngestServicer):
+    """A decoder that takes the opening and nothing more."""
+
+    async def Push(self, request_iterator, context):
+        await context.read()
+        await context.write(ingest_pb2.PushReply(credit=10_000))
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("what", ["has taken nothing for 0.2 s", "did not confirm the end of the stream in 0.2 s"])
+async def test_a_decoder_that_stands_still(make, monkeypatch, what):
+    monkeypatch.setattr(ingest_proxy, "STALL_S", 0.2)
+    async with serving(Stalled()) as far:
+        gateway = Gateway(far)
+        async with serving(gateway.servicer) as address, pusher(address) as client:
+            await client.open()
+            with contextlib.suppress(CallEndedError):
+                if "end" in what:
+                    await client.end()
+                while "end" not in what:
+                    await client.send(make.packet(0, size=LIMIT))
+            code, details = await client.status()
+            assert code == "UNAVAILABLE"
+            assert f"the decoder of camera 'gate' {what}" in details
+        assert len(gateway.channels) == 0
+
+
 async def test_a_silent_client_is_not_kept(make):
     async with chain("decoder", open_s=0.1) as (_, address), pusher(address) as client:
         await client.call.wait_for_connection()
@@ -191,7 +237,7 @@ async def test_the_same_session_takes_over_and_resumes(make, hops):
 
 async def test_an_old_connection_that_does_not_end_is_told(monkeypatch):
     never = asyncio.Event()
-    monkeypatch.setattr(QueueSink, "close", lambda _: never.wait())
+    monkeypatch.setattr(IngestServicer, "_relay", lambda *_: never.wait())
     async with chain("decoder", open_s=0.2) as (decoder, address), pusher(address) as old:
         decoder.consume()
         await old.open(session="s1")
