@@ -150,6 +150,9 @@ class Gateway(ActorProcess):
     async def _decoder_for_push(self, camera: str) -> str:
         if self._guard is not None:
             self._guard.check(current_principal(), PUSH, [camera])
+        return await self._decoder_of(camera)
+
+    async def _decoder_of(self, camera: str) -> str:
         return (await self._controller.where(camera)).to_decoder(camera)
 
     async def _replica_of(self, camera: str) -> str:

@@ -10,7 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 from sightline.v1.ingest_pb2 import PushReply
 
@@ -100,7 +102,9 @@ CODECS = frozenset({"h264", "hevc", "av1", "vp9", "vp8", "mjpeg", "mpeg4"})
 MAX_EXTRADATA_BYTES = 2**16
 MAX_SIDE = 16384
 MAX_NAME = 128
-PARSE = parsing(ingest_pb2.PushRequest.FromString, "/sightline.v1.Ingest/Push")
+OPEN_TAG, BATCH_TAG, END_TAG = 0x0A, 0x12, 0x1A
+MAX_FIELDS = 2**16 + 2
+"""Fields of a message: packets as many as any credit allows."""
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -228,6 +232,8 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
         self._open_s = open_s
         self._reply_s = reply_s
         self._connections: dict[str, _Connection] = {}
+        reply = PushReply.SerializeToString
+        self.handlers = {"Push": grpc.stream_stream_rpc_method_handler(self.Push, parse, reply)}
 
     @property
     def pushing(self) -> list[str]:
@@ -315,6 +321,30 @@ async def _reply(replies: Replies, progress: PushReply, ledger: Ledger) -> None:
     await replies.send(progress)
 
 
+def parse(data: bytes) -> ingest_pb2.PushRequest:
+    """A message of a push, taken apart if it is not of too many packets: an empty one comes in two bytes and would take
+    80 of memory. Raises ``CapacityError``; ``DecodeError``: it is no message."""
+    at = count = 0
+    while at < len(data):
+        tag, at, size, shift = data[at], at + 1, 0, 0
+        while at < len(data):
+            size |= (data[at] & 127) << shift
+            at, shift = at + 1, shift + 7
+            if data[at - 1] < 128:
+                break
+        if tag not in (OPEN_TAG, BATCH_TAG, END_TAG):
+            raise DecodeError
+        count += 1
+        if count > MAX_FIELDS:
+            raise CapacityError(f"a message has more than {MAX_FIELDS - 2} packets; send fewer at a time")
+        # A batch's tag is followed by its packets', which have that of an opening.
+        at += 0 if tag == BATCH_TAG else size
+    return ingest_pb2.PushRequest.FromString(data)
+
+
+PARSE = parsing(parse, "/sightline.v1.Ingest/Push")
+
+
 async def read_open(context: Context, open_s: float = OPEN_S) -> ingest_pb2.Open:
     """The first message of a push. Raises ``TimeoutError``: none came within ``open_s``; ``ValueError``: it is not
     ``open``, or asks for what cannot be; ``ConfigError``: it is no message."""
@@ -324,8 +354,7 @@ async def read_open(context: Context, open_s: float = OPEN_S) -> ingest_pb2.Open
     except TimeoutError:
         raise TimeoutError(f"no `open` came within {open_s:g} s of connecting") from None
     if isinstance(first, bytes):
-        # A proxy's. What is larger is something else, and must not be taken apart here.
-        first = PARSE(first) if len(first) <= 4 * MAX_EXTRADATA_BYTES else grpc.aio.EOF
+        first = PARSE(first)
     if first is grpc.aio.EOF or first.WhichOneof("message") != "open":
         raise ValueError("the first message of a push must be `open`")
     opened: ingest_pb2.Open = first.open

@@ -170,7 +170,7 @@ class RpcServer:
 
     def add(self, *servicers: Any) -> None:
         """Serve these; each extends one or several generated servicers, whose names are those of its services. One with
-        ``handlers`` of its own makes no messages of what it passes on."""
+        ``handlers`` of its own has them for its methods."""
         for servicer in servicers:
             for base in type(servicer).__mro__:
                 package, _, stubs = base.__module__.rpartition(".")

@@ -6,12 +6,13 @@ import re
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from http2_deaf import DeafClient
 from ingest_parts import LIMIT, Decoder, Gateway, chain, pusher, serving
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec import PushSource, StreamHeader
-from cluster.decoder.ingest import IngestServicer, QueueSink
+from cluster.decoder.ingest import IngestServicer, QueueSink, parse
 from cluster.gateway import ingest_proxy
 from cluster.wire.channel import CallEndedError, write
 from cluster.wire.convert import packet_to_proto
@@ -146,12 +147,38 @@ async def test_packets_before_open(make, hops):
         assert await client.status() == ("INVALID_ARGUMENT", "the first message of a push must be `open`")
 
 
-async def test_a_large_first_message_is_refused_unread(make):
-    async with chain("gateway") as (_, address), pusher(address) as client:
-        # Taken apart, a megabyte of empty packets would be forty.
-        empty = ingest_pb2.PacketBatch.FromString(b"\x0a\x00" * 2**19)
-        await write(client.call, ingest_pb2.PushRequest(packets=empty))
-        assert await client.status() == ("INVALID_ARGUMENT", "the first message of a push must be `open`")
+@HOPS
+@pytest.mark.parametrize("opened", [False, True], ids=["first", "later"])
+async def test_a_message_of_too_many_packets_is_refused_whole(hops, opened):
+    """Half a million empty packets take forty times the megabyte that they came in."""
+    message = b"\x12\x80\x80\x40" + b"\x0a\x00" * 2**19
+    assert len(ingest_pb2.PushRequest.FromString(message).packets.packets) == 2**19
+    async with chain(hops) as (_, address), pusher(address) as client:
+        if opened:
+            await client.open()
+        await write(client.call, message)
+        code, details = await client.status()
+        assert (code, details) == ("RESOURCE_EXHAUSTED", "a message has more than 65536 packets; send fewer at a time")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x12", b"\x12\x00", b"\x12\x02\x0a\x00", b"\x1a\x00", b"\x12\x83\x01\x0a\x80\x01\x0a\x7e" + bytes(126)],
+)
+def test_what_is_taken_apart(data):
+    try:
+        whole = ingest_pb2.PushRequest.FromString(data)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            parse(data)
+    else:
+        assert parse(data) == whole
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\x92\x00\x00", b"\x12\x02\x22\x00"])
+def test_what_is_of_no_kind(data):
+    with pytest.raises(DecodeError):
+        parse(data)
 
 
 @HOPS

@@ -4,7 +4,7 @@ import asyncio
 
 from ingest_parts import chain, pusher
 
-from cluster.gateway.ingest_proxy import SHORT_CREDIT
+from cluster.gateway.ingest_proxy import SHORT_CREDIT, UNTOLD_BYTES
 
 NEVER_S = 60.0
 
