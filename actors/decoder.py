@@ -21,7 +21,7 @@ from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.footage.service import Recorder
 from cluster.decoder.frame_lanes import LostCamera
 from cluster.decoder.frame_sender import FrameSender
-from cluster.decoder.packet_sink import QueueSink
+from cluster.decoder.ingest import IngestServicer, QueueSink
 from cluster.decoder.pipeline import sender_queue
 from cluster.decoder.running_camera import RunningCamera
 from cluster.decoder.source_test import SourceTester
@@ -29,7 +29,6 @@ from cluster.errors import ConfigError, NotReadyError, UnavailableError, Unknown
 from cluster.redaction import redact
 from cluster.tracing import make_spans
 from cluster.types.reports import CameraReport, DecoderInfo
-from cluster.wire import ingest
 from cluster.wire.server import RpcServer, push_message_bytes
 
 log = logging.getLogger(__name__)
@@ -80,7 +79,7 @@ class Decoder(InnerProcess):
         self._recorder.close()
 
     async def _run(self) -> None:
-        servicer = ingest.IngestServicer(self._sink, max_packet_bytes=self._config.gateway.max_packet_bytes)
+        servicer = IngestServicer(self._sink, max_packet_bytes=self._config.gateway.max_packet_bytes)
         self._server.add(servicer)
         self._server.add(
             recorder.RecorderServicer(

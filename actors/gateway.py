@@ -26,13 +26,12 @@ from cluster.gateway.http.application import make_application
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.server import HttpServer
-from cluster.gateway.ingest_proxy import ProxySink
+from cluster.gateway.ingest_proxy import IngestProxy
 from cluster.gateway.memory_proxy import MemoryProxy
 from cluster.gateway.merger import ResultsMerger
 from cluster.hosts import limit_malloc_retention, raise_file_limit
 from cluster.security.roles import PUSH, current_principal
 from cluster.wire import answers as results
-from cluster.wire import ingest
 from cluster.wire.channel import ChannelPool
 from cluster.wire.metrics_server import FederatedCollector
 from cluster.wire.server import RpcServer, push_message_bytes
@@ -114,11 +113,7 @@ class Gateway(ActorProcess):
             lambda: self._scraped, lambda: {self._name: metrics.REGISTRY}, lambda: self._others, tls=self._tls
         )
         registry.register(scraped)
-        servicer = ingest.IngestServicer(
-            self._sink,
-            max_packet_bytes=self._config.gateway.max_packet_bytes,
-            idle_reply_s=ingest.GATEWAY_IDLE_REPLY_S,
-        )
+        pushes = IngestProxy(self._decoder_for_push, self._channels)
         listed = incidents.IncidentsProxy(self._alerting, self._channels)
         memories = MemoryProxy(
             self._replica_of,
@@ -129,7 +124,7 @@ class Gateway(ActorProcess):
             incidents=listed.list_incidents if self._config.alerts.enabled else None,
         )
         listing = CamerasServicer(self._controller), ReplicasServicer(self._controller)
-        self._server.add(servicer, *listing, results.ResultsServicer(self._hub), memories, listed, self._pictures)
+        self._server.add(pushes, *listing, results.ResultsServicer(self._hub), memories, listed, self._pictures)
         bound = self._server.bind(host, port)
         services = self._server.services
         self._live = Live(self._controller, self._hub, Calls(services))
@@ -151,11 +146,10 @@ class Gateway(ActorProcess):
             self._guard.provider.refresh()
         return Addresses(f"{host}:{bound}", pages)
 
-    async def _sink(self, camera: str) -> ProxySink:
+    async def _decoder_for_push(self, camera: str) -> str:
         if self._guard is not None:
             self._guard.check(current_principal(), PUSH, [camera])
-        await self._controller.where(camera)
-        return ProxySink(camera, self._decoder_of, self._channels)
+        return await self._decoder_of(camera)
 
     async def _decoder_of(self, camera: str) -> str:
         return (await self._controller.where(camera)).to_decoder(camera)

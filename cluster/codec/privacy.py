@@ -8,7 +8,7 @@ Masks are applied at native resolution before scaling, so nothing derived from t
 clips use the same code.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,7 +36,7 @@ class PrivacyMasks:
     def __init__(self, polygons: Sequence[Polygon]) -> None:
         self.polygons = tuple(polygons)
         self._size = (0, 0, "")
-        self._areas: list[tuple[int, tuple[slice, slice], BoolGrid]] = []
+        self._areas: list[_Area] = []
 
     def __bool__(self) -> bool:
         return bool(self.polygons)
@@ -56,23 +56,18 @@ class PrivacyMasks:
             raise ValueError("a picture that is stored upside down cannot be masked")
         size = (frame.width, frame.height, frame.format.name)
         if size != self._size:
-            self._areas, self._size = list(self._plane_areas(frame)), size
+            self._areas, self._size = _areas(self.polygons, frame), size
         black = 0 if frame.color_range == _FULL_RANGE or frame.format.name.startswith("yuvj") else 16
-        for number, rectangle, inside in self._areas:
-            plane = frame.planes[number]
+        for area in self._areas:
+            plane = frame.planes[area.plane]
             memory: Any = plane
-            pixels = np.frombuffer(memory, np.uint8).reshape(-1, plane.line_size)[rectangle]
-            np.copyto(pixels, np.uint8(_NEUTRAL if number else black), where=inside)
+            pixels = np.frombuffer(memory, np.uint8).reshape(-1, plane.line_size)[area.rows, area.columns]
+            level = _NEUTRAL if area.plane else black
+            if area.inside is None:
+                pixels[:] = level
+            else:
+                np.copyto(pixels, np.uint8(level), where=area.inside)
         return frame
-
-    def _plane_areas(self, frame: VideoFrame) -> Iterator[tuple[int, tuple[slice, slice], BoolGrid]]:
-        """Number of each plane, the rectangle around its masks, and which of the pixels in that are masked."""
-        raster = self.raster(frame.width, frame.height)
-        for component in frame.format.components:
-            masked = shrink(raster, component.width, component.height)
-            rows, columns = np.flatnonzero(masked.any(axis=1)), np.flatnonzero(masked.any(axis=0))
-            rectangle = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-            yield component.plane, rectangle, masked[rectangle].copy()
 
     def raster(self, width: int, height: int) -> BoolGrid:
         """Masked pixels, ``[height, width]`` bool."""
@@ -82,12 +77,33 @@ class PrivacyMasks:
         return found
 
 
+class _Area:
+    """One mask on one plane: its bounding rectangle and the mask within (None: all of it)."""
+
+    def __init__(self, plane: int, raster: BoolGrid) -> None:
+        rows, columns = np.flatnonzero(raster.any(axis=1)), np.flatnonzero(raster.any(axis=0))
+        self.plane = plane
+        self.rows = slice(int(rows[0]), int(rows[-1]) + 1)
+        self.columns = slice(int(columns[0]), int(columns[-1]) + 1)
+        part = raster[self.rows, self.columns]
+        self.inside: BoolGrid | None = None if part.all() else part.copy()
+
+
 def _planar(frame: VideoFrame) -> str:
     """Planar format to convert to, with chroma at least as fine, so that masked colours do not bleed."""
     chroma = [component for component in frame.format.components if component.is_chroma]
     if not chroma or chroma[0].width == frame.width:
         return "yuv444p"
     return "yuv422p" if chroma[0].height == frame.height else "yuv420p"
+
+
+def _areas(polygons: Sequence[Polygon], frame: VideoFrame) -> list[_Area]:
+    found = []
+    for polygon in polygons:
+        raster = fill(polygon, frame.width, frame.height)
+        for component in frame.format.components:
+            found.append(_Area(component.plane, shrink(raster, component.width, component.height)))
+    return found
 
 
 def shrink(raster: BoolGrid, width: int, height: int) -> BoolGrid:

@@ -16,7 +16,7 @@ from cluster.decoder.footage.camera import camera_footage, clip_lookback_s
 from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.frame_lanes import LaneStatus, LostCamera
 from cluster.decoder.frame_sender import FrameSender
-from cluster.decoder.packet_sink import QueueSink
+from cluster.decoder.ingest import QueueSink
 from cluster.decoder.pipeline import (
     CameraPipeline,
     PipelineStatus,

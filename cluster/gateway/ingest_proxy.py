@@ -1,147 +1,147 @@
-"""``ProxySink``: the gateway's end of a push, forwarding to the decoder that owns the camera, whoever that is now."""
+"""``IngestProxy``: the gateway's end of a push, handed on to the decoder that owns the camera, whoever that is now."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from typing import NoReturn
 
 import grpc
 import grpc.aio
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
-from cluster import metrics
-from cluster.codec.source import StreamHeader
-from cluster.errors import SightlineError, UnavailableError
+from cluster.decoder.ingest import Context, Replies, read_open
+from cluster.errors import CapacityError, SightlineError, UnavailableError
 from cluster.wire.channel import Call, CallEndedError, ChannelPool, finish, first_reply, read, write
-from cluster.wire.convert import opening_of
-from cluster.wire.ingest import PushProgress
-from cluster.wire.mapping import from_message
 from cluster.wire.status import RefusedError, is_ours
 
 Route = Callable[[str], Awaitable[str]]
-"""Camera -> ``host:port`` of its decoder's own ``Ingest``; raises ``UnavailableError`` while there is none."""
+"""Camera -> ``host:port`` of its decoder's own ``Ingest``; raises ``UnavailableError`` while there is none, and another
+``SightlineError`` where the caller may not push for it."""
+
+STALL_S = 30.0
+"""Longest that a decoder may take no message, or not confirm the end."""
+UNTOLD_BYTES, SHORT_CREDIT = 256 * 1024, 32
+"""Beyond so many bytes, or with no more credit left than two of an agent's batches, a pusher is told at once."""
 
 
-class ProxySink:
-    """Forwards batches as they came, and the decoder's replies. One per connection.
+class IngestProxy(ingest_pb2_grpc.IngestServicer):
+    """Passes messages on as the bytes they came as, and the decoder's replies, merged.
 
-    It keeps no packets, and tries nothing twice: the pusher does. Where the decoder dies or is not there yet, or the
-    camera moves, the push ends with UNAVAILABLE, and the pusher goes on at the next decoder with what was not
-    acknowledged.
+    It looks into the opening alone: the decoder checks the others, and its refusals are passed on. It keeps no packets,
+    and tries nothing twice: the pusher does. Where the decoder dies or is not there yet, or the camera moves, the push
+    ends with UNAVAILABLE, and the pusher goes on at the next decoder with what was not acknowledged.
 
     Args:
-        reply_s: longest wait for the decoder's first reply; ``stall_s``: for it to take a batch, or to confirm the end.
+        reply_s: longest wait for the decoder's first reply.
+        idle_reply_s: seconds between replies to a pusher that does not need them (:meth:`_Push._note`): a reply costs
+            as much as a message of packets. What was not told yet comes again when the pusher loses its connection:
+            harmless before a decoder that lives and knows the session.
     """
 
-    def __init__(
-        self,
-        camera: str,
-        route: Route,
-        channels: ChannelPool,
-        *,
-        reply_s: float = 5.0,
-        stall_s: float = 30.0,
-    ) -> None:
-        self._camera = camera
+    def __init__(self, route: Route, channels: ChannelPool, *, reply_s: float = 5.0, idle_reply_s: float = 2.0) -> None:
         self._route = route
         self._channels = channels
-        self._reply_s = reply_s
-        self._stall_s = stall_s
-        self._connection = AsyncExitStack()
-        self._told = PushProgress(0, 0)
-        self._untold = False
-        # There is something to tell, or the decoder's replies have ended.
-        self._news = asyncio.Event()
+        self._reply_s, self._idle_reply_s = reply_s, idle_reply_s
+        self.handlers = {"Push": grpc.stream_stream_rpc_method_handler(self.Push)}
 
-    async def open(self, header: StreamHeader, session: str) -> PushProgress:
-        opening = opening_of(header, self._camera, session)
+    async def Push(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002
+        async with Replies(context) as replies:
+            opened = await read_open(context)
+            who = f"the decoder of camera {opened.camera!r}"
+            try:
+                async with asyncio.timeout(self._reply_s):
+                    address = await self._route(opened.camera)
+                async with self._channels.lease(address) as channel:
+                    call: Call = channel.stream_stream("/sightline.v1.Ingest/Push")()
+                    try:
+                        first = await first_reply(call, ingest_pb2.PushRequest(open=opened), self._reply_s)
+                        if first is not grpc.aio.EOF:
+                            await _Push(who, context, replies, call, first).relay(self._idle_reply_s)
+                            return
+                    finally:
+                        call.cancel()
+            except TimeoutError:
+                raise UnavailableError(f"{who} does not answer") from None
+            except grpc.aio.AioRpcError as failure:
+                raise _reason(failure, who) from None
+            raise UnavailableError(f"{who} closed the stream")
+
+
+class _Push:
+    """One push from the decoder's ``first`` reply on."""
+
+    def __init__(self, who: str, context: Context, replies: Replies, call: Call, first: bytes) -> None:
+        self._who = who
+        self._context, self._replies, self._call = context, replies, call
+        self._limit = self._most = self._unacknowledged = 0
+        self._news, self._pressing = asyncio.Event(), asyncio.Event()
+        self._note(first)
+
+    async def relay(self, idle_reply_s: float) -> None:
+        await self._tell_newest()
+        running = self._read(), self._tell(idle_reply_s), self._send()
+        tasks = [asyncio.create_task(each) for each in running]
         try:
-            async with asyncio.timeout(self._reply_s):
-                address = await self._route(self._camera)
-            channel = await self._connection.enter_async_context(self._channels.lease(address))
-            self._call: Call = ingest_pb2_grpc.IngestStub(channel).Push()
-            self._connection.callback(self._call.cancel)
-            first = await first_reply(self._call, opening, self._reply_s)
-        except grpc.aio.AioRpcError as failure:
-            raise self._reason(failure) from None
-        except TimeoutError:
-            raise UnavailableError(f"the decoder of camera {self._camera!r} does not answer") from None
-        if first is grpc.aio.EOF:
-            raise UnavailableError(f"the decoder of camera {self._camera!r} closed the stream")
-        self._told = from_message(PushProgress, first)
-        # Apart from those who wait for news: a read that is cancelled ends the call.
-        self._reading = asyncio.create_task(self._read(), name=f"proxy {self._camera}")
-        self._reading.add_done_callback(self._ended)
-        self._connection.callback(self._reading.cancel)
-        return self._told
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if not tasks[0].cancelled() and self._news.is_set():
+            # A pusher that goes on elsewhere must not send there once more what was taken over.
+            with contextlib.suppress(CapacityError):
+                await self._tell_newest()
+        next(task for task in tasks if not task.cancelled()).result()
 
-    async def offer(self, batch: ingest_pb2.PacketBatch) -> None:
-        """Waits for the decoder's flow control, which slows the pusher down by its own connection. Raises
-        ``UnavailableError``: the decoder took nothing for ``stall_s``, or is gone."""
-        await self._write(ingest_pb2.PushRequest(packets=batch))
-        metrics.ingest_packets.inc(len(batch.packets))
-        metrics.ingest_bytes.inc(sum(len(packet.data) for packet in batch.packets))
-
-    async def progress(self) -> PushProgress:
-        await self._news.wait()
-        if not self._untold:
-            self._raise_reason()
-        self._untold = False
-        if not self._reading.done():
-            self._news.clear()
-        return self._told
-
-    async def end(self) -> PushProgress:
-        """Forwards the end; returns once the decoder has confirmed it."""
-        await self._write(ingest_pb2.PushRequest(end=ingest_pb2.End()))
-        await self._call.done_writing()
+    async def _send(self) -> None:
+        """Waits for the decoder's flow control, which slows the pusher down by its own connection."""
         try:
-            await asyncio.wait_for(asyncio.shield(self._reading), self._stall_s)
+            while (message := await self._context.read()) is not grpc.aio.EOF:
+                async with asyncio.timeout(STALL_S):
+                    await write(self._call, message)
+                self._unacknowledged += len(message)
+            await self._call.done_writing()
         except TimeoutError:
-            raise UnavailableError(
-                f"the decoder of camera {self._camera!r} did not confirm the end of the stream in {self._stall_s:g} s"
-            ) from None
-        return self._told
-
-    async def close(self) -> None:
-        await self._connection.aclose()
-
-    async def _write(self, request: ingest_pb2.PushRequest) -> None:
-        try:
-            async with asyncio.timeout(self._stall_s):
-                await write(self._call, request)
-        except TimeoutError:
-            raise UnavailableError(
-                f"the decoder of camera {self._camera!r} has taken nothing for {self._stall_s:g} s"
-            ) from None
+            raise UnavailableError(f"{self._who} has taken nothing for {STALL_S:g} s") from None
         except CallEndedError:
-            ending = asyncio.create_task(finish(self._call))
-            await asyncio.wait({self._reading})
-            ending.cancel()
-            self._raise_reason()
-
-    def _ended(self, reading: asyncio.Task[None]) -> None:
-        if not reading.cancelled():
-            # Told to whoever asks for news; nobody may.
-            reading.exception()
-        self._news.set()
-
-    def _raise_reason(self) -> NoReturn:
-        """Why the connection to the decoder is over."""
-        self._reading.result()
-        raise UnavailableError(f"the decoder of camera {self._camera!r} closed the stream")
+            await finish(self._call)
+        await asyncio.sleep(STALL_S)
+        raise UnavailableError(f"{self._who} did not confirm the end of the stream in {STALL_S:g} s")
 
     async def _read(self) -> None:
-        try:
-            while (reply := await read(self._call)) is not grpc.aio.EOF:
-                self._told, self._untold = from_message(PushProgress, reply), True
-                self._news.set()
-        except grpc.aio.AioRpcError as failure:
-            raise self._reason(failure) from None
+        while (reply := await read(self._call)) is not grpc.aio.EOF:
+            self._note(reply)
 
-    def _reason(self, failure: grpc.aio.AioRpcError) -> SightlineError:
-        why = failure.details() or failure.code().name
-        # It may not have heard of the camera yet: the controller knows it.
-        if is_ours(failure) and failure.code() is not grpc.StatusCode.NOT_FOUND:
-            return RefusedError(failure.code(), why)
-        return UnavailableError(f"the decoder of camera {self._camera!r} is not there ({why}); try again in a moment")
+    def _note(self, reply: bytes) -> None:
+        """Told soon if half of the pusher's credit is used, so that it may come to wait for more, or if it holds
+        ``UNTOLD_BYTES`` until then."""
+        self._newest = ingest_pb2.PushReply.FromString(reply)
+        self._news.set()
+        left = self._limit - self._newest.next_sequence
+        if left <= max(self._most // 2, SHORT_CREDIT) or self._unacknowledged >= UNTOLD_BYTES:
+            self._pressing.set()
+
+    async def _tell(self, idle_reply_s: float) -> None:
+        while True:
+            await self._news.wait()
+            await self._tell_newest()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(idle_reply_s):
+                    await self._pressing.wait()
+
+    async def _tell_newest(self) -> None:
+        newest, self._unacknowledged = self._newest, 0
+        self._news.clear()
+        self._pressing.clear()
+        # A promise once made is never taken back.
+        self._limit = max(self._limit, newest.next_sequence + newest.credit)
+        self._most = max(self._most, newest.credit)
+        await self._replies.send(newest.SerializeToString())
+
+
+def _reason(failure: grpc.aio.AioRpcError, who: str) -> SightlineError:
+    """Why the connection to the decoder is over."""
+    why = failure.details() or failure.code().name
+    # It may not have heard of the camera yet: the controller knows it.
+    if is_ours(failure) and failure.code() is not grpc.StatusCode.NOT_FOUND:
+        return RefusedError(failure.code(), why)
+    return UnavailableError(f"{who} is not there ({why}); try again in a moment")

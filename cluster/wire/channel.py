@@ -23,12 +23,15 @@ class CallEndedError(Exception):
 
 
 async def write(call: Call, message: Any) -> None:
-    """Send one message, waiting for flow control. Raises ``CallEndedError``: it is over, or was never connected."""
+    """Send one message, or its bytes, waiting for flow control. Raises ``CallEndedError``: it is over, or was never
+    connected."""
     if call.done():
         raise CallEndedError
     await call._metadata_sent.wait()
     try:
-        await call._cython_call.send_serialized_message(message.SerializeToString())
+        await call._cython_call.send_serialized_message(
+            message if isinstance(message, bytes) else message.SerializeToString()
+        )
     except cygrpc.InternalError:
         raise CallEndedError from None
 

@@ -169,13 +169,18 @@ class RpcServer:
         self.services: dict[str, Any] = {}
 
     def add(self, *servicers: Any) -> None:
-        """Serve these; each extends one or several generated servicers, whose names are those of its services."""
+        """Serve these; each extends one or several generated servicers, whose names are those of its services. One with
+        ``handlers`` of its own has them for its methods."""
         for servicer in servicers:
             for base in type(servicer).__mro__:
                 package, _, stubs = base.__module__.rpartition(".")
                 if stubs.endswith("_pb2_grpc"):
-                    getattr(sys.modules[base.__module__], f"add_{base.__name__}_to_server")(servicer, self._server)
-                    self.services[f"{package}.{base.__name__.removesuffix('Servicer')}"] = servicer
+                    name = f"{package}.{base.__name__.removesuffix('Servicer')}"
+                    if handlers := getattr(servicer, "handlers", None):
+                        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
+                    else:
+                        getattr(sys.modules[base.__module__], f"add_{base.__name__}_to_server")(servicer, self._server)
+                    self.services[name] = servicer
 
     def bind(self, host: str, port: int, *, setting: str = "gateway.port") -> int:
         """Listen on ``host:port`` (0 takes any free port); returns the port. Raises ``ConfigError``: the port is in use

@@ -155,7 +155,7 @@ class Explaining(grpc.aio.ServerInterceptor):
             return None
         parse = handler.request_deserializer
         if parse is not None:
-            parse = _raising(parse, str(handler_call_details.method))
+            parse = parsing(parse, str(handler_call_details.method))
         if not handler.request_streaming:
             return _unary(handler, parse, self._read_s)
         kind = "stream_stream" if handler.response_streaming else "stream_unary"
@@ -164,8 +164,8 @@ class Explaining(grpc.aio.ServerInterceptor):
         return handler if inspect.isasyncgenfunction(behavior) else handler._replace(**{kind: _explaining(behavior)})
 
 
-def _raising(parse: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any]:
-    """Whoever reads the message ends the call with what it raises."""
+def parsing(parse: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any]:
+    """Whoever reads the message ends the call with what it raises: ``ConfigError``."""
 
     def read(data: bytes) -> Any:
         try:

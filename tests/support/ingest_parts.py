@@ -12,12 +12,11 @@ from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 from cluster.codec.push import PushSource
 from cluster.codec.source import StreamHeader
 from cluster.codec.supervisor import Backoff
-from cluster.decoder.packet_sink import QueueSink
+from cluster.decoder.ingest import IngestServicer, QueueSink
 from cluster.errors import NotReadyError, SourceError, UnavailableError, UnknownCameraError
-from cluster.gateway.ingest_proxy import ProxySink
+from cluster.gateway.ingest_proxy import IngestProxy
 from cluster.wire.channel import ChannelPool, first_reply, open_channel, write
 from cluster.wire.convert import packet_to_proto
-from cluster.wire.ingest import IngestServicer
 from cluster.wire.server import push_message_bytes
 
 LIMIT = 64 * 1024
@@ -78,35 +77,29 @@ class Decoder:
 class Gateway:
     """The gateway's end: every camera is forwarded to ``address``, which may change or be missing."""
 
-    def __init__(self, address, *, options=None, **servicer_options):
+    def __init__(self, address, **options):
         self.address = address
         self.channels = ChannelPool()
-        self.options = options or {}
-        servicer_options = {"idle_reply_s": 0.05} | servicer_options
-        self.servicer = IngestServicer(self.find, max_packet_bytes=LIMIT, **servicer_options)
-
-    async def find(self, camera):
-        if camera == "pulled":
-            raise NotReadyError("camera 'pulled' reads rtsp://camera itself; only a camera without a source takes push")
-        if camera == "nobody":
-            raise UnknownCameraError(f"no camera is called {camera!r}")
-        return ProxySink(camera, self.route, self.channels, **self.options)
+        self.servicer = IngestProxy(self.route, self.channels, **{"idle_reply_s": 0.05} | options)
 
     async def route(self, camera):
+        if camera == "nobody":
+            raise UnknownCameraError(f"no camera is called {camera!r}")
         if self.address is None:
             raise UnavailableError(f"camera {camera!r} has no decoder at the moment")
         return self.address
 
 
 @asynccontextmanager
-async def chain(hops, *, decoder=None, **options):
-    """A decoder, with a gateway before it if ``hops`` is "gateway": the decoder and the address to push to."""
+async def chain(hops, *, decoder=None, proxy=None, **options):
+    """A decoder, with a gateway before it if ``hops`` is "gateway": the decoder and the address to push to. ``proxy``:
+    options of the gateway's end."""
     async with AsyncExitStack() as stack:
         decoder = decoder or Decoder(**options)
         stack.callback(decoder.close)
         address = await stack.enter_async_context(serving(decoder.servicer))
         if hops == "gateway":
-            gateway = Gateway(address, **{k: v for k, v in options.items() if k.endswith("_s")})
+            gateway = Gateway(address, **proxy or {})
             address = await stack.enter_async_context(serving(gateway.servicer))
         yield decoder, address
 

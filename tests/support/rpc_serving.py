@@ -5,6 +5,7 @@ import gc
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 from loop_thread import EventLoopThread
+from sightline.v1.ingest_pb2 import PushRequest
 
 from cluster.wire import channel
 from cluster.wire.channel import CallEndedError
@@ -45,7 +46,8 @@ def refuse_writes(monkeypatch, writer, kind, times=2):
     write, refused = writer.write, []
 
     async def refuse(call, message):
-        if message.HasField(kind) and len(refused) < times:
+        seen = PushRequest.FromString(message) if isinstance(message, bytes) else message
+        if seen.HasField(kind) and len(refused) < times:
             refused.append(message)
             raise CallEndedError
         await write(call, message)

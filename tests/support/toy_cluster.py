@@ -8,15 +8,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import rpc_serving
+from sightline.v1.ingest_pb2 import PushReply
 
 from cluster.config import load_config
+from cluster.decoder.ingest import IngestServicer
 from cluster.errors import UnknownCameraError
 from cluster.gateway import directory
 from cluster.types import Answer, CameraStatus, EncodedPacket, Timing, TokenCount
 from cluster.types.reports import ReplicaStatus
 from cluster.wire import answers as results
-from cluster.wire import ingest
-from cluster.wire.ingest import PushProgress
 from loadtest.footage import Footage, Gop, StreamHeader
 from loadtest.profile import Profile
 from loadtest.target import Target
@@ -72,12 +72,15 @@ class ToyCamera:
     window: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    # -- a PacketSink
+    # -- as a QueueSink
+    def now(self):
+        return PushReply(next_sequence=self.next, credit=64)
+
     async def open(self, header, session):
         if session not in self.sessions:
             self.next = 0
         self.sessions.append(session)
-        return PushProgress(self.next, 64)
+        return self.now()
 
     async def offer(self, batch):
         stride = round(STRIDE_S * 1e6)
@@ -97,13 +100,10 @@ class ToyCamera:
     async def progress(self):
         await self.news.wait()
         self.news.clear()
-        return PushProgress(self.next, 64)
+        return self.now()
 
     async def end_(self):
-        return PushProgress(self.next, 64)
-
-    async def close(self):
-        pass
+        return self.now()
 
 
 class ToyCluster:
@@ -171,7 +171,7 @@ class ToyCluster:
     @contextlib.asynccontextmanager
     async def serving(self, port=0):
         """Yields the gateway's address."""
-        servicers = [ingest.IngestServicer(self.sink), results.ResultsServicer(self.hub)]
+        servicers = [IngestServicer(self.sink), results.ResultsServicer(self.hub)]
         servicers += [directory.CamerasServicer(self), directory.ReplicasServicer(self)]
         async with rpc_serving.serving(*servicers, port=port) as address:
             try:

@@ -6,12 +6,14 @@ import re
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 from http2_deaf import DeafClient
 from ingest_parts import LIMIT, Decoder, Gateway, chain, pusher, serving
-from sightline.v1 import ingest_pb2
+from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec import PushSource, StreamHeader
-from cluster.decoder.packet_sink import QueueSink
+from cluster.decoder.ingest import IngestServicer, QueueSink, parse
+from cluster.gateway import ingest_proxy
 from cluster.wire.channel import CallEndedError, write
 from cluster.wire.convert import packet_to_proto
 
@@ -145,6 +147,77 @@ async def test_packets_before_open(make, hops):
         assert await client.status() == ("INVALID_ARGUMENT", "the first message of a push must be `open`")
 
 
+@HOPS
+@pytest.mark.parametrize("opened", [False, True], ids=["first", "later"])
+async def test_a_message_of_too_many_packets_is_refused_whole(hops, opened):
+    """Half a million empty packets take forty times the megabyte that they came in."""
+    message = b"\x12\x80\x80\x40" + b"\x0a\x00" * 2**19
+    assert len(ingest_pb2.PushRequest.FromString(message).packets.packets) == 2**19
+    async with chain(hops) as (_, address), pusher(address) as client:
+        if opened:
+            await client.open()
+        await write(client.call, message)
+        code, details = await client.status()
+        assert (code, details) == ("RESOURCE_EXHAUSTED", "a message has more than 65536 packets; send fewer at a time")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x12", b"\x12\x00", b"\x12\x02\x0a\x00", b"\x1a\x00", b"\x12\x83\x01\x0a\x80\x01\x0a\x7e" + bytes(126)],
+)
+def test_what_is_taken_apart(data):
+    try:
+        whole = ingest_pb2.PushRequest.FromString(data)
+    except DecodeError:
+        with pytest.raises(DecodeError):
+            parse(data)
+    else:
+        assert parse(data) == whole
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\x92\x00\x00", b"\x12\x02\x22\x00"])
+def test_what_is_of_no_kind(data):
+    with pytest.raises(DecodeError):
+        parse(data)
+
+
+@HOPS
+async def test_junk_in_the_middle_of_a_push(hops):
+    async with chain(hops) as (_, address), pusher(address) as client:
+        await client.open()
+        await write(client.call, b"\xff\xff\xff\xff")
+        code, details = await client.status()
+        assert code == "INVALID_ARGUMENT"
+        assert "what was sent to /sightline.v1.Ingest/Push is no message of its kind" in details
+
+
+class Stalled(ingest_pb2_grpc.IngestServicer):
+    """A decoder that takes the opening and nothing more."""
+
+    async def Push(self, request_iterator, context):
+        await context.read()
+        await context.write(ingest_pb2.PushReply(credit=10_000))
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("what", ["has taken nothing for 0.2 s", "did not confirm the end of the stream in 0.2 s"])
+async def test_a_decoder_that_stands_still(make, monkeypatch, what):
+    monkeypatch.setattr(ingest_proxy, "STALL_S", 0.2)
+    async with serving(Stalled()) as far:
+        gateway = Gateway(far)
+        async with serving(gateway.servicer) as address, pusher(address) as client:
+            await client.open()
+            with contextlib.suppress(CallEndedError):
+                if "end" in what:
+                    await client.end()
+                while "end" not in what:
+                    await client.send(make.packet(0, size=LIMIT))
+            code, details = await client.status()
+            assert code == "UNAVAILABLE"
+            assert f"the decoder of camera 'gate' {what}" in details
+        assert len(gateway.channels) == 0
+
+
 async def test_a_silent_client_is_not_kept(make):
     async with chain("decoder", open_s=0.1) as (_, address), pusher(address) as client:
         await client.call.wait_for_connection()
@@ -191,7 +264,7 @@ async def test_the_same_session_takes_over_and_resumes(make, hops):
 
 async def test_an_old_connection_that_does_not_end_is_told(monkeypatch):
     never = asyncio.Event()
-    monkeypatch.setattr(QueueSink, "close", lambda _: never.wait())
+    monkeypatch.setattr(IngestServicer, "_relay", lambda *_: never.wait())
     async with chain("decoder", open_s=0.2) as (decoder, address), pusher(address) as old:
         decoder.consume()
         await old.open(session="s1")

@@ -10,12 +10,12 @@ from kv_parts import OURS
 from memory_parts import Replica
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
+from cluster.decoder.ingest import IngestServicer
 from cluster.errors import CapacityError, ConfigError, UnknownCameraError
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.server import KVServicer
 from cluster.replica import memory_service as memory
 from cluster.wire import answers as results
-from cluster.wire import ingest
 from cluster.wire.channel import open_channel
 from cluster.wire.status import is_ours, to_error
 
@@ -29,7 +29,7 @@ async def _nobody(camera):
 @asynccontextmanager
 async def serving():
     asked, told = memory.MemoryServicer(Replica()), results.ResultsServicer(results.AnswerHub())
-    pushed = ingest.IngestServicer(_nobody, max_packet_bytes=2**20)
+    pushed = IngestServicer(_nobody, max_packet_bytes=2**20)
     arena = Arena(2**23)
     kv = KVServicer(arena, fingerprint=OURS)
     try:

@@ -202,7 +202,7 @@ async def test_a_decoder_that_does_not_answer_ends_the_push(make):
     taken = []
     silent = await asyncio.start_server(lambda reader, writer: taken.append(writer), "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
-    gateway = Gateway(f"127.0.0.1:{port}", options={"reply_s": 0.2})
+    gateway = Gateway(f"127.0.0.1:{port}", reply_s=0.2)
     async with serving(gateway.servicer) as address, pusher(address) as client:
         with contextlib.suppress(Exception):
             await client.open()

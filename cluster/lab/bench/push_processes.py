@@ -21,9 +21,9 @@ from cluster.decoder.decode_load import DecodeGate
 from cluster.decoder.footage.ring import RingBudget
 from cluster.decoder.frame_lanes import LostCamera
 from cluster.decoder.frame_sender import FrameSender
-from cluster.decoder.packet_sink import QueueSink
+from cluster.decoder.ingest import IngestServicer, QueueSink
 from cluster.decoder.running_camera import RunningCamera
-from cluster.gateway.ingest_proxy import ProxySink
+from cluster.gateway.ingest_proxy import IngestProxy
 from cluster.lab.bench.codec import STAGES
 from cluster.lab.bench.harness import timed_calls
 from cluster.lab.bench.processes import serve
@@ -33,7 +33,6 @@ from cluster.vision.pruners.replenish import Replenish
 from cluster.vision.sampler import PatchSampler
 from cluster.wire.answers import AnswerHub
 from cluster.wire.channel import ChannelPool
-from cluster.wire.ingest import GATEWAY_IDLE_REPLY_S, IngestServicer, PacketSink
 from cluster.wire.server import RpcServer, push_message_bytes
 
 MAX_PACKET_BYTES = 4 * 2**20
@@ -54,7 +53,7 @@ class Discard:
         self._sinks: dict[str, QueueSink] = {}
         self.packets = 0
 
-    async def find(self, camera: str) -> PacketSink:
+    async def find(self, camera: str) -> QueueSink:
         if camera not in self._sinks:
             source = PushSource(max_packets=2 * CREDIT)
             self._sinks[camera] = QueueSink(source, max_credit=CREDIT)
@@ -66,20 +65,6 @@ class Discard:
             source.open()
             for _ in source.packets():
                 self.packets += 1
-
-
-class Forward:
-    """Every camera belongs to the one decoder."""
-
-    def __init__(self, decoder: str) -> None:
-        self._decoder = decoder
-        self._channels = ChannelPool()
-
-    async def find(self, camera: str) -> PacketSink:
-        return ProxySink(camera, self._route, self._channels)
-
-    async def _route(self, camera: str) -> str:  # noqa: ARG002
-        return self._decoder
 
 
 class Cameras:
@@ -94,7 +79,7 @@ class Cameras:
         self._cameras: dict[str, RunningCamera] = {}
         self._lost = 0
 
-    async def find(self, camera: str) -> PacketSink:
+    async def find(self, camera: str) -> QueueSink:
         if camera not in self._cameras:
             settings = camera_settings(self._config, CameraEntry(name=camera))
             self._cameras[camera] = RunningCamera(
@@ -119,8 +104,11 @@ class Cameras:
 async def _serve(args: argparse.Namespace) -> None:
     server = RpcServer(max_message_bytes=push_message_bytes(MAX_PACKET_BYTES))
 
-    def take_pushes(find: Callable[[str], Awaitable[PacketSink]], idle_reply_s: float = 0.0) -> None:
-        server.add(IngestServicer(find, max_packet_bytes=MAX_PACKET_BYTES, idle_reply_s=idle_reply_s))
+    def take_pushes(find: Callable[[str], Awaitable[QueueSink]]) -> None:
+        server.add(IngestServicer(find, max_packet_bytes=MAX_PACKET_BYTES))
+
+    async def the_decoder(_camera: str) -> str:
+        return str(args.next)
 
     match args.role:
         case "replica":
@@ -146,7 +134,7 @@ async def _serve(args: argparse.Namespace) -> None:
 
             await serve(server, {"geometry": asdict(engine.geometry)}, windows)
         case "gateway":
-            take_pushes(Forward(args.next).find, GATEWAY_IDLE_REPLY_S)
+            server.add(IngestProxy(the_decoder, ChannelPool()))
             await serve(server, {})
         case "discard":
             discard = Discard()

@@ -23,7 +23,7 @@ from cluster.codec.push import PushSource
 from cluster.config import SightlineConfig, camera_settings, load_config, parse_camera
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.decoder.footage.service import DecoderRecorder
-from cluster.decoder.packet_sink import QueueSink
+from cluster.decoder.ingest import IngestServicer, QueueSink
 from cluster.errors import ConfigError, UnauthenticatedError, UnknownCameraError, UnknownIncidentError
 from cluster.gateway import directory
 from cluster.gateway import incidents_proxy as incidents
@@ -33,6 +33,7 @@ from cluster.gateway.http.application import make_application
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.server import HttpServer
+from cluster.gateway.ingest_proxy import IngestProxy
 from cluster.gateway.memory_proxy import MemoryProxy
 from cluster.hosts import raise_file_limit
 from cluster.memory.tiers.arena import Arena
@@ -56,9 +57,7 @@ from cluster.types import (
 )
 from cluster.types.reports import HandedOver, ReplicaStatus, WindowCounters
 from cluster.wire import answers as results
-from cluster.wire import ingest
 from cluster.wire.channel import ChannelPool
-from cluster.wire.ingest import PacketSink
 from cluster.wire.server import RpcServer, push_message_bytes
 from cluster.wire.tls import TlsFiles
 
@@ -200,9 +199,9 @@ class Pushed:
     """One pushing camera of each known name, whose packets a thread takes."""
 
     def __init__(self) -> None:
-        self._sinks: dict[str, PacketSink] = {}
+        self._sinks: dict[str, QueueSink] = {}
 
-    async def find(self, camera: str) -> PacketSink:
+    async def find(self, camera: str) -> QueueSink:
         """Raises ``UnknownCameraError``."""
         if camera not in CAMERAS:
             raise UnknownCameraError(f"there is no camera {camera!r}")
@@ -256,6 +255,7 @@ class Server:
         inner.add(
             memory.MemoryServicer(Remembering()),
             frames.FramesServicer(Taking(), credit=8),
+            IngestServicer(Pushed().find, max_packet_bytes=2**19),
             KVServicer(self._arena, fingerprint="fuzz"),
             IncidentsServicer(self._alerts),
             pictures.FootageServicer(self._footage, _no_incident, _no_records),
@@ -273,7 +273,7 @@ class Server:
         )
         self._table, channels = Table(self._config), ChannelPool()
         outer.add(
-            ingest.IngestServicer(Pushed().find, max_packet_bytes=2**19),
+            IngestProxy(self._where, channels),
             directory.CamerasServicer(self._table),
             directory.ReplicasServicer(self._table),
             results.ResultsServicer(self._hub),

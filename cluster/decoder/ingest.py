@@ -1,0 +1,413 @@
+"""The decoder's ``Ingest``: pushed packets in, acknowledgements with credit out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+from sightline.v1 import ingest_pb2, ingest_pb2_grpc
+from sightline.v1.ingest_pb2 import PushReply
+
+from cluster import metrics
+from cluster.codec.push import PushSource
+from cluster.codec.source import StreamHeader
+from cluster.errors import CameraExistsError, CapacityError, NotReadyError, UnavailableError
+from cluster.wire.convert import packet_from_proto
+from cluster.wire.mapping import from_message
+from cluster.wire.server import MAX_PACKET_BYTES
+from cluster.wire.status import TakenOverError, parsing
+
+if TYPE_CHECKING:
+    from cluster.decoder.running_camera import RunningCamera
+
+POLL_S = 0.02
+OPEN_S, REPLY_S = 10.0, 10.0
+REPLY_INTERVAL_S = 0.01
+"""At most one reply in so long, and no more seldom: video that a dead decoder had sent on must not go to the next."""
+
+
+class Ledger:
+    """Checks every batch of one connection against order, size and credit.
+
+    Holes are allowed, they are gaps of the camera's own transport. Going back is not, except at the connection's start,
+    where a pusher that reconnected may send again what was taken already: those repeats are dropped and counted.
+    """
+
+    def __init__(self, camera: str, start: PushReply, max_packet_bytes: int) -> None:
+        self._camera = camera
+        self._max_packet_bytes = max_packet_bytes
+        self._expected = start.next_sequence
+        self._catching_up = True
+        self._received = 0
+        self._limit = start.credit
+        self._taken = 0
+        # (last sequence, packets received so far) of every batch not acknowledged; holes make the two differ.
+        self._marks: deque[tuple[int, int]] = deque()
+        self.repeats = 0
+
+    def admit(self, batch: ingest_pb2.PacketBatch) -> ingest_pb2.PacketBatch | None:
+        """The batch without repeats, or None when nothing is left of it. Raises ``ValueError``: a packet that is empty,
+        over the size limit or out of order; ``CapacityError``: more packets than the pusher had credit for."""
+        repeats = 0
+        for packet in batch.packets:
+            sequence, size = packet.sequence, len(packet.data)
+            if not size:
+                raise ValueError(f"packet {sequence} of camera {self._camera!r} is empty")
+            if size > self._max_packet_bytes:
+                raise ValueError(
+                    f"packet {sequence} of camera {self._camera!r} has {size} bytes, more than the limit of "
+                    f"{self._max_packet_bytes} (gateway.max_packet_bytes)"
+                )
+            if sequence >= self._expected:
+                self._catching_up = False
+                self._expected = sequence + 1
+            elif self._catching_up:
+                repeats += 1
+            else:
+                raise ValueError(
+                    f"packet {sequence} of camera {self._camera!r} came after packet {self._expected - 1}; "
+                    f"sequence numbers must grow within a session"
+                )
+        if repeats:
+            self.repeats += repeats
+            batch = ingest_pb2.PacketBatch(packets=batch.packets[repeats:])
+        count = len(batch.packets)
+        if not count:
+            return None
+        if self._received + count > self._limit:
+            raise CapacityError(
+                f"camera {self._camera!r} has {self._received + count - self._taken} packets in flight, more than its "
+                f"credit of {self._limit - self._taken}; wait for replies before sending on"
+            )
+        self._received += count
+        self._marks.append((batch.packets[-1].sequence, self._received))
+        return batch
+
+    def grant(self, progress: PushReply) -> None:
+        """Note what the pusher is about to be told. A promise once made is never taken back: the limit only grows."""
+        while self._marks and self._marks[0][0] < progress.next_sequence:
+            self._taken = self._marks.popleft()[1]
+        self._limit = max(self._limit, self._taken + progress.credit)
+
+
+CODECS = frozenset({"h264", "hevc", "av1", "vp9", "vp8", "mjpeg", "mpeg4"})
+MAX_EXTRADATA_BYTES = 2**16
+MAX_SIDE = 16384
+MAX_NAME = 128
+OPEN_TAG, BATCH_TAG, END_TAG = 0x0A, 0x12, 0x1A
+MAX_FIELDS = 2**16 + 2
+"""Fields of a message: packets as many as any credit allows."""
+
+Context: TypeAlias = grpc.aio.ServicerContext
+
+
+class QueueSink:
+    """One push camera: converts packets and offers them to its :class:`PushSource`. Called from one connection at a
+    time, on the event loop; every method may raise a :class:`SightlineError`, which ends the connection with its code.
+
+    Lives as long as the camera. Its source keeps the session for a pusher that reconnects; packets are buffered only in
+    the source's bounded queue. ``camera``: restarted, which gives it another source, where a session opens after its
+    last one has ended.
+    """
+
+    def __init__(self, source: PushSource, *, max_credit: int = 256, camera: RunningCamera | None = None) -> None:
+        self.source = source
+        self._camera = camera
+        self._max_credit = min(max_credit, source.max_packets)
+        self._codec = ""
+        self._ended = ""
+        self._retired = False
+        self._told = PushReply()
+        self._taken = asyncio.Event()
+
+    def retire(self) -> None:
+        """Refuse further packets, as the camera was moved or removed. Any thread."""
+        self._retired = True
+
+    async def open(self, header: StreamHeader, session: str) -> PushReply:
+        """Open a session, which starts at 0 and replaces the old one; an ended session may only be ended again.
+
+        Raises:
+            UnavailableError: the camera no longer runs here.
+            NotReadyError: the session has ended.
+        """
+        if session != self._ended:
+            self._check_running()
+            if self._camera is not None and self._camera.ended:
+                if session == self.source.session:
+                    raise NotReadyError(f"session {session!r} has ended; open a new one with another session id")
+                self._camera.restart()
+            self.source.begin_session(header, session)
+            self._codec = header.codec
+            self._ended = ""
+        self._told = self.now()
+        return self._told
+
+    async def offer(self, batch: ingest_pb2.PacketBatch) -> None:
+        """Take packets in order. Raises ``UnavailableError``: the camera no longer runs here; nothing of the batch was
+        accepted."""
+        self._check_running()
+        if self._ended:
+            raise NotReadyError(f"session {self._ended!r} has ended; open a new one with another session id")
+        # A packet that does not fit is dropped and counted by the source; the next reply tells the pusher.
+        dropped = self.source.offer([packet_from_proto(message, self._codec) for message in batch.packets])
+        metrics.ingest_packets.inc(len(batch.packets))
+        metrics.ingest_bytes.inc(sum(len(packet.data) for packet in batch.packets))
+        metrics.ingest_dropped.labels("queue_full").inc(dropped)
+        self._taken.set()
+
+    async def progress(self) -> PushReply:
+        """Wait for news; polls while credit is short, as the consuming thread sends no notifications."""
+        while True:
+            now = self.now()
+            if self._is_news(now):
+                self._told = now
+                return now
+            self._taken.clear()
+            restored = now.credit >= self._max_credit
+            try:
+                await asyncio.wait_for(self._taken.wait(), None if restored else POLL_S)
+            except TimeoutError:
+                continue
+
+    async def end(self) -> PushReply:
+        if not self._ended:
+            self._ended = self.source.session or ""
+            self.source.end_session()
+        return self.now()
+
+    def _check_running(self) -> None:
+        if self._retired:
+            raise UnavailableError("the camera no longer runs here")
+
+    def now(self) -> PushReply:
+        source = self.source
+        credit = min(source.credit(), self._max_credit)
+        return PushReply(next_sequence=source.next_sequence, credit=credit, dropped=source.dropped)
+
+    def _is_news(self, now: PushReply) -> bool:
+        told = self._told
+        if now.next_sequence != told.next_sequence or now.dropped != told.dropped:
+            return True
+        # A little more credit is worth a message only if the pusher may be waiting for it.
+        worth = 1 if told.credit == 0 else max(1, self._max_credit // 8)
+        return now.credit - told.credit >= worth
+
+
+Sinks = Callable[[str], Awaitable[QueueSink]]
+"""Camera -> its sink; raises ``UnknownCameraError``, or ``NotReadyError`` for a camera that does not push."""
+
+
+@dataclass(slots=True)
+class _Connection:
+    session: str
+    evicted: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class IngestServicer(ingest_pb2_grpc.IngestServicer):
+    """Validates every message, enforces credit, one pusher per camera, and holds no packets of its own.
+
+    Args:
+        sinks: finds the camera's sink.
+        max_packet_bytes: larger packets end the call.
+        open_s: seconds a new connection has for its ``open``.
+        reply_s: seconds a pusher may leave a reply unread before it counts as one that never reads.
+    """
+
+    def __init__(
+        self,
+        sinks: Sinks,
+        *,
+        max_packet_bytes: int = MAX_PACKET_BYTES,
+        open_s: float = OPEN_S,
+        reply_s: float = REPLY_S,
+    ) -> None:
+        self._sinks = sinks
+        self._max_packet_bytes = max_packet_bytes
+        self._open_s = open_s
+        self._reply_s = reply_s
+        self._connections: dict[str, _Connection] = {}
+        reply = PushReply.SerializeToString
+        self.handlers = {"Push": grpc.stream_stream_rpc_method_handler(self.Push, parse, reply)}
+
+    @property
+    def pushing(self) -> list[str]:
+        """Cameras that have a pusher connected now."""
+        return sorted(self._connections)
+
+    async def Push(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002
+        async with Replies(context, self._reply_s) as replies:
+            opened = await read_open(context, self._open_s)
+            sink = await self._sinks(opened.camera)
+            async with self._claim(opened.camera, opened.session) as connection:
+                start = await sink.open(from_message(StreamHeader, opened), opened.session)
+                ledger = Ledger(opened.camera, start, self._max_packet_bytes)
+                await _reply(replies, start, ledger)
+                await self._relay(context, replies, sink, ledger, connection)
+
+    @asynccontextmanager
+    async def _claim(self, camera: str, session: str) -> AsyncIterator[_Connection]:
+        """One pusher per camera. The same session may take over: its old connection is one it gave up."""
+        try:
+            async with asyncio.timeout(self._open_s):
+                while old := self._connections.get(camera):
+                    if old.session != session:
+                        raise CameraExistsError(f"another agent already pushes for camera {camera!r}")
+                    old.evicted.set()
+                    await old.closed.wait()
+        except TimeoutError:
+            raise TimeoutError(
+                f"the connection that pushed for camera {camera!r} before has not ended within {self._open_s:g} s"
+            ) from None
+        connection = self._connections[camera] = _Connection(session)
+        try:
+            yield connection
+        finally:
+            del self._connections[camera]
+            connection.closed.set()
+
+    async def _relay(
+        self, context: Context, replies: Replies, sink: QueueSink, ledger: Ledger, connection: _Connection
+    ) -> None:
+        reads = asyncio.create_task(self._read(context, sink, ledger))
+        tells = asyncio.create_task(self._tell(replies, sink, ledger))
+        evicted = asyncio.create_task(connection.evicted.wait())
+        tasks = {reads, tells, evicted}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        if reads in done and not replies.under_way:
+            # A pusher that goes on elsewhere must not send there once more what was taken over.
+            with contextlib.suppress(CapacityError):
+                await _reply(replies, sink.now(), ledger)
+        for task in (reads, tells):
+            if task in done:
+                task.result()
+        if reads not in done:
+            raise TakenOverError("a newer connection of the same session took over")
+        if reads.result():
+            await _reply(replies, await sink.end(), ledger)
+
+    async def _read(self, context: Context, sink: QueueSink, ledger: Ledger) -> bool:
+        """Until the pusher says ``end`` (True) or just leaves (False)."""
+        while (request := await context.read()) is not grpc.aio.EOF:
+            kind = request.WhichOneof("message")
+            if kind == "packets":
+                if batch := ledger.admit(request.packets):
+                    await sink.offer(batch)
+            elif kind == "end":
+                return True
+            else:
+                raise ValueError(f"after `open` a push takes `packets` and `end`, not {kind or 'an empty message'!r}")
+        return False
+
+    async def _tell(self, replies: Replies, sink: QueueSink, ledger: Ledger) -> None:
+        while True:
+            await _reply(replies, await sink.progress(), ledger)
+            await asyncio.sleep(REPLY_INTERVAL_S)
+
+
+async def _reply(replies: Replies, progress: PushReply, ledger: Ledger) -> None:
+    ledger.grant(progress)
+    progress.repeats = ledger.repeats
+    await replies.send(progress)
+
+
+def parse(data: bytes) -> ingest_pb2.PushRequest:
+    """A message of a push, taken apart if it is not of too many packets: an empty one comes in two bytes and would take
+    80 of memory. Raises ``CapacityError``; ``DecodeError``: it is no message."""
+    at = count = 0
+    while at < len(data):
+        tag, at, size, shift = data[at], at + 1, 0, 0
+        while at < len(data):
+            size |= (data[at] & 127) << shift
+            at, shift = at + 1, shift + 7
+            if data[at - 1] < 128:
+                break
+        if tag not in (OPEN_TAG, BATCH_TAG, END_TAG):
+            raise DecodeError
+        count += 1
+        if count > MAX_FIELDS:
+            raise CapacityError(f"a message has more than {MAX_FIELDS - 2} packets; send fewer at a time")
+        # A batch's tag is followed by its packets', which have that of an opening.
+        at += 0 if tag == BATCH_TAG else size
+    return ingest_pb2.PushRequest.FromString(data)
+
+
+PARSE = parsing(parse, "/sightline.v1.Ingest/Push")
+
+
+async def read_open(context: Context, open_s: float = OPEN_S) -> ingest_pb2.Open:
+    """The first message of a push. Raises ``TimeoutError``: none came within ``open_s``; ``ValueError``: it is not
+    ``open``, or asks for what cannot be; ``ConfigError``: it is no message."""
+    try:
+        async with asyncio.timeout(open_s):
+            first = await context.read()
+    except TimeoutError:
+        raise TimeoutError(f"no `open` came within {open_s:g} s of connecting") from None
+    if isinstance(first, bytes):
+        first = PARSE(first)
+    if first is grpc.aio.EOF or first.WhichOneof("message") != "open":
+        raise ValueError("the first message of a push must be `open`")
+    opened: ingest_pb2.Open = first.open
+    if not opened.camera or len(opened.camera) > MAX_NAME:
+        raise ValueError(f"`open` needs the camera's name, at most {MAX_NAME} characters")
+    if not opened.session or len(opened.session) > MAX_NAME:
+        raise ValueError(f"`open` needs a session id, at most {MAX_NAME} characters")
+    if opened.codec not in CODECS:
+        raise ValueError(f"unknown codec {opened.codec!r}; there are: {', '.join(sorted(CODECS))}")
+    if max(opened.width, opened.height) > MAX_SIDE:
+        raise ValueError(f"a picture of {opened.width}x{opened.height} is larger than {MAX_SIDE}x{MAX_SIDE}")
+    if len(opened.extradata) > MAX_EXTRADATA_BYTES:
+        raise ValueError(f"extradata of {len(opened.extradata)} bytes is larger than {MAX_EXTRADATA_BYTES}")
+    return opened
+
+
+class Replies:
+    """Writes one reply at a time; one that is not taken stays pending, as core cannot withdraw it, and takes no status
+    beside it: left by an error, this waits until nothing is pending."""
+
+    def __init__(self, context: Context, reply_s: float = REPLY_S) -> None:
+        self._context = context
+        self._reply_s = reply_s
+        self._pending: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Replies:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, Exception):
+            await self._drained()
+
+    async def send(self, reply: PushReply | bytes) -> None:
+        """Tell the pusher. Raises ``CapacityError``: it has not read earlier replies for ``reply_s``."""
+        await self._drained()
+        self._pending = asyncio.create_task(self._write(reply))
+        await asyncio.wait({self._pending}, timeout=self._reply_s)
+        if not self._pending.done():
+            raise CapacityError(f"the agent has not read its replies for {self._reply_s:g} s; read them to get credit")
+
+    @property
+    def under_way(self) -> bool:
+        return self._pending is not None and not self._pending.done()
+
+    async def _drained(self) -> None:
+        if self._pending is not None and self.under_way:
+            await asyncio.wait({self._pending})
+
+    async def _write(self, reply: PushReply | bytes) -> None:
+        # A write that fails has lost its connection, which ends the handler from the other side.
+        with contextlib.suppress(Exception):
+            await self._context.write(reply)
