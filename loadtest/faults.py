@@ -45,12 +45,9 @@ class Fault:
 
 
 async def inflict(stage: Stage, name: str) -> FaultResult:
-    """Do one fault and wait until all of its cameras are on time again, or for so long that they will not be.
-
-    Raises:
-        ConfigError: there is no such fault, or it needs a cluster of the load test's own.
-        SightlineError: there was nobody to do it to.
-    """
+    """Do one fault and wait until all of its cameras are on time again, or for so long that they will not be. Raises
+    ``ConfigError``: there is no such fault, or it needs a cluster of the load test's own; ``SightlineError``: there was
+    nobody to do it to."""
     fault = faults.get(name)
     if fault.only_own and not stage.target.own:
         raise ConfigError(

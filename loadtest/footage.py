@@ -90,12 +90,9 @@ def make_footage(
 
 
 def gather(kinds: Sequence[str], *, fps: float, size: tuple[int, int], crf: int | None = None) -> dict[str, Footage]:
-    """Footage by the names that a profile uses: kinds that are made (with ``crf``), or paths of video files.
-
-    Raises:
-        ConfigError: neither, or files that no one camera could send one after the other.
-        SourceError: a file cannot be read.
-    """
+    """Footage by the names that a profile uses: kinds that are made (with ``crf``), or paths of video files. Raises
+    ``ConfigError``: neither, or files that no one camera could send one after the other; ``SourceError``: a file cannot
+    be read."""
     found: dict[str, Footage] = {}
     for kind in kinds:
         if kind in MADE:

@@ -128,13 +128,9 @@ def own_cluster(
     *,
     redis: bool = False,
 ) -> Iterator[Target]:
-    """A cluster from ``config`` for as long as the block lasts; ``redis``: with a Redis of its own.
-
-    Raises:
-        ConfigError: see ``actors.runtime.Cluster.start``; or for ``redis``: the configuration names one already, which
-            is somebody's, or there is no ``redis-server`` here.
-        SightlineError: it did not start.
-    """
+    """A cluster from ``config`` for as long as the block lasts; ``redis``: with a Redis of its own. Raises
+    ``ConfigError``: see ``actors.runtime.Cluster.start``; or for ``redis``: the configuration names one already, which
+    is somebody's, or there is no ``redis-server`` here; ``SightlineError``: it did not start."""
     on_phase("loading the libraries")
     from actors.runtime import Cluster
 

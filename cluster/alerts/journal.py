@@ -125,11 +125,8 @@ class Journal:
 
     async def incident(self, incident_id: str, newest: Incident | None = None) -> IncidentDetail | None:
         """One incident as last known, with those of its events and deliveries that are on disk; None for an unknown id.
-        ``newest``: its state where that is known.
-
-        Raises:
-            UnavailableError: the store cannot be read, and nothing of it is unwritten.
-        """
+        ``newest``: its state where that is known. Raises ``UnavailableError``: the store cannot be read, and nothing of
+        it is unwritten."""
         newest = newest or self.unwritten(incident_id)
         try:
             found = await self.read(lambda store: store.incident(incident_id))

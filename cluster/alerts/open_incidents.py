@@ -146,12 +146,8 @@ class OpenIncidents:
 
     # -- mutes ----------------------------------------------------------------------------------
     def mute(self, mute: Mute, now_s: float) -> None:
-        """Mute a camera, a subject, or one at the other; replaces an earlier mute of the same.
-
-        Raises:
-            ConfigError: ``until_s`` lies in the past.
-            CapacityError: too many mutes.
-        """
+        """Mute a camera, a subject, or one at the other; replaces an earlier mute of the same. Raises ``ConfigError``:
+        ``until_s`` lies in the past; ``CapacityError``: too many mutes."""
         if mute.until_s <= now_s:
             raise ConfigError("a mute must end in the future")
         self._expire(now_s)

@@ -73,12 +73,8 @@ class SinkRoutes:
             raise NotReadyError(f"there is no sink {name!r}; {known}")
 
     async def test(self, name: str) -> None:
-        """Send a made-up incident to one sink: its beginning and its end, as far as the sink wants these.
-
-        Raises:
-            NotReadyError: there is no such sink.
-            UnavailableError: it was not accepted; the message says why.
-        """
+        """Send a made-up incident to one sink: its beginning and its end, as far as the sink wants these. Raises
+        ``NotReadyError``: there is no such sink; ``UnavailableError``: it was not accepted; the message says why."""
         self.check(name)
         made = _test_incident()
         try:

@@ -205,12 +205,9 @@ class Decoder:
         return aspect if aspect and 1 / _MOST_ASPECT <= aspect <= _MOST_ASPECT else Fraction(1)
 
     def decode(self, data: bytes, pts: int | None, dts: int | None) -> list[VideoFrame]:
-        """Pictures that became ready, in display order. ``data`` must not be empty.
-
-        Raises:
-            DecodeError: the packet is damaged or cannot be decoded here.
-            PicturesTooLargeError: nothing was decoded; the decoder is of no more use.
-        """
+        """Pictures that became ready, in display order. ``data`` must not be empty. Raises ``DecodeError``: the packet
+        is damaged or cannot be decoded here; ``PicturesTooLargeError``: nothing was decoded; the decoder is of no more
+        use."""
         sequence = self._memory.check_parameter_sets(data)
         if sequence is not None:
             self._sequence, self._refused = sequence, ""

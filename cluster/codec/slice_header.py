@@ -106,12 +106,7 @@ def read_h264_picture(unit: bytes) -> H264Picture:
 
 
 def read_h264_slice(unit: bytes, sequences: dict[int, H264Sequence], pictures: dict[int, H264Picture]) -> CodedPicture:
-    """A slice header.
-
-    Raises:
-        ValueError: cut short or damaged.
-        KeyError: its parameter sets are unknown.
-    """
+    """A slice header. Raises ``ValueError``: cut short or damaged; ``KeyError``: its parameter sets are unknown."""
     bits = Bits(unit[1:])
     idr, reference = unit_kind("h264", unit[0]) == H264_IDR, bool(unit[0] & 0x60)
     bits.ue()

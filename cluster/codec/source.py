@@ -62,11 +62,8 @@ class Source(Protocol):
     def ended(self) -> bool: ...
 
     def open(self) -> StreamHeader:
-        """Connect and read the stream's parameters; callable again after ``packets`` ended.
-
-        Raises:
-            SourceError: it cannot be read; ``retryable``: trying again may help.
-        """
+        """Connect and read the stream's parameters; callable again after ``packets`` ended. Raises ``SourceError``: it
+        cannot be read; ``retryable``: trying again may help."""
         ...
 
     def packets(self) -> Iterator[EncodedPacket]:

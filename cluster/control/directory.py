@@ -261,12 +261,8 @@ class Directory:
         return {rung: counts[rung] for rung in self._rungs}
 
     def drain(self, replica: str, *, undo: bool = False) -> ReplicaStatus:
-        """Move every camera off a replica, and give it none until it is restarted; ``undo`` reverts that.
-
-        Raises:
-            ConfigError: no such replica.
-            NotReadyError: no other one takes cameras.
-        """
+        """Move every camera off a replica, and give it none until it is restarted; ``undo`` reverts that. Raises
+        ``ConfigError``: no such replica; ``NotReadyError``: no other one takes cameras."""
         if replica not in self._replicas:
             known = ", ".join(sorted(self._replicas)) or "none"
             raise ConfigError(f"there is no replica {replica!r}; there are: {known}")

@@ -95,11 +95,8 @@ def observe_pictures(
 
 
 def fleet_settings(config: SightlineConfig) -> FleetSettings:
-    """Scheduling settings of a configuration.
-
-    Raises:
-        ConfigError: the cost model or the ladder cannot be read, or is another model's.
-    """
+    """Scheduling settings of a configuration. Raises ``ConfigError``: the cost model or the ladder cannot be read, or
+    is another model's."""
     scheduling = config.scheduling
     costs = _costs(config)
     ladder = ALL_EQUAL.ladder if costs is None or not scheduling.ladder else _ladder(config)

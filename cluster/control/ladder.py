@@ -278,11 +278,7 @@ class Ladder:
         return len(self.rungs) - 1 - self.rungs[-1].shed
 
     def index_of(self, name: str) -> int:
-        """Index of the rung called ``name``.
-
-        Raises:
-            ConfigError: there is none.
-        """
+        """Index of the rung called ``name``. Raises ``ConfigError``: there is none."""
         for place, rung in enumerate(self.rungs):
             if rung.name == name:
                 return place
@@ -293,11 +289,7 @@ class Ladder:
 
     @classmethod
     def load(cls, path: Path) -> Ladder:
-        """Load from a file, or from a model's folder.
-
-        Raises:
-            ConfigError: there is none, or it is not a ladder.
-        """
+        """Load from a file, or from a model's folder. Raises ``ConfigError``: there is none, or it is not a ladder."""
         file = path / FILE if path.is_dir() else path
         try:
             body = json.loads(file.read_text(encoding="utf-8"))
@@ -313,11 +305,7 @@ class Ladder:
             ) from None
 
     def save(self, path: Path) -> None:
-        """Write a file for :meth:`load`.
-
-        Raises:
-            SightlineError: the file cannot be written.
-        """
+        """Write a file for :meth:`load`. Raises ``SightlineError``: the file cannot be written."""
         write_text(path / FILE if path.is_dir() else path, self.to_json() + "\n")
 
 

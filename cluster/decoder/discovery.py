@@ -47,12 +47,8 @@ Network = ipaddress.IPv4Network
 
 
 def named_network(text: str, allowed: Sequence[Network]) -> Network:
-    """The network to search.
-
-    Raises:
-        ConfigError: not an IPv4 network, or a large one.
-        NotReadyError: the configuration does not name it.
-    """
+    """The network to search. Raises ``ConfigError``: not an IPv4 network, or a large one; ``NotReadyError``: the
+    configuration does not name it."""
     try:
         network = ipaddress.IPv4Network(text)
     except ValueError as error:
@@ -78,12 +74,8 @@ class NetworkSearch:
         self._running = False
 
     async def search(self, network: str, user: str = "", password: str = "") -> AsyncGenerator[Discovery, None]:
-        """Progress and cameras as they come.
-
-        Raises:
-            ConfigError: see :func:`named_network`, as for ``NotReadyError``; the library is missing.
-            CapacityError: a network is being searched already.
-        """
+        """Progress and cameras as they come. Raises ``ConfigError``: see :func:`named_network`, as for
+        ``NotReadyError``; the library is missing; ``CapacityError``: a network is being searched already."""
         named = named_network(network, self._allowed)
         try:
             import onvif  # noqa: F401

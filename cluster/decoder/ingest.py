@@ -133,12 +133,8 @@ class QueueSink:
         self._retired = True
 
     async def open(self, header: StreamHeader, session: str) -> PushReply:
-        """Open a session, which starts at 0 and replaces the old one; an ended session may only be ended again.
-
-        Raises:
-            UnavailableError: the camera no longer runs here.
-            NotReadyError: the session has ended.
-        """
+        """Open a session, which starts at 0 and replaces the old one; an ended session may only be ended again. Raises
+        ``UnavailableError``: the camera no longer runs here; ``NotReadyError``: the session has ended."""
         if session != self._ended:
             self._check_running()
             if self._camera is not None and self._camera.ended:

@@ -59,11 +59,8 @@ class RunningCamera:
         life: str = "",
     ) -> None:
         """``rings``: byte budget of this process's packet rings; ``spans``: trace exporter; ``gate``: the process's
-        decode gate; ``life``: see :class:`~cluster.types.StreamSpec`.
-
-        Raises:
-            ConfigError: the source's address or the pruning policy is unusable.
-        """
+        decode gate; ``life``: see :class:`~cluster.types.StreamSpec`. Raises ``ConfigError``: the source's address or
+        the pruning policy is unusable."""
         self.settings = settings
         self.geometry = geometry
         self.life = life

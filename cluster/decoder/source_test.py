@@ -93,11 +93,9 @@ def watch_source(
 ) -> SourceTest:
     """Run the camera's own pipeline on its source until two keyframes and enough samples have come; blocks.
 
-    ``config``: which files may be opened, redirects. ``longest_s``: beyond the time to connect.
-
-    Raises:
-        ConfigError: a camera that pushes, or another address that cannot be opened here.
-        NotReadyError: it sends no picture, with the reason.
+    ``config``: which files may be opened, redirects. ``longest_s``: beyond the time to connect. Raises ``ConfigError``:
+    a camera that pushes, or another address that cannot be opened here; ``NotReadyError``: it sends no picture, with
+    the reason.
     """
     if camera.is_pushed:
         raise ConfigError(f"camera {camera.name!r} has no source to test: an agent pushes its packets")

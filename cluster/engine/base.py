@@ -122,18 +122,11 @@ class Engine(ABC):
 
     def prepare(self, spec: StreamSpec) -> None:  # noqa: B027
         """Load the state that another process saved of a stream before :meth:`admit`, which then need not wait. The
-        only method callable from any thread.
-
-        Raises:
-            ConfigError: see :meth:`admit`.
-        """
+        only method callable from any thread. Raises ``ConfigError``: see :meth:`admit`."""
 
     def admit(self, spec: StreamSpec) -> None:
-        """Add a stream, or change the questions and policies of an existing one (its window stays).
-
-        Raises:
-            ConfigError: an unknown policy, or a window the model cannot hold.
-        """
+        """Add a stream, or change the questions and policies of an existing one (its window stays). Raises
+        ``ConfigError``: an unknown policy, or a window the model cannot hold."""
         self._check(spec)
         self._admit(spec, None)
 
@@ -211,12 +204,9 @@ class Engine(ABC):
         return export.snapshot(self._stream(stream), self.fingerprint)
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
-        """Inverse of :meth:`export_stream`, on an engine with the same model; replaces a stream of that name.
-
-        Raises:
-            CapacityError: there is no room for its KV.
-            ModelError: the state belongs to another model or version.
-        """
+        """Inverse of :meth:`export_stream`, on an engine with the same model; replaces a stream of that name. Raises
+        ``CapacityError``: there is no room for its KV; ``ModelError``: the state belongs to another model or
+        version."""
         self._check(spec)
         taken = export.load(state, spec, self._stream_kv(), self.fingerprint)
         taken.kv_sink, taken.kv_lost, taken.restored = self._kv_sink, self._kv_lost, True
@@ -243,10 +233,8 @@ class Engine(ABC):
 
         A window that is never stepped is skipped; later windows then compute its tokens. Windows too old to be answered
         are counted in ``stats``; after an error the same windows may be stepped again. ``following``: windows of the
-        next step, as far as known: a GPU gets their frames before the answers of this one are waited for.
-
-        Raises:
-            DeviceError: the GPU is lost to this process.
+        next step, as far as known: a GPU gets their frames before the answers of this one are waited for. Raises
+        ``DeviceError``: the GPU is lost to this process.
         """
         started = time.monotonic()
         names = [request.stream for request in requests]
@@ -357,11 +345,8 @@ class Engine(ABC):
 
     # -- asking ---------------------------------------------------------------------------------------
     def ask(self, ask: AskSpec) -> AskRun:
-        """Start answering a free question over a stream's window and memory.
-
-        Raises:
-            NotReadyError: the stream has no memory, or has seen nothing yet.
-        """
+        """Start answering a free question over a stream's window and memory. Raises ``NotReadyError``: the stream has
+        no memory, or has seen nothing yet."""
         raise NotReadyError(self.no_memory.format(ask.stream))
 
     def delete_memory(self, stream: str, ago_s: float | None = None, life: str = "") -> Future[DeletedMemory]:
@@ -376,11 +361,8 @@ class Engine(ABC):
         return completed_future(DeletedMemory(frames - len(held.frames), nbytes - held.nbytes))
 
     def memory_status(self, stream: str) -> MemoryStatus:
-        """Contents and health of a stream's memory, but for the bytes that its tiers hold.
-
-        Raises:
-            NotReadyError: it has no memory.
-        """
+        """Contents and health of a stream's memory, but for the bytes that its tiers hold. Raises ``NotReadyError``: it
+        has no memory."""
         raise NotReadyError(self.no_memory.format(stream))
 
 

@@ -44,11 +44,8 @@ class ScoreStatistics:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Load the calibration histogram from the JSON of `sightline eval accuracy`.
-
-        Raises:
-            ConfigError: no such file, or it holds no histogram.
-        """
+        """Load the calibration histogram from the JSON of `sightline eval accuracy`. Raises ``ConfigError``: no such
+        file, or it holds no histogram."""
         how = "write one with `sightline eval accuracy --json FILE`"
         try:
             bins = json.loads(Path(path).read_text(encoding="utf-8"))["calibration"]["bins"]

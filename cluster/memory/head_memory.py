@@ -216,12 +216,8 @@ class HeadMemory:
         return found
 
     def load_blocks(self, clusters: Sequence[int], load: Load) -> dict[int, Block]:
-        """Load the blocks of clusters, by cluster number.
-
-        Raises:
-            BlocksLostError: some are lost for good.
-            BlocksUnavailableError: some cannot be loaded now.
-        """
+        """Load the blocks of clusters, by cluster number. Raises ``BlocksLostError``: some are lost for good;
+        ``BlocksUnavailableError``: some cannot be loaded now."""
         if not clusters:
             return {}
         loaded = load(self.table.block[list(clusters)].tolist())
@@ -267,11 +263,8 @@ class HeadMemory:
         )
 
     def split_cluster(self, cluster: int, resident: Load) -> HeadChange:
-        """Merge what was founded for a cluster into it, as far as it is at hand, and split it if it must be.
-
-        Raises:
-            BlocksUnavailableError: its own members are not at hand.
-        """
+        """Merge what was founded for a cluster into it, as far as it is at hand, and split it if it must be. Raises
+        ``BlocksUnavailableError``: its own members are not at hand."""
         numbers = torch.cat([torch.tensor([cluster]), self.organiser.founded_for(cluster)])
         found = [one.block for one in resident(self.table.block[numbers].tolist())]
         if found[0] is None:

@@ -54,11 +54,9 @@ def load_model(
 
     ``path_or_preset``: a preset's or bundled model's name, a directory, or a hub id. ``seed`` makes a preset's weights.
     ``max_pixels`` bounds a frame for families of native resolution (a preset has its own bound, a checkpoint the one in
-    its ``sightline.json``, or 448*448).
-
-    Raises:
-        ModelError: nothing there, not a supported family, a broken checkpoint, or a device this machine lacks.
-        ConfigError: an unknown dtype, or one the device lacks; ``max_pixels`` for a family of square frames.
+    its ``sightline.json``, or 448*448). Raises ``ModelError``: nothing there, not a supported family, a broken
+    checkpoint, or a device this machine lacks; ``ConfigError``: an unknown dtype, or one the device lacks;
+    ``max_pixels`` for a family of square frames.
     """
     where = find_device(device)
     kind = loaded_dtype(dtype, where)
@@ -84,11 +82,8 @@ def load_shape(name: str, max_pixels: int | None = None) -> VisionLanguageModel:
 
     ``name``: a published model (``qwen2_5_vl-7b``, or its hub id), a preset, a bundled model, a checkpoint's folder
     with ``config.json`` and tokenizer, or a hub id of which the hub's cache has these. Nothing is fetched.
-    ``max_pixels``: see :func:`load_model`.
-
-    Raises:
-        ModelError: not found, or of an unsupported family.
-        ConfigError: ``max_pixels`` for a family of square frames.
+    ``max_pixels``: see :func:`load_model`. Raises ``ModelError``: not found, or of an unsupported family;
+    ``ConfigError``: ``max_pixels`` for a family of square frames.
     """
     name = PUBLISHED.get(name, name)
     shape = SHAPES.get(name) or PRESETS.get(name)

@@ -24,11 +24,8 @@ WARNING = "engine: simulated runs no model: its answers are drawn at random, and
 
 def load_configured(config: SightlineConfig, neighbours: int) -> VisionLanguageModel:
     """Load the configured model; takes seconds to minutes. ``neighbours``: replicas on this machine's cores, with this.
-
-    Raises:
-        ModelError: the checkpoint or the device cannot be used.
-        ConfigError: ``model.dtype`` or ``model.max_pixels`` is not for it.
-    """
+    Raises ``ModelError``: the checkpoint or the device cannot be used; ``ConfigError``: ``model.dtype`` or
+    ``model.max_pixels`` is not for it."""
     import torch
 
     from cluster.models import load_model
@@ -71,12 +68,8 @@ def make_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: Tier
 
 
 def make_vllm_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: TierStack) -> Engine:
-    """The engine on vLLM, with its metrics registered beside ours.
-
-    Raises:
-        ConfigError: vLLM is not installed, or does not know an argument.
-        ModelError: it cannot serve the model here.
-    """
+    """The engine on vLLM, with its metrics registered beside ours. Raises ``ConfigError``: vLLM is not installed, or
+    does not know an argument; ``ModelError``: it cannot serve the model here."""
     from cluster import metrics
     from cluster.engine.vllm.engine import VllmEngine
     from cluster.engine.vllm.settings import VllmSettings
@@ -98,11 +91,8 @@ def make_vllm_engine(config: SightlineConfig, model: VisionLanguageModel, tiers:
 
 
 def configured_costs(config: SightlineConfig) -> CostModel:
-    """The cost model of a configuration with ``engine: simulated``.
-
-    Raises:
-        ConfigError: none is named, there is none of that name, or it is another model's.
-    """
+    """The cost model of a configuration with ``engine: simulated``. Raises ``ConfigError``: none is named, there is
+    none of that name, or it is another model's."""
     if config.simulated.costs is None:
         raise ConfigError(
             "engine: simulated needs simulated.costs, the cost model that says how long steps take: one of "
@@ -114,12 +104,8 @@ def configured_costs(config: SightlineConfig) -> CostModel:
 
 
 def make_simulated(config: SightlineConfig, tiers: TierStack, instance: str) -> tuple[Engine, MemoryBank]:
-    """The simulated engine of replica ``instance``, for load tests, with an empty memory bank.
-
-    Raises:
-        ConfigError: its costs or scores cannot be used.
-        ModelError: there is no such model to stand in for.
-    """
+    """The simulated engine of replica ``instance``, for load tests, with an empty memory bank. Raises ``ConfigError``:
+    its costs or scores cannot be used; ``ModelError``: there is no such model to stand in for."""
     import torch
 
     from cluster.engine.simulated import DEMO_SCORES, ScoreStatistics, SimulatedEngine

@@ -239,11 +239,8 @@ class EngineWorker:
         )
 
     def check(self) -> None:
-        """Whether the engine thread is alive and moving.
-
-        Raises:
-            RuntimeError: it is dead, stuck, or fails on every window.
-        """
+        """Whether the engine thread is alive and moving. Raises ``RuntimeError``: it is dead, stuck, or fails on every
+        window."""
         if not self._thread.is_alive():
             raise RuntimeError(self._broken or "the engine thread has died")
         if self._steps.failures >= MAX_FAILURES:

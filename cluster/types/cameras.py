@@ -24,11 +24,7 @@ class Priority(StrEnum):
 
     @classmethod
     def of(cls, name: str) -> Self:
-        """The class called ``name``.
-
-        Raises:
-            ConfigError: there is none of that name.
-        """
+        """The class called ``name``. Raises ``ConfigError``: there is none of that name."""
         try:
             return cls(name)
         except ValueError:

@@ -163,11 +163,8 @@ class PatchGeometry:
         return self.grid(side, side)
 
     def grid(self, width: int, height: int) -> PatchGrid:
-        """The patch grid for a camera of ``width x height`` native pixels.
-
-        Raises:
-            ValueError: a side is not positive.
-        """
+        """The patch grid for a camera of ``width x height`` native pixels. Raises ``ValueError``: a side is not
+        positive."""
         if width <= 0 or height <= 0:
             raise ValueError(f"a camera's picture must have positive sides, not {width}x{height}")
         unit = self.patch * self.merge

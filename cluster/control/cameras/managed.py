@@ -29,11 +29,8 @@ _WHOSE = {
 
 
 def manager_from_outside(name: str) -> str:
-    """Validate a manager name from the network; empty means ``cluster``.
-
-    Raises:
-        ConfigError: an invalid name, or that of a part of the cluster itself.
-    """
+    """Validate a manager name from the network; empty means ``cluster``. Raises ``ConfigError``: an invalid name, or
+    that of a part of the cluster itself."""
     if name in (CONFIGURATION, KUBERNETES):
         raise ConfigError(f"a manager must not be called {name!r}, which is a part of the cluster itself")
     if name and not _NAME.fullmatch(name):
@@ -42,11 +39,8 @@ def manager_from_outside(name: str) -> str:
 
 
 def check_manager(camera: str, owner: str, asking: str, *, takeover: bool = False) -> None:
-    """Check that ``asking`` may change a camera of ``owner``.
-
-    Raises:
-        ManagedElsewhereError: it belongs to another manager, and is not to be taken over.
-    """
+    """Check that ``asking`` may change a camera of ``owner``. Raises ``ManagedElsewhereError``: it belongs to another
+    manager, and is not to be taken over."""
     if owner != asking and not takeover:
         whose = _WHOSE.get(owner, f"belongs to the files that were applied as {owner!r}")
         raise ManagedElsewhereError(f"camera {camera!r} {whose}; change it there, or take it over (--takeover)")

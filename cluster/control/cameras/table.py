@@ -63,12 +63,9 @@ class Table(Protocol):
 
 
 class FileTable:
-    """A :class:`Table` in a SQLite file that only its owner may read: sources hold passwords.
-
-    Raises:
-        ConfigError: the file cannot be opened or written.
-        UnavailableError: from all methods, the disk is full or fails; nothing was changed.
-    """
+    """A :class:`Table` in a SQLite file that only its owner may read: sources hold passwords. Raises ``ConfigError``:
+    the file cannot be opened or written; ``UnavailableError``: from all methods, the disk is full or fails; nothing was
+    changed."""
 
     durable = True
 
@@ -207,11 +204,8 @@ def _as_kept(cameras: Iterable[ManagedCamera]) -> dict[str, bytes]:
 
 
 def lock_state(folder: Path) -> FolderLock:
-    """Lock a cluster's folder of state: two clusters would overwrite each other's.
-
-    Raises:
-        ConfigError: it cannot be made or written, or another cluster uses it.
-    """
+    """Lock a cluster's folder of state: two clusters would overwrite each other's. Raises ``ConfigError``: it cannot be
+    made or written, or another cluster uses it."""
     try:
         return FolderLock(folder, "folder with --state (cluster.state_dir)", wait_s=0.0)
     except OSError as error:
@@ -339,11 +333,8 @@ class CameraTable:
         return known
 
     def restore_secrets(self, entry: CameraEntry) -> CameraEntry:
-        """The entry with the source of the camera of its name, if it has exactly that with its secrets hidden.
-
-        Raises:
-            ConfigError: another source with hidden secrets.
-        """
+        """The entry with the source of the camera of its name, if it has exactly that with its secrets hidden. Raises
+        ``ConfigError``: another source with hidden secrets."""
         known = self._managed.get(entry.name)
         if known is not None and HIDDEN in entry.source.reveal() and entry.source.reveal() == str(known.entry.source):
             return entry.model_copy(update={"source": known.entry.source})
@@ -351,11 +342,8 @@ class CameraTable:
         return entry
 
     def check_test(self, entry: CameraEntry) -> CameraEntry:
-        """A camera whose source is to be tested, with its secrets and the settings that it would run with.
-
-        Raises:
-            ConfigError: settings that contradict each other, or a source that may not be opened.
-        """
+        """A camera whose source is to be tested, with its secrets and the settings that it would run with. Raises
+        ``ConfigError``: settings that contradict each other, or a source that may not be opened."""
         entry = self.restore_secrets(entry)
         check_files(self._config, entry)
         camera = camera_settings(self._config, entry)
@@ -369,10 +357,7 @@ class CameraTable:
 
     def managed(self, names: Sequence[str] = (), *, left_out: bool = False) -> list[ManagedCamera]:
         """Sorted by name; all of them without ``names``, with those that were ``left_out``, if they are asked for.
-
-        Raises:
-            UnknownCameraError: there is none of a name.
-        """
+        Raises ``UnknownCameraError``: there is none of a name."""
         for name in names:
             self._directory.settings(name)
         known = self._managed | (self._left_out if left_out else {})

@@ -26,11 +26,8 @@ def names() -> list[str]:
 
 
 def load(name_or_path: str | Path) -> CostModel:
-    """Load a shipped cost model by its name, or any by its path.
-
-    Raises:
-        ConfigError: there is none, or the file is not a cost model.
-    """
+    """Load a shipped cost model by its name, or any by its path. Raises ``ConfigError``: there is none, or the file is
+    not a cost model."""
     path = Path(name_or_path)
     if str(name_or_path) in names():
         path = SHIPPED / f"{name_or_path}.json"
@@ -53,11 +50,7 @@ def load(name_or_path: str | Path) -> CostModel:
 
 
 def save(costs: CostModel, path: Path) -> None:
-    """Write a cost model file for :func:`load`.
-
-    Raises:
-        SightlineError: the file cannot be written.
-    """
+    """Write a cost model file for :func:`load`. Raises ``SightlineError``: the file cannot be written."""
     write_text(path, json.dumps(asdict(costs), indent=2) + "\n")
 
 
@@ -136,11 +129,7 @@ class CostModel:
         return self.step_s + sum(map(self.window_seconds, works)) if works else 0.0
 
     def check(self, model: str) -> None:
-        """Check that these are costs of ``model``.
-
-        Raises:
-            ConfigError: they are another model's.
-        """
+        """Check that these are costs of ``model``. Raises ``ConfigError``: they are another model's."""
         if model != self.model:
             raise ConfigError(
                 f"these costs are of model {self.model!r} on {self.device}, not of {model!r}; "
@@ -158,10 +147,7 @@ def fit(steps: Sequence[Timed], *, model: str, device: str, source: str) -> Cost
     """Fit a cost model to ``steps`` (windows stepped together, seconds) by non-negative least squares.
 
     A negative coefficient would make some window free. Errors are relative to the step's seconds, so that short steps
-    weigh as much as long ones.
-
-    Raises:
-        ConfigError: too few steps, or one without windows or time.
+    weigh as much as long ones. Raises ``ConfigError``: too few steps, or one without windows or time.
     """
     if len(steps) < LEAST_STEPS:
         raise ConfigError(f"a cost model needs at least {LEAST_STEPS} timed steps, not {len(steps)}")

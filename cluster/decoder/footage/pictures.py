@@ -68,11 +68,8 @@ class LatestPicture:
 
     def render(self, *, kept: bool = False, width: int = 0) -> Picture:
         """Render as JPEG, cached per form; ``kept``: pruned patches are dark and grey; ``width``: pixels, the sample's
-        own for 0 or more than it has. Takes milliseconds: not for an event loop.
-
-        Raises:
-            NotReadyError: there is no picture.
-        """
+        own for 0 or more than it has. Takes milliseconds: not for an event loop. Raises ``NotReadyError``: there is no
+        picture."""
         shown = self._shown
         if shown is None:
             raise NotReadyError("there is no picture of this camera yet")
@@ -122,10 +119,8 @@ def still(
     """The picture at ``moment`` in the camera's own lines (at most 1080) and the shape that the stream tells, as JPEG.
 
     ``packets``: one GOP, from its keyframe on, of which the last picture before ``moment`` (the camera's microseconds)
-    is used. ``painter``: privacy masks. ``decoded_bytes``: memory limit for decoded pictures.
-
-    Raises:
-        SourceError: nothing can be decoded, not within ``decoded_bytes``, or not without more than 512 pictures.
+    is used. ``painter``: privacy masks. ``decoded_bytes``: memory limit for decoded pictures. Raises ``SourceError``:
+    nothing can be decoded, not within ``decoded_bytes``, or not without more than 512 pictures.
     """
     if not packets:
         raise SourceError("the camera sent no picture that can be decoded", retryable=False)

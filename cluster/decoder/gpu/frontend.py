@@ -153,11 +153,8 @@ class DeviceFrontend:
     def process(self, camera: DeviceCamera, picture: DevicePicture) -> DeviceSample:
         """Prune a sample and cut its patches, together with those of other cameras that wait.
 
-        The decoder's surface is free again when this returns.
-
-        Raises:
-            NotImplementedError: a picture of another format than 4:2:0.
-            RuntimeError: the device failed, or has no memory left.
+        The decoder's surface is free again when this returns. Raises ``NotImplementedError``: a picture of another
+        format than 4:2:0; ``RuntimeError``: the device failed, or has no memory left.
         """
         done: Future[DeviceSample] = Future()
         self._jobs.put(_Job(camera, camera.sampler.prepare(picture), done))

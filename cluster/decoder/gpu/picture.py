@@ -62,10 +62,8 @@ class Planes:
         ``codec`` tells where chroma lies, as PyAV does not. The decoder's surface stays taken as long as they live.
 
         PyAV lets nobody wait for a stream, and torch asks it to unless it is handed the capsule: FFmpeg maps pictures
-        on the default stream, on which torch works too.
-
-        Raises:
-            NotImplementedError: pictures of another format than 4:2:0.
+        on the default stream, on which torch works too. Raises ``NotImplementedError``: pictures of another format than
+        4:2:0.
         """
         planes: list[Any] = list(frame.planes)
         if len(planes) != 2:

@@ -126,10 +126,7 @@ def plan_window(
     """Plan a window of encoded ``frames``; older frames leave the stream and its KV.
 
     Tokens are refreshed by the window's first plan. ``prompts``: none before the window's end. ``watch``: record the
-    raw queries of every question's last rows.
-
-    Raises:
-        CapacityError: the pool is full.
+    raw queries of every question's last rows. Raises ``CapacityError``: the pool is full.
     """
     stream.drop_frames(stream.frames.index(frames[0]))
     for later in stream.frames[len(frames) :]:

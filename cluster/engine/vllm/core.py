@@ -131,11 +131,8 @@ class VllmCore:
         self._start()
 
     def check(self) -> None:
-        """Check that it can answer or restart its core.
-
-        Raises:
-            UnavailableError: its cores failed too often in a row, or it was closed.
-        """
+        """Check that it can answer or restart its core. Raises ``UnavailableError``: its cores failed too often in a
+        row, or it was closed."""
         if self._closed:
             raise UnavailableError("this engine was closed")
         if self._failures > self.settings.restarts:
@@ -145,13 +142,8 @@ class VllmCore:
             )
 
     def answer(self, asks: Sequence[PromptRequest]) -> list[PromptReply]:
-        """Run all prompts in one batch.
-
-        Raises:
-            UnavailableError: the core died, or did not answer in time; the next call starts another, while
-                :meth:`check` allows it.
-            ValueError: vLLM refuses a prompt.
-        """
+        """Run all prompts in one batch. Raises ``UnavailableError``: the core died, or did not answer in time; the next
+        call starts another, while :meth:`check` allows it; ``ValueError``: vLLM refuses a prompt."""
         self.check()
         if self._llm is None:
             log.warning("restarting vLLM's engine core")

@@ -53,12 +53,8 @@ def content_digest(embeds: Tensor) -> str:
 
 
 def check_items(items: Sequence[WindowItem], width: int, dtype: torch.dtype) -> None:
-    """Check items for errors that vLLM would not detect.
-
-    Raises:
-        ValueError: embeddings of another shape or type than the model's, without a position each, or text after an item
-            without ``after``.
-    """
+    """Check items for errors that vLLM would not detect. Raises ``ValueError``: embeddings of another shape or type
+    than the model's, without a position each, or text after an item without ``after``."""
     for number, item in enumerate(items):
         shape = (len(item), width)
         if item.embeds.ndim != 2 or tuple(item.embeds.shape) != shape or not len(item) or item.embeds.dtype != dtype:

@@ -28,11 +28,8 @@ class TimeOrderLayout:
         self.embed_token = lru_cache(maxsize=64)(self._embed_token)
 
     def make_prompts(self, frames: Sequence[StreamFrame], questions: Sequence[Question]) -> list[PromptRequest]:
-        """One request per question, in order, over a window's encoded frames in time order.
-
-        Raises:
-            ValueError: embeddings and positions do not fit each other, or the model.
-        """
+        """One request per question, in order, over a window's encoded frames in time order. Raises ``ValueError``:
+        embeddings and positions do not fit each other, or the model."""
         positions = self.model.window_positions(len(self.system_ids), frame_spans(frames))
         shown = [
             WindowItem.of(self.pad_embeds(encoded_tokens(frame).embeds), place.cpu().contiguous(), embeds_digest(frame))

@@ -97,11 +97,8 @@ def write_model_folder(model: VisionLanguageModel, folder: Path, head_sizes: Seq
 
 
 def padded_head_size(config: Any, sizes: Sequence[int] | None) -> int:
-    """The smallest of ``sizes`` (ascending; ``None``: any) that a language model's heads fit into.
-
-    Raises:
-        ModelError: none is large enough.
-    """
+    """The smallest of ``sizes`` (ascending; ``None``: any) that a language model's heads fit into. Raises
+    ``ModelError``: none is large enough."""
     head = head_size(config)
     fitting = [size for size in sizes or () if size >= head and config.hidden_size * size % head == 0]
     wide = head if sizes is None else next(iter(fitting), None)

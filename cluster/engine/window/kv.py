@@ -60,11 +60,7 @@ class KVPool:
         """``nbytes``: of keys and values together; ``None``: ``HOST_SHARE`` of the host's memory, or
         :func:`gpu_pool_bytes` for passes of ``pass_rows`` rows, with ``beside`` bytes left for others; at most
         ``MOST_SLOTS`` slots. ``host_bytes``: of host memory for windows that are moved there; ``None``: ``HOST_SHARE``
-        of it, and nothing for a pool that is there.
-
-        Raises:
-            ConfigError: not one token fits.
-        """
+        of it, and nothing for a pool that is there. Raises ``ConfigError``: not one token fits."""
         config = model.text_config
         size = head_size(config)
         kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -100,11 +96,7 @@ class KVPool:
         return self._fresh - self._spare
 
     def take(self, count: int) -> IntArray:
-        """``count`` free slots, ascending.
-
-        Raises:
-            CapacityError: fewer are free.
-        """
+        """``count`` free slots, ascending. Raises ``CapacityError``: fewer are free."""
         if count > self.capacity - self.used:
             self.make_room(count - (self.capacity - self.used))
         again = min(count, self._spare)
@@ -225,11 +217,8 @@ class StreamKV:
         return self._released
 
     def resize(self, count: int) -> None:
-        """Take slots until there are ``count``, or give the newest back. All KV is in the pool then.
-
-        Raises:
-            CapacityError: the pool is full.
-        """
+        """Take slots until there are ``count``, or give the newest back. All KV is in the pool then. Raises
+        ``CapacityError``: the pool is full."""
         self.load()
         self._join()
         self._give_back(self.slots[count:])
@@ -237,11 +226,7 @@ class StreamKV:
         self.slots = np.concatenate((self.slots, self._take(max(0, count - len(self.slots)))))
 
     def take_scratch(self, count: int) -> IntArray:
-        """Take ``count`` scratch slots, until :meth:`release_scratch`.
-
-        Raises:
-            CapacityError: the pool is full.
-        """
+        """Take ``count`` scratch slots, until :meth:`release_scratch`. Raises ``CapacityError``: the pool is full."""
         self.release_scratch()
         self.scratch = self._take(count)
         return self.scratch
@@ -251,11 +236,7 @@ class StreamKV:
         self.scratch = self.scratch[:0]
 
     def drop_slots(self, count: int) -> None:
-        """Drop the oldest ``count`` slots.
-
-        Raises:
-            ValueError: there are fewer.
-        """
+        """Drop the oldest ``count`` slots. Raises ``ValueError``: there are fewer."""
         if not 0 <= count <= len(self.slots):
             raise ValueError(f"{count} slots cannot be dropped of {len(self.slots)}")
         if not self.on_host:

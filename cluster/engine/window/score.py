@@ -46,11 +46,8 @@ class YesNoScore:
 
 
 def check_scores(scores: Sequence[float], dtype: torch.dtype) -> None:
-    """Check that all scores are numbers: one that is none would count as *no* for ever.
-
-    Raises:
-        NotFiniteError: one is not.
-    """
+    """Check that all scores are numbers: one that is none would count as *no* for ever. Raises ``NotFiniteError``: one
+    is not."""
     if any(map(math.isnan, scores)):
         narrow = dtype == torch.float16
         cure = "set model.dtype to bfloat16" if narrow else "its weights may be damaged: sightline models check MODEL"

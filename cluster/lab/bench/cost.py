@@ -52,11 +52,7 @@ ERROR = 0.35
 
 
 def platform_costs(name: str) -> CostModel:
-    """Seconds per step, window and token on one GPU.
-
-    Raises:
-        ConfigError: no such platform.
-    """
+    """Seconds per step, window and token on one GPU. Raises ``ConfigError``: no such platform."""
     platform = platforms.get(name)
     linear, attention = platform.flops * LINEAR, platform.flops * ATTENTION
     layer = WIDTH * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS) + 3 * WIDTH * MLP

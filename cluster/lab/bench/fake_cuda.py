@@ -89,11 +89,8 @@ class FakeCuda:
         self._here.close()
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """In place of a CUDA graph: the function itself, which runs here for the first time.
-
-        Raises:
-            RuntimeError: it reads data of the device, or gives it data of the host, as in a capture on a GPU.
-        """
+        """In place of a CUDA graph: the function itself, which runs here for the first time. Raises ``RuntimeError``:
+        it reads data of the device, or gives it data of the host, as in a capture on a GPU."""
         self._capturing = True
         try:
             function()

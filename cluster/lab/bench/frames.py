@@ -62,10 +62,7 @@ def read_clip(
     options: CodecOptions | None = None,
 ) -> ClipFrames:
     """Sample a clip through the real codec processor, whole, and again from its start until ``at_least`` seconds.
-
-    Raises:
-        SourceError: the file cannot be read.
-    """
+    Raises ``SourceError``: the file cannot be read."""
     source = FileSource(path, loop=True)
     options = options or CodecOptions(fps=fps)
     fps = options.fps

@@ -200,10 +200,7 @@ def _policy(name: str) -> Callable[[str, int], None]:
 
 def _explain_captured(shape: str, layers: int) -> None:
     """Three explanations at a time from graphs, in whose capture the host reads and gives nothing. A CPU has none.
-
-    Raises:
-        RuntimeError: a step was not replayed.
-    """
+    Raises ``RuntimeError``: a step was not replayed."""
     rig = Rig.of(shape, layers)
     if FakeCuda.current is not None:
         rig.engine.decode.capture = FakeCuda.current.capture
@@ -216,11 +213,8 @@ def _explain_captured(shape: str, layers: int) -> None:
 
 
 def _remember(shape: str, layers: int, **memory: Any) -> Rig:
-    """Frames that leave the window are written to the memory.
-
-    Raises:
-        RuntimeError: they were not; the writer's thread only logs why.
-    """
+    """Frames that leave the window are written to the memory. Raises ``RuntimeError``: they were not; the writer's
+    thread only logs why."""
     rig = Rig.of(shape, layers, memory=True)
     # Clusters are found on the host, whatever the organiser; this one does it without looking at the keys.
     # A block is what leaves in two strides with a frame a second.
@@ -246,10 +240,7 @@ def _ask(shape: str, layers: int) -> None:
 
 def _read_past(shape: str, layers: int, cuda: FakeCuda | None = None) -> tuple[int, int]:
     """New frames read what left their window. Launches of the last window, and how often the host waited for data.
-
-    Raises:
-        RuntimeError: they read no cluster.
-    """
+    Raises ``RuntimeError``: they read no cluster."""
     rig = Rig.of(shape, layers, memory=True)
     # What the host sees of keys is noise: one cluster takes all of them.
     memory = MemorySpec(

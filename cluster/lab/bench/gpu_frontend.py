@@ -60,11 +60,7 @@ def host_nvdec() -> Nvdec:
 
 def compare_clips(files: Sequence[Path] = ()) -> list[dict[str, Any]]:
     """One row for each of the demo's clips and the ``files``: how many cells both ways decide alike, and how far
-    pictures differ.
-
-    Raises:
-        ConfigError: a file does not exist.
-    """
+    pictures differ. Raises ``ConfigError``: a file does not exist."""
     for file in files:
         if not file.is_file():
             raise ConfigError(f"clip {file} does not exist")

@@ -55,11 +55,8 @@ def camera_samples(geometry: PatchGeometry, still: bool = False) -> list[FrameSa
 
 
 def host_cost(shape: str, streams: int) -> HostCost:
-    """Cost of steps of ``streams`` cameras with windows of full length; ``shape``: of a published model.
-
-    Raises:
-        ModelError: there is no such shape.
-    """
+    """Cost of steps of ``streams`` cameras with windows of full length; ``shape``: of a published model. Raises
+    ``ModelError``: there is no such shape."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as process:
         return process.submit(_host_cost, shape, streams).result()
 

@@ -57,11 +57,7 @@ TRIES = 4
 
 
 def usable_device(name: str) -> torch.device:
-    """The device of this name.
-
-    Raises:
-        ConfigError: it is a GPU, and there is none.
-    """
+    """The device of this name. Raises ``ConfigError``: it is a GPU, and there is none."""
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError("there is no GPU here that torch can use; --dry-run needs none, and --device cpu has one")
     return find_device(name)

@@ -78,12 +78,8 @@ def predicted_streams(rows: Sequence[dict[str, Any]], card: str, precision: str)
 
 
 def predict(shape: str, clips: Sequence[Path]) -> list[dict[str, Any]]:
-    """One row per card, precision and clip; ``clips``: none for two made ones.
-
-    Raises:
-        ModelError: there is no such shape.
-        SourceError: a clip cannot be read.
-    """
+    """One row per card, precision and clip; ``clips``: none for two made ones. Raises ``ModelError``: there is no such
+    shape; ``SourceError``: a clip cannot be read."""
     model = load_shape(shape)
     with tempfile.TemporaryDirectory() as folder:
         loads = [_load(shape, model, clip) for clip in clips or made_clips(Path(folder))]

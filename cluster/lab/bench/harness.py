@@ -70,11 +70,8 @@ SUPPORT = Path(__file__).resolve().parents[3] / "tests" / "support"
 
 
 def load_module(name: str) -> ModuleType:
-    """The module of a bench, or of a part of one.
-
-    Raises:
-        ConfigError: it is in tests/support, and this is an installed copy.
-    """
+    """The module of a bench, or of a part of one. Raises ``ConfigError``: it is in tests/support, and this is an
+    installed copy."""
     if name not in IN_CHECKOUT:
         return importlib.import_module(f"cluster.lab.bench.{name}")
     if not SUPPORT.is_dir():

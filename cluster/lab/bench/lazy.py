@@ -60,11 +60,8 @@ class LazyRun:
 
 
 def run_lazy(clips: Sequence[Path], fps: float, pruner: str, seconds: float) -> BenchResult:
-    """Drawn footage of the test split, ``seconds`` long each, and ``clips``.
-
-    Raises:
-        ConfigError: a clip cannot be decoded.
-    """
+    """Drawn footage of the test split, ``seconds`` long each, and ``clips``. Raises ``ConfigError``: a clip cannot be
+    decoded."""
     settings = PipelineSettings(fps=fps, pruner=pruner, lazy_wait_s=WAIT_S)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:

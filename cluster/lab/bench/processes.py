@@ -129,13 +129,9 @@ def used() -> dict[str, Any]:
 
 
 class RedisServer(contextlib.AbstractContextManager["RedisServer"]):
-    """Listens on a free port of this machine, the same at every start, and keeps nothing on disk. A context manager:
-    at its end it is killed.
-
-    Raises:
-        ConfigError: there is no ``redis-server`` on this machine.
-        SightlineError: it did not start.
-    """
+    """Listens on a free port of this machine, the same at every start, and keeps nothing on disk. A context manager: at
+    its end it is killed. Raises ``ConfigError``: there is no ``redis-server`` on this machine; ``SightlineError``: it
+    did not start."""
 
     def __init__(self) -> None:
         program = shutil.which("redis-server")

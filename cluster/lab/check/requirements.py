@@ -105,10 +105,8 @@ def pool_bytes(shape: VisionLanguageModel, dtype: torch.dtype, window_tokens: in
 def check_memory(shape: VisionLanguageModel, device: torch.device, dtype: torch.dtype, window_tokens: int) -> None:
     """Check that weights and windows fit the device and, while it is loaded, the host.
 
-    ``shape``: model on the meta device; ``dtype``: of weights and KV; ``window_tokens``: with nothing pruned.
-
-    Raises:
-        ModelError: they do not.
+    ``shape``: model on the meta device; ``dtype``: of weights and KV; ``window_tokens``: with nothing pruned. Raises
+    ``ModelError``: they do not.
     """
     import psutil
     import torch

@@ -92,11 +92,8 @@ def _seldom_collected() -> Iterator[None]:
 @_seldom_collected()
 def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None) -> CityResult:
     """Run a city from its first second to its last; ``on_second`` is called now and then with the share that is done.
-
-    Raises:
-        ConfigError: the plan cannot be simulated.
-        RuntimeError: windows were lost count of, which would be an error of the simulator.
-    """
+    Raises ``ConfigError``: the plan cannot be simulated; ``RuntimeError``: windows were lost count of, which would be
+    an error of the simulator."""
     plan.check()
     began, began_cpu = time.perf_counter(), time.process_time()
     dealt = deal(plan)

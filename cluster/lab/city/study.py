@@ -60,10 +60,8 @@ class Search:
         """The fewest replicas that serve the plan's cameras.
 
         A city of several controllers is as many districts that are alike: one is searched for, the rest in proportion.
-
-        Raises:
-            ConfigError: the pool has several kinds of replicas.
-            SightlineError: no pool of the size that the cost model suggests, nor four times that, is enough.
+        Raises ``ConfigError``: the pool has several kinds of replicas; ``SightlineError``: no pool of the size that the
+        cost model suggests, nor four times that, is enough.
         """
         if len(self.plan.pools) != 1:
             raise ConfigError("the least number of accelerators can be found for one kind only; name one with --gpus")
@@ -250,11 +248,8 @@ class Study:
 
 def study(plan: CityPlan, objective: Objective, *, cameras: bool, replicas: bool, told: Audience = Audience()) -> Study:
     """Answer the question that the numbers leave open. ``cameras``, ``replicas``: whether the plan's number is given.
-
-    Raises:
-        ConfigError: neither is given, or the plan cannot be simulated.
-        SightlineError: the objective cannot be held.
-    """
+    Raises ``ConfigError``: neither is given, or the plan cannot be simulated; ``SightlineError``: the objective cannot
+    be held."""
     if not cameras and not replicas:
         raise ConfigError("give the number of cameras, of accelerators (as in --gpus h100=64), or both")
     if plan.events and not cameras:

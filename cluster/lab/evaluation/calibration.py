@@ -35,10 +35,8 @@ class CalibrationFit:
 def fit_calibration(results: Results, settings: ModelSettings) -> CalibrationFit:
     """Temperature and bias by Platt scaling on all windows of full computation, then thresholds on videos.
 
-    ``settings``: those the results were computed with; their scaling is undone first.
-
-    Raises:
-        ConfigError: all windows positive or all negative, or scores that do not rise with the truth.
+    ``settings``: those the results were computed with; their scaling is undone first. Raises ``ConfigError``: all
+    windows positive or all negative, or scores that do not rise with the truth.
     """
     scores, truth = results.window_scores(results.full)
     if truth.all() or not truth.any():
@@ -146,9 +144,7 @@ def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float
 
     The middle, in logits, of the widest interval of thresholds with the best F1, as the most robust to changed scores.
     All ``[v, k]``: video ``scores``, ``-inf`` for a video that can never be positive; ``judged``: ``truth`` is known.
-
-    Raises:
-        ValueError: no judged video has an event.
+    Raises ``ValueError``: no judged video has an event.
     """
     if not (truth & judged).any():
         raise ValueError("no video has an event to choose a threshold on")

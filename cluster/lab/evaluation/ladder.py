@@ -37,10 +37,7 @@ def build_ladder(results: Mapping[str, Any]) -> Ladder:
 
     F1 and kept tokens of a rung are ratios to the ``full`` rung of the same run. A rung measured better than the one
     above counts as equal, as less work is better only by chance. A rung without results falls by as much as in the
-    default ladder; its ``source`` says so.
-
-    Raises:
-        ConfigError: full quality was not measured.
+    default ladder; its ``source`` says so. Raises ``ConfigError``: full quality was not measured.
     """
     rows = results["rows"]
     whole = _row(rows, "full")

@@ -44,10 +44,8 @@ def replay(
 
     Only whole windows are recorded: shorter ones at the start say little about full computation. The engine still steps
     through them, so that the first whole window finds the live state; settings that reuse nothing skip them.
-    ``settings``: of one sampling rate, anchor interval and source. ``questions``: kind of event -> text.
-
-    Raises:
-        SourceError: the video cannot be read to its end.
+    ``settings``: of one sampling rate, anchor interval and source. ``questions``: kind of event -> text. Raises
+    ``SourceError``: the video cannot be read to its end.
     """
     inputs = {setting.input for setting in settings}
     if len(inputs) != 1:
@@ -308,10 +306,8 @@ class SimilarityReuse:
 
     A group of patches whose cosine similarity (of normalised pixels) to what its place showed when it was last encoded
     is ``similarity`` or more keeps that token; the others pass the tower, together. Of one stream, whose frames arrive
-    whole and in order. ``flops``: of the tower, since it was last set to 0.
-
-    Raises:
-        ConfigError: a family that writes text around frames.
+    whole and in order. ``flops``: of the tower, since it was last set to 0. Raises ``ConfigError``: a family that
+    writes text around frames.
     """
 
     def __init__(self, model: VisionLanguageModel, similarity: float) -> None:

@@ -261,10 +261,8 @@ GRIDS = {
 def make_grid(name: str, shape: WindowShape) -> list[Setting]:
     """Settings of a grid, full computation first, each checked.
 
-    A setting that is also a sweep's point appears once for the table and once per sweep.
-
-    Raises:
-        ConfigError: no such grid, or an invalid shape.
+    A setting that is also a sweep's point appears once for the table and once per sweep. Raises ``ConfigError``: no
+    such grid, or an invalid shape.
     """
     if name not in GRIDS:
         raise ConfigError(f"unknown settings {name!r}; there are: {', '.join(GRIDS)}")

@@ -28,10 +28,8 @@ def contact_sheet(clips: Sequence[Path], path: str | Path, *, rows: int = ROWS) 
     of rows.
 
     Clips with events are shown from shortly before to the end of the first event, others over their whole length.
-
-    Raises:
-        ConfigError: a clip without its truth.
-        OSError: the sheet cannot be written, or a clip cannot be read.
+    Raises ``ConfigError``: a clip without its truth; ``OSError``: the sheet cannot be written, or a clip cannot be
+    read.
     """
     shown = [clips[number * len(clips) // min(rows, len(clips))] for number in range(min(rows, len(clips)))]
     strips = [_strip(clip) for clip in shown]
@@ -111,10 +109,8 @@ PER_SEED = 100_000
 class SceneSet:
     """``count`` scenes of a split from ``seed`` on, ``seconds`` long.
 
-    ``events``: arguments for ``make_scene``, in turn: ``any``, ``none`` (distractors only) or a kind.
-
-    Raises:
-        ConfigError: an invalid count, seed, split or event.
+    ``events``: arguments for ``make_scene``, in turn: ``any``, ``none`` (distractors only) or a kind. Raises
+    ``ConfigError``: an invalid count, seed, split or event.
     """
 
     split: Split
@@ -166,11 +162,9 @@ def make_scenes(
     """Encode a set of scenes as ``directory/<name>.mp4`` with ``<name>.json`` beside each, and write the index.
 
     Complete clips are kept, so an interrupted call can be resumed. ``jobs``: number of processes. ``on_clip``: called
-    with the path of every finished clip, at once for existing ones.
-
-    Raises:
-        ConfigError: the directory holds scenes made with other settings, or ``jobs`` is less than 1.
-        SightlineError: a clip cannot be written, or a process died.
+    with the path of every finished clip, at once for existing ones. Raises ``ConfigError``: the directory holds scenes
+    made with other settings, or ``jobs`` is less than 1; ``SightlineError``: a clip cannot be written, or a process
+    died.
     """
     if jobs < 1:
         raise ConfigError(f"the number of processes must be at least 1, not {jobs}")

@@ -70,10 +70,7 @@ def encode_scene(scene: Scene, path: str | Path, *, event: str | None = "any") -
     """Draw and encode one scene at its camera's size and rate, and save its truth as JSON beside the video.
 
     The bytes are reproducible. Both files appear only when complete, the video last. ``event``: argument that
-    ``make_scene`` was given, recorded in the truth.
-
-    Raises:
-        OSError: the folder cannot be written.
+    ``make_scene`` was given, recorded in the truth. Raises ``OSError``: the folder cannot be written.
     """
     path = Path(path)
     part = partial_path(path)
@@ -142,10 +139,8 @@ def encode_missing_clips(
 ) -> int:
     """Encode the clips of ``folder`` that are not encoded yet, with ``jobs`` processes; returns how many.
 
-    ``on_clip``: called with the path of every finished clip, at once for existing ones.
-
-    Raises:
-        SightlineError: a clip cannot be written, or a process died.
+    ``on_clip``: called with the path of every finished clip, at once for existing ones. Raises ``SightlineError``: a
+    clip cannot be written, or a process died.
     """
     missing = []
     try:

@@ -54,11 +54,7 @@ NUMBERS = ("zero", "one", "two", "three", "four", "five", "six")
 
 
 def standing_question(kind: str) -> str:
-    """Default wording.
-
-    Raises:
-        KeyError: unknown kind.
-    """
+    """Default wording. Raises ``KeyError``: unknown kind."""
     return _PHRASINGS[kind][0]
 
 

@@ -71,10 +71,8 @@ def make_scene(
 
     The splits' seeds are disjoint; test has its own layouts, textures and camera settings. ``event``: ``any`` draws
     none, one or two events; a kind or several force these; None allows distractors only. A scene in which something
-    hides an event is drawn anew: what nobody can see has no right answer.
-
-    Raises:
-        ConfigError: unknown split or event, negative index, or a scene too short for an event.
+    hides an event is drawn anew: what nobody can see has no right answer. Raises ``ConfigError``: unknown split or
+    event, negative index, or a scene too short for an event.
     """
     if split not in SPLITS:
         raise ConfigError(f"unknown split {split!r}; there are: {', '.join(SPLITS)}")

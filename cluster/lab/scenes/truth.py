@@ -106,11 +106,8 @@ class SceneTruth:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what ``save`` wrote.
-
-        Raises:
-            ConfigError: no such file, or not a scene's truth; the message names the first wrong field.
-        """
+        """Read what ``save`` wrote. Raises ``ConfigError``: no such file, or not a scene's truth; the message names the
+        first wrong field."""
         # Imported here: drawing scenes for training needs only numpy.
         from pydantic import TypeAdapter, ValidationError
 

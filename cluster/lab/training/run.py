@@ -235,10 +235,8 @@ def train(
 
     ``initial_models``: an exported model to start from, or several for the mean of their weights; the dense-label heads
     start anew. Otherwise stages before the last requested one that have a checkpoint in ``folder`` are loaded, all of
-    them if none is requested: each stage starts from the weights of the previous one.
-
-    Raises:
-        ConfigError: an unknown stage, an unavailable device, or a checkpoint of another run.
+    them if none is requested: each stage starts from the weights of the previous one. Raises ``ConfigError``: an
+    unknown stage, an unavailable device, or a checkpoint of another run.
     """
     find_device(settings.device)
     torch.set_num_threads(settings.threads)

@@ -81,10 +81,8 @@ def lay_out_sequence(
     """Lay out one sequence.
 
     ``frames``: with the cells of their kept tokens; ``context`` ``[visual tokens]``: first frame each token attends to
-    (its window's opening when it was computed).
-
-    Raises:
-        ValueError: a context or window outside the frames, or a context after its token.
+    (its window's opening when it was computed). Raises ``ValueError``: a context or window outside the frames, or a
+    context after its token.
     """
     counts = [len(frame.cells) for frame in frames]
     offsets = np.concatenate(([0], np.cumsum(counts)))

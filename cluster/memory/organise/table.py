@@ -109,10 +109,8 @@ class ClusterTable:
     def add(self, tokens: NewTokens, cluster: Tensor) -> None:
         """Tokens join ``cluster`` ``[t]``; numbers from ``len(self)`` on found clusters, without gaps.
 
-        Means and variances are merged as Welford's update does it (Mosaic, section VI), a whole group at a time.
-
-        Raises:
-            ValueError: not one number per token, a negative one, or new clusters with a gap in their numbers.
+        Means and variances are merged as Welford's update does it (Mosaic, section VI), a whole group at a time. Raises
+        ``ValueError``: not one number per token, a negative one, or new clusters with a gap in their numbers.
         """
         if cluster.shape != (len(tokens),):
             raise ValueError(f"{len(tokens)} tokens join as many clusters, not {tuple(cluster.shape)}")
@@ -152,10 +150,8 @@ class ClusterTable:
         numbers of tokens and clusters close up, uids stay.
 
         Returns which clusters ``[c']``, by the new numbers, lost members: their statistics are computed anew from what
-        is given, those of the others stay as they are.
-
-        Raises:
-            ValueError: tokens that there are not, or not in order.
+        is given, those of the others stay as they are. Raises ``ValueError``: tokens that there are not, or not in
+        order.
         """
         if len(kept) and (int(kept[0]) < 0 or int(kept[-1]) >= self.tokens or bool((kept[1:] <= kept[:-1]).any())):
             raise ValueError(f"the tokens that stay are ascending numbers below {self.tokens}")
@@ -179,11 +175,8 @@ class ClusterTable:
 
     def split_cluster(self, cluster: int, leave: Tensor, key: Tensor, value: Tensor, frame: Tensor) -> int:
         """Members where ``leave`` ``[n]`` is True become the cluster ``len(self)``, of the same partition; returns its
-        number. ``key``, ``value`` ``[n, D]``, ``frame`` ``[n]``: in the members' order.
-
-        Raises:
-            ValueError: not one row per member, or a part without any.
-        """
+        number. ``key``, ``value`` ``[n, D]``, ``frame`` ``[n]``: in the members' order. Raises ``ValueError``: not one
+        row per member, or a part without any."""
         members = self.members(cluster)
         if leave.shape != members.shape or len(key) != len(members):
             raise ValueError(f"a cluster of {len(members)} tokens cannot be divided by {tuple(leave.shape)}")

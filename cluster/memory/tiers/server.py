@@ -63,10 +63,8 @@ class KVServicer(kv_pb2_grpc.KVServicer):
     ``counts``: ``foreign``, ``damaged`` and ``too_large`` blocks and manifests, ``too_large`` messages, and ``refused``
     calls.
 
-    ``instance`` is unique per servicer: callers detect by it that stored blocks are lost.
-
-    Raises:
-        ConfigError: an invalid fingerprint.
+    ``instance`` is unique per servicer: callers detect by it that stored blocks are lost. Raises ``ConfigError``: an
+    invalid fingerprint.
     """
 
     def __init__(

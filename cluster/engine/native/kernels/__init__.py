@@ -60,11 +60,8 @@ def shared(tensor: Tensor, group: int) -> Tensor:
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype, name: str | None = None) -> Kernel[Any]:
-    """The kernel called ``name``, or the fastest one for this device and dtype.
-
-    Raises:
-        ConfigError: no kernel has that name.
-    """
+    """The kernel called ``name``, or the fastest one for this device and dtype. Raises ``ConfigError``: no kernel has
+    that name."""
     if name is None:
         if device.type == "cuda":
             name = "slots"

@@ -54,11 +54,8 @@ def measure(args: argparse.Namespace) -> BenchResult:
     """Figures ``cap_violations`` (frames after which some tier held more than its cap), ``memory_growth``,
     ``written_per_byte_taken_in`` (to the node, of blocks and index, for each byte of KV that came),
     ``bytes_written_per_byte_kept`` (of blocks, for each byte of the tokens that were stored at all), both also with
-    ``kvmu``, and ``leak_at_ten_caps`` (growth over ten caps of frames, as a share of the cap).
-
-    Raises:
-        ConfigError: too few frames for a warm-up.
-    """
+    ``kvmu``, and ``leak_at_ten_caps`` (growth over ten caps of frames, as a share of the cap). Raises ``ConfigError``:
+    too few frames for a warm-up."""
     if args.frames < ROWS / WARM_UP:
         raise ConfigError(f"--frames is at least {round(ROWS / WARM_UP)}, to have a warm-up worth the name")
     figures, rows = _watch(args.frames, MemorySpec(cap_bytes=CAP_BYTES))

@@ -78,11 +78,7 @@ class Watched:
 
 def measure(footage: Footage) -> BenchResult:
     """Figures ``evidence_recall_eighth``, ``_64th`` of production's defaults, and ``evidence_gain_eighth``, ``_64th``:
-    how much more they find than the best other compressor.
-
-    Raises:
-        ConfigError: no object to look for.
-    """
+    how much more they find than the best other compressor. Raises ``ConfigError``: no object to look for."""
     args = footage.args
     model = footage.model(args.model)
     scenes = [LongScene(args.scene_seconds, args.scene_seed + number, camera=CAMERA) for number in range(args.scenes)]

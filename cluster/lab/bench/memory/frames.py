@@ -37,10 +37,7 @@ def measure(footage: Footage) -> BenchResult:
     """Figures ``frames_read_share`` (of the past tokens, waiting ones included), ``frames_attention_read`` (of the
     attention to clustered tokens; what the policy's ratio asks for), ``frames_top_recall`` (of the ``TOP`` tokens) and
     ``frames_time_ratio`` (language model's time of windows that read, over the same without); the worst of the clips.
-
-    Raises:
-        ConfigError: a clip is too short for any.
-    """
+    Raises ``ConfigError``: a clip is too short for any."""
     rows = [_clip(footage, clip, samples) for clip, samples in footage.samples(footage.args.model)]
     figures = {
         "frames_read_share": max(row["read_share"] for row in rows),

@@ -56,11 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_history(footage: Footage) -> BenchResult:
-    """Figure ``ttft_64k_over_4k``, named by what ``args.history`` is by default.
-
-    Raises:
-        ConfigError: a history of less than one block of frames.
-    """
+    """Figure ``ttft_64k_over_4k``, named by what ``args.history`` is by default. Raises ``ConfigError``: a history of
+    less than one block of frames."""
     args = footage.args
     model = footage.model(args.model)
     little, much = args.history
@@ -103,11 +100,8 @@ def measure_history(footage: Footage) -> BenchResult:
 
 
 def measure_day(footage: Footage) -> BenchResult:
-    """Figures ``ttft_8h_over_10min`` and ``bytes_per_camera_day`` (share of the cap), named by the default day.
-
-    Raises:
-        ConfigError: the day is too short.
-    """
+    """Figures ``ttft_8h_over_10min`` and ``bytes_per_camera_day`` (share of the cap), named by the default day. Raises
+    ``ConfigError``: the day is too short."""
     args = footage.args
     spec, seconds = MemorySpec(), args.day_seconds
     minutes, hours = seconds // 144, seconds // 3

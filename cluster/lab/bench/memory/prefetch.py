@@ -202,11 +202,8 @@ def _question(
 
 
 def timeline(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> Figure:
-    """One row for each layer over time: when its blocks travelled, and when it computed.
-
-    Raises:
-        ValueError: nothing to draw.
-    """
+    """One row for each layer over time: when its blocks travelled, and when it computed. Raises ``ValueError``: nothing
+    to draw."""
     drawn: list[FetchEvent | Compute] = [*events, *computes]
     if not drawn:
         raise ValueError("a timeline needs at least one load or one layer's work")

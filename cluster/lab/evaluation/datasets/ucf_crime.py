@@ -131,10 +131,8 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
     """The official test split; without its list, the annotated videos.
 
-    A normal video is judged on every class, others on their own class alone, as the labels say no more.
-
-    Raises:
-        ConfigError: neither list nor annotation in the directory, or no video with an event left.
+    A normal video is judged on every class, others on their own class alone, as the labels say no more. Raises
+    ``ConfigError``: neither list nor annotation in the directory, or no video with an event left.
     """
     split_file, annotation_file = _find(directory, SPLIT), _find(directory, ANNOTATIONS)
     skipped = Skipped()

@@ -67,9 +67,7 @@ def answer_scene(
     """Fill memories with the recording and ask.
 
     ``engine``: of the model that computed the KV; its memories are replaced. ``video``: to report the answers under.
-
-    Raises:
-        ValueError: the recording lacks an instant.
+    Raises ``ValueError``: the recording lacks an instant.
     """
     instants = {instant.at_s: number for number, instant in enumerate(recording.instants)}
     lacking = {question.at_s for question in questions} - instants.keys()

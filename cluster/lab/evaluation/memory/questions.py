@@ -25,10 +25,8 @@ class Question:
 
     ``kind``: category of the report. ``at_s``: when it is asked, seconds from the first picture. ``since_s``: only
     footage after this counts; None for all. ``evidence``: time spans that the answers rest on; empty if unknown or if
-    the answer is that something never happened. ``options``: of a choice, whose answer is the letter of one.
-
-    Raises:
-        ConfigError: no turn, or not one answer for each.
+    the answer is that something never happened. ``options``: of a choice, whose answer is the letter of one. Raises
+    ``ConfigError``: no turn, or not one answer for each.
     """
 
     kind: str
