@@ -72,7 +72,7 @@ async def test_a_tier_of_the_cluster_takes_only_what_its_replicas_sealed_and_kee
         stack = tier_stack(settings, MARK, address)
         # No camera is taken with a larger cap than the configuration allows; a client that asks for one is not heard.
         stack.set_cap("gate", 2**40)
-        assert stack.limit == 2**20
+        assert stack.lowest.limit == 2**20
         assert stack.lowest.put_manifest("gate", b"ours") is HIT
         assert stack.lowest.put_manifest("gate", bytes(2**20)) is MISS
         thief = RemoteTier(address, fingerprint=MARK, deadline_s=20.0)

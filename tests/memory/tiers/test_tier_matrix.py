@@ -11,7 +11,7 @@ from cluster.registry import tiers
 @pytest.fixture(scope="module")
 def node_address():
     with far_tier(2**24) as far:
-        yield far.address
+        yield far.peer.address
 
 
 @pytest.fixture(params=tiers.names())
