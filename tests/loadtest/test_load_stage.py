@@ -13,6 +13,8 @@ import pytest
 from toy_cluster import STRIDE_S, ToyCluster, footage, profile
 from waiting import until_async
 
+from cluster.config import parse_camera
+from cluster.control.cameras.managed import ManagedCamera, written_keys
 from cluster.errors import CapacityError, ConfigError, SightlineError, UnavailableError
 from loadtest.faults import inflict
 from loadtest.profile import Storm, script
@@ -45,8 +47,9 @@ async def test_a_cluster_that_answers_everything_is_stable(unhurried) -> None:
     assert measured.tokens["full"] == 100 * measured.measured
     assert [tick.streams for tick in ticks][-1] == 4
     assert measured.packets > 0 == measured.packets_dropped
-    source, questions, settings = toy.settings["load-00000"]
-    assert (source, questions[0].id, settings["window"]["stride_s"]) == ("", "person", STRIDE_S)
+    written = written_keys(toy.entries["load-00000"])
+    assert (written.get("source"), written["questions"][0]["id"]) == (None, "person")
+    assert written["window"]["stride_s"] == STRIDE_S
 
 
 async def test_a_simulation_is_told_every_cameras_phase() -> None:
@@ -150,14 +153,14 @@ async def test_cameras_come_and_go_while_the_gateway_restarts(unhurried) -> None
     toy = ToyCluster()
     async with toy.target() as target, stage_on(target) as stage:
         await stage.warm_up(2)
-        get, away = toy.get, iter([True, True])
+        get, away = toy.get_camera, iter([True, True])
 
         async def restarting(name):
             if name != "load-00002" and next(away, False):
                 raise UnavailableError("the gateway restarts")
             return await get(name)
 
-        toy.get = restarting
+        toy.get_camera = restarting
         await stage.fleet.replace_one()
         assert (len(stage.fleet.cameras), len(toy.added)) == (2, 3)
         found = await stage.conclude(await stage.mark())
@@ -196,14 +199,14 @@ async def test_cameras_of_a_cluster_of_somebody_elses_are_gone_afterwards() -> N
 
 async def test_nor_does_a_test_that_ends_early_leave_cameras_there() -> None:
     toy = ToyCluster()
-    add = toy.add
+    add = toy.add_camera
 
-    async def full(name, *given, **options):
-        if name == "load-00002":
+    async def full(managed, *given, **options):
+        if managed.entry.name == "load-00002":
             raise CapacityError("the cluster is full")
-        return await add(name, *given, **options)
+        return await add(managed, *given, **options)
 
-    toy.add = full
+    toy.add_camera = full
     async with toy.target(own=False) as target:
         with pytest.raises(CapacityError, match="full"):
             await run_test(target, profile(), CLIPS)
@@ -224,7 +227,7 @@ async def test_nobody_there_and_a_refused_camera_end_it_with_a_sentence(monkeypa
         with pytest.raises(UnavailableError, match="no Sightline gateway answers at 127"):
             async with asyncio.timeout(40):
                 await run_test(nobody, profile(), CLIPS)
-        await toy.add("taken", "", (), {})
+        await toy.add_camera(ManagedCamera(entry=parse_camera("taken")))
         async with stage_on(target) as stage:
             await stage.fleet.grow(1)
             del toy.cameras["load-00000"]

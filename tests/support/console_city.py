@@ -10,7 +10,7 @@ import io
 import math
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -24,7 +24,6 @@ from cluster.control.directory import Directory
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.lab.scenes.dataset import SceneSet
 from cluster.lab.scenes.render import SceneRenderer
-from cluster.redaction import SourceAddress
 from cluster.replica.memory_service import ReplayRange
 from cluster.types import (
     MICROSECONDS,
@@ -36,7 +35,6 @@ from cluster.types import (
     LastAnswer,
     MemoryStatus,
     Moment,
-    Question,
     Timing,
     TokenCount,
 )
@@ -222,60 +220,42 @@ class City:
             )
 
     # -- what a gateway asks the controller -----------------------------------------------------
-    async def list(self) -> Sequence[CameraStatus]:
+    async def list_cameras(self) -> Sequence[CameraStatus]:
         if self.trouble:
             raise UnavailableError(self.trouble)
         return [*self.cameras.values()]
 
-    async def get(self, name: str) -> CameraStatus:
+    async def get_camera(self, name: str) -> CameraStatus:
         if name not in self.cameras:
             raise UnknownCameraError(f"there is no camera {name!r}")
         return self.cameras[name]
 
-    async def add(
-        self,
-        name: str,
-        source: SourceAddress,
-        questions: Sequence[Question],
-        settings: dict[str, Any],
-        force: bool = False,
-        manager: str = "",
-        takeover: bool = False,
-    ) -> CameraStatus:
-        entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
+    async def add_camera(self, managed: ManagedCamera, force: bool = False, takeover: bool = False) -> CameraStatus:
+        name = managed.entry.name
         if name in self.cameras:
             raise CameraExistsError(f"there is a camera {name!r} already")
-        self.table.add(ManagedCamera(entry=entry), 0.0, force=force)
-        self.put(self._written(entry))
+        self.table.add(managed, 0.0, force=force)
+        self.put(self._written(managed.entry))
         return self.cameras[name]
 
-    async def update(
-        self,
-        name: str,
-        source: SourceAddress,
-        questions: Sequence[Question],
-        settings: dict[str, Any],
-        manager: str = "",
-        takeover: bool = False,
-        revision: str = "",
-    ) -> CameraStatus:
-        await self.export([name])
-        entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        managed = self.table.update(ManagedCamera(entry=entry, revision=revision), 0.0, takeover=takeover)
-        state: Any = "paused" if entry.paused else "running"
-        self.change(name, source=str(managed.entry.source), state=state, priority=entry.priority)
+    async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> CameraStatus:
+        name = managed.entry.name
+        await self.managed_cameras([name])
+        managed = self.table.update(managed, 0.0, takeover=takeover)
+        state: Any = "paused" if managed.entry.paused else "running"
+        self.change(name, source=str(managed.entry.source), state=state, priority=managed.entry.priority)
         return self.cameras[name]
 
-    async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:
-        await self.export([name])
+    async def remove_camera(self, name: str, manager: str, takeover: bool = False) -> None:
+        await self.managed_cameras([name])
         self.table.remove(name)
         del self.cameras[name]
         self.hot.discard(name)
 
-    async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
+    async def managed_cameras(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
         known = set(self.table.names)
         for name in [each for each in names or self.cameras if each not in known]:
-            status = await self.get(name)
+            status = await self.get_camera(name)
             questions = [{"id": each, "text": f"Is there {each}?"} for each in list(QUESTIONS)[:2]]
             self.table.add(ManagedCamera(entry=parse_camera(name, status.source, questions)), 0.0)
         return self.table.managed(names)
@@ -292,7 +272,7 @@ class City:
     async def decoder_numbers(self) -> None:
         return None
 
-    async def drain(self, name: str, undo: bool) -> ReplicaStatus:
+    async def drain_replica(self, name: str, undo: bool = False) -> ReplicaStatus:
         for number, replica in enumerate(self.replicas):
             if replica.name == name:
                 self.replicas[number] = replace(replica, draining=not undo)
@@ -322,7 +302,7 @@ class CityMemory:
         self._city = city
 
     async def ask(self, ask: AskSpec) -> AsyncIterator[str | AskResult]:
-        status = await self._city.get(ask.stream)
+        status = await self._city.get_camera(ask.stream)
         if status.state != "running":
             raise NotReadyError(f"camera {ask.stream!r} has seen nothing yet")
         if ask.span is not None:
@@ -346,11 +326,11 @@ class CityMemory:
         return sum(camera.encode()) % 97 / 96
 
     async def delete_memory(self, camera: str, ago_s: float | None, *, only_here: bool = False) -> DeletedMemory:
-        status = await self._city.get(camera)
+        status = await self._city.get_camera(camera)
         return DeletedMemory(status.memory_frames, status.memory_bytes)
 
     async def describe(self, camera: str) -> MemoryStatus:
-        status = await self._city.get(camera)
+        status = await self._city.get_camera(camera)
         held = status.memory_bytes
         tiers = {"recent": held // 8, "host": held // 2, "redis": held - held // 8 - held // 2}
         newest = (self._city.second + 3_600) * MICROSECONDS

@@ -69,7 +69,7 @@ class CityPictures(pictures_pb2_grpc.PicturesServicer):  # type: ignore[misc]  #
         self.recorder = Recorder(ClipsConfig(), self.footage_of)
 
     async def Picture(self, request: pictures_pb2.PictureRequest, context: Any) -> pictures_pb2.PictureReply:
-        status = await self._city.get(request.camera)
+        status = await self._city.get_camera(request.camera)
         if status.state != "running":
             raise NotReadyError(f"camera {request.camera!r} has no picture yet")
         moment, scene = self._city.second // 5, self._city.scene_of(request.camera)
@@ -137,7 +137,7 @@ class CityAnswers(memory.MemoryServicer):
     def __init__(self, city: City, alerts: AlertService, conversations: Conversations) -> None:
         super().__init__(CityMemory(city), conversations=conversations)
         servicer = IncidentsServicer(alerts)
-        self._all = AskAll(self._ask_one, city.list, lambda request: servicer.List(request, None))
+        self._all = AskAll(self._ask_one, city.list_cameras, lambda request: servicer.List(request, None))
 
     async def AskAll(self, request: memory_pb2.AskAllRequest, context: Any) -> None:
         async with contextlib.aclosing(self._all.answers(request)) as events:

@@ -113,7 +113,7 @@ class ToyCluster:
         self.fate = fate
         self.cameras: dict[str, ToyCamera] = {}
         self.added: list[str] = []
-        self.settings = {}
+        self.entries = {}
         self.hub = results.AnswerHub(limit=1000)
         self.gated = False
         self._tasks = set()
@@ -137,20 +137,21 @@ class ToyCluster:
         self.hub.publish([answer])
 
     # -- a Directory: cameras
-    async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
+    async def add_camera(self, managed, force=False, takeover=False):
+        name = managed.entry.name
         self.cameras[name] = ToyCamera(name, self)
         self.added.append(name)
-        self.settings[name] = (str(source), questions, settings)
-        return await self.get(name)
+        self.entries[name] = managed.entry
+        return await self.get_camera(name)
 
-    async def remove(self, name, manager="", takeover=False):
+    async def remove_camera(self, name, manager, takeover=False):
         self._known(name)
         del self.cameras[name]
 
-    async def list(self):
-        return [await self.get(name) for name in sorted(self.cameras)]
+    async def list_cameras(self):
+        return [await self.get_camera(name) for name in sorted(self.cameras)]
 
-    async def get(self, name):
+    async def get_camera(self, name):
         return CameraStatus(name, decoder="decoder-0", replica="replica-0", **self._known(name).counts)
 
     async def sink(self, name):

@@ -2,14 +2,13 @@
 
 import io
 import json
-from dataclasses import asdict
 
 import pytest
 from rpc_serving import serving_in_thread
 
 from actors.cli import main
 from cluster.config import load_config, parse_camera
-from cluster.control.cameras.managed import CONFIGURATION, ManagedCamera, manager_from_outside
+from cluster.control.cameras.managed import CONFIGURATION, ManagedCamera
 from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
 from cluster.gateway import directory
@@ -31,29 +30,24 @@ class Rules:
         self.table = CameraTable(load_config(None, {"questions": [{"id": "q", "text": "Fire?"}]}), self.directory)
         self.table.load([ManagedCamera(entry=parse_camera("written"), manager=CONFIGURATION)], 0.0)
 
-    def _managed(self, name, source, questions, settings, manager, revision=""):
-        entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        return ManagedCamera(entry=entry, manager=manager_from_outside(manager), revision=revision)
+    async def add_camera(self, managed, force=False, takeover=False):
+        self.table.add(managed, 0.0, takeover=takeover)
+        return self.directory.status(managed.entry.name)
 
-    async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
-        self.table.add(self._managed(name, source, questions, settings, manager), 0.0, takeover=takeover)
-        return self.directory.status(name)
-
-    async def update(self, name, source, questions, settings, manager="", takeover=False, revision=""):
-        managed = self._managed(name, source, questions, settings, manager, revision)
+    async def update_camera(self, managed, takeover=False):
         self.table.update(managed, 0.0, takeover=takeover)
+        return self.directory.status(managed.entry.name)
+
+    async def remove_camera(self, name, manager, takeover=False):
+        self.table.remove(name, manager=manager, takeover=takeover)
+
+    async def get_camera(self, name):
         return self.directory.status(name)
 
-    async def remove(self, name, manager="", takeover=False):
-        self.table.remove(name, manager=manager_from_outside(manager), takeover=takeover)
-
-    async def get(self, name):
-        return self.directory.status(name)
-
-    async def list(self):
+    async def list_cameras(self):
         return [self.directory.status(name) for name in self.directory.cameras]
 
-    async def export(self, names=()):
+    async def managed_cameras(self, names=()):
         return self.table.managed(names)
 
     def managers(self):
@@ -224,7 +218,7 @@ def test_a_mask_that_is_drawn_between_reading_and_saving_is_not_overwritten(rule
         return read
 
     with monkeypatch.context() as context:
-        context.setattr(rules, "export", read_then_masked)
+        context.setattr(rules, "managed_cameras", read_then_masked)
         assert "'gate' were changed elsewhere since they were read" in run("cameras", *change, code=1)
     run("cameras", *change)
     [gate] = rules.table.managed(["gate"])

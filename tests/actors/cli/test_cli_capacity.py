@@ -2,12 +2,11 @@
 
 import json
 from contextlib import ExitStack
-from dataclasses import asdict
 
 import pytest
 from rpc_serving import serving_in_thread
 
-from cluster.config import SightlineConfig, camera_settings, load_config, parse_camera
+from cluster.config import SightlineConfig, camera_settings, load_config
 from cluster.control.costs import CostModel
 from cluster.control.directory import Directory
 from cluster.control.fleet_settings import FleetSettings
@@ -32,12 +31,11 @@ class Rules:
         for number in range(replicas):
             self.directory.join_replica(ReplicaInfo(f"r{number}", "r:1", "", 1, PatchGeometry(14, 2, 2)), 0.0)
 
-    async def add(self, name, source, questions, settings, force=False, manager="", takeover=False):
-        entry = parse_camera(name, source, [asdict(question) for question in questions], settings)
-        self.directory.add(camera_settings(self.config, entry), 0.0, force=force)
-        return self.directory.status(name)
+    async def add_camera(self, managed, force=False, takeover=False):
+        self.directory.add(camera_settings(self.config, managed.entry), 0.0, force=force)
+        return self.directory.status(managed.entry.name)
 
-    async def list(self):
+    async def list_cameras(self):
         return [self.directory.status(name) for name in self.directory.cameras]
 
     async def list_replicas(self):
@@ -46,7 +44,7 @@ class Rules:
     async def decoder_numbers(self):
         return self.decoders
 
-    async def drain(self, name, undo):
+    async def drain_replica(self, name, undo):
         return self.directory.drain(name, undo=undo)
 
 

@@ -76,7 +76,7 @@ class Scripted:
     async def pictures(self, camera, moments):
         return [b"\xff\xd8jpeg", b""]
 
-    async def get(self, name):
+    async def get_camera(self, name):
         from cluster.errors import UnknownCameraError
 
         if name != "gate":

@@ -80,14 +80,14 @@ async def test_a_camera_that_is_added_again_has_no_history():
 async def test_pages_that_ask_at_once_get_one_list_which_began_after_they_asked():
     world, ask = World(1000), asyncio.Event()
     live = Live(world, AnswerHub(), Calls({}))
-    listed = world.list
+    listed = world.list_cameras
 
     async def slow_list():
         found = await listed()
         await ask.wait()
         return found
 
-    world.list = slow_list
+    world.list_cameras = slow_list
     early = asyncio.create_task(live.list())
     await until_async(lambda: world.looks == 1)
     del world.cameras["cam-000"]
@@ -112,7 +112,7 @@ async def test_a_look_that_is_asked_for_during_another_is_had(monkeypatch):
     monkeypatch.setattr("cluster.gateway.http.live.QUIET_POLL_S", 3600.0)
     world = World(1)
     live = Live(world, AnswerHub(), Calls({}), poll_s=0.01)
-    listed = world.list
+    listed = world.list_cameras
 
     async def list_and_change():
         found = await listed()
@@ -120,7 +120,7 @@ async def test_a_look_that_is_asked_for_during_another_is_had(monkeypatch):
             live.look()
         return found
 
-    world.list = list_and_change
+    world.list_cameras = list_and_change
     looking = asyncio.create_task(live._look())
     await until_async(lambda: world.looks == 2)
     looking.cancel()
