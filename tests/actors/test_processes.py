@@ -124,7 +124,8 @@ def test_replicas_share_the_cores_of_their_own_node(monkeypatch, placement, shar
 @pytest.mark.timeout(400)
 def test_what_hangs_is_restarted_and_what_only_starts_is_not(tmp_path) -> None:
     class Hanging(ActorProcess):
-        pass
+        def __init__(self) -> None:
+            """Without a configuration."""
 
     class Starting(ActorProcess):
         def __init__(self, log: Path) -> None:

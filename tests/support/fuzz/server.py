@@ -39,7 +39,6 @@ from cluster.hosts import raise_file_limit
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.kv_wire import MAX_KV_MESSAGE_BYTES
 from cluster.memory.tiers.server import KVServicer
-from cluster.redaction import SourceAddress
 from cluster.replica import frames_service as frames
 from cluster.replica import memory_service as memory
 from cluster.security.audit import AuditLog
@@ -52,7 +51,6 @@ from cluster.types import (
     FrameSample,
     MemoryStatus,
     Moment,
-    Question,
     StreamSpec,
 )
 from cluster.types.reports import HandedOver, ReplicaStatus, WindowCounters
@@ -73,58 +71,39 @@ class Table:
         self._config = config
         self._cameras = {name: CameraStatus(name) for name in CAMERAS}
 
-    async def add(
-        self,
-        name: str,
-        source: SourceAddress,
-        questions: Sequence[Question],
-        settings: dict[str, Any],
-        force: bool = False,
-        manager: str = "",
-        takeover: bool = False,
-    ) -> CameraStatus:
+    async def add_camera(self, managed: ManagedCamera, force: bool = False, takeover: bool = False) -> CameraStatus:
         """See ``Directory``; the oldest of too many is forgotten."""
-        del force, manager, takeover
-        asked = [{"id": question.id, "text": question.text, "threshold": question.threshold} for question in questions]
-        entry = parse_camera(name, source, asked, settings)
+        del force, takeover
+        entry = managed.entry
         camera_settings(self._config, entry)
         self._cameras[entry.name] = CameraStatus(entry.name, source=str(entry.source))
         if len(self._cameras) > MOST_CAMERAS:
             del self._cameras[next(camera for camera in self._cameras if camera not in CAMERAS)]
         return self._cameras[entry.name]
 
-    async def update(
-        self,
-        name: str,
-        source: SourceAddress,
-        questions: Sequence[Question],
-        settings: dict[str, Any],
-        manager: str = "",
-        takeover: bool = False,
-        revision: str = "",
-    ) -> CameraStatus:
+    async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> CameraStatus:
         """See ``Directory``."""
-        await self.get(name)
-        return await self.add(name, source, questions, settings, manager=manager, takeover=takeover)
+        await self.get_camera(managed.entry.name)
+        return await self.add_camera(managed, takeover=takeover)
 
-    async def remove(self, name: str, manager: str = "", takeover: bool = False) -> None:
+    async def remove_camera(self, name: str, manager: str, takeover: bool = False) -> None:
         """See ``Directory``; those that other cases need stay."""
         del manager, takeover
-        await self.get(name)
+        await self.get_camera(name)
         if name not in CAMERAS:
             del self._cameras[name]
 
-    async def export(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
+    async def managed_cameras(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
         """See ``Directory``."""
         for name in names:
-            await self.get(name)
+            await self.get_camera(name)
         return [ManagedCamera(entry=parse_camera(name), manager="cluster") for name in names or self._cameras]
 
-    async def list(self) -> Sequence[CameraStatus]:
+    async def list_cameras(self) -> Sequence[CameraStatus]:
         """See ``Directory``."""
         return list(self._cameras.values())
 
-    async def get(self, name: str) -> CameraStatus:
+    async def get_camera(self, name: str) -> CameraStatus:
         """See ``Directory``."""
         if name not in self._cameras:
             raise UnknownCameraError(f"there is no camera {name!r}")
@@ -137,7 +116,7 @@ class Table:
     async def decoder_numbers(self) -> None:
         """See ``Directory``."""
 
-    async def drain(self, name: str, undo: bool) -> ReplicaStatus:
+    async def drain_replica(self, name: str, undo: bool = False) -> ReplicaStatus:
         """See ``Directory``."""
         if name != "replica-0":
             raise ConfigError(f"there is no replica {name!r}")
@@ -295,7 +274,7 @@ class Server:
         return self._inner_address
 
     async def _where(self, camera: str) -> str:
-        await self._table.get(camera)
+        await self._table.get_camera(camera)
         return self._inner_address
 
     async def _no_decoder(self, camera: str) -> str:
