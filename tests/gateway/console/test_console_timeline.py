@@ -69,6 +69,15 @@ def test_a_day_is_scrubbed_by_pointer_and_keyboard_and_read_as_a_table(open_page
     assert "#/incidents/" in page.url
 
 
+# The page goes by the gateway's clock: hours that pass pass there, too.
+GATEWAY_TOO = """
+const got = Headers.prototype.get;
+Headers.prototype.get = function (name) {
+  return name.toLowerCase() === "date" ? new Date().toUTCString() : got.call(this, name);
+};
+"""
+
+
 def test_what_has_gone_on_for_days_is_on_the_line(open_page, gateway):
     name, opened_s = running(gateway, 4), time.time() - 3 * 86_400
     long = Incident(
@@ -84,6 +93,7 @@ def test_what_has_gone_on_for_days_is_on_the_line(open_page, gateway):
 def test_a_page_that_stays_open_shows_the_last_day_and_not_that_of_its_opening(open_page, gateway):
     page = open_page(f"{gateway.url}/", ready=None, new=True)
     page.clock.install()
+    page.add_init_script(GATEWAY_TOO)
     page.goto(f"{gateway.url}/#/camera/{running(gateway, 5)}")
     page.reload()
     page.wait_for_selector(".day-line")
