@@ -45,7 +45,8 @@ def measure_errors(
     def logits(setting: Setting) -> Floats:
         return logit(np.array([s for v in found.videos for w in found.run(v, setting).windows for s in w.scores]))
 
-    errors: Floats = np.array([np.sqrt(((logits(step) - logits(exact)) ** 2).mean()) for step in steps])
+    wanted = logits(exact)
+    errors: Floats = np.array([np.sqrt(((logits(step) - wanted) ** 2).mean()) for step in steps])
     return errors
 
 

@@ -76,3 +76,9 @@ def test_a_pass_of_other_code_is_repeated(tiny_engine, street, errors, work, mon
 def test_no_readable_video_is_an_error(tiny_engine, street, tmp_path):
     with pytest.raises(SightlineError, match="all 1 videos were skipped"):
         measure_errors(tiny_engine.model, [replace(street, path=tmp_path / "none.mp4")], QUESTIONS, SHAPE)
+
+
+def test_nor_is_there_a_profile_of_videos_without_a_window(tiny_engine, street):
+    long = replace(SHAPE, window_s=600.0, stride_s=600.0)
+    with pytest.raises(SightlineError, match="too short: 0 whole windows of 600 s"):
+        measure_errors(tiny_engine.model, [street], QUESTIONS, long)
