@@ -187,7 +187,7 @@ class DoorMiddleware:
             await self._app(scope, receive, told)
         except Exception as caught:
             error = caught
-            if status_of(error) == 500 or not isinstance(error, SightlineError):
+            if not isinstance(error, SightlineError):
                 log.exception("request %s %s %s failed", request_id, request.method, scope["path"])
         finally:
             _log(request, request_id, error, time.monotonic() - began_s)
