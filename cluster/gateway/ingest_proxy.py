@@ -8,9 +8,9 @@ import grpc
 import grpc.aio
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
-from cluster.decoder.ingest import Context, Replies, read_open
 from cluster.errors import CapacityError, SightlineError, UnavailableError
 from cluster.wire.channel import Call, CallEndedError, ChannelPool, finish, first_reply, read, write
+from cluster.wire.server import Context, Replies, read_open
 from cluster.wire.status import RefusedError, is_ours
 
 Route = Callable[[str], Awaitable[str]]

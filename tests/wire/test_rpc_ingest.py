@@ -12,10 +12,11 @@ from ingest_parts import LIMIT, Decoder, Gateway, chain, pusher, serving
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec import PushSource, StreamHeader
-from cluster.decoder.ingest import IngestServicer, QueueSink, parse
+from cluster.decoder import ingest
+from cluster.decoder.ingest import IngestServicer, QueueSink
 from cluster.gateway import ingest_proxy
 from cluster.wire.channel import CallEndedError, write
-from cluster.wire.convert import packet_to_proto
+from cluster.wire.convert import packet_to_proto, push_from_bytes
 
 HOPS = pytest.mark.parametrize("hops", ["decoder", "gateway"])
 
@@ -118,6 +119,7 @@ def batch(*packets):
         ),
         (lambda m: [batch(m.packet(0, size=2 * 2**20))], "RESOURCE_EXHAUSTED", "larger than max"),
         (lambda m: [batch(m.packet(0, size=0))], "INVALID_ARGUMENT", "packet 0 of camera 'gate' is empty"),
+        (lambda m: [batch()], "INVALID_ARGUMENT", "a batch of camera 'gate' has no packets"),
         (lambda m: [ingest_pb2.PushRequest()], "INVALID_ARGUMENT", "an empty message"),
         (lambda m: [ingest_pb2.PushRequest(open=ingest_pb2.Open(camera="gate"))], "INVALID_ARGUMENT", "not 'open'"),
         (
@@ -170,15 +172,15 @@ def test_what_is_taken_apart(data):
         whole = ingest_pb2.PushRequest.FromString(data)
     except DecodeError:
         with pytest.raises(DecodeError):
-            parse(data)
+            push_from_bytes(data)
     else:
-        assert parse(data) == whole
+        assert push_from_bytes(data) == whole
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x92\x00\x00", b"\x12\x02\x22\x00"])
 def test_what_is_of_no_kind(data):
     with pytest.raises(DecodeError):
-        parse(data)
+        push_from_bytes(data)
 
 
 @HOPS
@@ -223,7 +225,7 @@ async def test_a_silent_client_is_not_kept(make):
         await client.call.wait_for_connection()
         code, details = await client.status()
         assert code == "DEADLINE_EXCEEDED"
-        assert "no `open` came within 0.1 s" in details
+        assert "not complete within 0.1 s" in details
 
 
 @HOPS
@@ -240,6 +242,21 @@ async def test_a_second_agent_is_refused_while_the_first_is_there(make, hops, un
         await until(lambda: not decoder.servicer.pushing)
         async with pusher(address) as third:
             assert (await third.open(session="s3")).next_sequence == 0
+
+
+@HOPS
+async def test_a_quiet_agent_of_a_camera_that_moved_is_told_without_a_packet(make, hops, monkeypatch):
+    """Else its session would keep the camera at the old decoder until it sends."""
+    monkeypatch.setattr(ingest, "RETIRED_S", 0.05)
+    async with chain(hops) as (decoder, address), pusher(address) as client:
+        decoder.consume()
+        await client.open()
+        await client.send(make.packet(0))
+        await client.read_until(1)
+        decoder.sinks["gate"].retire()
+        code, details = await asyncio.wait_for(client.status(), 10.0)
+        assert (code, details) == ("UNAVAILABLE", "the camera no longer runs here")
+        assert decoder.servicer.pushing == []
 
 
 @HOPS
