@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from actors.remote import CONTROLLER, RayTable
+from actors.remote import ANSWER_S, CONTROLLER, RayTable
 from actors.startup import InnerProcess, run_task
 from cluster import metrics
 from cluster.alerts.health import CameraStates
@@ -319,7 +319,7 @@ class Controller(InnerProcess):
         return {name: info.address for name, info in self._directory.replicas.items()}
 
     async def _until_settled(self) -> None:
-        if not await self._wait_for(self._settled.is_set, self._config.cluster.heartbeat_timeout_s + 1):
+        if not await self._wait_for(self._settled.is_set, ANSWER_S - 1.0):
             raise UnavailableError("the controller has just restarted; try again in a moment")
 
     async def _wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:

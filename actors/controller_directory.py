@@ -135,4 +135,4 @@ class ControllerDirectory:
     async def alerting(self) -> str:
         """Address of ``Incidents`` behind the gateway, ``host:port``."""
         found = get_actor(ALERTING, "this cluster makes no incidents; alerts.enabled is off")
-        return str(await await_reply(found.ready.remote()))
+        return str(await await_reply(found.ready.remote(), who=ALERTING))
