@@ -16,7 +16,6 @@ from actors.remote import (
     REMOTE_CONTROLLER,
     TIER,
     await_reply,
-    controller,
     find_actor,
     get_actor,
     is_gateway,
@@ -30,8 +29,6 @@ log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 """Timeout of asking one process for its metrics address."""
-SESSION_S = 2.0
-"""Deadline of looking a session up: a request with a cookie waits for it."""
 
 
 def named(wanted: Callable[[str], bool]) -> dict[str, Any]:
@@ -84,34 +81,16 @@ async def _page(name: str, handle: Any) -> str | None:
 class ControllerSessions:
     """The controller's sessions as a :class:`~cluster.security.sessions.SessionStore`."""
 
-    def __init__(self) -> None:
-        self._controller: Any = None
-
     async def begin(
         self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
     ) -> str:
-        return str(await self._ask("begin_session", principal, credential, browser, lifetime_s))
+        return await REMOTE_CONTROLLER.begin_session(principal, credential, browser, lifetime_s)
 
     async def credential_of(self, session: str, browser: str) -> str | Principal | None:
-        found: str | Principal | None = await self._ask("credential_of_session", session, browser)
-        return found
+        return await REMOTE_CONTROLLER.credential_of_session(session, browser)
 
     async def end(self, session: str) -> None:
-        await self._ask("end_session", session)
-
-    async def _ask(self, method: str, *arguments: Any) -> Any:
-        try:
-            async with asyncio.timeout(SESSION_S):
-                if self._controller is None:
-                    # Asks Ray's head, which may be away.
-                    self._controller = await asyncio.to_thread(controller)
-                return await await_reply(getattr(self._controller, method).remote(*arguments), timeout_s=SESSION_S)
-        except (UnavailableError, RayError, TimeoutError) as error:
-            # Its successor may be another actor.
-            self._controller = None
-            raise UnavailableError(
-                "the controller, which has the sessions, does not answer; try again in a moment"
-            ) from error
+        await REMOTE_CONTROLLER.end_session(session)
 
 
 class ControllerDirectory:

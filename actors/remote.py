@@ -24,9 +24,10 @@ TIER = "tier-"
 
 ANSWER_S = 8.0
 """Deadline of a call to the controller: less than a client gives the gateway, so that it hears who does not answer."""
-REPLY_S = {"assignment": 20.0, "replicas": 20.0, "remove_camera": 60.0}
+_SESSIONS = ("begin_session", "credential_of_session", "end_session")
+REPLY_S = {"assignment": 20.0, "replicas": 20.0, "remove_camera": 60.0, **dict.fromkeys(_SESSIONS, 2.0)}
 """The same of calls that the controller lets wait: for a change up to 10 s, or some heartbeats until a camera's memory
-is deleted."""
+is deleted; and of those for which every request with a cookie waits."""
 
 NODE_DIGITS = 12
 """Digits of a Ray node's 56-digit id in the name of its tier in metrics: enough to find it in Ray's list."""

@@ -48,9 +48,7 @@ class IngestProxy(ingest_pb2_grpc.IngestServicer):
             opened = await read_open(context)
             who = f"the decoder of camera {opened.camera!r}"
             try:
-                async with asyncio.timeout(self._reply_s):
-                    address = await self._route(opened.camera)
-                async with self._channels.lease(address) as channel:
+                async with self._channels.lease(await self._route(opened.camera)) as channel:
                     call: Call = channel.stream_stream("/sightline.v1.Ingest/Push")()
                     try:
                         first = await first_reply(call, ingest_pb2.PushRequest(open=opened), self._reply_s)

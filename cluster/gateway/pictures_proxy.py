@@ -150,7 +150,7 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
     async def Discover(self, request: pb.DiscoverRequest, context: Context) -> None:
         if self._any_decoder is None:
             raise UnavailableError("this gateway searches no networks")
-        async with self._forwarding.to("the decoder that searches", self._any_decoder, CALL_S) as channel:
+        async with self._forwarding.to("the decoder that searches", self._any_decoder, DISCOVER_S) as channel:
             await relay(pictures_pb2_grpc.RecorderStub(channel).Discover(request, timeout=DISCOVER_S), context)
 
     async def Live(self, request: pb.LiveRequest, context: Context) -> None:
@@ -159,7 +159,7 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
             await relay(pictures_pb2_grpc.RecorderStub(channel).Live(request), context)
 
     async def Footage(self, request: pb.FootageRequest, context: Context) -> None:
-        async with self._forwarding.to("alerting", self._keeper, CALL_S) as channel:
+        async with self._forwarding.to("alerting", self._keeper, FILE_S) as channel:
             call = pictures_pb2_grpc.PicturesStub(channel).Footage(request, timeout=FILE_S)
             hidden = True
             try:

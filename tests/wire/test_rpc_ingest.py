@@ -14,8 +14,9 @@ from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 from cluster.codec import PushSource, StreamHeader
 from cluster.decoder import ingest
 from cluster.decoder.ingest import IngestServicer, QueueSink
+from cluster.errors import UnavailableError
 from cluster.gateway import ingest_proxy
-from cluster.wire.channel import CallEndedError, write
+from cluster.wire.channel import CallEndedError, ChannelPool, write
 from cluster.wire.convert import packet_to_proto, push_from_bytes
 
 HOPS = pytest.mark.parametrize("hops", ["decoder", "gateway"])
@@ -84,6 +85,18 @@ async def test_a_camera_that_the_decoder_has_not_heard_of_may_be_tried_again():
             assert code == "UNAVAILABLE"
             assert "no camera is called 'unheard-of'" in details
         assert len(gateway.channels) == 0, "the channel to the decoder was given back"
+
+
+async def test_a_controller_that_takes_its_time_is_not_taken_for_the_decoder():
+    async def route(_camera):
+        await asyncio.sleep(0.4)
+        raise UnavailableError("the controller did not answer within 8 s; see its log")
+
+    proxy = ingest_proxy.IngestProxy(route, ChannelPool(), reply_s=0.1)
+    async with serving(proxy) as address, pusher(address) as client:
+        with contextlib.suppress(Exception):
+            await client.open()
+        assert await client.status() == ("UNAVAILABLE", "the controller did not answer within 8 s; see its log")
 
 
 async def spoilt(client, make, messages):
