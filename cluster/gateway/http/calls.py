@@ -48,7 +48,7 @@ class Calls:
     ) -> AsyncGenerator[Any, None]:
         """As :meth:`stream`, asked by the gateway itself: nobody is checked. ``on_begin``: the service has begun."""
         behavior = self._behavior(method)
-        queue: asyncio.Queue[tuple[Any, BaseException | None]] = asyncio.Queue(_AHEAD)
+        queue: asyncio.Queue[tuple[Any, Exception | None]] = asyncio.Queue(_AHEAD)
 
         async def run() -> None:
             try:
