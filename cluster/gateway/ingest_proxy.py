@@ -18,7 +18,7 @@ Route = Callable[[str], Awaitable[str]]
 ``SightlineError`` where the caller may not push for it."""
 
 STALL_S = 30.0
-"""Longest that a decoder may take no message, or not confirm the end."""
+"""Longest that a decoder may not confirm the end; after twice as much one hangs that acknowledges nothing."""
 UNTOLD_BYTES, SHORT_CREDIT = 256 * 1024, 32
 """Beyond so many bytes, or with no more credit left than two of an agent's batches, a pusher is told at once."""
 
@@ -94,12 +94,9 @@ class _Push:
         """Waits for the decoder's flow control, which slows the pusher down by its own connection."""
         try:
             while (message := await self._context.read()) is not grpc.aio.EOF:
-                async with asyncio.timeout(STALL_S):
-                    await write(self._call, message)
                 self._unacknowledged += len(message)
+                await write(self._call, message)
             await self._call.done_writing()
-        except TimeoutError:
-            raise UnavailableError(f"{self._who} has taken nothing for {STALL_S:g} s") from None
         except CallEndedError:
             await finish(self._call)
         await asyncio.sleep(STALL_S)
@@ -119,8 +116,18 @@ class _Push:
             self._pressing.set()
 
     async def _tell(self, idle_reply_s: float) -> None:
+        late = False
         while True:
-            await self._news.wait()
+            try:
+                async with asyncio.timeout(STALL_S):
+                    await self._news.wait()
+            except TimeoutError:
+                # What it has not acknowledged may have come just now.
+                if late:
+                    raise UnavailableError(f"{self._who} has acknowledged nothing for {STALL_S:g} s") from None
+                late = self._unacknowledged > 0
+                continue
+            late = False
             await self._tell_newest()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(idle_reply_s):

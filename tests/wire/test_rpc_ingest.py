@@ -215,7 +215,7 @@ class Stalled(ingest_pb2_grpc.IngestServicer):
         await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("what", ["has taken nothing for 0.2 s", "did not confirm the end of the stream in 0.2 s"])
+@pytest.mark.parametrize("what", ["has acknowledged nothing for 0.2 s", "did not confirm the end of the stream in 0.2 s"])
 async def test_a_decoder_that_stands_still(make, monkeypatch, what):
     monkeypatch.setattr(ingest_proxy, "STALL_S", 0.2)
     async with serving(Stalled()) as far:
@@ -231,6 +231,26 @@ async def test_a_decoder_that_stands_still(make, monkeypatch, what):
             assert code == "UNAVAILABLE"
             assert f"the decoder of camera 'gate' {what}" in details
         assert len(gateway.channels) == 0
+
+
+async def test_a_decoder_that_hangs_loses_its_pushes_also_while_agents_wait_for_credit(make, monkeypatch):
+    """Its connection takes megabytes more, and answers pings; the controller has given the camera to another."""
+
+    class Hangs(ingest_pb2_grpc.IngestServicer):
+        async def Push(self, request_iterator, context):
+            await context.read()
+            await context.write(ingest_pb2.PushReply(credit=1))
+            while await context.read() is not grpc.aio.EOF:
+                pass
+
+    monkeypatch.setattr(ingest_proxy, "STALL_S", 0.2)
+    async with serving(Hangs()) as far, serving(Gateway(far).servicer) as address, pusher(address) as client:
+        await client.open()
+        await asyncio.sleep(1.0)
+        assert not client.call.done(), "who sends nothing waits for nothing"
+        await client.send(make.packet(0))
+        code, details = await asyncio.wait_for(client.status(), 10.0)
+        assert (code, details) == ("UNAVAILABLE", "the decoder of camera 'gate' has acknowledged nothing for 0.2 s")
 
 
 async def test_a_silent_client_is_not_kept(make):
