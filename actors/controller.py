@@ -27,7 +27,7 @@ from cluster.control.directory import Directory
 from cluster.control.fleet_settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
 from cluster.security.roles import Principal
-from cluster.security.sessions import Sessions
+from cluster.security.sessions import LIFETIME_S, Sessions
 from cluster.types import CameraStatus
 from cluster.types.reports import (
     CameraReport,
@@ -298,14 +298,16 @@ class Controller(InnerProcess):
         return {"controller": self._page.address} | {name: info.metrics_address for name, info in members.items()}
 
     # -- browsers' sessions, of all gateways -------------------------------------------------------
-    async def begin_session(self, principal: str, credential: str | Principal, browser: str, lifetime_s: float) -> str:
-        return await self._sessions.begin(principal, credential, browser, lifetime_s)
+    async def begin_session(
+        self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
+    ) -> str:
+        return await self._sessions.begin_session(principal, credential, browser, lifetime_s)
 
     async def credential_of_session(self, session: str, browser: str) -> str | Principal | None:
-        return await self._sessions.credential_of(session, browser)
+        return await self._sessions.credential_of_session(session, browser)
 
     async def end_session(self, session: str) -> None:
-        await self._sessions.end(session)
+        await self._sessions.end_session(session)
 
     # -- inside ---------------------------------------------------------------------------------
     async def _write(self, call: Callable[..., None], *given: object) -> None:

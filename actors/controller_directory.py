@@ -22,8 +22,7 @@ from actors.remote import (
     short_tier,
 )
 from cluster.errors import UnavailableError
-from cluster.security.roles import Principal
-from cluster.security.sessions import LIFETIME_S, CachedSessions, SessionStore
+from cluster.security.sessions import CachedSessions, SessionStore
 
 log = logging.getLogger(__name__)
 
@@ -78,28 +77,13 @@ async def _page(name: str, handle: Any) -> str | None:
         return None
 
 
-class ControllerSessions:
-    """The controller's sessions as a :class:`~cluster.security.sessions.SessionStore`."""
-
-    async def begin(
-        self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
-    ) -> str:
-        return await REMOTE_CONTROLLER.begin_session(principal, credential, browser, lifetime_s)
-
-    async def credential_of(self, session: str, browser: str) -> str | Principal | None:
-        return await REMOTE_CONTROLLER.credential_of_session(session, browser)
-
-    async def end(self, session: str) -> None:
-        await REMOTE_CONTROLLER.end_session(session)
-
-
 class ControllerDirectory:
     """``controller``, ``sessions``, and what a gateway asks of other processes."""
 
     def __init__(self) -> None:
         self.controller = REMOTE_CONTROLLER
         self._pages = MetricsPages()
-        self.sessions: SessionStore = CachedSessions(ControllerSessions())
+        self.sessions: SessionStore = CachedSessions(REMOTE_CONTROLLER)
 
     async def gateways(self, but: str) -> dict[str, Any]:
         """Handles by name of the gateways but this one. Raises ``UnavailableError``."""

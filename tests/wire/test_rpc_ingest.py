@@ -215,7 +215,10 @@ class Stalled(ingest_pb2_grpc.IngestServicer):
         await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("what", ["has acknowledged nothing for 0.2 s", "did not confirm the end of the stream in 0.2 s"])
+STANDS_STILL = "has acknowledged nothing for 0.2 s", "did not confirm the end of the stream in 0.2 s"
+
+
+@pytest.mark.parametrize("what", STANDS_STILL)
 async def test_a_decoder_that_stands_still(make, monkeypatch, what):
     monkeypatch.setattr(ingest_proxy, "STALL_S", 0.2)
     async with serving(Stalled()) as far:
