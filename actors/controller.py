@@ -173,8 +173,9 @@ class Controller(InnerProcess):
         return self._directory.status(name)
 
     async def where(self, name: str) -> Route:
-        """Processes of a camera. Raises ``UnknownCameraError``."""
-        await self._until_settled()
+        """Processes of a camera. Raises ``UnknownCameraError``, and ``UnavailableError`` until cameras are placed: behind
+        thousands of agents that waited here, no decoder could join."""
+        self._check_settled()
         return self._directory.route(name)
 
     async def camera_states(self, version: int) -> CameraStates:
@@ -321,7 +322,11 @@ class Controller(InnerProcess):
         return {name: info.address for name, info in self._directory.replicas.items()}
 
     async def _until_settled(self) -> None:
-        if not await self._wait_for(self._settled.is_set, ANSWER_S - 1.0):
+        await self._wait_for(self._settled.is_set, ANSWER_S - 1.0)
+        self._check_settled()
+
+    def _check_settled(self) -> None:
+        if not self._settled.is_set():
             raise UnavailableError("the controller has just restarted; try again in a moment")
 
     async def _wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
