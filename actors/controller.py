@@ -173,8 +173,8 @@ class Controller(InnerProcess):
         return self._directory.status(name)
 
     async def where(self, name: str) -> Route:
-        """Processes of a camera. Raises ``UnknownCameraError``, and ``UnavailableError`` until cameras are placed: behind
-        thousands of agents that waited here, no decoder could join."""
+        """Processes of a camera. Raises ``UnknownCameraError``, and ``UnavailableError`` until cameras are placed:
+        behind thousands of agents that waited here, no decoder could join."""
         self._check_settled()
         return self._directory.route(name)
 
