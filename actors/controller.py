@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from actors.remote import CONTROLLER, RayTable
+from actors.remote import ANSWER_S, CONTROLLER, RayTable
 from actors.startup import InnerProcess, run_task
 from cluster import metrics
 from cluster.alerts.health import CameraStates
@@ -27,7 +27,7 @@ from cluster.control.directory import Directory
 from cluster.control.fleet_settings import fleet_settings
 from cluster.errors import SightlineError, UnavailableError
 from cluster.security.roles import Principal
-from cluster.security.sessions import Sessions
+from cluster.security.sessions import LIFETIME_S, Sessions
 from cluster.types import CameraStatus
 from cluster.types.reports import (
     CameraReport,
@@ -173,8 +173,9 @@ class Controller(InnerProcess):
         return self._directory.status(name)
 
     async def where(self, name: str) -> Route:
-        """Processes of a camera. Raises ``UnknownCameraError``."""
-        await self._until_settled()
+        """Processes of a camera. Raises ``UnknownCameraError``, and ``UnavailableError`` until cameras are placed:
+        behind thousands of agents that waited here, no decoder could join."""
+        self._check_settled()
         return self._directory.route(name)
 
     async def camera_states(self, version: int) -> CameraStates:
@@ -298,14 +299,16 @@ class Controller(InnerProcess):
         return {"controller": self._page.address} | {name: info.metrics_address for name, info in members.items()}
 
     # -- browsers' sessions, of all gateways -------------------------------------------------------
-    async def begin_session(self, principal: str, credential: str | Principal, browser: str, lifetime_s: float) -> str:
-        return await self._sessions.begin(principal, credential, browser, lifetime_s)
+    async def begin_session(
+        self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
+    ) -> str:
+        return await self._sessions.begin_session(principal, credential, browser, lifetime_s)
 
     async def credential_of_session(self, session: str, browser: str) -> str | Principal | None:
-        return await self._sessions.credential_of(session, browser)
+        return await self._sessions.credential_of_session(session, browser)
 
     async def end_session(self, session: str) -> None:
-        await self._sessions.end(session)
+        await self._sessions.end_session(session)
 
     # -- inside ---------------------------------------------------------------------------------
     async def _write(self, call: Callable[..., None], *given: object) -> None:
@@ -319,7 +322,11 @@ class Controller(InnerProcess):
         return {name: info.address for name, info in self._directory.replicas.items()}
 
     async def _until_settled(self) -> None:
-        if not await self._wait_for(self._settled.is_set, self._config.cluster.heartbeat_timeout_s + 1):
+        await self._wait_for(self._settled.is_set, ANSWER_S - 1.0)
+        self._check_settled()
+
+    def _check_settled(self) -> None:
+        if not self._settled.is_set():
             raise UnavailableError("the controller has just restarted; try again in a moment")
 
     async def _wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:

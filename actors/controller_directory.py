@@ -16,22 +16,18 @@ from actors.remote import (
     REMOTE_CONTROLLER,
     TIER,
     await_reply,
-    controller,
     find_actor,
     get_actor,
     is_gateway,
     short_tier,
 )
 from cluster.errors import UnavailableError
-from cluster.security.roles import Principal
-from cluster.security.sessions import LIFETIME_S, CachedSessions, SessionStore
+from cluster.security.sessions import CachedSessions, SessionStore
 
 log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
 """Timeout of asking one process for its metrics address."""
-SESSION_S = 2.0
-"""Deadline of looking a session up: a request with a cookie waits for it."""
 
 
 def named(wanted: Callable[[str], bool]) -> dict[str, Any]:
@@ -81,46 +77,13 @@ async def _page(name: str, handle: Any) -> str | None:
         return None
 
 
-class ControllerSessions:
-    """The controller's sessions as a :class:`~cluster.security.sessions.SessionStore`."""
-
-    def __init__(self) -> None:
-        self._controller: Any = None
-
-    async def begin(
-        self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
-    ) -> str:
-        return str(await self._ask("begin_session", principal, credential, browser, lifetime_s))
-
-    async def credential_of(self, session: str, browser: str) -> str | Principal | None:
-        found: str | Principal | None = await self._ask("credential_of_session", session, browser)
-        return found
-
-    async def end(self, session: str) -> None:
-        await self._ask("end_session", session)
-
-    async def _ask(self, method: str, *arguments: Any) -> Any:
-        try:
-            async with asyncio.timeout(SESSION_S):
-                if self._controller is None:
-                    # Asks Ray's head, which may be away.
-                    self._controller = await asyncio.to_thread(controller)
-                return await await_reply(getattr(self._controller, method).remote(*arguments), timeout_s=SESSION_S)
-        except (UnavailableError, RayError, TimeoutError) as error:
-            # Its successor may be another actor.
-            self._controller = None
-            raise UnavailableError(
-                "the controller, which has the sessions, does not answer; try again in a moment"
-            ) from error
-
-
 class ControllerDirectory:
     """``controller``, ``sessions``, and what a gateway asks of other processes."""
 
     def __init__(self) -> None:
         self.controller = REMOTE_CONTROLLER
         self._pages = MetricsPages()
-        self.sessions: SessionStore = CachedSessions(ControllerSessions())
+        self.sessions: SessionStore = CachedSessions(REMOTE_CONTROLLER)
 
     async def gateways(self, but: str) -> dict[str, Any]:
         """Handles by name of the gateways but this one. Raises ``UnavailableError``."""
@@ -135,4 +98,4 @@ class ControllerDirectory:
     async def alerting(self) -> str:
         """Address of ``Incidents`` behind the gateway, ``host:port``."""
         found = get_actor(ALERTING, "this cluster makes no incidents; alerts.enabled is off")
-        return str(await await_reply(found.ready.remote()))
+        return str(await await_reply(found.ready.remote(), who=ALERTING))

@@ -195,8 +195,8 @@ class Gateway(ActorProcess):
         while True:
             try:
                 if self._name == GATEWAY:
-                    self._scraped = await self._directory.metrics_addresses()
                     self._others = await self._ask_others("ready")
+                    self._scraped = await self._directory.metrics_addresses()
             except UnavailableError as error:
                 log.warning("%s", error)
             metrics.answers_missed.inc(self._hub.missed - self._missed)

@@ -22,9 +22,12 @@ RECONCILER = "reconciler"
 TIER = "tier-"
 """Name prefix of tiers; the id of their Ray node follows."""
 
-REPLY_S = {"assignment": 20.0, "replicas": 20.0, "remove_camera": 60.0}
-"""Deadlines of calls that the controller lets wait: for a change up to 10 s, or some heartbeats until a camera's memory
-is deleted."""
+ANSWER_S = 8.0
+"""Deadline of a call to the controller: less than a client gives the gateway, so that it hears who does not answer."""
+_SESSIONS = ("begin_session", "credential_of_session", "end_session")
+REPLY_S = {"assignment": 20.0, "replicas": 20.0, "remove_camera": 60.0, **dict.fromkeys(_SESSIONS, 2.0)}
+"""The same of calls that the controller lets wait: for a change up to 10 s, or some heartbeats until a camera's memory
+is deleted; and of those for which every request with a cookie waits."""
 
 NODE_DIGITS = 12
 """Digits of a Ray node's 56-digit id in the name of its tier in metrics: enough to find it in Ray's list."""
@@ -50,21 +53,24 @@ def own_host(host: str | None) -> str:
     return host or str(ray.util.get_node_ip_address())
 
 
-async def await_reply(reply: Awaitable[Any], *, timeout_s: float = 10.0) -> Any:
-    """Await the reply to ``handle.method.remote(...)``; raises what the method raised. Raises ``UnavailableError``: the
-    actor is restarting or gone, or has not answered in time, or Ray itself does not."""
+ONE = "a process of the cluster"
+
+
+async def await_reply(reply: Awaitable[Any], *, timeout_s: float = 10.0, who: str = ONE) -> Any:
+    """Await the reply of ``who`` to ``handle.method.remote(...)``; raises what the method raised. Raises
+    ``UnavailableError``: it is restarting or gone, or has not answered in time, or Ray itself does not."""
     try:
         return await asyncio.wait_for(reply, timeout_s)
     except (RayError, TimeoutError) as error:
-        raise _translated_error(error, timeout_s) from None
+        raise _translated_error(error, timeout_s, who) from None
 
 
-def await_reply_blocking(reply: Any, *, timeout_s: float = 10.0) -> Any:
+def await_reply_blocking(reply: Any, *, timeout_s: float = 10.0, who: str = ONE) -> Any:
     """:func:`await_reply` for a caller without an event loop."""
     try:
         return ray.get(reply, timeout=timeout_s)
     except RayError as error:
-        raise _translated_error(error, timeout_s) from None
+        raise _translated_error(error, timeout_s, who) from None
 
 
 class _RemoteController:
@@ -74,7 +80,7 @@ class _RemoteController:
     def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
         async def ask(*arguments: Any, **options: Any) -> Any:
             reply = getattr(controller(), method).remote(*arguments, **options)
-            return await await_reply(reply, timeout_s=REPLY_S.get(method, 10.0))
+            return await await_reply(reply, timeout_s=REPLY_S.get(method, ANSWER_S), who="the controller")
 
         return ask
 
@@ -83,13 +89,13 @@ REMOTE_CONTROLLER = cast("Controller", _RemoteController())
 """The controller, from another process."""
 
 
-def _translated_error(error: Exception, timeout_s: float) -> Exception:
+def _translated_error(error: Exception, timeout_s: float, who: str) -> Exception:
     if isinstance(error, RayTaskError):
         return cast(Exception, error.cause)
     if isinstance(error, RayActorError):
-        return UnavailableError("a process of the cluster is restarting; try again in a moment")
+        return UnavailableError(f"{who} is restarting; try again in a moment")
     if isinstance(error, TimeoutError):
-        return UnavailableError(f"a process of the cluster did not answer within {timeout_s:g} s")
+        return UnavailableError(f"{who} did not answer within {timeout_s:g} s; see its log")
     return UnavailableError(f"Ray does not answer: {error}")
 
 

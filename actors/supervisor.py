@@ -63,7 +63,7 @@ class Supervisor:
         self._registry = ProcessRegistry()
         self._watchdog = Watchdog(config.cluster.stall_timeout_s)
         await asyncio.to_thread(self._registry.claim)
-        self._looked = asyncio.Event()
+        self._looked, self._ending = asyncio.Event(), asyncio.Event()
         self._looked_s = time.monotonic()
         self._listening: set[str] = set()
         self._task = asyncio.create_task(self._supervise())
@@ -84,9 +84,9 @@ class Supervisor:
 
     async def __del__(self) -> None:
         """Awaited by Serve. Ends every process if the application is deleted, not if this replica of it is replaced."""
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        self._ending.set()
+        # A pass under way would start again what is ended here.
+        await self._task
         if await asyncio.to_thread(_application_ends):
             log.info("the application ends: stopping every process")
             await asyncio.to_thread(self._end_all)
@@ -110,14 +110,15 @@ class Supervisor:
                 raise
 
     async def _supervise(self) -> None:
-        while True:
+        while not self._ending.is_set():
             try:
                 await asyncio.to_thread(self._reconcile)
                 self._looked_s = time.monotonic()
                 self._looked.set()
             except Exception as error:  # Whatever it was: nobody else starts them.
                 log.warning("could not reconcile the processes: %s", first_line(error))
-            await asyncio.sleep(POLL_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), POLL_S)
 
     def _reconcile(self) -> None:
         """Start what is missing, and end what is not wanted any more or has another configuration."""

@@ -206,7 +206,7 @@ def _redis(url: str) -> Finding:
         client = redis.Redis.from_url(url, socket_timeout=WAIT_S, socket_connect_timeout=WAIT_S)
         # Not CONFIG, which whoever rents a server out does not let others use.
         told: Any = client.info()
-    except (redis.RedisError, TypeError, ValueError) as error:
+    except redis.RedisError as error:
         return Finding("Redis", "wrong", f"{shown}: {error}", "start it, or correct tiers.redis_url")
     policy, most = str(told.get("maxmemory_policy", "")), int(told.get("maxmemory", 0))
     if told.get("slave_read_only"):

@@ -5,13 +5,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from cluster.config.problems import Duration, OneOf, Section, Size
-from cluster.redaction import redact
+from cluster.errors import ConfigError
+from cluster.memory.tiers.redis_link import connection_pool
 from cluster.registry import compressors, frame_retrievals, organisers, retrievers, tiers
 from cluster.types import MemorySpec
 
 # Of tiers with keys of their own, fastest first.
 _KINDS = ("host", "node", "redis")
-_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 class TiersConfig(Section):
@@ -53,8 +53,14 @@ class TiersConfig(Section):
     @field_validator("redis_url")
     @classmethod
     def _address(cls, url: str | None) -> str | None:
-        if url is not None and not any(url.startswith(scheme) and len(url) > len(scheme) for scheme in _SCHEMES):
-            raise ValueError(f"must be an address like redis://host:6379/0, not {redact(url)!r}")
+        try:
+            if url is not None:
+                connection_pool(url, 1.0)
+        except ImportError:
+            # Where nothing runs there may be no redis-py.
+            pass
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         return url
 
     @model_validator(mode="after")

@@ -8,11 +8,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 from sightline.v1.ingest_pb2 import PushReply
 
@@ -20,16 +19,16 @@ from cluster import metrics
 from cluster.codec.push import PushSource
 from cluster.codec.source import StreamHeader
 from cluster.errors import CameraExistsError, CapacityError, NotReadyError, UnavailableError
-from cluster.wire.convert import packet_from_proto
+from cluster.wire.convert import packet_from_proto, push_from_bytes
 from cluster.wire.mapping import from_message
-from cluster.wire.server import MAX_PACKET_BYTES
-from cluster.wire.status import TakenOverError, parsing
+from cluster.wire.server import MAX_PACKET_BYTES, OPEN_S, REPLY_S, Context, Replies, read_open
+from cluster.wire.status import TakenOverError
 
 if TYPE_CHECKING:
     from cluster.decoder.running_camera import RunningCamera
 
-POLL_S = 0.02
-OPEN_S, REPLY_S = 10.0, 10.0
+POLL_S, RETIRED_S = 0.02, 1.0
+"""Between looks whether there is credit again, and whether the camera still runs here."""
 REPLY_INTERVAL_S = 0.01
 """At most one reply in so long, and no more seldom: video that a dead decoder had sent on must not go to the next."""
 
@@ -37,15 +36,14 @@ REPLY_INTERVAL_S = 0.01
 class Ledger:
     """Checks every batch of one connection against order, size and credit.
 
-    Holes are allowed, they are gaps of the camera's own transport. Going back is not, except at the connection's start,
-    where a pusher that reconnected may send again what was taken already: those repeats are dropped and counted.
+    Holes are allowed, they are gaps of the camera's own transport. Going back is not, but a pusher that reconnected may
+    begin with what was taken already: those repeats are dropped and counted.
     """
 
     def __init__(self, camera: str, start: PushReply, max_packet_bytes: int) -> None:
         self._camera = camera
         self._max_packet_bytes = max_packet_bytes
-        self._expected = start.next_sequence
-        self._catching_up = True
+        self._begin, self._expected = start.next_sequence, 0
         self._received = 0
         self._limit = start.credit
         self._taken = 0
@@ -54,8 +52,10 @@ class Ledger:
         self.repeats = 0
 
     def admit(self, batch: ingest_pb2.PacketBatch) -> ingest_pb2.PacketBatch | None:
-        """The batch without repeats, or None when nothing is left of it. Raises ``ValueError``: a packet that is empty,
-        over the size limit or out of order; ``CapacityError``: more packets than the pusher had credit for."""
+        """The batch without repeats, or None when nothing is left of it. Raises ``ValueError``: a batch or packet that
+        is empty, one over the size limit or out of order; ``CapacityError``: more than the pusher had credit for."""
+        if not batch.packets:
+            raise ValueError(f"a batch of camera {self._camera!r} has no packets")
         repeats = 0
         for packet in batch.packets:
             sequence, size = packet.sequence, len(packet.data)
@@ -66,16 +66,13 @@ class Ledger:
                     f"packet {sequence} of camera {self._camera!r} has {size} bytes, more than the limit of "
                     f"{self._max_packet_bytes} (gateway.max_packet_bytes)"
                 )
-            if sequence >= self._expected:
-                self._catching_up = False
-                self._expected = sequence + 1
-            elif self._catching_up:
-                repeats += 1
-            else:
+            if sequence < self._expected:
                 raise ValueError(
                     f"packet {sequence} of camera {self._camera!r} came after packet {self._expected - 1}; "
-                    f"sequence numbers must grow within a session"
+                    f"sequence numbers must grow within a connection"
                 )
+            self._expected = sequence + 1
+            repeats += sequence < self._begin
         if repeats:
             self.repeats += repeats
             batch = ingest_pb2.PacketBatch(packets=batch.packets[repeats:])
@@ -96,17 +93,6 @@ class Ledger:
         while self._marks and self._marks[0][0] < progress.next_sequence:
             self._taken = self._marks.popleft()[1]
         self._limit = max(self._limit, self._taken + progress.credit)
-
-
-CODECS = frozenset({"h264", "hevc", "av1", "vp9", "vp8", "mjpeg", "mpeg4"})
-MAX_EXTRADATA_BYTES = 2**16
-MAX_SIDE = 16384
-MAX_NAME = 128
-OPEN_TAG, BATCH_TAG, END_TAG = 0x0A, 0x12, 0x1A
-MAX_FIELDS = 2**16 + 2
-"""Fields of a message: packets as many as any credit allows."""
-
-Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class QueueSink:
@@ -161,16 +147,18 @@ class QueueSink:
         self._taken.set()
 
     async def progress(self) -> PushReply:
-        """Wait for news; polls while credit is short, as the consuming thread sends no notifications."""
+        """Wait for news; polls, as neither the consuming thread nor who retires this sends notifications. Raises
+        ``UnavailableError``: the camera no longer runs here, and there is none."""
         while True:
             now = self.now()
             if self._is_news(now):
                 self._told = now
                 return now
+            self._check_running()
             self._taken.clear()
             restored = now.credit >= self._max_credit
             try:
-                await asyncio.wait_for(self._taken.wait(), None if restored else POLL_S)
+                await asyncio.wait_for(self._taken.wait(), RETIRED_S if restored else POLL_S)
             except TimeoutError:
                 continue
 
@@ -233,7 +221,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
         self._reply_s = reply_s
         self._connections: dict[str, _Connection] = {}
         reply = PushReply.SerializeToString
-        self.handlers = {"Push": grpc.stream_stream_rpc_method_handler(self.Push, parse, reply)}
+        self.handlers = {"Push": grpc.stream_stream_rpc_method_handler(self.Push, push_from_bytes, reply)}
 
     @property
     def pushing(self) -> list[str]:
@@ -319,91 +307,3 @@ async def _reply(replies: Replies, progress: PushReply, ledger: Ledger) -> None:
     ledger.grant(progress)
     progress.repeats = ledger.repeats
     await replies.send(progress)
-
-
-def parse(data: bytes) -> ingest_pb2.PushRequest:
-    """A message of a push, taken apart if it is not of too many packets: an empty one comes in two bytes and would take
-    80 of memory. Raises ``CapacityError``; ``DecodeError``: it is no message."""
-    at = count = 0
-    while at < len(data):
-        tag, at, size, shift = data[at], at + 1, 0, 0
-        while at < len(data):
-            size |= (data[at] & 127) << shift
-            at, shift = at + 1, shift + 7
-            if data[at - 1] < 128:
-                break
-        if tag not in (OPEN_TAG, BATCH_TAG, END_TAG):
-            raise DecodeError
-        count += 1
-        if count > MAX_FIELDS:
-            raise CapacityError(f"a message has more than {MAX_FIELDS - 2} packets; send fewer at a time")
-        # A batch's tag is followed by its packets', which have that of an opening.
-        at += 0 if tag == BATCH_TAG else size
-    return ingest_pb2.PushRequest.FromString(data)
-
-
-PARSE = parsing(parse, "/sightline.v1.Ingest/Push")
-
-
-async def read_open(context: Context, open_s: float = OPEN_S) -> ingest_pb2.Open:
-    """The first message of a push. Raises ``TimeoutError``: none came within ``open_s``; ``ValueError``: it is not
-    ``open``, or asks for what cannot be; ``ConfigError``: it is no message."""
-    try:
-        async with asyncio.timeout(open_s):
-            first = await context.read()
-    except TimeoutError:
-        raise TimeoutError(f"no `open` came within {open_s:g} s of connecting") from None
-    if isinstance(first, bytes):
-        first = PARSE(first)
-    if first is grpc.aio.EOF or first.WhichOneof("message") != "open":
-        raise ValueError("the first message of a push must be `open`")
-    opened: ingest_pb2.Open = first.open
-    if not opened.camera or len(opened.camera) > MAX_NAME:
-        raise ValueError(f"`open` needs the camera's name, at most {MAX_NAME} characters")
-    if not opened.session or len(opened.session) > MAX_NAME:
-        raise ValueError(f"`open` needs a session id, at most {MAX_NAME} characters")
-    if opened.codec not in CODECS:
-        raise ValueError(f"unknown codec {opened.codec!r}; there are: {', '.join(sorted(CODECS))}")
-    if max(opened.width, opened.height) > MAX_SIDE:
-        raise ValueError(f"a picture of {opened.width}x{opened.height} is larger than {MAX_SIDE}x{MAX_SIDE}")
-    if len(opened.extradata) > MAX_EXTRADATA_BYTES:
-        raise ValueError(f"extradata of {len(opened.extradata)} bytes is larger than {MAX_EXTRADATA_BYTES}")
-    return opened
-
-
-class Replies:
-    """Writes one reply at a time; one that is not taken stays pending, as core cannot withdraw it, and takes no status
-    beside it: left by an error, this waits until nothing is pending."""
-
-    def __init__(self, context: Context, reply_s: float = REPLY_S) -> None:
-        self._context = context
-        self._reply_s = reply_s
-        self._pending: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Replies:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and issubclass(kind, Exception):
-            await self._drained()
-
-    async def send(self, reply: PushReply | bytes) -> None:
-        """Tell the pusher. Raises ``CapacityError``: it has not read earlier replies for ``reply_s``."""
-        await self._drained()
-        self._pending = asyncio.create_task(self._write(reply))
-        await asyncio.wait({self._pending}, timeout=self._reply_s)
-        if not self._pending.done():
-            raise CapacityError(f"the agent has not read its replies for {self._reply_s:g} s; read them to get credit")
-
-    @property
-    def under_way(self) -> bool:
-        return self._pending is not None and not self._pending.done()
-
-    async def _drained(self) -> None:
-        if self._pending is not None and self.under_way:
-            await asyncio.wait({self._pending})
-
-    async def _write(self, reply: PushReply | bytes) -> None:
-        # A write that fails has lost its connection, which ends the handler from the other side.
-        with contextlib.suppress(Exception):
-            await self._context.write(reply)

@@ -161,7 +161,7 @@ class Guard(grpc.aio.ServerInterceptor):
         it may not."""
         rule = _rule(method)
         try:
-            principal.require(rule.role, cameras)
+            principal.require(rule.role, cameras, everybody=rule.everybody)
         except SightlineError as error:
             self._note(principal.name, current_peer(), method, cameras, error)
             raise

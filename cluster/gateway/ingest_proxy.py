@@ -8,9 +8,9 @@ import grpc
 import grpc.aio
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
-from cluster.decoder.ingest import Context, Replies, read_open
 from cluster.errors import CapacityError, SightlineError, UnavailableError
 from cluster.wire.channel import Call, CallEndedError, ChannelPool, finish, first_reply, read, write
+from cluster.wire.server import Context, Replies, read_open
 from cluster.wire.status import RefusedError, is_ours
 
 Route = Callable[[str], Awaitable[str]]
@@ -18,7 +18,7 @@ Route = Callable[[str], Awaitable[str]]
 ``SightlineError`` where the caller may not push for it."""
 
 STALL_S = 30.0
-"""Longest that a decoder may take no message, or not confirm the end."""
+"""Longest that a decoder may not confirm the end; after twice as much one hangs that acknowledges nothing."""
 UNTOLD_BYTES, SHORT_CREDIT = 256 * 1024, 32
 """Beyond so many bytes, or with no more credit left than two of an agent's batches, a pusher is told at once."""
 
@@ -48,9 +48,7 @@ class IngestProxy(ingest_pb2_grpc.IngestServicer):
             opened = await read_open(context)
             who = f"the decoder of camera {opened.camera!r}"
             try:
-                async with asyncio.timeout(self._reply_s):
-                    address = await self._route(opened.camera)
-                async with self._channels.lease(address) as channel:
+                async with self._channels.lease(await self._route(opened.camera)) as channel:
                     call: Call = channel.stream_stream("/sightline.v1.Ingest/Push")()
                     try:
                         first = await first_reply(call, ingest_pb2.PushRequest(open=opened), self._reply_s)
@@ -96,12 +94,9 @@ class _Push:
         """Waits for the decoder's flow control, which slows the pusher down by its own connection."""
         try:
             while (message := await self._context.read()) is not grpc.aio.EOF:
-                async with asyncio.timeout(STALL_S):
-                    await write(self._call, message)
                 self._unacknowledged += len(message)
+                await write(self._call, message)
             await self._call.done_writing()
-        except TimeoutError:
-            raise UnavailableError(f"{self._who} has taken nothing for {STALL_S:g} s") from None
         except CallEndedError:
             await finish(self._call)
         await asyncio.sleep(STALL_S)
@@ -121,8 +116,18 @@ class _Push:
             self._pressing.set()
 
     async def _tell(self, idle_reply_s: float) -> None:
+        late = False
         while True:
-            await self._news.wait()
+            try:
+                async with asyncio.timeout(STALL_S):
+                    await self._news.wait()
+            except TimeoutError:
+                # What it has not acknowledged may have come just now.
+                if late:
+                    raise UnavailableError(f"{self._who} has acknowledged nothing for {STALL_S:g} s") from None
+                late = self._unacknowledged > 0
+                continue
+            late = False
             await self._tell_newest()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(idle_reply_s):

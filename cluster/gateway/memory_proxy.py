@@ -123,7 +123,8 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
     async def _forget_at(self, address: str, request: pb.ForgetRequest) -> pb.ForgetResponse:
         async with self._replicas.channels.lease(address) as channel:
             try:
-                return await memory_pb2_grpc.MemoryStub(channel).Forget(request)
+                # The camera's own comes after it.
+                return await memory_pb2_grpc.MemoryStub(channel).Forget(request, timeout=self._call_s / 2)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     return pb.ForgetResponse()

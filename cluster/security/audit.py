@@ -73,10 +73,14 @@ class AuditLog:
             try:
                 self._expire()
                 self._append(line)
-                self._unwell = False
+                self._unwell = self._unwell and self._waits()
             except OSError as error:
                 self._drop()
                 self._lose(error.strerror)
+
+    def _waits(self) -> bool:
+        """Whether lines wait: a disk that is too slow for what comes has not recovered with each that it takes."""
+        return False
 
     def _lose(self, reason: str | None) -> None:
         self._on_lost()
@@ -142,6 +146,9 @@ class QueuedAuditLog(AuditLog):
         with contextlib.suppress(queue.Full):
             self._queue.put(None, timeout=CLOSE_S)
             self._thread.join(CLOSE_S)
+
+    def _waits(self) -> bool:
+        return not self._queue.empty()
 
     def _put(self, line: str) -> None:
         try:

@@ -41,12 +41,14 @@ class Rule:
       filtered by the caller's scope
     * ``audited``: written to the audit log, whoever calls
     * ``cost``: its weight in the rate limit
+    * ``everybody``: concerns all cameras: a token for some may not make it
     """
 
     role: Role
     camera: str = ""
     audited: bool = True
     cost: float = 1.0
+    everybody: bool = False
 
 
 PUSH = "/sightline.v1.Ingest/Push"
@@ -74,7 +76,7 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Cameras/Update": Rule(Role.ADMIN, "name"),
     "/sightline.v1.Cameras/Export": Rule(Role.ADMIN, "names"),
     "/sightline.v1.Replicas/List": Rule(Role.VIEW, audited=False),
-    "/sightline.v1.Replicas/Drain": Rule(Role.ADMIN),
+    "/sightline.v1.Replicas/Drain": Rule(Role.ADMIN, everybody=True),
     "/sightline.v1.Results/Watch": Rule(Role.VIEW, "cameras"),
     "/sightline.v1.Memory/Ask": Rule(Role.ASK, "camera"),
     "/sightline.v1.Memory/Replay": Rule(Role.ASK, "camera"),
@@ -92,10 +94,10 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Incidents/ListMutes": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Incidents/Outbox": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Incidents/Resend": Rule(Role.ADMIN),
-    "/sightline.v1.Incidents/TestSink": Rule(Role.ADMIN),
+    "/sightline.v1.Incidents/TestSink": Rule(Role.ADMIN, everybody=True),
     "/sightline.v1.Pictures/Picture": Rule(Role.VIEW, "camera", audited=False, cost=0.1),
     "/sightline.v1.Pictures/Test": Rule(Role.ADMIN, "camera"),
-    "/sightline.v1.Pictures/Discover": Rule(Role.ADMIN, cost=5.0),
+    "/sightline.v1.Pictures/Discover": Rule(Role.ADMIN, cost=5.0, everybody=True),
     "/sightline.v1.Pictures/Live": Rule(Role.VIEW, "camera"),
     "/sightline.v1.Pictures/Footage": Rule(Role.VIEW),
     "/sightline.v1.Pictures/Forget": Rule(Role.ADMIN, "camera"),
@@ -134,12 +136,9 @@ class Principal:
     def sees(self, camera: str) -> bool:
         return in_scope(camera, self.cameras)
 
-    @property
-    def sees_all(self) -> bool:
-        return "*" in self.cameras
-
-    def require(self, role: Role, cameras: Iterable[str] = ()) -> None:
-        """Check role and scope. Raises ``ForbiddenError``: it lacks the role, or a camera is out of its scope."""
+    def require(self, role: Role, cameras: Iterable[str] = (), *, everybody: bool = False) -> None:
+        """Check role and scope. Raises ``ForbiddenError``: it lacks the role, a camera is out of its scope, or not
+        every camera is in it, where ``everybody``'s are concerned."""
         if not self.may(role):
             own = ", ".join(sorted(self.roles))
             raise ForbiddenError(f"this needs a token with the role {role}; {self.name!r} has: {own}")
@@ -147,6 +146,8 @@ class Principal:
             if not self.sees(camera):
                 # The same for an existing camera and a missing one, so that names do not leak.
                 raise ForbiddenError(f"camera {camera!r} is not among those that {self.name!r} may touch")
+        if everybody and "*" not in self.cameras:
+            raise ForbiddenError(f"this concerns all cameras: it needs a token for all; {self.name!r} has some")
 
 
 ANYBODY = Principal("anybody", frozenset(Role))

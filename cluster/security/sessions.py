@@ -20,13 +20,13 @@ class SessionStore(Protocol):
     """Where a gateway's sessions are: methods as of :class:`Sessions`. All raise ``UnavailableError`` where nobody
     answers there."""
 
-    async def begin(
+    async def begin_session(
         self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
     ) -> str: ...
 
-    async def credential_of(self, session: str, browser: str) -> str | Principal | None: ...
+    async def credential_of_session(self, session: str, browser: str) -> str | Principal | None: ...
 
-    async def end(self, session: str) -> None: ...
+    async def end_session(self, session: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Sessions:
         self._clock = clock
         self._sessions: dict[str, _Session] = {}
 
-    async def begin(
+    async def begin_session(
         self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
     ) -> str:
         """Id of a new session.
@@ -64,14 +64,14 @@ class Sessions:
         self._sessions[made] = _Session(principal, credential, browser, now_s + lifetime_s)
         return made
 
-    async def credential_of(self, session: str, browser: str) -> str | Principal | None:
+    async def credential_of_session(self, session: str, browser: str) -> str | Principal | None:
         """Token or principal of a session; None where there is none, it has ended, or another browser comes with it."""
         found = self._sessions.get(session)
         if found is None or found.ends_s <= self._clock() or found.browser != browser:
             return None
         return found.credential
 
-    async def end(self, session: str) -> None:
+    async def end_session(self, session: str) -> None:
         """Sign out; idempotent."""
         self._sessions.pop(session, None)
 
@@ -94,12 +94,12 @@ class CachedSessions:
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def begin(
+    async def begin_session(
         self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
     ) -> str:
-        return await self._store.begin(principal, credential, browser, lifetime_s)
+        return await self._store.begin_session(principal, credential, browser, lifetime_s)
 
-    async def credential_of(self, session: str, browser: str) -> str | Principal | None:
+    async def credential_of_session(self, session: str, browser: str) -> str | Principal | None:
         now_s = self._clock()
         kept = self._kept.get((session, browser))
         if kept is not None and now_s < kept[0]:
@@ -110,7 +110,7 @@ class CachedSessions:
         ends = self._ends
         self._asked += 1
         try:
-            found = await self._store.credential_of(session, browser)
+            found = await self._store.credential_of_session(session, browser)
         finally:
             self._asked -= 1
         if found is not None and ends == self._ends:
@@ -119,9 +119,9 @@ class CachedSessions:
             self._kept[session, browser] = (now_s + KEPT_S, found)
         return found
 
-    async def end(self, session: str) -> None:
+    async def end_session(self, session: str) -> None:
         try:
-            await self._store.end(session)
+            await self._store.end_session(session)
         finally:
             # What is being looked up just now may be the state before.
             self._ends += 1

@@ -9,11 +9,12 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from sightline.v1 import cameras_pb2, frames_pb2, ingest_pb2, results_pb2
 
 from cluster.codec.source import StreamHeader
-from cluster.errors import ConfigError
+from cluster.errors import CapacityError, ConfigError
 from cluster.types import (
     Answer,
     BoolGrid,
@@ -29,6 +30,14 @@ from cluster.wire.mapping import from_message, to_message
 CHANNELS = 3
 MAX_CELLS = 1 << 20
 """Largest ``rows * cols`` taken off the wire: 14336 x 14336 pixels at 14-pixel patches."""
+
+CODECS = frozenset({"h264", "hevc", "av1", "vp9", "vp8", "mjpeg", "mpeg4"})
+MAX_EXTRADATA_BYTES = 2**16
+MAX_SIDE = 16384
+MAX_NAME = 128
+OPEN_TAG, BATCH_TAG, END_TAG = 0x0A, 0x12, 0x1A
+MAX_FIELDS = 2**16 + 2
+"""Fields of a message: packets as many as any credit allows."""
 
 _STATE_PREFIX = "CAMERA_STATE_"
 
@@ -48,6 +57,45 @@ def packet_from_proto(message: ingest_pb2.Packet, codec: str) -> EncodedPacket:
 def opening_of(header: StreamHeader, camera: str, session: str) -> ingest_pb2.PushRequest:
     """The first message of a push."""
     return ingest_pb2.PushRequest(open=to_message(ingest_pb2.Open, header, camera=camera, session=session))
+
+
+def push_from_bytes(data: bytes) -> ingest_pb2.PushRequest:
+    """A message of a push, taken apart if it is not of too many packets: an empty one comes in two bytes and would take
+    80 of memory. Raises ``CapacityError``; ``DecodeError``: it is no message."""
+    at = count = 0
+    while at < len(data):
+        tag, at, size, shift = data[at], at + 1, 0, 0
+        while at < len(data):
+            size |= (data[at] & 127) << shift
+            at, shift = at + 1, shift + 7
+            if data[at - 1] < 128:
+                break
+        if tag not in (OPEN_TAG, BATCH_TAG, END_TAG):
+            raise DecodeError
+        count += 1
+        if count > MAX_FIELDS:
+            raise CapacityError(f"a message has more than {MAX_FIELDS - 2} packets; send fewer at a time")
+        # A batch's tag is followed by its packets', which have that of an opening.
+        at += 0 if tag == BATCH_TAG else size
+    return ingest_pb2.PushRequest.FromString(data)
+
+
+def opening_from_proto(request: ingest_pb2.PushRequest) -> ingest_pb2.Open:
+    """The inverse of :func:`opening_of`. Raises ``ValueError``: it is not ``open``, or asks for what cannot be."""
+    if request.WhichOneof("message") != "open":
+        raise ValueError("the first message of a push must be `open`")
+    opened = request.open
+    if not opened.camera or len(opened.camera) > MAX_NAME:
+        raise ValueError(f"`open` needs the camera's name, at most {MAX_NAME} characters")
+    if not opened.session or len(opened.session) > MAX_NAME:
+        raise ValueError(f"`open` needs a session id, at most {MAX_NAME} characters")
+    if opened.codec not in CODECS:
+        raise ValueError(f"unknown codec {opened.codec!r}; there are: {', '.join(sorted(CODECS))}")
+    if max(opened.width, opened.height) > MAX_SIDE:
+        raise ValueError(f"a picture of {opened.width}x{opened.height} is larger than {MAX_SIDE}x{MAX_SIDE}")
+    if len(opened.extradata) > MAX_EXTRADATA_BYTES:
+        raise ValueError(f"extradata of {len(opened.extradata)} bytes is larger than {MAX_EXTRADATA_BYTES}")
+    return opened
 
 
 def frame_to_proto(sample: FrameSample) -> frames_pb2.Frame:

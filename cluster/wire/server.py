@@ -1,22 +1,25 @@
 """A ``grpc.aio`` server with health, reflection, message limits and keepalive, the same for every process."""
 
 import asyncio
+import contextlib
 import errno
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from sightline.v1 import ingest_pb2
 
 from cluster.errors import CapacityError, ConfigError
 from cluster.security.limits import AnonymousPool
 from cluster.wire.channel import CLUSTER_MESSAGE_BYTES, open_channel
-from cluster.wire.status import Explaining, read_one
+from cluster.wire.convert import opening_from_proto, push_from_bytes
+from cluster.wire.status import Explaining, parsing, read_one
 from cluster.wire.tls import PeerTls, TlsFiles, server_credentials
 
 HEALTH = "grpc.health.v1.Health"
@@ -128,6 +131,55 @@ def push_message_bytes(max_packet_bytes: int) -> int:
     batches of small packets pass under a small limit.
     """
     return max_packet_bytes + 2**20
+
+
+OPEN_S, REPLY_S = 10.0, 10.0
+_parse_push = parsing(push_from_bytes, "/sightline.v1.Ingest/Push")
+
+
+async def read_open(context: Context, open_s: float = OPEN_S) -> ingest_pb2.Open:
+    """The first message of a push, which may come as bytes. Raises ``TimeoutError``: none came within ``open_s``;
+    ``ValueError``: it is not ``open``, or asks for what cannot be; ``ConfigError``: it is no message."""
+    first = await read_one(context, open_s)
+    return opening_from_proto(_parse_push(first) if isinstance(first, bytes) else first)
+
+
+class Replies:
+    """Writes one reply at a time; one that is not taken stays pending, as core cannot withdraw it, and takes no status
+    beside it: left by an error, this waits until nothing is pending."""
+
+    def __init__(self, context: Context, reply_s: float = REPLY_S) -> None:
+        self._context = context
+        self._reply_s = reply_s
+        self._pending: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, Exception):
+            await self._drained()
+
+    async def send(self, reply: ingest_pb2.PushReply | bytes) -> None:
+        """Tell the pusher. Raises ``CapacityError``: it has not read earlier replies for ``reply_s``."""
+        await self._drained()
+        self._pending = asyncio.create_task(self._write(reply))
+        await asyncio.wait({self._pending}, timeout=self._reply_s)
+        if not self._pending.done():
+            raise CapacityError(f"the agent has not read its replies for {self._reply_s:g} s; read them to get credit")
+
+    @property
+    def under_way(self) -> bool:
+        return self._pending is not None and not self._pending.done()
+
+    async def _drained(self) -> None:
+        if self._pending is not None and self.under_way:
+            await asyncio.wait({self._pending})
+
+    async def _write(self, reply: ingest_pb2.PushReply | bytes) -> None:
+        # A write that fails has lost its connection, which ends the handler from the other side.
+        with contextlib.suppress(Exception):
+            await self._context.write(reply)
 
 
 class RpcServer:

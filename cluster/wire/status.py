@@ -69,12 +69,15 @@ class RefusedError(SightlineError):
         self.code = code
 
 
-def as_refused(error: BaseException) -> RefusedError:
-    """An error of ours as if the far server had sent it: callers cannot tell by the answer who of the two refused."""
+def as_refused(error: Exception) -> Exception:
+    """What was raised on purpose as if the far server had sent it: callers cannot tell by the answer who of the two
+    refused. Anything else stays what it is, and is logged by whoever answers the caller."""
     code = code_of(error)
-    if code is Code.INTERNAL:
-        log.error("call failed", exc_info=error)
-    return RefusedError(code, redact(str(error)) or type(error).__name__)
+    return error if code is Code.INTERNAL else RefusedError(code, _sentence(error))
+
+
+def _sentence(error: Exception) -> str:
+    return redact(str(error)) or type(error).__name__
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:
@@ -98,8 +101,10 @@ async def explained(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
             # Ended already; the client has left; the service has no such method.
             raise
         except Exception as error:
-            refused = as_refused(error)
-            await context.abort(refused.code, str(refused), ((MARK, type(error).__name__),))
+            code = code_of(error)
+            if code is Code.INTERNAL:
+                log.error("call failed", exc_info=error)
+            await context.abort(code, _sentence(error), ((MARK, type(error).__name__),))
     except grpc.aio.InternalError:
         # There is nobody to tell, and nothing here that failed. Anything else would be logged.
         raise asyncio.CancelledError from None

@@ -72,7 +72,7 @@ class Reloading(Generic[T]):
     def __init__(self, files: TlsFiles, make: Callable[[], T]) -> None:
         self._files, self._make = files, make
         self._made, self._stamp = make(), files.stamp()
-        self._lock = threading.Lock()
+        self._lock, self._told = threading.Lock(), ""
         self.renewals = 0
 
     def newest(self) -> T:
@@ -82,11 +82,13 @@ class Reloading(Generic[T]):
                 stamp = self._files.stamp()
                 if stamp != self._stamp:
                     # A renewal writes one file after the other: a pair that does not fit is looked at again.
-                    self._made, self._stamp = self._make(), stamp
+                    self._made, self._stamp, self._told = self._make(), stamp, ""
                     self.renewals += 1
                     log.info("certificate %s was read again", self._files.certificate)
             except (ConfigError, OSError) as error:
-                log.warning("the certificate was not renewed: %s", error)
+                if self._told != str(error):
+                    self._told = str(error)
+                    log.warning("the certificate was not renewed: %s", error)
             return self._made
 
 

@@ -1,6 +1,7 @@
 """The controller's own work, without Ray."""
 
 import asyncio
+import inspect
 import json
 import sqlite3
 import threading
@@ -13,6 +14,7 @@ from waiting import until_async
 import actors.remote
 from actors.controller import FORGET_HEARTBEATS, Controller
 from cluster import metrics
+from cluster.client import GatewayClient
 from cluster.config import CameraEntry, load_config
 from cluster.control.camera_record import DeletionTracker
 from cluster.control.cameras.managed import ManagedCamera
@@ -37,7 +39,7 @@ async def test_a_removal_is_waited_for_as_long_as_the_controller_waits(monkeypat
         def remote(self, *arguments):
             return asyncio.sleep(0)
 
-    async def await_reply(reply, *, timeout_s):
+    async def await_reply(reply, *, timeout_s, who):
         given["timeout_s"] = timeout_s
         return await reply
 
@@ -45,6 +47,40 @@ async def test_a_removal_is_waited_for_as_long_as_the_controller_waits(monkeypat
     monkeypatch.setattr(actors.remote, "await_reply", await_reply)
     await actors.remote.REMOTE_CONTROLLER.remove_camera("gate", "cluster")
     assert given["timeout_s"] > FORGET_HEARTBEATS * 5.0
+
+
+async def test_a_controller_that_hangs_is_named_before_the_client_gives_up(monkeypatch) -> None:
+    assert inspect.signature(GatewayClient).parameters["deadline_s"].default > actors.remote.ANSWER_S
+    monkeypatch.setattr(actors.remote, "ANSWER_S", 0.05)
+    hangs = SimpleNamespace(remote=lambda: asyncio.sleep(60.0))
+    monkeypatch.setattr(actors.remote, "controller", lambda: SimpleNamespace(list_cameras=hangs))
+    with pytest.raises(UnavailableError, match=r"the controller did not answer within 0\.05 s; see its log"):
+        await actors.remote.REMOTE_CONTROLLER.list_cameras()
+
+
+async def test_a_controller_that_has_just_restarted_says_so_in_time(tmp_path, monkeypatch) -> None:
+    controller, waited = settled_controller(tmp_path), []
+    controller._settled.clear()
+
+    async def wait_for(_condition, timeout_s) -> bool:
+        waited.append(timeout_s)
+        return False
+
+    monkeypatch.setattr(controller, "_wait_for", wait_for)
+    with pytest.raises(UnavailableError, match="has just restarted"):
+        await controller.get_camera("gate")
+    assert waited[-1] < actors.remote.ANSWER_S
+    await controller.stop()
+
+
+async def test_agents_that_come_back_before_cameras_are_placed_do_not_wait_at_the_controller(tmp_path) -> None:
+    """Of 1000 calls that are under way none is another's: behind waiting ones no decoder could join."""
+    controller = settled_controller(tmp_path)
+    controller._settled.clear()
+    look_up = controller.where("gate")
+    with pytest.raises(UnavailableError, match="has just restarted"):
+        look_up.send(None)
+    await controller.stop()
 
 
 def test_members_expire_although_the_disk_takes_nothing(tmp_path) -> None:

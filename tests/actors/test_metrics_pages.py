@@ -7,6 +7,7 @@ import pytest
 from ray.exceptions import RpcError
 
 from actors.controller_directory import MetricsPages
+from actors.gateway import Gateway
 from cluster.errors import UnavailableError
 
 NODE = "0123456789abcdef" * 3 + "01234567"
@@ -93,3 +94,22 @@ def test_a_controller_that_is_away_is_said(members):
     members.place = UnavailableError("the controller restarts")
     with pytest.raises(UnavailableError, match="the controller restarts"):
         asyncio.run(MetricsPages(dict).addresses())
+
+
+async def test_a_gateway_that_is_gone_is_shown_so_while_the_controller_is_away_too():
+    async def away():
+        raise UnavailableError("the controller did not answer within 8 s; see its log")
+
+    async def ask_others(_method):
+        return {"gateway-1": False}
+
+    shown = object.__new__(Gateway)
+    shown._name, shown._others, shown._missed = "gateway", {"gateway-1": True}, 0
+    shown._directory, shown._hub = SimpleNamespace(metrics_addresses=away), SimpleNamespace(missed=0)
+    shown._ask_others = ask_others
+    following = asyncio.create_task(shown._follow_metrics())
+    try:
+        await asyncio.sleep(0.05)
+        assert shown._others == {"gateway-1": False}
+    finally:
+        following.cancel()

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from actors import replica
-from actors.processes import Watchdog, processes
+from actors.processes import Watchdog, processes, wanted_processes
 from actors.remote import NAMESPACE
+from actors.runtime import FOLLOW_S
 from actors.session import RaySession
 from actors.startup import ActorProcess
 from cluster.alerts.health import default_rule
@@ -118,6 +119,22 @@ def test_replicas_share_the_cores_of_their_own_node(monkeypatch, placement, shar
     monkeypatch.setattr(replica.ray, "nodes", lambda: nodes)
     monkeypatch.setattr(replica.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
     assert replica.neighbours(load_config(None, {"cluster": {"replicas": 32, "placement": placement}})) == shared
+
+
+def test_a_controller_that_hangs_does_not_hold_up_the_other_processes(monkeypatch) -> None:
+    waited = []
+
+    def get(_, timeout):
+        waited.append(timeout)
+        raise GetTimeoutError
+
+    monkeypatch.setattr("actors.remote.ray.get", get)
+    hangs = SimpleNamespace(decoder_names=SimpleNamespace(remote=object))
+    monkeypatch.setattr("actors.processes.controller", lambda: hangs)
+    config = load_config(None, BASE | {"cluster": {"decoders": 1, "max_decoders": 4}, "tiers": {"node": False}})
+    wanted = wanted_processes(config, "run", None, ["decoder-0", "decoder-2", "gateway"])
+    assert {name for name in wanted if name.startswith("decoder")} == {"decoder-0", "decoder-2"}
+    assert waited[0] <= FOLLOW_S
 
 
 @pytest.mark.cluster

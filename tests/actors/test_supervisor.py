@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 
 import pytest
 
@@ -32,7 +33,7 @@ async def test_whatever_a_pass_fails_of_the_next_one_is_made(monkeypatch, caplog
     """Ray's core has ``OSError`` and ``ValueError`` for some of its states, beside errors of its own."""
     monkeypatch.setattr("actors.supervisor.POLL_S", 0.01)
     supervisor, failing = object.__new__(Supervisor), [error]
-    supervisor._looked = asyncio.Event()
+    supervisor._looked, supervisor._ending = asyncio.Event(), asyncio.Event()
 
     def reconcile() -> None:
         if failing:
@@ -45,3 +46,23 @@ async def test_whatever_a_pass_fails_of_the_next_one_is_made(monkeypatch, caplog
     finally:
         supervising.cancel()
     assert "could not reconcile the processes" in caplog.text
+
+
+async def test_the_pass_that_is_made_at_the_end_starts_nothing_after_it(monkeypatch) -> None:
+    """A process that it starts once all have ended would be nobody's."""
+    monkeypatch.setattr("actors.supervisor._application_ends", lambda: True)
+    supervisor, began, go, done = object.__new__(Supervisor), threading.Event(), threading.Event(), []
+    supervisor._looked, supervisor._ending = asyncio.Event(), asyncio.Event()
+
+    def reconcile() -> None:
+        began.set()
+        assert go.wait(10.0)
+        done.append("pass")
+
+    supervisor._reconcile, supervisor._end_all = reconcile, lambda: done.append("end")
+    supervisor._task = asyncio.create_task(supervisor._supervise())
+    assert await asyncio.to_thread(began.wait, 10.0)
+    asyncio.get_running_loop().call_later(0.2, go.set)
+    await supervisor.__del__()
+    await asyncio.to_thread(go.wait, 10.0)
+    assert done == ["pass", "end"]

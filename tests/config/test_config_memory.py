@@ -165,7 +165,11 @@ WRONG = {
     ),
     "no Redis address": (
         "tiers: {redis_url: 'http://u:hunter2@r'}",
-        "1: tiers.redis_url: must be an address like redis://host:6379/0, not 'http://u:***@r'",
+        "1: tiers.redis_url: the address of a Redis server looks like redis://host:6379/0, or rediss://host",
+    ),
+    "an option that redis-py does not have": (
+        "tiers: {redis_url: 'rediss://:hunter2@localhost:6379/0?ssl_ca_cert=/etc/ca.pem'}",
+        "1: tiers.redis_url: the address of a Redis server looks like redis://host:6379/0, or rediss://host",
     ),
     "unknown type": ("memory: {kv_dtype: int4}", "1: memory.kv_dtype: must be 'int8' or 'model', not 'int4'"),
     "no deadline": ("tiers: {deadline_s: 0}", "1: tiers.deadline_s: must be greater than 0"),

@@ -139,6 +139,26 @@ async def test_a_replica_that_does_not_answer_in_time():
                 assert "camera 'gate' did not answer within 0.2 s" in failure.value.details()
 
 
+async def test_another_replica_that_does_not_answer_a_deletion_is_not_taken_for_the_cameras():
+    class Hangs(memory_pb2_grpc.MemoryServicer):
+        async def Forget(self, request, context):
+            await asyncio.Event().wait()
+
+    async with replica() as (handler, address), serving(Hangs()) as other:
+        routes = Routes(gate=address)
+
+        async def replicas():
+            return [address, other]
+
+        proxy = MemoryProxy(routes.of, ChannelPool(), replicas=replicas, call_s=0.6)
+        async with serving(proxy) as gateway:
+            with GatewayClient(gateway) as client:
+                error = await in_thread(lambda: client.forget("gate"))
+        assert type(error) is UnavailableError
+        assert "a replica that may have something of camera 'gate' does not answer" in str(error)
+        assert handler.forgotten == []
+
+
 async def test_a_replica_that_dies_while_it_answers(until):
     routes = Routes()
     async with serving(MemoryProxy(routes.of, ChannelPool())) as gateway:

@@ -17,17 +17,17 @@ class Away(Sessions):
 
     away = False
 
-    async def credential_of(self, session, browser):
+    async def credential_of_session(self, session, browser):
         self._check()
-        return await super().credential_of(session, browser)
+        return await super().credential_of_session(session, browser)
 
-    async def begin(self, *arguments):
+    async def begin_session(self, *arguments):
         self._check()
-        return await super().begin(*arguments)
+        return await super().begin_session(*arguments)
 
-    async def end(self, session):
+    async def end_session(self, session):
         self._check()
-        await super().end(session)
+        await super().end_session(session)
 
     def _check(self):
         if self.away:

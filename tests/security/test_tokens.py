@@ -265,6 +265,30 @@ def test_a_disk_that_hangs_costs_lines_and_no_call(tmp_path, monkeypatch):
     assert [json.loads(line)["text"] for line in (tmp_path / "audit.jsonl").open()] == ["0", "1", "2", "3"]
 
 
+def test_a_disk_that_is_too_slow_is_told_once(tmp_path, monkeypatch, caplog):
+    takes = threading.Semaphore(0)
+    write, lost = AuditLog._append, []
+
+    def slow(self, line):
+        assert takes.acquire(timeout=30)
+        write(self, line)
+
+    monkeypatch.setattr(AuditLog, "_append", slow)
+    log = QueuedAuditLog(tmp_path / "audit.jsonl", most=2, on_lost=lambda: lost.append(1))
+    for number in range(20):
+        # Of three lines that come, it takes one.
+        for _ in range(3):
+            log.write("room", "/x/Ask", cameras=[], outcome="ok", text=str(number))
+        takes.release()
+        until_s = time.monotonic() + 30
+        while log._queue.full() and time.monotonic() < until_s:
+            time.sleep(0.001)
+    takes.release(100)
+    log.close()
+    assert len(lost) > 30
+    assert [each.levelname for each in caplog.records] == ["ERROR"]
+
+
 def test_a_line_of_the_audit_log_is_one_line_that_steers_no_terminal(tmp_path):
     log = AuditLog(tmp_path / "audit.jsonl")
     text = "Wer ist im Hof? 誰 \x85\u2028\u2029\x9b2J\x7f\u202e\ud800"

@@ -12,10 +12,12 @@ from ingest_parts import LIMIT, Decoder, Gateway, chain, pusher, serving
 from sightline.v1 import ingest_pb2, ingest_pb2_grpc
 
 from cluster.codec import PushSource, StreamHeader
-from cluster.decoder.ingest import IngestServicer, QueueSink, parse
+from cluster.decoder import ingest
+from cluster.decoder.ingest import IngestServicer, QueueSink
+from cluster.errors import UnavailableError
 from cluster.gateway import ingest_proxy
-from cluster.wire.channel import CallEndedError, write
-from cluster.wire.convert import packet_to_proto
+from cluster.wire.channel import CallEndedError, ChannelPool, write
+from cluster.wire.convert import packet_to_proto, push_from_bytes
 
 HOPS = pytest.mark.parametrize("hops", ["decoder", "gateway"])
 
@@ -85,6 +87,18 @@ async def test_a_camera_that_the_decoder_has_not_heard_of_may_be_tried_again():
         assert len(gateway.channels) == 0, "the channel to the decoder was given back"
 
 
+async def test_a_controller_that_takes_its_time_is_not_taken_for_the_decoder():
+    async def route(_camera):
+        await asyncio.sleep(0.4)
+        raise UnavailableError("the controller did not answer within 8 s; see its log")
+
+    proxy = ingest_proxy.IngestProxy(route, ChannelPool(), reply_s=0.1)
+    async with serving(proxy) as address, pusher(address) as client:
+        with contextlib.suppress(Exception):
+            await client.open()
+        assert await client.status() == ("UNAVAILABLE", "the controller did not answer within 8 s; see its log")
+
+
 async def spoilt(client, make, messages):
     await client.open()
     with contextlib.suppress(CallEndedError):
@@ -118,6 +132,7 @@ def batch(*packets):
         ),
         (lambda m: [batch(m.packet(0, size=2 * 2**20))], "RESOURCE_EXHAUSTED", "larger than max"),
         (lambda m: [batch(m.packet(0, size=0))], "INVALID_ARGUMENT", "packet 0 of camera 'gate' is empty"),
+        (lambda m: [batch()], "INVALID_ARGUMENT", "a batch of camera 'gate' has no packets"),
         (lambda m: [ingest_pb2.PushRequest()], "INVALID_ARGUMENT", "an empty message"),
         (lambda m: [ingest_pb2.PushRequest(open=ingest_pb2.Open(camera="gate"))], "INVALID_ARGUMENT", "not 'open'"),
         (
@@ -170,15 +185,15 @@ def test_what_is_taken_apart(data):
         whole = ingest_pb2.PushRequest.FromString(data)
     except DecodeError:
         with pytest.raises(DecodeError):
-            parse(data)
+            push_from_bytes(data)
     else:
-        assert parse(data) == whole
+        assert push_from_bytes(data) == whole
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x92\x00\x00", b"\x12\x02\x22\x00"])
 def test_what_is_of_no_kind(data):
     with pytest.raises(DecodeError):
-        parse(data)
+        push_from_bytes(data)
 
 
 @HOPS
@@ -200,7 +215,10 @@ class Stalled(ingest_pb2_grpc.IngestServicer):
         await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("what", ["has taken nothing for 0.2 s", "did not confirm the end of the stream in 0.2 s"])
+STANDS_STILL = "has acknowledged nothing for 0.2 s", "did not confirm the end of the stream in 0.2 s"
+
+
+@pytest.mark.parametrize("what", STANDS_STILL)
 async def test_a_decoder_that_stands_still(make, monkeypatch, what):
     monkeypatch.setattr(ingest_proxy, "STALL_S", 0.2)
     async with serving(Stalled()) as far:
@@ -218,12 +236,32 @@ async def test_a_decoder_that_stands_still(make, monkeypatch, what):
         assert len(gateway.channels) == 0
 
 
+async def test_a_decoder_that_hangs_loses_its_pushes_also_while_agents_wait_for_credit(make, monkeypatch):
+    """Its connection takes megabytes more, and answers pings; the controller has given the camera to another."""
+
+    class Hangs(ingest_pb2_grpc.IngestServicer):
+        async def Push(self, request_iterator, context):
+            await context.read()
+            await context.write(ingest_pb2.PushReply(credit=1))
+            while await context.read() is not grpc.aio.EOF:
+                pass
+
+    monkeypatch.setattr(ingest_proxy, "STALL_S", 0.2)
+    async with serving(Hangs()) as far, serving(Gateway(far).servicer) as address, pusher(address) as client:
+        await client.open()
+        await asyncio.sleep(1.0)
+        assert not client.call.done(), "who sends nothing waits for nothing"
+        await client.send(make.packet(0))
+        code, details = await asyncio.wait_for(client.status(), 10.0)
+        assert (code, details) == ("UNAVAILABLE", "the decoder of camera 'gate' has acknowledged nothing for 0.2 s")
+
+
 async def test_a_silent_client_is_not_kept(make):
     async with chain("decoder", open_s=0.1) as (_, address), pusher(address) as client:
         await client.call.wait_for_connection()
         code, details = await client.status()
         assert code == "DEADLINE_EXCEEDED"
-        assert "no `open` came within 0.1 s" in details
+        assert "not complete within 0.1 s" in details
 
 
 @HOPS
@@ -240,6 +278,21 @@ async def test_a_second_agent_is_refused_while_the_first_is_there(make, hops, un
         await until(lambda: not decoder.servicer.pushing)
         async with pusher(address) as third:
             assert (await third.open(session="s3")).next_sequence == 0
+
+
+@HOPS
+async def test_a_quiet_agent_of_a_camera_that_moved_is_told_without_a_packet(make, hops, monkeypatch):
+    """Else its session would keep the camera at the old decoder until it sends."""
+    monkeypatch.setattr(ingest, "RETIRED_S", 0.05)
+    async with chain(hops) as (decoder, address), pusher(address) as client:
+        decoder.consume()
+        await client.open()
+        await client.send(make.packet(0))
+        await client.read_until(1)
+        decoder.sinks["gate"].retire()
+        code, details = await asyncio.wait_for(client.status(), 10.0)
+        assert (code, details) == ("UNAVAILABLE", "the camera no longer runs here")
+        assert decoder.servicer.pushing == []
 
 
 @HOPS

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -11,7 +12,10 @@ from sightline.v1 import memory_pb2
 from cluster.errors import CapacityError, SightlineError, UnavailableError
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import Stream, jsonable
+from cluster.redaction import redact
 from cluster.wire.memory_wire import AskAllProgress, CameraTold, Told, ago_s, all_from_proto, told_from_proto
+
+log = logging.getLogger(__name__)
 
 NDJSON = "application/x-ndjson"
 ASK = "/sightline.v1.Memory/Ask"
@@ -54,7 +58,7 @@ class Answering:
 async def written(
     events: AsyncGenerator[Event, None],
     write: Callable[[Event], bytes],
-    fail: Callable[[SightlineError], bytes],
+    fail: Callable[[Exception], bytes],
 ) -> AsyncGenerator[bytes, None]:
     """The answer as a body; what goes wrong after its first piece is written with ``fail``."""
     begun = False
@@ -63,15 +67,17 @@ async def written(
             async for event in events:
                 yield write(event)
                 begun = True
-        except SightlineError as error:
+        except Exception as error:
             if not begun:
                 raise
+            if not isinstance(error, SightlineError):
+                log.exception("an answer under way failed")
             yield fail(error)
 
 
 async def lines(events: AsyncGenerator[Event, None], body: Callable[[Event], dict[str, Any]]) -> Stream:
     """Newline-delimited JSON, a line for each event; what goes wrong after the first one is the last: its ``error``."""
-    pieces = written(events, lambda event: _line(body(event)), lambda error: _line({"error": str(error)}))
+    pieces = written(events, lambda event: _line(body(event)), lambda error: _line({"error": redact(str(error))}))
     return await Stream.begin(pieces, NDJSON)
 
 

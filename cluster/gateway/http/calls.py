@@ -18,7 +18,8 @@ class Calls:
 
     ``guard``: decides over every call as it does over gRPC's; None: everybody may everything.
 
-    Both calls raise what the guard raises, and ``RefusedError`` with the service's own code and sentence.
+    Both calls raise what the guard raises, ``RefusedError`` with the service's own code and sentence, and what the
+    service did not raise on purpose.
     """
 
     def __init__(self, services: Mapping[str, Any], guard: Guard | None = None) -> None:
@@ -30,7 +31,7 @@ class Calls:
         try:
             return await self._behavior(method)(request, _Context())
         except Exception as error:
-            raise as_refused(error) from error
+            raise as_refused(error) from None
 
     def stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
         """Messages as they come; close it to end the call. Checked with the first one."""
@@ -47,7 +48,7 @@ class Calls:
     ) -> AsyncGenerator[Any, None]:
         """As :meth:`stream`, asked by the gateway itself: nobody is checked. ``on_begin``: the service has begun."""
         behavior = self._behavior(method)
-        queue: asyncio.Queue[tuple[Any, BaseException | None]] = asyncio.Queue(_AHEAD)
+        queue: asyncio.Queue[tuple[Any, Exception | None]] = asyncio.Queue(_AHEAD)
 
         async def run() -> None:
             try:
@@ -62,7 +63,7 @@ class Calls:
             while True:
                 message, error = await queue.get()
                 if error is not None:
-                    raise as_refused(error) from error
+                    raise as_refused(error) from None
                 if message is None:
                     return
                 yield message

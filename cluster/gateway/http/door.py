@@ -96,15 +96,15 @@ class Door:
         except SightlineError as error:
             self.guard.note_sign_in("POST /v1/session", None, error, peer_of(request))
             raise
-        return principal, await self._sessions.begin(principal.name, secret, _browser(request))
+        return principal, await self._sessions.begin_session(principal.name, secret, _browser(request))
 
     async def keep_session(self, request: Request, principal: Principal, lifetime_s: float) -> str:
         """Id of a session of somebody whom the provider vouches for."""
-        return await self._sessions.begin(principal.name, principal, _browser(request), lifetime_s)
+        return await self._sessions.begin_session(principal.name, principal, _browser(request), lifetime_s)
 
     async def end_session(self, request: Request) -> None:
         if session := request.cookies.get(COOKIE):
-            await self._sessions.end(session)
+            await self._sessions.end_session(session)
 
     async def _credentials(self, request: Request) -> Credentials:
         """The ``Authorization`` header, or what the session has that the cookie names."""
@@ -112,7 +112,7 @@ class Door:
             return header
         if not (session := request.cookies.get(COOKIE)):
             return None
-        kept = await self._sessions.credential_of(session, _browser(request))
+        kept = await self._sessions.credential_of_session(session, _browser(request))
         return f"Bearer {kept}" if isinstance(kept, str) else kept
 
     async def admit(self, request: Request, rule: str) -> None:
@@ -187,7 +187,7 @@ class DoorMiddleware:
             await self._app(scope, receive, told)
         except Exception as caught:
             error = caught
-            if status_of(error) == 500 or not isinstance(error, SightlineError):
+            if not isinstance(error, SightlineError):
                 log.exception("request %s %s %s failed", request_id, request.method, scope["path"])
         finally:
             _log(request, request_id, error, time.monotonic() - began_s)

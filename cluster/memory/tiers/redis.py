@@ -180,7 +180,7 @@ class RedisTier(Tier):
                     return Outcome.MISS
                 if index.total - index.size(MANIFEST) + held > cap:
                     # As in _store: the server may be empty.
-                    self._link.execute(until, "PING")
+                    self._doubt(stream)
                     raise RedisUnavailableError(
                         f"the manifest of {stream} does not fit beside its blocks under its cap"
                     )
@@ -289,8 +289,8 @@ class RedisTier(Tier):
         if batch:
             self._send(stream, index, batch, until, outcomes)
         if Outcome.RETRY in outcomes.values():
-            # Reread the server's index before trusting the cap: it may have restarted empty.
-            self._link.execute(until, "PING")
+            # Reread the server's index before trusting the cap again: it may have been emptied.
+            self._doubt(stream)
         # A block that was not stored must not leave an older one under its key.
         self._delete(stream, [name for name in unwanted if index.size(name)], until)
 

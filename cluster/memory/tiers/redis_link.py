@@ -26,6 +26,34 @@ class RedisFullError(RedisUnavailableError):
     """The server has reached its memory limit."""
 
 
+def connection_pool(url: str, deadline_s: float, **options: Any) -> Any:
+    """A pool of redis-py's that has not connected yet, with ``options`` of its connections. Raises ``ConfigError``: not
+    a Redis address, or one with options that redis-py does not know."""
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    try:
+        pool = redis.BlockingConnectionPool.from_url(
+            url,
+            max_connections=_CONNECTIONS,
+            timeout=deadline_s / 6,
+            socket_connect_timeout=deadline_s / 6,
+            socket_timeout=deadline_s / 3,
+            retry=Retry(NoBackoff(), 0),
+            **options,
+        )
+        # One that does not connect yet: it knows which of the address's options there are.
+        pool.connection_class(**pool.connection_kwargs)
+    except (TypeError, ValueError, redis.RedisError):
+        # Without the address, which may hold a password.
+        raise ConfigError(
+            "the address of a Redis server looks like redis://host:6379/0, or "
+            "rediss://host:6379/0?ssl_ca_certs=FILE with the options of redis-py (tiers.redis_url)"
+        ) from None
+    return pool
+
+
 class RedisLink:
     """Runs commands with a deadline. After a failure all commands are refused at once, and a probe thread with
     exponential backoff waits for the server to return.
@@ -49,8 +77,6 @@ class RedisLink:
         on_change: Callable[[], None],
     ) -> None:
         import redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
 
         if deadline_s <= 0:
             raise ConfigError(f"a deadline of {deadline_s:g} seconds leaves no time to reach Redis")
@@ -65,24 +91,7 @@ class RedisLink:
         self._refused, self._full = redis.ResponseError, redis.OutOfMemoryError
         self._read_only = redis.ReadOnlyError
         self._errors = (redis.RedisError, OSError)
-        try:
-            pool = redis.BlockingConnectionPool.from_url(
-                url,
-                max_connections=_CONNECTIONS,
-                timeout=deadline_s / 6,
-                socket_connect_timeout=deadline_s / 6,
-                socket_timeout=deadline_s / 3,
-                retry=Retry(NoBackoff(), 0),
-                redis_connect_func=self._connected,
-            )
-            # One that does not connect yet: it knows which of the address's options there are.
-            pool.connection_class(**pool.connection_kwargs)
-        except (TypeError, ValueError, redis.RedisError):
-            # Without the address, which may hold a password.
-            raise ConfigError(
-                "the address of a Redis server looks like redis://host:6379/0, or "
-                "rediss://host:6379/0?ssl_ca_certs=FILE with the options of redis-py (tiers.redis_url)"
-            ) from None
+        pool = connection_pool(url, deadline_s, redis_connect_func=self._connected)
         # Untyped: its commands have no useful types.
         self._client: Any = redis.Redis(connection_pool=pool)
         try:

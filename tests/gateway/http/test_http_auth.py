@@ -101,16 +101,16 @@ async def test_a_session_has_a_cookie_of_its_own_that_no_script_reads(tmp_path):
 async def test_a_session_is_short_and_one_token_has_few():
     now_s = 0.0
     sessions = Sessions(clock=lambda: now_s)
-    first = await sessions.begin("ann", "sl_a", "firefox")
-    of_another = await sessions.begin("ben", "sl_b", "firefox")
-    assert await sessions.credential_of(first, "firefox") == "sl_a"
-    assert await sessions.credential_of(first, "chrome") is None
-    assert await sessions.credential_of("", "firefox") is None
-    later = [await sessions.begin("ann", "sl_a", "firefox") for _ in range(MOST_OF_ONE)]
-    assert await sessions.credential_of(first, "firefox") is None
-    assert {await sessions.credential_of(each, "firefox") for each in later} == {"sl_a"}
+    first = await sessions.begin_session("ann", "sl_a", "firefox")
+    of_another = await sessions.begin_session("ben", "sl_b", "firefox")
+    assert await sessions.credential_of_session(first, "firefox") == "sl_a"
+    assert await sessions.credential_of_session(first, "chrome") is None
+    assert await sessions.credential_of_session("", "firefox") is None
+    later = [await sessions.begin_session("ann", "sl_a", "firefox") for _ in range(MOST_OF_ONE)]
+    assert await sessions.credential_of_session(first, "firefox") is None
+    assert {await sessions.credential_of_session(each, "firefox") for each in later} == {"sl_a"}
     now_s = LIFETIME_S
-    assert await sessions.credential_of(of_another, "firefox") is None
+    assert await sessions.credential_of_session(of_another, "firefox") is None
 
 
 async def test_where_nobody_is_asked_for_a_token(tmp_path):

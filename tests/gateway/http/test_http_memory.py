@@ -172,7 +172,7 @@ async def test_what_is_wrong_has_a_status_and_a_sentence():
     ("error", "status"),
     [(CapacityError("full"), 429), (ConfigError("too long"), 400), (NotReadyError("away"), 409), (KeyError("x"), 500)],
 )
-async def test_an_error_before_the_first_piece_has_a_status_and_one_after_it_a_line(error, status):
+async def test_an_error_before_the_first_piece_has_a_status_and_one_after_it_a_line(error, status, caplog):
     async with gate() as (client, _, replica):
         replica.error = error
         found, lines = await client.ask()
@@ -184,6 +184,8 @@ async def test_an_error_before_the_first_piece_has_a_status_and_one_after_it_a_l
         assert lines[0] == {"text": "two "}
         assert str(error) in lines[1]["error"]
         assert len(lines) == 2
+    # Once for each of the two, where it is our own mistake.
+    assert len([each for each in caplog.records if each.exc_info]) == (2 if status == 500 else 0)
 
 
 async def test_questions_leave_room_for_metrics():

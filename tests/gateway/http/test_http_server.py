@@ -291,6 +291,7 @@ async def test_what_is_our_own_mistake_names_the_request_in_the_log(caplog):
         assert body["error"] == "the wires are crossed; the gateway's log has more under request r-7"
     (told,) = [each for each in caplog.records if "request r-7 GET /v1/replicas failed" in each.getMessage()]
     assert "RuntimeError: the wires are crossed" in logging.Formatter().format(told)
+    assert [each for each in caplog.records if each.exc_info] == [told]
 
 
 async def test_a_value_that_we_cannot_use_is_our_own_mistake_too(caplog, monkeypatch):

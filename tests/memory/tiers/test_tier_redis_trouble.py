@@ -111,6 +111,21 @@ def test_a_restart_between_two_calls_is_noticed(own_redis: RedisServer, opened: 
     assert tier.store([(key(n), block(n)) for n in range(2)]) == [HIT] * 2
 
 
+def test_a_server_that_was_emptied_while_it_ran_has_room_again(own_redis: RedisServer, opened: Opened) -> None:
+    """By FLUSHALL, or by a resynchronisation: connections and run id stay."""
+    own_redis.start()
+    size = len(Codec("m").encode(key(0), block(0))) + 2 * len("sightline:kv:kv:yard:0:0:0")
+    tier = opened(cap_bytes=3 * size)
+    assert tier.store([(key(n), block(n)) for n in range(3)]) == [HIT] * 3
+    own_redis.client.flushall()
+    assert tier.store([(key(9), block(9))]) == [RETRY]
+    assert tier.store([(key(9), block(9))]) == [HIT]
+    assert tier.nbytes("yard") == size
+    own_redis.client.flushall()
+    manifest = bytes(3 * size // 2)
+    wait_for(lambda: tier.put_manifest("yard", manifest) is HIT)
+
+
 @pytest.mark.parametrize("how", ["frozen", "sleeping"])
 def test_a_slow_server_costs_one_deadline_and_then_nothing(own_redis: RedisServer, opened: Opened, how: str) -> None:
     own_redis.start()
