@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from cluster.errors import ConfigError
 from cluster.registry import pruners
@@ -77,8 +78,8 @@ def changed_group_share(changed: BoolGrid, merge: int) -> float:
     return float(any_in_group(changed, merge).mean())
 
 
-def cell_means(plane: UInt8Array, grid: PatchGrid) -> FloatGrid:
-    """Mean of a uint8 plane ``[height, width]`` over each patch, ``[rows, cols]`` float32.
+def cell_means(plane: UInt8Array | npt.NDArray[np.uint16], grid: PatchGrid) -> FloatGrid:
+    """Mean of a plane ``[height, width]`` of grey levels over each patch, ``[rows, cols]`` float32.
 
     Columns of a patch are summed in 16 bits first (255 x patch fits for any patch up to 257 pixels): several times
     faster than one reduction over two axes.
