@@ -9,11 +9,10 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from cluster.types import BoolGrid, ChangeGrid, FloatGrid, PatchGrid, SampledPicture, UInt8Array
+from cluster.types import BoolGrid, ChangeGrid, FloatGrid, PatchGrid, SampledPicture, UInt8Array, cell_means
 from cluster.vision.pruners.base import (
     PruneDecision,
     Pruner,
-    cell_means,
     changed_group_share,
     complete_groups,
     dilate,
@@ -54,7 +53,6 @@ class Exposure:
             return luma
         levels = np.arange(256, dtype=np.float32) * self.gain + self.offset
         table = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
-        # A third of the time that table[luma] takes.
         return np.frombuffer(bytearray(luma).translate(table.tobytes()), np.uint8).reshape(luma.shape)
 
 
@@ -225,7 +223,7 @@ class Replenish(Pruner):
         if frame.anchor or gap:
             # All is shown; the background learns where keyframes or anchors are all that comes, too.
             self._standing(frame.luma, plain, seen, due=True)
-            memory.replace(frame, plain)
+            memory.luma, memory.means = frame.luma.copy(), plain
             mask = keep_everything(frame)
         else:
             spread = changed | (dilate(changed) & suspicious) if self.dilation else changed
@@ -274,11 +272,6 @@ class Replenish(Pruner):
         stands = differs & ~settled
         memory.standing = np.where(stands, memory.standing, 0)
         return stands & (difference > self.cell_thresholds())
-
-    @property
-    def threshold(self) -> float:
-        """The camera's current threshold in grey levels."""
-        return self._camera_threshold(self.margin)
 
     def cell_thresholds(self) -> FloatGrid | float:
         """Per-cell thresholds in grey levels, ``[rows, cols]`` (one number before the first sample)."""
@@ -386,7 +379,3 @@ class _Memory(_Cells):
         if visible.size:
             quartile = visible.size * 3 // 4
             self.levels.append(float(np.partition(visible, quartile)[quartile]))
-
-    def replace(self, frame: SampledPicture, means: FloatGrid) -> None:
-        self.luma = frame.luma.copy()
-        self.means = means
