@@ -26,7 +26,7 @@ MIB = 2**20
 DECODED_BYTES = 192 * MIB
 """4K with 8 references, or 1080p with 16 in any format."""
 
-_SIDE, _OTHER_SIDE = Fraction(3, 4), Fraction(1, 4)
+_SIDE, _OTHER_SIDE = 0.75, 0.25
 """Bytes per pixel beside its samples: in H.264 and HEVC stored motion for later pictures. Measured: 0.5 to 0.7."""
 
 _PICTURES = {"av1": 10, "vp9": 10, "vp8": 5, "mpeg4": 5, "mjpeg": 8}
@@ -80,17 +80,13 @@ class PictureMemory:
         self.budget = budget
         self._side = _SIDE if codec in FRAMED_CODECS else _OTHER_SIDE
         self._least = 2 if codec in FRAMED_CODECS else _PICTURES.get(codec, _OTHER_PICTURES)
+        # One of each packet with a living picture.
         self._live: WeakSet[_Picture] = WeakSet()
 
     @property
     def max_pixels(self) -> int:
         """Largest picture that fits the budget in the number this codec's decoder needs."""
-        return int(self.budget / (self._least * (Fraction(3, 2) + self._side)))
-
-    @property
-    def live(self) -> int:
-        """Packets with a living picture."""
-        return len(self._live)
+        return int(self.budget / (self._least * (1.5 + self._side)))
 
     def track_picture(self) -> _Picture:
         """Marker for the next packet, to count its pictures."""
@@ -112,9 +108,9 @@ class PictureMemory:
         """Pictures that fit the budget beyond the stream's own need."""
         if sequence is not None:
             return int(self.budget / self._picture(sequence)) - sequence.pictures
-        return int(self.budget / (width * height * (Fraction(3, 2) + self._side))) - self._least
+        return int(self.budget / (width * height * (1.5 + self._side))) - self._least
 
-    def _picture(self, sequence: Sequence) -> Fraction:
+    def _picture(self, sequence: Sequence) -> float:
         samples = sequence.samples_per_pixel * (2 if sequence.depth > 8 else 1)
         return sequence.width * sequence.height * (samples + self._side)
 
@@ -124,8 +120,8 @@ class PictureMemory:
         width, height, form = context.coded_width, context.coded_height, context.format
         if not width or not height or form is None:
             return
-        pictures = max(self.live + 1, self._least)
-        need = int(width * height * (Fraction(form.padded_bits_per_pixel, 8) + self._side) * pictures)
+        pictures = max(len(self._live) + 1, self._least)
+        need = int(width * height * (form.padded_bits_per_pixel / 8 + self._side) * pictures)
         if need > self.budget:
             self._refuse(width, height, f"{pictures} pictures at a time", need)
 

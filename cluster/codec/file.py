@@ -1,8 +1,10 @@
 """Video file source: once or looped, as fast as it is read or in real time."""
 
 import contextlib
+import io
 import logging
 import math
+import struct
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +31,11 @@ _LAST_FRAME_S = 1.0
 _LAST_FRAME_SHARE = 0.1
 
 _OPTIONS = PROBING | {"protocol_whitelist": "file", "format_whitelist": CONTAINERS}
+
+_TOLD = {"skip_frame": "all", "analyzeduration": "1"}
+"""For MP4, whose header tells what FFmpeg learns of other files by decoding their first pictures."""
+
+_HEADER = {"movflags": "empty_moov"}
 
 _REFUSALS: dict[type[Exception], str] = {
     FileNotFoundError: "does not exist",
@@ -171,7 +178,9 @@ class FileSource:
         try:
             if self.path.stat().st_size == 0:
                 raise SourceError(f"{name} is empty (0 bytes)", retryable=False)
-            self._container = av.open(str(self.path.absolute()), options=_OPTIONS)
+            with self.path.open("rb") as file:
+                options = _OPTIONS | (_TOLD if file.read(8).endswith(b"ftyp") else {})
+            self._container = av.open(str(self.path.absolute()), options=options)
         except (av.FFmpegError, OSError) as error:
             refusals = (refusal for kind, refusal in _REFUSALS.items() if isinstance(error, kind))
             refusal = next(refusals, f"cannot be opened: {_reason(error)}")
@@ -186,16 +195,20 @@ class FileSource:
         """MP4 and MOV can say that players are to turn the pictures; here they stay as they were encoded."""
         if self._container is None or "mp4" not in self._container.format.name:
             return
-        # FFmpeg tells it with a decoded picture alone; that decoder's pictures and threads go with its container.
-        with contextlib.suppress(av.FFmpegError), av.open(str(self.path.absolute()), options=_OPTIONS) as container:
-            container.streams.video[0].codec_context.options = PROBING
-            picture = next(container.decode(video=0), None)
-            if picture is not None and picture.rotation:
+        # PyAV tells it with a decoded picture, or to a writer: in an MP4's header of this track alone.
+        header = io.BytesIO()
+        with contextlib.suppress(av.FFmpegError, ValueError), av.open(header, "w", "mp4", options=_HEADER) as written:
+            written.add_stream_from_template(self._container.streams.video[0], opaque=True)
+            written.start_encoding()
+            data = header.getvalue()
+            # ISO/IEC 14496-12, 8.3.2: the matrix begins 40 bytes into the track's header.
+            across, down = struct.unpack_from(">ii", data, data.index(b"tkhd") + 44)
+            if degrees := -round(math.degrees(math.atan2(down, across))):
                 log.warning(
                     "%s is to be turned by %d degrees, and its pictures are taken as they are encoded: the model sees "
                     "them on their side; turn them with ffmpeg -i in.mp4 out.mp4",
                     self.name,
-                    picture.rotation,
+                    degrees,
                 )
 
     def _release(self) -> None:

@@ -133,7 +133,7 @@ class MotionField:
         if bare[:, :-1, :-1].any():
             self._add_uncovered(bare.reshape(len(sizes), self._count))
         x, y = vectors["motion_x"], vectors["motion_y"]
-        moving = np.flatnonzero(x | y)
+        moving = np.flatnonzero((x | y) != 0)
         if self._seen is not None:
             moving = moving[self._seen[block[moving]]]
         if moving.size == 0:

@@ -6,7 +6,6 @@ sets, and H.264's ``frame_num``: the only trace of a lost reference picture, sin
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal
 
 START_CODE = b"\x00\x00\x00\x01"
@@ -234,9 +233,9 @@ class Sequence:
         return self.references + 2
 
     @property
-    def samples_per_pixel(self) -> Fraction:
+    def samples_per_pixel(self) -> float:
         """By ``chroma_format_idc``: none, 4:2:0, 4:2:2, 4:4:4."""
-        return (Fraction(1), Fraction(3, 2), Fraction(2), Fraction(3))[self.chroma & 3]
+        return (1.0, 1.5, 2.0, 3.0)[self.chroma & 3]
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,7 @@ class _Session(threading.Thread):
                         doubted -= 1
                         demuxer.sequence += 1
                         packet = replace(packet, sequence=packet.sequence + 1)
-                    self.queue.put(packet)
+                    self.queue.put_all((packet,))
             except SourceError as error:
                 # The next session may have what this one lacks, as of a camera that is just starting.
                 raise SourceError(str(error), retryable=True) from None

@@ -16,7 +16,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from cluster.codec.privacy import Polygon, covered_pixels, fill
-from cluster.types import BoolGrid, FloatGrid, PatchGrid, UInt8Array
+from cluster.types import BoolGrid, FloatGrid, PatchGrid, UInt8Array, cell_means
 
 
 class PictureScaler:
@@ -83,11 +83,7 @@ class LumaDifference:
         np.abs(difference, out=difference)
         if self._black is not None:
             np.copyto(difference, np.int16(0), where=self._black)
-        # 16 bits hold the sum of a patch's column (patch <= 64), and add four times as many at once.
-        columns = np.add.reduce(difference.reshape(grid.rows, grid.patch, grid.width), axis=1, dtype=np.int16)
-        sums = np.add.reduce(columns.reshape(grid.rows, grid.cols, grid.patch), axis=2, dtype=np.int32)
-        mean: FloatGrid = sums.astype(np.float32) / np.float32(grid.patch**2)
-        return mean
+        return cell_means(difference.view(np.uint16), grid)
 
 
 COLOURS = {"red": (255, 40, 40), "yellow": (255, 220, 0), "blue": (40, 110, 255), "green": (0, 220, 90)}

@@ -104,10 +104,6 @@ class PacketQueue:
         except IndexError:
             return 0.0
 
-    def put(self, packet: EncodedPacket) -> bool:
-        """False if the packet was dropped."""
-        return self.put_all((packet,)) == 1
-
     def put_all(self, packets: Sequence[EncodedPacket]) -> int:
         """Number of packets accepted; the consumer is woken once."""
         came = time.monotonic()

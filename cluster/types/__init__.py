@@ -40,6 +40,7 @@ from cluster.types.pictures import (
     SampledPicture,
     ShownPicture,
     UInt8Array,
+    cell_means,
     mask_digest,
 )
 
@@ -74,5 +75,6 @@ __all__ = [
     "TokenCount",
     "UInt8Array",
     "WindowRequest",
+    "cell_means",
     "mask_digest",
 ]

@@ -161,7 +161,7 @@ def test_the_queue_never_exceeds_its_bounds_nor_breaks_a_group(
             got = queue.get(0)
             out += [got] if got else []
         else:
-            queue.put(packet(offered, keyframe=keyframe, size=size))
+            queue.put_all((packet(offered, keyframe=keyframe, size=size),))
             offered += 1
         assert len(queue) <= max_packets
         assert queue.bytes <= max_bytes

@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from cluster.types import PatchGrid
-from cluster.vision.pruners.base import any_in_group, cell_means, complete_groups, dilate, neighbours
+from cluster.types import PatchGrid, cell_means
+from cluster.vision.pruners.base import any_in_group, complete_groups, dilate, neighbours
 
 masks = st.tuples(st.integers(1, 6), st.integers(1, 6), st.sampled_from([1, 2, 3])).flatmap(
     lambda shape: st.tuples(hnp.arrays(np.bool_, (shape[0] * shape[2], shape[1] * shape[2])), st.just(shape[2]))

@@ -22,8 +22,9 @@ from cluster.types import (
     PatchGrid,
     SampledPicture,
     UInt8Array,
+    cell_means,
 )
-from cluster.vision.pruners.base import Pruner, any_in_group, cell_means
+from cluster.vision.pruners.base import Pruner, any_in_group
 from cluster.vision.pruners.baselines import CodecSight, KeepAll
 from cluster.vision.pruners.replenish import Replenish
 from cluster.vision.sampler import PatchSampler

@@ -13,7 +13,7 @@ import numpy as np
 
 from cluster.errors import ConfigError
 from cluster.registry import pruners
-from cluster.types import BoolGrid, FloatGrid, PatchGrid, PictureHeader, SampledPicture, UInt8Array
+from cluster.types import BoolGrid, PictureHeader, SampledPicture, UInt8Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +75,6 @@ def keep_everything(frame: PictureHeader) -> BoolGrid:
 def changed_group_share(changed: BoolGrid, merge: int) -> float:
     """Share of groups with at least one changed cell, 0..1."""
     return float(any_in_group(changed, merge).mean())
-
-
-def cell_means(plane: UInt8Array, grid: PatchGrid) -> FloatGrid:
-    """Mean of a uint8 plane ``[height, width]`` over each patch, ``[rows, cols]`` float32.
-
-    Columns of a patch are summed in 16 bits first (255 x patch fits for any patch up to 257 pixels): several times
-    faster than one reduction over two axes.
-    """
-    patch = grid.patch
-    strips = np.add.reduce(plane.reshape(grid.rows, patch, grid.width), axis=1, dtype=np.uint16)
-    # Sums of whole numbers are exact in any order, so that every implementation rounds a mean alike.
-    sums: FloatGrid = strips.astype(np.float32).reshape(-1, patch) @ np.ones(patch, dtype=np.float32)
-    means: FloatGrid = (sums / np.float32(patch * patch)).reshape(grid.rows, grid.cols)
-    return means
 
 
 def any_in_group(mask: BoolGrid, merge: int) -> BoolGrid:

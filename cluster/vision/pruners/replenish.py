@@ -9,11 +9,10 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from cluster.types import BoolGrid, ChangeGrid, FloatGrid, PatchGrid, SampledPicture, UInt8Array
+from cluster.types import BoolGrid, ChangeGrid, FloatGrid, PatchGrid, SampledPicture, UInt8Array, cell_means
 from cluster.vision.pruners.base import (
     PruneDecision,
     Pruner,
-    cell_means,
     changed_group_share,
     complete_groups,
     dilate,
@@ -54,8 +53,7 @@ class Exposure:
             return luma
         levels = np.arange(256, dtype=np.float32) * self.gain + self.offset
         table = np.clip(np.rint(levels), 0, 255).astype(np.uint8)
-        corrected: UInt8Array = table[luma]
-        return corrected
+        return np.frombuffer(bytearray(luma).translate(table.tobytes()), np.uint8).reshape(luma.shape)
 
 
 def _median(values: npt.NDArray[np.floating]) -> float:
@@ -63,6 +61,11 @@ def _median(values: npt.NDArray[np.floating]) -> float:
     ordered = values.copy()
     ordered.partition(values.size // 2)
     return float(ordered[values.size // 2])
+
+
+def _mean(values: npt.NDArray[np.floating]) -> float:
+    """``np.mean`` without its checks."""
+    return float(np.add.reduce(values) / values.size)
 
 
 def fit_exposure(now: FloatGrid, reference: FloatGrid) -> Exposure:
@@ -90,11 +93,12 @@ def fit_exposure(now: FloatGrid, reference: FloatGrid) -> Exposure:
             break
         before = agree
         xs, ys = x[agree], y[agree]
-        mean_x, mean_y = float(xs.mean()), float(ys.mean())
-        spread = float(np.square(xs - mean_x).mean())
+        mean_x, mean_y = _mean(xs), _mean(ys)
+        xs -= mean_x
+        spread = _mean(np.square(xs))
         gain = 1.0
         if spread > FLAT:
-            gain = float(np.dot(xs - mean_x, ys - mean_y)) / (spread * xs.size)
+            gain = float(np.dot(xs, ys - mean_y)) / (spread * xs.size)
             gain = min(max(gain, 1.0 / MAX_GAIN), MAX_GAIN)
         fitted = Exposure(gain, mean_y - gain * mean_x)
         error = np.abs(y - fitted.gain * x - fitted.offset)
@@ -219,7 +223,7 @@ class Replenish(Pruner):
         if frame.anchor or gap:
             # All is shown; the background learns where keyframes or anchors are all that comes, too.
             self._standing(frame.luma, plain, seen, due=True)
-            memory.replace(frame, plain)
+            memory.luma, memory.means = frame.luma.copy(), plain
             mask = keep_everything(frame)
         else:
             spread = changed | (dilate(changed) & suspicious) if self.dilation else changed
@@ -268,11 +272,6 @@ class Replenish(Pruner):
         stands = differs & ~settled
         memory.standing = np.where(stands, memory.standing, 0)
         return stands & (difference > self.cell_thresholds())
-
-    @property
-    def threshold(self) -> float:
-        """The camera's current threshold in grey levels."""
-        return self._camera_threshold(self.margin)
 
     def cell_thresholds(self) -> FloatGrid | float:
         """Per-cell thresholds in grey levels, ``[rows, cols]`` (one number before the first sample)."""
@@ -325,10 +324,11 @@ class _Cells:
         shift = np.rint(np.clip(means - self.means, -forgiven, forgiven)).astype(np.int16)
         difference = np.subtract(luma, self.luma, dtype=np.int16)
         if shift.any():
-            difference -= shift.repeat(grid.patch, axis=0).repeat(grid.patch, axis=1)
+            strips = difference.reshape(grid.rows, grid.patch, grid.width)
+            strips -= shift.repeat(grid.patch, axis=1)[:, None]
         np.abs(difference, out=difference)
         # A forgiven shift away from the memory can lift the difference of black to white above 255.
-        return cell_means(np.minimum(difference, 255, out=difference).astype(np.uint8), grid)
+        return cell_means(np.clip(difference, 0, 255, out=difference).view(np.uint16), grid)
 
     def exposed(self, exposure: Exposure) -> _Cells:
         """These cells in another exposure."""
@@ -379,7 +379,3 @@ class _Memory(_Cells):
         if visible.size:
             quartile = visible.size * 3 // 4
             self.levels.append(float(np.partition(visible, quartile)[quartile]))
-
-    def replace(self, frame: SampledPicture, means: FloatGrid) -> None:
-        self.luma = frame.luma.copy()
-        self.means = means

@@ -17,8 +17,7 @@ from cluster.decoder.gpu.picture import (
     scale_planes,
     to_rgb,
 )
-from cluster.types import PatchGeometry, PatchGrid
-from cluster.vision.pruners import base
+from cluster.types import PatchGeometry, PatchGrid, pictures
 
 QWEN = PatchGeometry(patch=14, merge=2, temporal=2)
 GRID = PatchGrid(rows=8, cols=12, patch=14, merge=2, temporal=2)
@@ -109,7 +108,7 @@ def test_masks_are_black_before_scaling():
 
 def test_means_of_cells_are_numpys_to_the_bit():
     plane = np.random.default_rng(0).integers(0, 256, (GRID.height, GRID.width), dtype=np.uint8)
-    assert np.array_equal(cell_means(torch.from_numpy(plane)[None], GRID)[0].numpy(), base.cell_means(plane, GRID))
+    assert np.array_equal(cell_means(torch.from_numpy(plane)[None], GRID)[0].numpy(), pictures.cell_means(plane, GRID))
 
 
 @pytest.mark.parametrize("masked", [False, True])
