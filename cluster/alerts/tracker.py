@@ -24,7 +24,7 @@ UNKNOWN = ""
 class Rule:
     """When answers to one question are an incident.
 
-    * ``consecutive``: positive windows in a row that open one (CodecSight evaluates with two, section 5.1)
+    * ``consecutive``: positive windows in a row that open one (CodecSight evaluates with two, section 5, metrics)
     * ``hysteresis``: an open one continues while the score is at least :attr:`lower`
     * ``release``: windows in a row below that which end it
     * ``cooldown_s``: seconds after its end, on the camera's clock, in which none opens

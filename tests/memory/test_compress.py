@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from cluster.lab.bench.memory.compressors import coverage_area, nearest_distances
+from cluster.lab.bench.memory.compressors import SPACES, coverage_area, nearest_distances
 from cluster.memory.compress import top_tokens
 from cluster.memory.compress.cords import (
     CoRDS,
@@ -126,6 +126,26 @@ def test_layers_and_heads_choose_as_if_alone(name: str) -> None:
                 assert torch.equal(found[0], kept[head])
         (found,) = make().select([layers[index]], 17)
         assert torch.equal(found, kept)
+
+
+# -- uniform frames -------------------------------------------------------------------------------
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_uniform_frames_stay_at_even_distances_however_often_they_are_chosen(tokens: int) -> None:
+    """A thousand frames, of which 64 fit and 48 stay each time: InfiniPot-V's "regular intervals" (B.3)."""
+    held: list[int] = []
+    for number in range(1000):
+        held.append(number)
+        if len(held) == 64:
+            frame = torch.tensor(held).repeat_interleave(tokens)[None]
+            key = torch.zeros(1, frame.shape[1], 2)
+            (kept,) = compressors.get("uniform")(COLUMNS).select(
+                [LayerKV(key, key, frame, torch.zeros_like(frame))], 48 * tokens
+            )
+            held, sizes = (each.tolist() for each in torch.unique(frame[0, kept[0]], return_counts=True))
+            assert set(sizes) == {tokens}
+            assert (held[0], held[-1]) == (0, number)
+            gaps = np.diff(held)
+            assert gaps.max() <= 2 * gaps.min()
 
 
 # -- InfiniPot-V ----------------------------------------------------------------------------------
@@ -533,11 +553,15 @@ def test_the_papers_anchors_of_28_layers_and_what_follows_them() -> None:
 def test_kept_tokens_have_distance_zero_and_others_that_of_the_nearest() -> None:
     layer = ragged(6, 5)[0]
     kept = torch.tensor([[0, 4, 9], [1, 2, 3]])
-    found = nearest_distances(layer, layer.select(kept), "key")
-    scale = layer.key.square().sum(-1).mean().sqrt()
-    assert found.gather(1, kept).abs().max() < 1e-3
-    wanted = min(float((layer.key[1, 7] - layer.key[1, j]).norm()) for j in (1, 2, 3)) / float(scale)
-    assert float(found[1, 7]) == pytest.approx(wanted, rel=1e-3)
+    apart = {
+        part: 1 - F.cosine_similarity(of[1, 7], of[1, 1:4], dim=1)
+        for part, of in (("key", layer.key), ("value", layer.value))
+    }
+    wanted = {**apart, "joint": (apart["key"] + apart["value"]) / 2}
+    for space in SPACES:
+        found = nearest_distances(layer, layer.select(kept), space)
+        assert found.gather(1, kept).abs().max() < 1e-5
+        assert float(found[1, 7]) == pytest.approx(float(wanted[space].min()), abs=1e-5)
 
 
 def test_the_area_is_one_where_everything_is_kept() -> None:

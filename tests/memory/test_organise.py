@@ -148,6 +148,13 @@ def test_a_hash_cluster_takes_so_many_tokens_and_the_next_founds_another(
     assert not len(organiser.table) or int(organiser.table.count.max()) <= most
 
 
+def test_a_key_on_a_hyperplane_is_not_above_it() -> None:
+    """V-Rex, section IV-B: "values less than or equal to zero are set to 0"."""
+    hashed = ReSV(4).hash(torch.stack([torch.zeros(4), torch.ones(4)]))
+    assert set(hashed[0].tolist()) == {-1.0}
+    assert set(hashed[1].tolist()) == {-1.0, 1.0}
+
+
 def test_equal_keys_are_one_cluster_and_opposite_ones_are_two() -> None:
     organiser = ReSV(WIDTH)
     key = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""WiCSum against its definition, ties included."""
+"""WiCSum against its definition (V-Rex, eq. 1-3), ties included."""
 
 from __future__ import annotations
 
@@ -25,27 +25,38 @@ def sorted_scores(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many scores each call has sorted."""
     counts: list[int] = []
 
-    def counting(weight: torch.Tensor, among: torch.Tensor, above: torch.Tensor) -> object:
+    def counting(scores: torch.Tensor, weight: torch.Tensor, among: torch.Tensor, above: torch.Tensor) -> object:
         counts.append(int(among.sum()))
-        return _sorted(weight, among, above)
+        return _sorted(scores, weight, among, above)
 
     monkeypatch.setattr("cluster.memory.retrieve.wicsum._sorted", counting)
     return counts
 
 
 def plain(query: torch.Tensor, mean: torch.Tensor, count: torch.Tensor, ratio: float) -> set[int]:
-    """Sort everything, row by row."""
+    """Each row's scores in descending order, however many tokens each stands for, until those times the counts exceed
+    the share of their sum."""
     chosen: set[int] = set()
     for row in query:
         scores = [float(row @ each) / math.sqrt(len(row)) for each in mean]
-        weights = [math.exp(score - max(scores)) * int(n) for score, n in zip(scores, count, strict=True)]
-        total, running = sum(weights), 0.0
-        for number in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
+        scores = [math.exp(score - max(scores)) for score in scores]
+        total = sum(score * int(n) for score, n in zip(scores, count, strict=True))
+        running = 0.0
+        for number in sorted(range(len(scores)), key=lambda i: (-scores[i], i)):
             if running > ratio * total:
                 break
             chosen.add(number)
-            running += weights[number]
+            running += scores[number] * int(count[number])
     return chosen
+
+
+def test_the_highest_score_comes_first_however_few_tokens_it_stands_for() -> None:
+    """Scores 1, 1/e and 1/e of 1, 100 and 1 tokens: a hundredth of the sum of 38.2 is exceeded by the first alone, a
+    twentieth by the first and the second."""
+    mean, count = torch.tensor([[2.0, 0.0], [2 - 2**0.5, 0.0], [2 - 2**0.5, 0.0]]), torch.tensor([1, 100, 1])
+    query = torch.tensor([[1.0, 0.0]])
+    assert wicsum(query, mean, count, 0.01).tolist() == [0]
+    assert wicsum(query, mean, count, 0.05).tolist() == [0, 1]
 
 
 @given(
@@ -55,7 +66,7 @@ def plain(query: torch.Tensor, mean: torch.Tensor, count: torch.Tensor, ratio: f
     ratio=st.sampled_from([0.0, 0.1, 0.3, 0.62, 0.9]),
     few=st.sampled_from([0, 512]),
 )
-def test_the_heaviest_until_the_share_is_exceeded(seed: int, clusters: int, rows: int, ratio: float, few: int) -> None:
+def test_the_best_until_the_share_is_exceeded(seed: int, clusters: int, rows: int, ratio: float, few: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     # Sharp rows and flat ones.
     query = torch.randn(rows, 8, generator=rng) * (10 ** torch.linspace(-1, 1, rows))[:, None]
@@ -116,7 +127,7 @@ def test_of_many_clusters_the_same_are_taken(sharpness: float, sorted_scores: li
 
 
 @pytest.mark.parametrize("clusters", [10, 40])
-def test_of_equal_weights_the_lower_numbers_are_taken(clusters: int) -> None:
+def test_of_equal_scores_the_lower_numbers_are_taken(clusters: int) -> None:
     found = wicsum(torch.ones(2, 4), torch.ones(clusters, 4), torch.full((clusters,), 3), 0.3)
     # Running sums in parts of one: 0.3 is exceeded by the first more than three tenths.
     assert found.tolist() == list(range(int(0.3 * clusters) + 1))
@@ -144,7 +155,7 @@ def test_without_clusters_or_questions_nothing_is_retrieved() -> None:
 
 
 @given(seed=st.integers(0, 200), clusters=st.integers(1, 30), rows=st.integers(1, 3), most=st.integers(1, 120))
-def test_of_more_tokens_than_it_reads_the_heaviest_clusters_are_taken(
+def test_of_more_tokens_than_it_reads_the_best_clusters_are_taken(
     seed: int, clusters: int, rows: int, most: int
 ) -> None:
     rng = torch.Generator().manual_seed(seed)
@@ -154,14 +165,13 @@ def test_of_more_tokens_than_it_reads_the_heaviest_clusters_are_taken(
     table.add(NewTokens(key, key, torch.zeros(len(numbers)).long(), torch.zeros(len(numbers)).long()), numbers)
     # As a GPU computes it.
     query = torch.randn(rows, 8, generator=rng).bfloat16()
-    # The rule by hand: a cluster's weight is that for the row to which it is heaviest.
-    heaviest = [0.0] * clusters
+    # The rule by hand: a cluster's score is that for the row to which it is best.
+    best = [0.0] * clusters
     for row in query.tolist():
         scores = [sum(a * b for a, b in zip(row, mean, strict=True)) / math.sqrt(8) for mean in table.mean.tolist()]
-        weights = [math.exp(score - max(scores)) * int(n) for score, n in zip(scores, table.count, strict=True)]
-        heaviest = [max(pair) for pair in zip(heaviest, weights, strict=True)]
+        best = [max(pair) for pair in zip(best, (math.exp(score - max(scores)) for score in scores), strict=True)]
     wanted: list[int] = []
-    for number in sorted(plain(query.float(), table.mean, table.count, 0.6), key=lambda n: -heaviest[n]):
+    for number in sorted(plain(query.float(), table.mean, table.count, 0.6), key=lambda n: -best[n]):
         if wanted and sum(int(table.count[n]) for n in [*wanted, number]) > most:
             break
         wanted.append(number)

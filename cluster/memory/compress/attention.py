@@ -70,7 +70,7 @@ def mean_attention(key: Tensor, queries: Tensor) -> Tensor:
 
 
 class SnapKV(AttentionCompressor):
-    """SnapKV (papers: infinipot-v, eq. 1-2 and B.3): keeps the newest tokens (the observation window) and of the others
+    """SnapKV (papers: infinipot-v, D.1 and B.3): keeps the newest tokens (the observation window) and of the others
     those of the highest pooled attention.
 
     The rows that asked last stand for the queries of the window (see :class:`AttentionCompressor` for both deviations:

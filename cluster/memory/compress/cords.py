@@ -25,20 +25,21 @@ class CoRDS(Compressor):
 
     * ``paper``: candidates are frames, each the centroid of its keys and of its values, with a bonus for what the
       chosen ones do not span (eq. 10). Chosen frames keep their tokens; of the last one, as many as the budget allows,
-      spread evenly over it (the paper does not say).
+      spread evenly over it (the paper says neither this nor what comes first: here the newest tokens).
     * ``rare``, ours for a camera that does not move, where a small object hardly moves a frame's centroid: candidates
       are tokens, covered by the newest ones and by those chosen of their cell, and a token's distance to these is
       multiplied by that to the mean of its cell, to the power of ``rarity``. The mean is weighted (eq. 2): a token
       stands for those dropped in its favour (:meth:`weigh`), so that what was common at a cell stays so after most of
       it was dropped.
 
-    The choice is made at anchor layers of the lowest quarter; every other layer takes that of the nearest anchor below.
+    The choice is made at anchor layers of the lowest quarter; every other layer takes that of the nearest anchor below
+    (B.1; section 3 leaves layers above that quarter whole, which a cap in bytes does not allow).
 
     Args:
         columns: cells of one row; unused.
         objective: see above.
         key_weight: of keys against values in the distance (lambda).
-        recent: share of the budget for the newest tokens.
+        recent: share of the budget for the newest tokens (InfiniPot-V's; the paper's own is not known).
         active: share of the layers, from the lowest, among which every second one is an anchor.
         rarity: of ``rare``: 0 counts all tokens alike.
         bonus: of ``paper``: weight of novelty (gamma); ``bonus_key_weight``: of keys in it (beta).

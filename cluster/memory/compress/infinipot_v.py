@@ -17,7 +17,7 @@ _PART = 4096
 
 
 class InfiniPotV(Compressor):
-    """TaR and VaN, per layer and head.
+    """TaR and VaN, per layer and head, of keys before rotary (B.4: as the paper has them for streams).
 
     With pruned frames a recent frame may have no token at a cell. That means that nothing changed since the last token
     there, so old tokens are compared with that one; and the only token of a cell stays, since nothing else says what
@@ -36,7 +36,8 @@ class InfiniPotV(Compressor):
         recent: share of the frames that count as recent (r / f).
         pools: how the norms of a layer are averaged. ``depth``: by its quarter of the model, 7 x 7 cells of 7 frames,
             5 x 5 of a frame, 3 in a row, none, with zeros outside (published code). ``thresholds``: 7 x 7, 5 x 5,
-            3 x 3 or 1 cell of a frame, narrower at each of ``steps`` (the paper's text, which gives no numbers).
+            3 x 3 or 1 cell of a frame, narrower at each of ``steps`` (the paper's text, which gives no numbers and
+            does not say what lies outside: nothing here).
             ``quartiles``: the same with those of the layers that are compressed (:func:`pool_steps`).
         steps: coefficients of variation of a layer's value norms for ``thresholds``; they belong to a model.
     """

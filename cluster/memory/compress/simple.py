@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,31 +26,25 @@ class Sliding(Compressor):
 
 
 class Uniform(Compressor):
-    """Keeps whole frames at even distances in time, the newest among them, and of one more frame what still fits."""
+    """Uniform Select (papers: infinipot-v, B.3): keeps whole frames at even distances in time, the newest among them,
+    and of one more frame what still fits.
+
+    The frame whose neighbours are nearest to each other leaves first. Chosen anew by their numbers among those held,
+    frames would be the first ones and the newest after many compressions, with nothing between.
+    """
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
-        return [all_tokens(layer) if budget >= layer.tokens else self._spread(layer, budget) for layer in layers]
-
-    def _spread(self, layer: LayerKV, budget: int) -> Tensor:
-        return torch.stack([self._of_head(frame, budget) for frame in layer.frame])
+        return [torch.stack([self._of_head(frame, budget) for frame in layer.frame]) for layer in layers]
 
     def _of_head(self, frame: Tensor, budget: int) -> Tensor:
-        numbers, index = torch.unique_consecutive(frame, return_inverse=True)
-        rank = torch.empty(len(numbers), dtype=torch.int64, device=frame.device)
-        rank[_halving(len(numbers)).to(frame.device)] = torch.arange(len(numbers), device=frame.device)
-        return top_tokens(-rank[index].float()[None], budget)[0]
-
-
-def _halving(count: int) -> Tensor:
-    """``0 .. count - 1`` in an order whose every prefix is evenly spread: last, first, then ever finer halves."""
-    order = [count - 1]
-    gaps = [(0, count - 1)]
-    if count > 1:
-        order.append(0)
-    while gaps:
-        low, high = gaps.pop(0)
-        middle = (low + high) // 2
-        if low < middle < high:
-            order.append(middle)
-            gaps += [(low, middle), (middle, high)]
-    return torch.tensor(order)
+        numbers, index, sizes = torch.unique_consecutive(frame, return_inverse=True, return_counts=True)
+        size, held = sizes.tolist(), np.arange(len(numbers))
+        time, left = numbers.numpy(force=True), frame.numel()
+        rank = torch.zeros(len(numbers), device=frame.device)
+        while left > budget and len(held) > 1:
+            at = time[held]
+            out = 1 + int((at[2:] - at[:-2]).argmin()) if len(held) > 2 else 0
+            rank[int(held[out])] = len(held)
+            left -= size[held[out]]
+            held = np.delete(held, out)
+        return top_tokens(-rank[index][None], budget)[0]

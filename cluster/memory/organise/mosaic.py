@@ -129,7 +129,8 @@ _COUNTERS = ("splits", "deferred", "founded", "groupings", "merged")
 class Mosaic(Organiser):
     """A token joins the most similar cluster (cosine to its mean) of its partition, unless that would make it invalid.
 
-    A cluster of ``n`` tokens is invalid when the variance of its keys, as a share of their mean squared norm, exceeds
+    Each head of a layer has clusters of its own (the paper: each layer). A cluster of ``n`` tokens is invalid when the
+    variance of its keys, as a share of their mean squared norm, by which layers differ, exceeds
     ``tau(n) = tau_large - (tau_large - tau_small) * exp(-n / kappa)``. The tokens of one call that prefer the same
     cluster are tested together:
 

@@ -1,4 +1,4 @@
-"""ReSV clusters (V-Rex, section 4): keys within a Hamming distance of a founder's hash."""
+"""ReSV clusters (V-Rex, section IV-B): keys within a Hamming distance of a founder's hash."""
 
 from typing import ClassVar
 
@@ -18,13 +18,13 @@ class ReSV(Organiser):
 
     Hashes are taken of raw keys, before rotary: the same thing at the same place hashes alike whenever it is seen. The
     paper hashes rotated keys, which drift apart with time. A founder's bits stay its cluster's as long as that lives.
-    Clusters are made within the recent KV (section V, KVMU): one whose members are offloaded takes no more tokens, so
+    Clusters are made within the recent KV (section V-C): one whose members are offloaded takes no more tokens, so
     that its block is never read or written again for those that come.
 
     Args:
         width: of a key.
         bits: hyperplanes, at least 1; seed: of their random directions.
-        threshold: largest distance at which a token still joins, not negative.
+        threshold: largest distance at which a token still joins, not negative; the paper's 7 reads "below".
         tokens: a cluster with so many takes no more, at least 1. Every token that joins has its block written again, so
             large clusters of what does not change would fill the tiers above. ``ConfigError`` otherwise.
     """
@@ -43,7 +43,7 @@ class ReSV(Organiser):
     def hash(self, key: Tensor) -> Tensor:
         """``key [t, D]`` -> ``[t, bits]`` of +1 and -1."""
         self._planes = self._planes.to(key.device)
-        return torch.where(key.float() @ self._planes >= 0, 1.0, -1.0)
+        return torch.where(key.float() @ self._planes > 0, 1.0, -1.0)
 
     def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
         signs, known = self.hash(tokens.key), len(self.table)
@@ -113,7 +113,7 @@ class ReSV(Organiser):
 
 
 class KVMU(ReSV):
-    """ReSV's clusters in blocks that are written once (V-Rex, section 5, KV cache management unit).
+    """ReSV's clusters in blocks that are written once (V-Rex, section V-C, KV cache management unit).
 
     Clusters are made within the recent KV alone: the frames that are clustered together (``memory.block_frames``).
     A block that was written takes no more tokens, and a compression drops it whole or leaves it as it is.

@@ -109,7 +109,7 @@ class ClusterTable:
     def add(self, tokens: NewTokens, cluster: Tensor) -> None:
         """Tokens join ``cluster`` ``[t]``; numbers from ``len(self)`` on found clusters, without gaps.
 
-        Means and variances are merged as Welford's update does it (Mosaic, section VI), a whole group at a time. Raises
+        Means and variances are merged as Welford's update does it (Mosaic, eq. 3, 4), a whole group at a time. Raises
         ``ValueError``: not one number per token, a negative one, or new clusters with a gap in their numbers.
         """
         if cluster.shape != (len(tokens),):

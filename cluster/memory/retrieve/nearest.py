@@ -13,7 +13,7 @@ from cluster.memory.retrieve import HeadRetriever
 
 
 class TopK(HeadRetriever):
-    """Top-k clusters of each head; over single tokens this is InfiniGen-P.
+    """Top-k clusters of each head; over single tokens this is InfiniGen-P (V-Rex, section VI-B), its scores exact.
 
     Highest-scoring clusters until their tokens reach a budget; the one that reaches it is included.
 
@@ -45,17 +45,19 @@ class TopK(HeadRetriever):
 
 
 class TwoStage(HeadRetriever):
-    """Two-stage retrieval (Mosaic, section V): the partitions nearest to the question, and the nearest of their
+    """Two-stage retrieval (Mosaic, section V-C): the partitions nearest to the question, and the nearest of their
     clusters.
 
     A partition's representative is the mean of its members' keys at this layer, so that the layer's query can be
-    compared with it. Scores are the largest dot product of any row; of equal scores the lower number comes first.
+    compared with it. Scores are the largest dot product of any row; of equal scores the lower number comes first. The
+    paper reads 64 frames (section VIII-A), which is no measure where frames are pruned: here it is a share.
 
     Args:
         partitions: how many, as a number (int) or as a share of those that there are (float up to 1, rounded up);
             ``ConfigError`` for neither.
         clusters: likewise, of the clusters inside them.
-        representatives: whether all other clusters are read as their mean (section V, global representatives).
+        representatives: whether the other clusters are read as their mean (section V-C, global representatives; the
+            paper has those of the chosen ones beside their members, too).
     """
 
     def __init__(

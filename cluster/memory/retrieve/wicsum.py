@@ -1,4 +1,4 @@
-"""WiCSum (V-Rex, section 4): as many clusters as hold a share of the expected attention."""
+"""WiCSum (V-Rex, section IV-C): as many clusters as hold a share of the expected attention."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cluster.errors import ConfigError
 from cluster.memory.organise.table import ClusterTable
 from cluster.memory.retrieve import Retriever
 
-# A weight's bucket: the leading bits of its float32, the exponent and three bits behind it.
-_SHIFT, _BUCKETS = 20, 2**11
+# Of equal width between a row's lowest and highest score (V-Rex, WiCSum threshold unit).
+_BUCKETS = 2**11
 # Clusters of which all are sorted, as buckets would cost more; and scores of groups that select at once.
 _FEW, _SCORES = 512, 2**24
 
@@ -27,9 +27,9 @@ class WiCSum(Retriever):
 
     Args:
         ratio: the share, 0 to 1; at 1 everything is taken.
-        tokens: of a head, read at most: of clusters that hold more, the heaviest for any row, one at least. A share of
-            all that is held would take the longer, the more that is. None: no bound, as in the paper. ``ConfigError``
-            for a ratio out of range, or fewer than one token.
+        tokens: of a head, read at most: of clusters that hold more, those of the highest score for any row, one at
+            least. A share of all that is held would take the longer, the more that is. None: no bound, as in the paper.
+            ``ConfigError`` for a ratio out of range, or fewer than one token.
     """
 
     def __init__(self, *, ratio: float = 0.3, tokens: int | None = 2048) -> None:
@@ -56,14 +56,14 @@ class WiCSum(Retriever):
                 torch.split(each, list(sizes[at : at + few]), dim=1) for each in _chosen(part, mean, count, self.ratio)
             )
             # Each group's rows united.
-            groups += [self._bounded(of.any(1), weight, count) for of, weight in zip(*by_group, strict=True)]
+            groups += [self._bounded(of.any(1), score, count) for of, score in zip(*by_group, strict=True)]
             at += few
         whole = torch.stack(groups, dim=1)
         return [of_head[:, : len(table)] for of_head, table in zip(whole, tables, strict=True)]
 
-    def _bounded(self, chosen: Tensor, weight: Tensor, count: Tensor) -> Tensor:
-        """The heaviest, by ``weight [H, r, c]``, of the clusters ``chosen [H, c]`` that one group of rows takes, where
-        they hold too much."""
+    def _bounded(self, chosen: Tensor, score: Tensor, count: Tensor) -> Tensor:
+        """The best, by ``score [H, r, c]``, of the clusters ``chosen [H, c]`` that one group of rows takes, where they
+        hold too much."""
         if self.tokens is None or self.ratio == 1:
             return chosen
         over = ((chosen * count).sum(1) > self.tokens).nonzero()[:, 0].tolist()
@@ -71,7 +71,7 @@ class WiCSum(Retriever):
             chosen = chosen.clone()
         for head in over:
             taken = chosen[head].nonzero()[:, 0]
-            order = weight[head].amax(0)[taken].argsort(descending=True, stable=True)
+            order = score[head].amax(0)[taken].argsort(descending=True, stable=True)
             held = count[head][taken[order]].cumsum(0)
             kept = max(1, int((held <= self.tokens).sum()))
             chosen[head] = False
@@ -90,12 +90,13 @@ def _padded(tables: Sequence[ClusterTable]) -> tuple[Tensor, Tensor]:
 
 
 def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
-    """Which row takes which cluster ``[H, r, c]`` bool, and the clusters' weights for it. Those taken hold more than
+    """Which row takes which cluster ``[H, r, c]`` bool, and the clusters' scores for it. Those taken hold more than
     ``ratio`` of the attention that the row is expected to give; at 1 everything.
 
-    A cluster's weight for a row is ``count * exp(q . mean / sqrt(D) - max)``; each row takes the heaviest until their
-    sum exceeds its share. Of equal weights the lower number comes first. Of many clusters, weights are summed in
-    buckets by their size: only the bucket in which a row's sum exceeds its share is sorted.
+    A cluster's score for a row is ``exp(q . mean / sqrt(D) - max)`` (a reading: of the paper's, which may be negative,
+    no share can be taken), its weight ``count`` times that (eq. 1). Each row takes the highest scores until their
+    weights exceed its share (eq. 2 and 3); of equal scores the lower number comes first. Of many clusters, weights are
+    summed in buckets by score: only the bucket in which a row's sum exceeds its share is sorted.
 
     ``query`` ``[H, r, D]``, rotated or not as the representatives ``mean`` ``[H, c, D]`` are; ``count`` ``[H, c]``:
     tokens of each, 0 where there is no cluster.
@@ -108,40 +109,40 @@ def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> tuple[T
     scores = query.float() @ mean.float().mT / math.sqrt(width)
     scores = scores.masked_fill_(~there[:, None], -torch.inf).view(-1, clusters)
     # A head may have no cluster at all.
-    largest = scores.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
-    weight = (scores - largest).exp() * count.repeat_interleave(rows, dim=0)
+    scores -= scores.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
+    weight = scores.exp() * count.repeat_interleave(rows, dim=0)
     if clusters <= _FEW:
-        ordered, order = weight.sort(dim=1, descending=True, stable=True)
-        mass = ordered.double()
-        running = F.pad(mass.cumsum(1), (1, 0))
+        order = scores.argsort(dim=1, descending=True, stable=True)
+        running = F.pad(weight.gather(1, order).double().cumsum(1), (1, 0))
         taken = running[:, :-1] <= ratio * running[:, -1:]
         chosen = torch.zeros_like(taken).scatter_(1, order, taken)
-        return chosen.view(heads, rows, clusters) & there[:, None], weight.view(heads, rows, clusters)
-    # Floats of one sign are in order as their bits are.
-    bucket = weight.view(torch.int32) >> _SHIFT
-    first = torch.arange(len(weight), dtype=torch.int32)[:, None] * _BUCKETS
-    held = torch.bincount((bucket + first).flatten(), weight.double().flatten(), minlength=len(weight) * _BUCKETS)
-    held = held.view(len(weight), _BUCKETS)
-    # Of each bucket and all heavier ones; nothing is heavier than the last.
+        return chosen.view(heads, rows, clusters) & there[:, None], scores.view(heads, rows, clusters)
+    lowest = scores.masked_fill(scores == -torch.inf, 0.0).amin(1, keepdim=True).clamp(max=-1e-30)
+    top = _BUCKETS - 1
+    bucket = (scores * (-top / lowest)).add_(top).clamp_(min=0).int()
+    first = torch.arange(len(scores), dtype=torch.int32)[:, None] * _BUCKETS
+    held = torch.bincount((bucket + first).flatten(), weight.double().flatten(), minlength=len(scores) * _BUCKETS)
+    held = held.view(len(scores), _BUCKETS)
+    # Of each bucket and all of higher scores; none is above the last.
     downwards = F.pad(held.flip(1).cumsum(1).flip(1), (0, 1))
     wanted = ratio * downwards[:, :1]
     last = (downwards > wanted).sum(1, keepdim=True) - 1
     chosen = bucket > last
-    row, number, running = _sorted(weight, bucket == last, downwards.gather(1, last + 1)[:, 0])
+    row, number, running = _sorted(scores, weight, bucket == last, downwards.gather(1, last + 1)[:, 0])
     # The cluster with which a row exceeds its share is its last.
     taken = running <= wanted[row, 0]
     chosen[row[taken], number[taken]] = True
-    return chosen.view(heads, rows, clusters) & there[:, None], weight.view(heads, rows, clusters)
+    return chosen.view(heads, rows, clusters) & there[:, None], scores.view(heads, rows, clusters)
 
 
-def _sorted(weight: Tensor, among: Tensor, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, numbers and sums before them (from ``above [r]`` on) of the entries ``among [r, c]``, row by row in
-    descending order of weight, the lower number of two equals first."""
+def _sorted(scores: Tensor, weight: Tensor, among: Tensor, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows, numbers and sums of ``weight`` before them (from ``above [r]`` on) of the entries ``among [r, c]``, row by
+    row in descending order of ``scores``, the lower number of two equals first."""
     row, number = among.nonzero(as_tuple=True)
-    mass = weight[row, number].double()
-    order = mass.argsort(descending=True, stable=True)
+    order = scores[row, number].argsort(descending=True, stable=True)
     order = order[row[order].argsort(stable=True)]
-    row, number, mass = row[order], number[order], mass[order]
+    row, number = row[order], number[order]
+    mass = weight[row, number].double()
     before = mass.cumsum(0) - mass
     first = torch.searchsorted(row, torch.arange(len(above)))
     return row, number, before - before[first[row]] + above[row]

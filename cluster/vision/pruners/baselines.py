@@ -28,9 +28,9 @@ class CodecSight(Pruner):
     """Motion above a fixed threshold, sticky until the next anchor.
 
     CodecSight, eq. 1-4: ``M = V + alpha R``, ``dynamic = M > tau``, the active set being the union over the samples
-    since the anchor; then group-complete. Beyond the paper, intra-coded and uncovered cells are dynamic: they are new
-    content without a vector. On a stream without vectors (HEVC, AV1) ``V`` is zero and, unless ``alpha`` is set, the
-    luma plane stands in for it with ``luma_threshold``.
+    since the anchor; then group-complete. Beyond the paper, vectors are of all pictures since the last sample, B too,
+    and intra-coded and uncovered cells are dynamic: they are new content without a vector. On a stream without vectors
+    (HEVC, AV1) ``V`` is zero and, unless ``alpha`` is set, the luma plane stands in for it with ``luma_threshold``.
     """
 
     knob: ClassVar[str] = "tau"

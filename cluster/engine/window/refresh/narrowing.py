@@ -66,7 +66,8 @@ class TopKDeviation(RefreshPolicy):
     """CacheBlend (Yao et al. 2025): compute layers ``0..probe`` for every overlap token, then go on with those of
     largest ``‖K_new − K_old‖² + ‖V_new − V_old‖²`` at the probe layer: ``share`` of them, or the budget.
 
-    The probe costs ``probe + 1`` layers of everything; the budget counts what goes on, as in the paper.
+    The probe costs ``probe + 1`` layers of everything; the budget counts what goes on, as in the paper, which narrows a
+    little at each layer and not once.
     """
 
     share: float = 0.15

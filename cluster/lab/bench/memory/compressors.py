@@ -6,8 +6,8 @@ to a memory of each compressor frame by frame, again and again until it was comp
 late not to count. The model is large enough that arithmetic and not Python decides what a window costs; the demo's
 model, at the same caps, is in the rows beside it.
 
-Part ``coverage``: the area under the distribution of distances from every token there ever was to the nearest that is
-held, where a memory of each compressor was handed the same frames under the same cap.
+Part ``coverage``: the area under the distribution of cosine distances from every token there ever was to the nearest
+that is held, where a memory of each compressor was handed the same frames under the same cap.
 
 Part ``objects``: the camera does not move. The KV of whole frames of made clips goes into a memory that is compressed,
 as eviction does it, whenever it holds more than a quarter of all tokens there will be. The truth of a clip says which
@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.bench.harness import BenchResult, print_progress, timed_calls
@@ -131,17 +132,13 @@ _PARTS: dict[Space, tuple[str, ...]] = {"key": ("key",), "value": ("value",), "j
 
 
 def nearest_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
-    """Distance ``[H, n]`` of every token of ``full`` to the nearest ``kept`` one of its head.
-
-    ``joint``: root of the mean of both squared distances, each normalised by its space's mean squared norm.
-    """
-    parts = _PARTS[space]
-    squared = full.key.new_zeros((), dtype=torch.float32)
-    for part in parts:
-        wide, there = getattr(full, part).float(), getattr(kept, part).float()
-        apart = torch.cdist(wide, there).square() / wide.square().sum(-1).mean().clamp(min=1e-12)
-        squared = squared + apart
-    return (squared / len(parts)).amin(-1).sqrt()
+    """Cosine distance ``[H, n]`` of every token of ``full`` to the nearest ``kept`` one of its head, as CoRDS measures
+    coverage (section 4.6); ``joint``: of key and value side by side, each normalised."""
+    wide, there = (
+        torch.cat([F.normalize(getattr(of, part).float(), dim=-1) for part in _PARTS[space]], dim=-1)
+        for of in (full, kept)
+    )
+    return (1 - (wide @ there.mT).amax(-1) / len(_PARTS[space])).clamp(min=0)
 
 
 def coverage_area(distances: Tensor, furthest: float) -> float:
