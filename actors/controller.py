@@ -275,7 +275,7 @@ class Controller(InnerProcess):
     async def assignment(self, decoder: str, version: int, timeout_s: float) -> Assignment:
         """What ``decoder`` must run, once that differs from ``version``, or after ``timeout_s``."""
         await self._until_settled()
-        await self._wait_for(lambda: self._directory.version != version, timeout_s)
+        await self._wait_for(lambda: self._directory.concerns(decoder, version), timeout_s)
         return self._directory.assignment(decoder)
 
     async def replicas(self, known: dict[str, str], timeout_s: float) -> dict[str, str]:

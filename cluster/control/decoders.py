@@ -102,6 +102,11 @@ class DecoderTable:
     def cameras(self, name: str) -> set[str]:
         return self._placed.keys(name)
 
+    def pop_concerned(self, cameras: Iterable[str] | None) -> set[str]:
+        """Decoders that got or lost a camera since the last call, and those of ``cameras``; None: all."""
+        named = self.members if cameras is None else filter(None, map(self._placed.owner, cameras))
+        return {*self._placed.pop_touched(), *named}
+
     def address(self, name: str | None) -> str | None:
         """``host:port``; ``None`` for none."""
         return self.members[name].info.address if name in self.members else None

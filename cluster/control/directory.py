@@ -54,6 +54,8 @@ class Directory:
         after: int = 0,
     ) -> None:
         self.version = self.declared = after
+        # Of each decoder, the last one that concerns it: at every change of a camera, only its decoder is told anew.
+        self._concerned: dict[str, int] = {}
         self.windows_lost = 0
         self._measured = quality.costs is not None
         self._admission = quality.admission
@@ -99,7 +101,7 @@ class Directory:
         self._cameras[settings.name] = CameraRecord(settings, manager, life)
         self._cameras[settings.name].totals = Totals(self._counted.pop(life, None))
         self.decoder_table.add(settings.name)
-        self.version = self.declared = self.version + 1
+        self.declared = self._changed([settings.name])
         return admission
 
     def check_add(self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True) -> None:
@@ -129,7 +131,7 @@ class Directory:
             report = camera.report
             size = report.size if report is not None and report.width else None
             self._fleet.admit(demand_of(settings, self.geometry, size), now_s, force=True)
-            self.version = self.declared = self.version + 1
+            self.declared = self._changed([settings.name])
         return self._fleet.admission_of(settings.name)
 
     def remove(self, name: str) -> None:
@@ -137,8 +139,7 @@ class Directory:
         self._require(name)
         del self._cameras[name]
         self.decoder_table.remove(name)
-        self._fleet.remove(name)
-        self.version = self.declared = self.version + 1
+        self.declared = self._changed(move.camera for move in self._fleet.remove(name))
 
     @property
     def cameras(self) -> list[str]:
@@ -173,7 +174,7 @@ class Directory:
         if known is not None and known.info.instance != info.instance:
             self._decoder_gone(info.name)
         self.decoder_table.join(info, now_s, [camera for camera in running if camera not in self._cameras])
-        self.version += 1
+        self._concerned[info.name] = self._changed()
 
     def join_replica(
         self, info: ReplicaInfo, now_s: float, *, known_as: str | None = None, streams: Iterable[str] = ()
@@ -198,7 +199,7 @@ class Directory:
                 if camera.report is not None and camera.report.width:
                     observe_pictures(self._fleet, camera.settings, camera.report, self.geometry)
         self._fleet.join(name, window_tokens=info.window_tokens, index_bytes=info.index_bytes)
-        self.version += 1
+        self._changed(None)
         return name
 
     def heartbeat_decoder(
@@ -253,7 +254,7 @@ class Directory:
         """Steps on the quality ladder that are due now; assignments contain them from then on."""
         steps = self._fleet.tick(now_s)
         if steps:
-            self.version += 1
+            self._changed(step.camera for step in steps)
         return steps
 
     def rungs(self) -> dict[str, int]:
@@ -272,7 +273,7 @@ class Directory:
             self._fleet.drain(replica)
             if not self._fleet.draining(replica):
                 raise NotReadyError(f"no other replica takes cameras; {replica} keeps its own until there is one")
-        self.version += 1
+        self._changed(None)
         return next(status for status in self.replica_statuses() if status.name == replica)
 
     def replica_statuses(self) -> list[ReplicaStatus]:
@@ -310,14 +311,16 @@ class Directory:
     def keep_decoders(self, names: Collection[str]) -> bool:
         """See :meth:`DecoderTable.keep`."""
         moved = self.decoder_table.keep(names)
-        self.version += moved
+        if moved:
+            self._changed()
         return moved
 
     def leave_decoder(self, name: str) -> None:
         """Remove a decoder; others take its cameras."""
         self._decoder_gone(name)
         self.decoder_table.leave(name)
-        self.version += 1
+        self._concerned.pop(name, None)
+        self._changed()
 
     def was_expired(self, instance: str) -> bool:
         """Whether a replica that comes back had been expired, and its cameras' windows counted as lost."""
@@ -331,11 +334,18 @@ class Directory:
         """Remove a replica; others take its cameras, or they wait for it to come back."""
         self._given_up.append(self._replicas.pop(name).info.instance)
         self._fleet.leave(name)
-        self.version += 1
+        self._changed(None)
 
     def _decoder_gone(self, name: str) -> None:
         for key in self.decoder_table.cameras(name):
             self._cameras[key].report = None
+
+    def _changed(self, cameras: Iterable[str] | None = ()) -> int:
+        """A new version, which concerns the decoders of these cameras (None: all decoders) and those between which
+        cameras moved."""
+        self.version += 1
+        self._concerned |= dict.fromkeys(self.decoder_table.pop_concerned(cameras), self.version)
+        return self.version
 
     # -- queries --------------------------------------------------------------------------------
     def route(self, name: str) -> Route:
@@ -348,6 +358,10 @@ class Directory:
             replica,
             self._replicas[replica].info.address if replica in self._replicas else None,
         )
+
+    def concerns(self, decoder: str, version: int) -> bool:
+        """Whether anything that concerns a decoder has changed since that version."""
+        return self._concerned.get(decoder, self.version) > version
 
     def assignment(self, decoder: str) -> Assignment:
         """What a decoder must run now."""

@@ -48,7 +48,7 @@ class Controller:
 
     async def on_assignment(self, name, version, timeout_s):
         deadline = time.monotonic() + timeout_s
-        while self.directory.version == version and time.monotonic() < deadline:  # noqa: ASYNC110
+        while not self.directory.concerns(name, version) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         return self.directory.assignment(name)
 
