@@ -178,12 +178,12 @@ class Controller(InnerProcess):
         return self._directory.route(name)
 
     async def camera_states(self, version: int) -> CameraStates:
-        """All cameras as alerting needs them, with their settings if those differ from ``version``'s."""
+        """All cameras as alerting needs them, with those settings that have changed since ``version``."""
         await self._until_settled()
         directory, names = self._directory, self._directory.cameras
         return CameraStates(
             version=directory.declared,
-            settings=tuple(map(directory.settings, names)) if directory.declared != version else None,
+            settings=directory.settings_since(version),
             statuses=tuple(directory.status(name) for name in names),
             pictures={name: picture for name in names if (picture := directory.picture_health(name)) is not None},
             left_out=self._table.left_out,
@@ -349,7 +349,10 @@ class Controller(InnerProcess):
         ):
             log.warning("not every decoder and replica came back within %g s", cluster.heartbeat_timeout_s)
         self._directory.restore_counts(await self._until_kept(self._kv.counted))
-        self._table.load(found.cameras, time.monotonic())
+        for camera in found.cameras:
+            self._table.load([camera], time.monotonic())
+            # Thousands take seconds, in which heartbeats go on.
+            await asyncio.sleep(0)
         self._settled.set()
         await self._notify()
 
@@ -398,11 +401,11 @@ class Controller(InnerProcess):
             if self._settled.is_set() and directory.version != self._kept and not self._keeping.locked():
                 # Members or cameras changed: some runs may have ended, and only this process has their counts.
                 self._spawn(self._keep_counted(directory.export_counts(), directory.version))
-        if self._directory.version != self._shown:
-            self._shown = self._directory.version
+        if self._directory.declared != self._shown:
+            self._shown = self._directory.declared
             self._fleet_metrics.set_expected_cameras(self._directory.expected_cameras)
-            for rung, cameras in self._directory.rungs().items():
-                metrics.ladder_cameras.labels(rung).set(cameras)
+        for rung, cameras in self._directory.rungs().items():
+            metrics.ladder_cameras.labels(rung).set(cameras)
         if steps:
             await self._notify()
 

@@ -139,12 +139,14 @@ class AlertService:
     def update_cameras(self, watched: CameraStates) -> None:
         """Process the status of all cameras, about once a second."""
         now_s = self._clock.now()
-        self.version = watched.version
-        if watched.settings is not None:
-            self._informed = True
-            self._rules = {camera.name: question_rules(camera, self._config) for camera in watched.settings}
-            self._cameras = {each.name: each for each in watched.settings}
-            self.routes.follow_cameras(watched.settings, self.open_incidents())
+        if watched.version != self.version:
+            self.version, self._informed = watched.version, True
+            there = {status.name for status in watched.statuses}
+            self._cameras |= {each.name: each for each in watched.settings}
+            self._cameras = {name: each for name, each in self._cameras.items() if name in there}
+            self._rules |= {each.name: question_rules(each, self._config) for each in watched.settings}
+            self._rules = {name: self._rules[name] for name in self._cameras}
+            self.routes.follow_cameras(tuple(self._cameras.values()), self.open_incidents())
         lives = watched.lives
         gone = {name for name, life in self._lives.items() if lives.get(name) != life}
         for name in gone:

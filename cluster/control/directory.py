@@ -6,7 +6,7 @@ the actor, in the simulator and in tests.
 """
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from cluster.config import CameraConfig
@@ -101,7 +101,7 @@ class Directory:
         self._cameras[settings.name] = CameraRecord(settings, manager, life)
         self._cameras[settings.name].totals = Totals(self._counted.pop(life, None))
         self.decoder_table.add(settings.name)
-        self.declared = self._changed([settings.name])
+        self.declared = self._cameras[settings.name].declared = self._changed([settings.name])
         return admission
 
     def check_add(self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True) -> None:
@@ -131,7 +131,7 @@ class Directory:
             report = camera.report
             size = report.size if report is not None and report.width else None
             self._fleet.admit(demand_of(settings, self.geometry, size), now_s, force=True)
-            self.declared = self._changed([settings.name])
+            self.declared = camera.declared = self._changed([settings.name])
         return self._fleet.admission_of(settings.name)
 
     def remove(self, name: str) -> None:
@@ -258,8 +258,7 @@ class Directory:
         return steps
 
     def rungs(self) -> dict[str, int]:
-        counts = Counter(self._fleet.plan(name).rung for name in self._cameras)
-        return {rung: counts[rung] for rung in self._rungs}
+        return dict(zip(self._rungs, self._fleet.rung_counts(), strict=True))
 
     def drain(self, replica: str, *, undo: bool = False) -> ReplicaStatus:
         """Move every camera off a replica, and give it none until it is restarted; ``undo`` reverts that. Raises
@@ -395,6 +394,10 @@ class Directory:
 
     def settings(self, name: str) -> CameraConfig:
         return self._require(name).settings
+
+    def settings_since(self, version: int) -> tuple[CameraConfig, ...]:
+        """Of cameras that were added or changed since that version."""
+        return tuple(camera.settings for camera in self._cameras.values() if camera.declared > version)
 
     def picture_health(self, name: str) -> PictureHealth | None:
         """Picture statistics last reported by its decoder; None before the first."""

@@ -5,8 +5,10 @@ tick looks only at replicas of which something changed.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from functools import reduce
+from operator import attrgetter
 
 from cluster.control.admission import Admission, Commitments, Holding, PoolCapacity, expected_lag_s
 from cluster.control.camera_record import CameraMove, CameraPlan, FleetCamera, Loads
@@ -223,6 +225,11 @@ class Fleet:
             known.report(busy_share, max(0.0, backlog_s), self._now_s, unshared_s=unshared_s, settle_s=self._settle_s)
             self._dirty.add(replica)
 
+    def rung_counts(self) -> list[int]:
+        """Cameras at each rung."""
+        counts = Counter(map(attrgetter("rung"), self._cameras.values()))
+        return [counts[place] for place in range(len(self.ladder.rungs))]
+
     def counts_on(self, replica: str) -> tuple[int, int]:
         """Its cameras, and those of them below full quality."""
         cameras = self._replicas[replica].cameras
@@ -315,8 +322,8 @@ class Fleet:
             del self._replicas[before].cameras[name]
             self._changed(before)
         if owner is not None:
-            self._replicas[owner].cameras[name] = camera
-            self._changed(owner)
+            self._replicas[owner].add(name, camera)
+            self._dirty.add(owner)
         return before
 
     def _changed(self, replica: str | None) -> None:

@@ -61,10 +61,9 @@ class Controller:
 
     async def on_camera_states(self, version):
         names = self.directory.cameras
-        changed = self.directory.version != version
         return CameraStates(
             self.directory.version,
-            tuple(self.directory.settings(name) for name in names) if changed else None,
+            self.directory.settings_since(version),
             tuple(self.directory.status(name) for name in names),
             {},
         )

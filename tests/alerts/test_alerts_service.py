@@ -351,7 +351,7 @@ async def test_cameras_states_and_settings(tmp_path, make, until):
         service.update_cameras(CameraStates(7, (gate,), (away,), {}))
         assert service.version == 7
         await asyncio.sleep(0.1)
-        service.update_cameras(CameraStates(7, None, (away,), {}))
+        service.update_cameras(CameraStates(7, (), (away,), {}))
         await until(lambda: service.open_incidents()[0].camera == "gate")
         [incident] = service.open_incidents()
         assert (incident.subject, incident.severity) == ("camera-offline", "critical")

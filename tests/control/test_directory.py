@@ -384,3 +384,19 @@ def test_a_change_concerns_those_decoders_whose_assignment_it_changes() -> None:
                 assert before is not None
                 assert replace(now, version=before.version) == before, name
     assert sent < changes * 12 / 3, "most changes concern few decoders"
+
+
+def test_whoever_knows_a_version_is_told_of_the_settings_that_came_since(directory: Directory) -> None:
+    """And not of all: alerting asks once a second, also while thousands are added one by one."""
+    assert [each.name for each in directory.settings_since(-1)] == directory.cameras
+    told = []
+    version = directory.declared
+    for number in range(20):
+        directory.add(camera(f"more-{number}"))
+        told += directory.settings_since(version)
+        version = directory.declared
+    assert [each.name for each in told] == [f"more-{number}" for number in range(20)]
+    directory.update(camera("cam-0", "rtsp://elsewhere"))
+    directory.remove("cam-1")
+    assert [each.name for each in directory.settings_since(version)] == ["cam-0"]
+    assert directory.settings_since(directory.declared) == ()

@@ -14,7 +14,7 @@ from cluster.control.admission import expected_lag_s
 from cluster.control.costs import CostModel
 from cluster.control.demand import Demand, Measured, load
 from cluster.control.fleet import Fleet
-from cluster.control.ladder import Ladder, LadderPolicy
+from cluster.control.ladder import CameraOnLadder, Ladder, LadderPolicy
 from cluster.errors import UnknownCameraError
 from cluster.lab.city.district import District
 from cluster.lab.city.mix import CameraClass, Mix, Spell
@@ -46,6 +46,23 @@ def test_a_camera_is_accepted_with_what_it_may_expect() -> None:
     assert made.windows_per_s("camera") == 1.0
     assert made.lag_s("r0") == pytest.approx(0.1, abs=0.01)
     assert "10%" in told.reason
+
+
+def test_what_a_camera_costs_to_admit_does_not_grow_with_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = 0
+    load_of = CameraOnLadder.load.fget
+
+    def counted(camera: CameraOnLadder) -> float:
+        nonlocal read
+        read += 1
+        return load_of(camera)
+
+    monkeypatch.setattr(CameraOnLadder, "load", property(counted))
+    made = fleet()
+    for number in range(300):
+        made.admit(demand(f"c{number}"), 0.0, force=True)
+        assert made.utilisation("r0") > 0
+    assert read <= 2 * 300, "loads were summed anew with each camera"
 
 
 def test_a_full_fleet_takes_cameras_at_reduced_quality_and_then_refuses_with_what_is_missing() -> None:
