@@ -158,17 +158,18 @@ class Alerting(InnerProcess):
 
     async def _watch_cameras(self) -> None:
         while True:
-            began_s = time.monotonic()
+            began_s, rest_s = time.monotonic(), 0.0
             try:
                 watched = await REMOTE_CONTROLLER.camera_states(self._service.version)
-                self._service.update_cameras(watched)
+                await self._service.update_cameras(watched)
                 self._extend_lookback(watched.settings)
                 self._cameras_known.set()
                 self._lives = watched.lives
                 self._lives_changed.set()
+                rest_s = REST * (time.monotonic() - began_s)
             except UnavailableError as error:
                 log.warning("cannot read the cameras' status: %s", error)
-            await asyncio.sleep(max(POLL_S, REST * (time.monotonic() - began_s)))
+            await asyncio.sleep(max(POLL_S, rest_s))
 
     def _extend_lookback(self, cameras: Sequence[CameraConfig]) -> None:
         """The longer its windows and strides, up to those of overload, the later a camera's clips are begun."""

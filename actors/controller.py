@@ -43,6 +43,8 @@ from cluster.wire.server import is_serving
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+AT_ONCE = 200
+"""Cameras whose status is gathered before others have their turn."""
 FORGET_HEARTBEATS = 4
 """Heartbeats for which a removal waits until every live replica has deleted the camera's memory."""
 
@@ -165,7 +167,17 @@ class Controller(InnerProcess):
     async def list_cameras(self) -> list[CameraStatus]:
         """Status of all cameras, sorted by name."""
         await self._until_settled()
-        return [self._directory.status(name) for name in self._directory.cameras]
+        return await self._statuses()
+
+    async def _statuses(self) -> list[CameraStatus]:
+        found = []
+        for number, name in enumerate(self._directory.cameras, 1):
+            # One may have been removed since.
+            if self._directory.has(name):
+                found.append(self._directory.status(name))
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return found
 
     async def get_camera(self, name: str) -> CameraStatus:
         """Status of a camera. Raises ``UnknownCameraError``."""
@@ -180,14 +192,10 @@ class Controller(InnerProcess):
     async def camera_states(self, version: int) -> CameraStates:
         """All cameras as alerting needs them, with those settings that have changed since ``version``."""
         await self._until_settled()
-        directory, names = self._directory, self._directory.cameras
-        return CameraStates(
-            version=directory.declared,
-            settings=directory.settings_since(version),
-            statuses=tuple(directory.status(name) for name in names),
-            pictures={name: picture for name in names if (picture := directory.picture_health(name)) is not None},
-            left_out=self._table.left_out,
-        )
+        # All before the statuses: what changes meanwhile is told the next time, and no camera seems to be removed.
+        directory, left_out = self._directory, self._table.left_out
+        now, settings = directory.declared, directory.settings_since(version)
+        return CameraStates(now, settings, tuple(await self._statuses()), directory.pictures(), left_out)
 
     # -- replicas, for operators ----------------------------------------------------------------
     async def list_replicas(self) -> list[ReplicaStatus]:

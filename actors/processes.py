@@ -38,6 +38,9 @@ from cluster.redaction import REVEAL
 
 log = logging.getLogger(__name__)
 
+DECIDED_S = 1.0
+"""Longest wait for what the controller has decided: while it hangs, the others are still to be looked after."""
+
 
 def only(config: SightlineConfig, *sections: str) -> SightlineConfig:
     """What a process is given: these sections of the configuration and the ones below, defaults for all else. What it
@@ -146,7 +149,7 @@ def wanted_processes(
     decoders = decoder_names(config.cluster.decoders)
     if config.cluster.max_decoders is not None:
         try:
-            decoders = await_reply_blocking(controller().decoder_names.remote())
+            decoders = await_reply_blocking(controller().decoder_names.remote(), timeout_s=DECIDED_S)
         except UnavailableError:
             decoders = sorted({*decoders, *(name for name in there if name.startswith("decoder-"))})
     every = (*processes(config, run_id, host, decoders), *tiers(config, host))

@@ -51,6 +51,8 @@ TICK_S = 1.0
 SETTLE_S = 0.05
 """Delay of writing delivered states, in one batch: losing them only means a second delivery."""
 EXPIRE_S = 60.0
+AT_ONCE = 200
+"""Cameras that are checked before answers have their turn."""
 PROBE_S = 5.0
 """Seconds between small writes that detect a failing disk when there are no alerts."""
 
@@ -61,7 +63,7 @@ ToldAs = Callable[[Incident, float], AlertEvent]
 class AlertService:
     """Runs on one event loop, between :meth:`start` and :meth:`stop`.
 
-    :meth:`accept_answer` and :meth:`update_cameras` never wait. An event is on disk before any sink gets it; if the
+    :meth:`accept_answer` never waits. An event is on disk before any sink gets it; if the
     disk fails it is sent from memory (:class:`~cluster.alerts.journal.Journal`).
 
     ``folder``: of the database file. ``on_event``: called with every event, muted ones included; must not wait.
@@ -136,8 +138,8 @@ class AlertService:
         metrics.answers_missed.inc(missed)
         self._changed.set()
 
-    def update_cameras(self, watched: CameraStates) -> None:
-        """Process the status of all cameras, about once a second."""
+    async def update_cameras(self, watched: CameraStates) -> None:
+        """Process the status of all cameras, about once a second; answers have their turn in between."""
         now_s = self._clock.now()
         if watched.version != self.version:
             self.version, self._informed = watched.version, True
@@ -156,11 +158,13 @@ class AlertService:
         self._over = {status.name for status in watched.statuses if status.state == "ended"}
         self._tracker.retain_cameras(lives, now_s)
         self._health.retain_cameras(lives.keys() - gone, now_s)
-        for status in watched.statuses:
+        for number, status in enumerate(watched.statuses, 1):
             picture, camera = watched.pictures.get(status.name), self._cameras.get(status.name)
             patient, stride_s = (camera.is_patient, camera.window.stride_s) if camera is not None else (False, 0.0)
             asked = camera is None or camera.asks_at(now_s)
             self._health.update(status, picture, now_s, patient=patient, asked=asked, stride_s=stride_s)
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
         self._changed.set()
 
     # -- operations -----------------------------------------------------------------------------

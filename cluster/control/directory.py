@@ -141,6 +141,9 @@ class Directory:
         self.decoder_table.remove(name)
         self.declared = self._changed(move.camera for move in self._fleet.remove(name))
 
+    def has(self, name: str) -> bool:
+        return name in self._cameras
+
     @property
     def cameras(self) -> list[str]:
         return sorted(self._cameras)
@@ -399,9 +402,10 @@ class Directory:
         """Of cameras that were added or changed since that version."""
         return tuple(camera.settings for camera in self._cameras.values() if camera.declared > version)
 
-    def picture_health(self, name: str) -> PictureHealth | None:
-        """Picture statistics last reported by its decoder; None before the first."""
-        return report.picture if (report := self._require(name).report) is not None else None
+    def pictures(self) -> dict[str, PictureHealth]:
+        """Picture statistics last reported by their decoders, by camera."""
+        reports = ((name, camera.report) for name, camera in self._cameras.items())
+        return {name: each.picture for name, each in reports if each is not None and each.picture is not None}
 
     def _require(self, name: str) -> CameraRecord:
         if name not in self._cameras:

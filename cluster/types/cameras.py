@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 from cluster.errors import ConfigError
 
+
 class Packed:
     """A dataclass with slots and at least two fields that is pickled as these in order, in half the time: processes
     tell the controller of every camera once a heartbeat, and are told."""
