@@ -38,13 +38,12 @@ from cluster.types.reports import (
     ReplicaStatus,
     StreamReport,
 )
+from cluster.wire.answers import giving_way
 from cluster.wire.server import is_serving
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-AT_ONCE = 200
-"""Cameras whose status is gathered before others have their turn."""
 FORGET_HEARTBEATS = 4
 """Heartbeats for which a removal waits until every live replica has deleted the camera's memory."""
 
@@ -115,7 +114,7 @@ class Controller(InnerProcess):
         return await asyncio.shield(self._spawn(self._told(self._stored.add(managed, force=force, takeover=takeover))))
 
     async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> CameraStatus:
-        """Change a camera's settings; see :meth:`Directory.update`. Raises as :meth:`CameraTable.update` and
+        """Change a camera's settings; see :meth:`Directory.update`. Raises as :meth:`CameraTable.check_update` and
         :meth:`StoredCameras.update` do."""
         await self._until_settled()
         return await asyncio.shield(self._spawn(self._told(self._stored.update(managed, takeover=takeover))))
@@ -167,17 +166,7 @@ class Controller(InnerProcess):
     async def list_cameras(self) -> list[CameraStatus]:
         """Status of all cameras, sorted by name."""
         await self._until_settled()
-        return await self._statuses()
-
-    async def _statuses(self) -> list[CameraStatus]:
-        found = []
-        for number, name in enumerate(self._directory.cameras, 1):
-            # One may have been removed since.
-            if self._directory.has(name):
-                found.append(self._directory.status(name))
-            if number % AT_ONCE == 0:
-                await asyncio.sleep(0)
-        return found
+        return [status async for status in giving_way(self._directory.statuses())]
 
     async def get_camera(self, name: str) -> CameraStatus:
         """Status of a camera. Raises ``UnknownCameraError``."""
@@ -195,7 +184,7 @@ class Controller(InnerProcess):
         # All before the statuses: what changes meanwhile is told the next time, and no camera seems to be removed.
         directory, left_out = self._directory, self._table.left_out
         now, settings = directory.declared, directory.settings_since(version)
-        return CameraStates(now, settings, tuple(await self._statuses()), directory.pictures(), left_out)
+        return CameraStates(now, settings, tuple(await self.list_cameras()), directory.pictures(), left_out)
 
     # -- replicas, for operators ----------------------------------------------------------------
     async def list_replicas(self) -> list[ReplicaStatus]:

@@ -38,9 +38,6 @@ from cluster.redaction import REVEAL
 
 log = logging.getLogger(__name__)
 
-DECIDED_S = 1.0
-"""Longest wait for what the controller has decided: while it hangs, the others are still to be looked after."""
-
 
 def only(config: SightlineConfig, *sections: str) -> SightlineConfig:
     """What a process is given: these sections of the configuration and the ones below, defaults for all else. What it
@@ -149,7 +146,8 @@ def wanted_processes(
     decoders = decoder_names(config.cluster.decoders)
     if config.cluster.max_decoders is not None:
         try:
-            decoders = await_reply_blocking(controller().decoder_names.remote(), timeout_s=DECIDED_S)
+            # Not for long: while it hangs, the others are still to be looked after.
+            decoders = await_reply_blocking(controller().decoder_names.remote(), timeout_s=1.0)
         except UnavailableError:
             decoders = sorted({*decoders, *(name for name in there if name.startswith("decoder-"))})
     every = (*processes(config, run_id, host, decoders), *tiers(config, host))

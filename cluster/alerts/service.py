@@ -41,7 +41,7 @@ from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.security.roles import EVERY
 from cluster.types import Answer
-from cluster.wire.answers import FanOut, Subscription
+from cluster.wire.answers import FanOut, Subscription, giving_way
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +51,6 @@ TICK_S = 1.0
 SETTLE_S = 0.05
 """Delay of writing delivered states, in one batch: losing them only means a second delivery."""
 EXPIRE_S = 60.0
-AT_ONCE = 200
-"""Cameras that are checked before answers have their turn."""
 PROBE_S = 5.0
 """Seconds between small writes that detect a failing disk when there are no alerts."""
 
@@ -158,13 +156,11 @@ class AlertService:
         self._over = {status.name for status in watched.statuses if status.state == "ended"}
         self._tracker.retain_cameras(lives, now_s)
         self._health.retain_cameras(lives.keys() - gone, now_s)
-        for number, status in enumerate(watched.statuses, 1):
+        async for status in giving_way(watched.statuses):
             picture, camera = watched.pictures.get(status.name), self._cameras.get(status.name)
             patient, stride_s = (camera.is_patient, camera.window.stride_s) if camera is not None else (False, 0.0)
             asked = camera is None or camera.asks_at(now_s)
             self._health.update(status, picture, now_s, patient=patient, asked=asked, stride_s=stride_s)
-            if number % AT_ONCE == 0:
-                await asyncio.sleep(0)
         self._changed.set()
 
     # -- operations -----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ the actor, in the simulator and in tests.
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from cluster.config import CameraConfig
 from cluster.control.admission import Admission
@@ -140,9 +140,6 @@ class Directory:
         del self._cameras[name]
         self.decoder_table.remove(name)
         self.declared = self._changed(move.camera for move in self._fleet.remove(name))
-
-    def has(self, name: str) -> bool:
-        return name in self._cameras
 
     @property
     def cameras(self) -> list[str]:
@@ -388,6 +385,10 @@ class Directory:
             windows_per_s=self._fleet.windows_per_s(name),
             expected_lag_s=self._lag_s(plan.owner),
         )
+
+    def statuses(self) -> Iterator[CameraStatus]:
+        """Of all cameras, sorted by name; those that are removed meanwhile are left out."""
+        return (self.status(name) for name in self.cameras if name in self._cameras)
 
     def _lag_s(self, replica: str | None) -> float:
         if not self._measured or replica is None:

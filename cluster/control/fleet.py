@@ -153,10 +153,6 @@ class Fleet:
         if camera.estimate.observe_counts(counts, self.ladder.rungs[camera.rung if rung is None else rung]):
             self._reload(name, camera)
 
-    def demand_of(self, name: str) -> Demand:
-        """Current estimate of a camera's demand."""
-        return self._known(name).estimate.demand
-
     def windows_per_s(self, name: str) -> float:
         """A camera's windows per second at its rung, gated ones included."""
         camera = self._known(name)

@@ -1,9 +1,8 @@
 """``Cameras`` and ``Replicas``: list and change cameras, list and drain replicas, over whatever keeps them."""
 
-import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias
 
 import grpc.aio
 from sightline.v1 import cameras_pb2 as pb
@@ -11,7 +10,7 @@ from sightline.v1 import cameras_pb2_grpc, replicas_pb2, replicas_pb2_grpc
 
 from cluster.config import parse_camera
 from cluster.control.cameras.managed import ManagedCamera, entry_to_json, manager_from_outside
-from cluster.errors import ConfigError, ForbiddenError, UnavailableError
+from cluster.errors import ConfigError, ForbiddenError
 from cluster.security.roles import current_principal
 from cluster.types import CameraStatus
 from cluster.types.reports import DecoderNumbers, ReplicaStatus
@@ -19,7 +18,6 @@ from cluster.wire.convert import question_from_proto, settings_from_json, status
 from cluster.wire.mapping import to_message
 
 Context: TypeAlias = grpc.aio.ServicerContext
-T = TypeVar("T")
 
 
 class Directory(Protocol):
@@ -50,37 +48,26 @@ class Directory(Protocol):
     async def drain_replica(self, name: str, undo: bool = False) -> ReplicaStatus: ...
 
 
-class _OverDirectory:
-    """Every call gets ``deadline_s``; a directory that does not answer in time is UNAVAILABLE."""
-
-    def __init__(self, directory: Directory, *, deadline_s: float = 30.0) -> None:
-        self._directory = directory
-        self._deadline_s = deadline_s
-
-    async def _in_time(self, call: Awaitable[T]) -> T:
-        try:
-            return await asyncio.wait_for(call, self._deadline_s)
-        except TimeoutError:
-            raise UnavailableError(f"the controller did not answer within {self._deadline_s:g} s") from None
-
-
-class CamerasServicer(_OverDirectory, cameras_pb2_grpc.CamerasServicer):
+class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
     """See protos/sightline/v1/cameras.proto."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
 
     async def Add(self, request: pb.AddCameraRequest, _context: Context) -> pb.CameraStatus:
         if not request.name:
             raise ConfigError("a camera needs a name")
         adding = self._directory.add_camera(_camera(request), request.force, request.takeover)
-        return status_to_proto(await self._in_time(adding))
+        return status_to_proto(await adding)
 
     async def Update(self, request: pb.UpdateCameraRequest, _context: Context) -> pb.CameraStatus:
         managed = _camera(request).model_copy(update={"revision": request.revision})
         updating = self._directory.update_camera(managed, request.takeover)
-        return status_to_proto(await self._in_time(updating))
+        return status_to_proto(await updating)
 
     async def Export(self, request: pb.ExportCamerasRequest, _context: Context) -> pb.ExportCamerasResponse:
         sees = current_principal().sees
-        cameras = await self._in_time(self._directory.managed_cameras(list(request.names)))
+        cameras = await self._directory.managed_cameras(list(request.names))
         written = [
             pb.WrittenCamera(
                 name=each.entry.name,
@@ -95,16 +82,16 @@ class CamerasServicer(_OverDirectory, cameras_pb2_grpc.CamerasServicer):
 
     async def Remove(self, request: pb.RemoveCameraRequest, _context: Context) -> pb.RemoveCameraResponse:
         manager = manager_from_outside(request.manager)
-        await self._in_time(self._directory.remove_camera(request.name, manager, request.takeover))
+        await self._directory.remove_camera(request.name, manager, request.takeover)
         return pb.RemoveCameraResponse()
 
     async def List(self, _request: pb.ListCamerasRequest, _context: Context) -> pb.ListCamerasResponse:
         sees = current_principal().sees
-        statuses = await self._in_time(self._directory.list_cameras())
+        statuses = await self._directory.list_cameras()
         return pb.ListCamerasResponse(cameras=[status_to_proto(each) for each in statuses if sees(each.name)])
 
     async def Get(self, request: pb.GetCameraRequest, _context: Context) -> pb.CameraStatus:
-        return status_to_proto(await self._in_time(self._directory.get_camera(request.name)))
+        return status_to_proto(await self._directory.get_camera(request.name))
 
 
 def _camera(request: pb.AddCameraRequest | pb.UpdateCameraRequest) -> ManagedCamera:
@@ -114,14 +101,17 @@ def _camera(request: pb.AddCameraRequest | pb.UpdateCameraRequest) -> ManagedCam
     return ManagedCamera(entry=entry, manager=manager_from_outside(request.manager))
 
 
-class ReplicasServicer(_OverDirectory, replicas_pb2_grpc.ReplicasServicer):
+class ReplicasServicer(replicas_pb2_grpc.ReplicasServicer):
     """See protos/sightline/v1/replicas.proto."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._directory = directory
 
     async def List(
         self, _request: replicas_pb2.ListReplicasRequest, _context: Context
     ) -> replicas_pb2.ListReplicasResponse:
-        found = await self._in_time(self._directory.list_replicas())
-        decoders = await self._in_time(self._directory.decoder_numbers())
+        found = await self._directory.list_replicas()
+        decoders = await self._directory.decoder_numbers()
         return replicas_pb2.ListReplicasResponse(
             replicas=[to_message(replicas_pb2.ReplicaStatus, status) for status in found],
             decoders=None if decoders is None else to_message(replicas_pb2.DecoderNumbers, decoders),
@@ -133,5 +123,5 @@ class ReplicasServicer(_OverDirectory, replicas_pb2_grpc.ReplicasServicer):
         if not current_principal().sees_all:
             who = current_principal().name
             raise ForbiddenError(f"draining moves everybody's cameras: it needs a token for all; {who!r} has some")
-        drained = await self._in_time(self._directory.drain_replica(request.name, request.undo))
+        drained = await self._directory.drain_replica(request.name, request.undo)
         return to_message(replicas_pb2.ReplicaStatus, drained)

@@ -7,7 +7,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 import grpc.aio
@@ -22,6 +22,18 @@ T = TypeVar("T")
 
 RECENT_S = 60.0
 """What is no older than this is sent first to watchers who ask for it."""
+
+
+AT_ONCE = 200
+"""Of what there may be thousands, so many are done before others have their turn."""
+
+
+async def giving_way(items: Iterable[T]) -> AsyncIterator[T]:
+    """Each of them; others have their turn in between."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 class Published(NamedTuple, Generic[T]):
@@ -131,10 +143,6 @@ class FanOut(Generic[T]):
         self._closed = False
         self.published = 0
         self.missed = 0
-
-    @property
-    def subscribers(self) -> int:
-        return len(self._subscriptions)
 
     def publish(self, items: Iterable[T], missed: int = 0) -> None:
         """Hand items to every subscriber; never blocks. ``missed``: items lost on the way here, before these."""

@@ -31,7 +31,7 @@ def settled(made: Fleet, until_s: float) -> list:
         for name in made.replicas:
             mine = [camera for camera in made.cameras if made.plan(camera).owner == name]
             rungs = {camera: LADDER.rungs[LADDER.index_of(made.plan(camera).rung)] for camera in mine}
-            share = sum(load(made.demand_of(camera), rung, costs()) for camera, rung in rungs.items())
+            share = sum(load(made._cameras[camera].estimate.demand, rung, costs()) for camera, rung in rungs.items())
             made.replica_report(name, busy_share=min(1.0, share), backlog_s=0.0, now_s=float(second))
         steps += made.tick(float(second))
     return steps
@@ -338,7 +338,7 @@ def test_a_camera_that_sends_ten_times_its_rate_is_counted_so_and_steps_down() -
         rung = LADDER.rungs[LADDER.index_of(made.plan("c0").rung)]
         made.observe_counts("c0", Measured(2.0, round(20 / rung.stride)))
         made.tick(float(second))
-    assert made.demand_of("c0").rate == pytest.approx(10, rel=0.2)
+    assert made._cameras["c0"].estimate.rate == pytest.approx(10, rel=0.2)
     assert made.plan("c0").rung != "full", "it is the dearest"
 
 
@@ -458,5 +458,5 @@ def test_a_camera_at_ten_times_its_rate_harms_no_other() -> None:
     tally = district.tally
     assert lag_quantile(tally.lags.sum(axis=(0, 1)), 0.99) < 8.0
     assert (tally.answered == tally.on_time)[:, Priority.CRITICAL.rank].all()
-    assert district.fleet.demand_of(district.names[fast]).rate > 3
+    assert district.fleet._cameras[district.names[fast]].estimate.rate > 3
     assert unaccounted(district) == 0

@@ -243,10 +243,10 @@ class CameraTable:
             self._directory.add(settings, now_s, manager=managed.manager, life=managed.life)
             self._managed[settings.name] = managed
 
-    def add(
+    def check_add(
         self, managed: ManagedCamera, now_s: float, *, force: bool = False, takeover: bool = False
     ) -> ManagedCamera:
-        """Add a camera; returns it with its life. One that was left out goes on with the new settings.
+        """A camera to add, with its life, to be applied. One that was left out goes on with the new settings.
 
         Raises:
             CameraExistsError: the name is taken, with other settings.
@@ -254,12 +254,6 @@ class CameraTable:
             ConfigError: settings that contradict each other, or a file that may not be opened or does not exist.
             CapacityError: no capacity, unless ``force`` is set.
         """
-        return self.apply(self.check_add(managed, now_s, force=force, takeover=takeover), now_s)
-
-    def check_add(
-        self, managed: ManagedCamera, now_s: float, *, force: bool = False, takeover: bool = False
-    ) -> ManagedCamera:
-        """The camera that :meth:`add` would add, to be applied. Raises like it."""
         name = managed.entry.name
         known, left = self._managed.get(name), self._left_out.get(name)
         if takeover and known is not None and known.manager != managed.manager:
@@ -272,9 +266,9 @@ class CameraTable:
         self._directory.check_add(settings, now_s, force=force)
         return _alive(managed, known or left)
 
-    def update(self, managed: ManagedCamera, now_s: float, *, takeover: bool = False) -> ManagedCamera:
-        """Replace all settings of a camera, keeping its life; see :meth:`Directory.update`. A source as it is shown,
-        with its secrets hidden, stays as it is.
+    def check_update(self, managed: ManagedCamera, *, takeover: bool = False) -> ManagedCamera:
+        """A camera with all settings replaced and its life kept, to be applied; see :meth:`Directory.update`. A source
+        as it is shown, with its secrets hidden, stays as it is.
 
         Raises:
             UnknownCameraError: there is none.
@@ -282,10 +276,6 @@ class CameraTable:
             NotReadyError: it was changed since the ``revision`` that the new settings were made from.
             ConfigError: settings that contradict each other, or a file that may not be opened or does not exist.
         """
-        return self.apply(self.check_update(managed, takeover=takeover), now_s)
-
-    def check_update(self, managed: ManagedCamera, *, takeover: bool = False) -> ManagedCamera:
-        """The camera as :meth:`update` would make it, to be applied. Raises like it."""
         managed = managed.model_copy(update={"entry": self.restore_secrets(managed.entry)})
         check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
@@ -375,14 +365,14 @@ class StoredCameras:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="camera-store")
 
     async def add(self, managed: ManagedCamera, *, force: bool = False, takeover: bool = False) -> ManagedCamera:
-        """See :meth:`CameraTable.add`. Raises ``UnavailableError`` as well: it cannot be stored."""
+        """See :meth:`CameraTable.check_add`. Raises ``UnavailableError`` as well: it cannot be stored."""
         async with self._one_by_one:
             managed = self._table.check_add(managed, time.monotonic(), force=force, takeover=takeover)
             await self.write(self._store.put, managed)
             return self._table.apply(managed, time.monotonic())
 
     async def update(self, managed: ManagedCamera, *, takeover: bool = False) -> ManagedCamera:
-        """See :meth:`CameraTable.update`. Raises ``UnavailableError`` as well: it cannot be stored."""
+        """See :meth:`CameraTable.check_update`. Raises ``UnavailableError`` as well: it cannot be stored."""
         async with self._one_by_one:
             managed = self._table.check_update(managed, takeover=takeover)
             await self.write(self._store.put, managed)

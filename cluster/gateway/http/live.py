@@ -7,7 +7,7 @@ import logging
 import time
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
@@ -23,7 +23,7 @@ from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import encoded, jsonable
 from cluster.types import MICROSECONDS, Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
-from cluster.wire.answers import AnswerHub
+from cluster.wire.answers import AnswerHub, giving_way
 from cluster.wire.mapping import from_message
 
 T = TypeVar("T")
@@ -244,8 +244,6 @@ REST, MOST_REST_S = 4.0, 10.0
 COUNTERS_S = 5.0
 """A camera of which only counters and ages changed is told so seldom."""
 RETRY_S = 5.0
-AT_ONCE = 200
-"""Cameras that are told or encoded before others have their turn."""
 
 
 class Live:
@@ -296,7 +294,7 @@ class Live:
         return await asyncio.shield(self._listing)
 
     async def _list(self) -> Mapping[str, bytes]:
-        return {each.name: encoded(each) async for each in _giving_way(await self._directory.list_cameras())}
+        return {each.name: encoded(each) async for each in giving_way(await self._directory.list_cameras())}
 
     def look(self) -> None:
         """Look at the cameras at once: something was changed, or somebody begins to follow."""
@@ -380,7 +378,7 @@ class Live:
             self.feed.put(Event.of("removed", name, {"name": name}))
         # Also of answers that were on their way when their camera was removed.
         self.history.keep(now.keys() - set(gone))
-        async for name, status in _giving_way(now.items()):
+        async for name, status in giving_way(now.items()):
             self.history.status(status)
             told_s, told = self._told.get(name, (float("-inf"), None))
             if not len(self.feed):
@@ -390,14 +388,6 @@ class Live:
                 if quick or self.seen_s - told_s >= COUNTERS_S:
                     self._told[name] = self.seen_s, status
                     self.feed.put(Event.of("camera", name, status))
-
-
-async def _giving_way(items: Iterable[T]) -> AsyncIterator[T]:
-    """Each of them; others have their turn in between, since there may be thousands."""
-    for number, item in enumerate(items, 1):
-        yield item
-        if number % AT_ONCE == 0:
-            await asyncio.sleep(0)
 
 
 _SLOW = {

@@ -53,7 +53,7 @@ async def test_answers_incidents_changes_and_removals(tmp_path):
         _, history = await client("GET", "/v1/cameras/cam-000/history")
         assert answer["end_unix_s"] == history["scores"]["person"][-1][0]
         # The gateway's own way to alerting may not be open yet: what happens until then is in the list.
-        await until_async(lambda: served.alerts._feed.subscribers)
+        await until_async(lambda: served.alerts._feed._subscriptions)
         served.publish([make_answer("cam-000", "person", 0.9, 2)])
         _, told = await event("incident")
         assert (told["event"], told["incident"]["camera"]) == ("new", "cam-000")
