@@ -398,11 +398,11 @@ class Controller(InnerProcess):
             if self._settled.is_set() and directory.version != self._kept and not self._keeping.locked():
                 # Members or cameras changed: some runs may have ended, and only this process has their counts.
                 self._spawn(self._keep_counted(directory.export_counts(), directory.version))
-        if self._directory.declared != self._shown:
-            self._shown = self._directory.declared
+        if self._directory.version != self._shown:
+            self._shown = self._directory.version
             self._fleet_metrics.set_expected_cameras(self._directory.expected_cameras)
-        for rung, cameras in self._directory.rungs().items():
-            metrics.ladder_cameras.labels(rung).set(cameras)
+            for rung, cameras in self._directory.rungs().items():
+                metrics.ladder_cameras.labels(rung).set(cameras)
         if steps:
             await self._notify()
 

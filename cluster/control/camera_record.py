@@ -168,9 +168,8 @@ _OF_REPLICA = ("latency_s", "last_answers", "memory_bytes", "memory_frames", "me
 
 @dataclass(slots=True)
 class CameraRecord:
-    """``manager``: who alone may change it; ``life``: see :class:`CameraStatus`; ``declared``: the table's version with
-    these settings; ``counted``: when its replica's last report came, and the rung it had, where counts can go on from
-    that."""
+    """``manager``: who alone may change it; ``life``: see :class:`CameraStatus`; ``declared``: version of its settings;
+    ``counted``: when its replica's last report came, and the rung it had, where counts can go on from that."""
 
     settings: CameraConfig
     manager: str = CLUSTER

@@ -93,19 +93,15 @@ class DecoderTable:
         """Place a camera; a decoder that ran it when it joined keeps it."""
         self._placed.add(camera, prefer=self._running_on.pop(camera, None))
 
-    def remove(self, camera: str) -> None:
-        self._placed.remove(camera)
+    def remove(self, camera: str) -> bool:
+        """Whether others moved by that."""
+        return bool(self._placed.remove(camera))
 
     def owner(self, camera: str) -> str | None:
         return self._placed.owner(camera)
 
     def cameras(self, name: str) -> set[str]:
         return self._placed.keys(name)
-
-    def pop_concerned(self, cameras: Iterable[str] | None) -> set[str]:
-        """Decoders that got or lost a camera since the last call, and those of ``cameras``; None: all."""
-        named = self.members if cameras is None else filter(None, map(self._placed.owner, cameras))
-        return {*self._placed.pop_touched(), *named}
 
     def address(self, name: str | None) -> str | None:
         """``host:port``; ``None`` for none."""

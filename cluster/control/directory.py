@@ -6,7 +6,7 @@ the actor, in the simulator and in tests.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from cluster.config import CameraConfig
@@ -101,7 +101,7 @@ class Directory:
         self._cameras[settings.name] = CameraRecord(settings, manager, life)
         self._cameras[settings.name].totals = Totals(self._counted.pop(life, None))
         self.decoder_table.add(settings.name)
-        self.declared = self._cameras[settings.name].declared = self._changed([settings.name])
+        self.declared = self._cameras[settings.name].declared = self._changed([self.decoder_table.owner(settings.name)])
         return admission
 
     def check_add(self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True) -> None:
@@ -131,15 +131,17 @@ class Directory:
             report = camera.report
             size = report.size if report is not None and report.width else None
             self._fleet.admit(demand_of(settings, self.geometry, size), now_s, force=True)
-            self.declared = camera.declared = self._changed([settings.name])
+            self.declared = camera.declared = self._changed([self.decoder_table.owner(settings.name)])
         return self._fleet.admission_of(settings.name)
 
     def remove(self, name: str) -> None:
         """Remove a camera; its decoder stops it at its next request."""
         self._require(name)
         del self._cameras[name]
-        self.decoder_table.remove(name)
-        self.declared = self._changed(move.camera for move in self._fleet.remove(name))
+        concerned = [self.decoder_table.owner(name)]
+        everybody = self.decoder_table.remove(name)
+        concerned += [self.decoder_table.owner(move.camera) for move in self._fleet.remove(name)]
+        self.declared = self._changed(None if everybody else concerned)
 
     @property
     def cameras(self) -> list[str]:
@@ -174,7 +176,7 @@ class Directory:
         if known is not None and known.info.instance != info.instance:
             self._decoder_gone(info.name)
         self.decoder_table.join(info, now_s, [camera for camera in running if camera not in self._cameras])
-        self._concerned[info.name] = self._changed()
+        self._changed()
 
     def join_replica(
         self, info: ReplicaInfo, now_s: float, *, known_as: str | None = None, streams: Iterable[str] = ()
@@ -199,7 +201,7 @@ class Directory:
                 if camera.report is not None and camera.report.width:
                     observe_pictures(self._fleet, camera.settings, camera.report, self.geometry)
         self._fleet.join(name, window_tokens=info.window_tokens, index_bytes=info.index_bytes)
-        self._changed(None)
+        self._changed()
         return name
 
     def heartbeat_decoder(
@@ -254,11 +256,12 @@ class Directory:
         """Steps on the quality ladder that are due now; assignments contain them from then on."""
         steps = self._fleet.tick(now_s)
         if steps:
-            self._changed(step.camera for step in steps)
+            self._changed(self.decoder_table.owner(step.camera) for step in steps)
         return steps
 
     def rungs(self) -> dict[str, int]:
-        return dict(zip(self._rungs, self._fleet.rung_counts(), strict=True))
+        counts = Counter(self._fleet.plan(name).rung for name in self._cameras)
+        return {rung: counts[rung] for rung in self._rungs}
 
     def drain(self, replica: str, *, undo: bool = False) -> ReplicaStatus:
         """Move every camera off a replica, and give it none until it is restarted; ``undo`` reverts that. Raises
@@ -272,7 +275,7 @@ class Directory:
             self._fleet.drain(replica)
             if not self._fleet.draining(replica):
                 raise NotReadyError(f"no other replica takes cameras; {replica} keeps its own until there is one")
-        self._changed(None)
+        self._changed()
         return next(status for status in self.replica_statuses() if status.name == replica)
 
     def replica_statuses(self) -> list[ReplicaStatus]:
@@ -333,17 +336,17 @@ class Directory:
         """Remove a replica; others take its cameras, or they wait for it to come back."""
         self._given_up.append(self._replicas.pop(name).info.instance)
         self._fleet.leave(name)
-        self._changed(None)
+        self._changed()
 
     def _decoder_gone(self, name: str) -> None:
         for key in self.decoder_table.cameras(name):
             self._cameras[key].report = None
 
-    def _changed(self, cameras: Iterable[str] | None = ()) -> int:
-        """A new version, which concerns the decoders of these cameras (None: all decoders) and those between which
-        cameras moved."""
+    def _changed(self, decoders: Iterable[str | None] | None = None) -> int:
+        """A new version, which concerns these decoders; None: all."""
         self.version += 1
-        self._concerned |= dict.fromkeys(self.decoder_table.pop_concerned(cameras), self.version)
+        names = self.decoder_table.members if decoders is None else filter(None, decoders)
+        self._concerned |= dict.fromkeys(names, self.version)
         return self.version
 
     # -- queries --------------------------------------------------------------------------------

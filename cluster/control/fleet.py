@@ -5,10 +5,8 @@ tick looks only at replicas of which something changed.
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable
 from functools import reduce
-from operator import attrgetter
 
 from cluster.control.admission import Admission, Commitments, Holding, PoolCapacity, expected_lag_s
 from cluster.control.camera_record import CameraMove, CameraPlan, FleetCamera, Loads
@@ -220,11 +218,6 @@ class Fleet:
             unshared_s = max(0.0, steps - windows / self._max_batch) * self.costs.step_s
             known.report(busy_share, max(0.0, backlog_s), self._now_s, unshared_s=unshared_s, settle_s=self._settle_s)
             self._dirty.add(replica)
-
-    def rung_counts(self) -> list[int]:
-        """Cameras at each rung."""
-        counts = Counter(map(attrgetter("rung"), self._cameras.values()))
-        return [counts[place] for place in range(len(self.ladder.rungs))]
 
     def counts_on(self, replica: str) -> tuple[int, int]:
         """Its cameras, and those of them below full quality."""

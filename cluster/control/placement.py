@@ -36,7 +36,6 @@ class Placement:
         self.slack = slack
         self._members: dict[str, set[str]] = {}
         self._owners: dict[str, str | None] = {}
-        self._touched: set[str] = set()
         self._weights: dict[str, float] = {}
         self._hashes: dict[str, int] = {}
         self._total = 0.0
@@ -65,11 +64,6 @@ class Placement:
     def keys(self, member: str) -> set[str]:
         """A copy of the keys ``member`` owns."""
         return set(self._members.get(member, ()))
-
-    def pop_touched(self) -> set[str]:
-        """Members that got or lost a key since the last call."""
-        touched, self._touched = self._touched, set()
-        return touched
 
     def load(self, member: str) -> float:
         """Weight of the keys ``member`` owns."""
@@ -208,7 +202,6 @@ class Placement:
     def _assign(self, key: str, row: int) -> None:
         name = self._names[row]
         self._owners[key] = name
-        self._touched.add(name)
         self._members[name].add(key)
         self._loads[row] += self._weights[key]
 
@@ -218,7 +211,6 @@ class Placement:
             return
         row = self._rows[owner]
         self._members[owner].discard(key)
-        self._touched.add(owner)
         self._owners[key] = None
         self._loads[row] = self._loads[row] - self._weights[key] if self._members[owner] else 0.0
 

@@ -144,6 +144,10 @@ class FanOut(Generic[T]):
         self.published = 0
         self.missed = 0
 
+    @property
+    def subscribers(self) -> int:
+        return len(self._subscriptions)
+
     def publish(self, items: Iterable[T], missed: int = 0) -> None:
         """Hand items to every subscriber; never blocks. ``missed``: items lost on the way here, before these."""
         with self.lock:

@@ -22,9 +22,13 @@ class DeclaredCameras(CameraTable):
     def update(self, managed, now_s, **given):
         return self.apply(self.check_update(managed, **given), now_s)
 
+    def remove(self, name, **given):
+        self.check_remove(name, **given)
+        super().remove(name)
+
 
 class CameraCluster:
-    """As :class:`cluster.kubernetes.reconciler.CameraCluster`; ``away``: the controller does not answer."""
+    """As :class:`cluster.gateway.directory.Directory`; ``away``: the controller does not answer."""
 
     def __init__(self, questions=(QUESTION,)):
         self.directory = Directory()

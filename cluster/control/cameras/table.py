@@ -299,17 +299,16 @@ class CameraTable:
         self._left_out.pop(settings.name, None)
         return managed
 
-    def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
-        """Remove a camera. Raises ``UnknownCameraError``, and ``ManagedElsewhereError``: it belongs to another manager
-        than ``manager`` (None: not checked), and is not taken over."""
-        self.check_remove(name, manager=manager, takeover=takeover)
+    def remove(self, name: str) -> None:
+        """Remove a camera that was checked."""
         if name not in self._left_out:
             self._directory.remove(name)
         self._managed.pop(name, None)
         self._left_out.pop(name, None)
 
     def check_remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> str:
-        """Life of the camera that :meth:`remove` would remove. Raises like it."""
+        """Life of a camera to remove. Raises ``UnknownCameraError``, and ``ManagedElsewhereError``: it belongs to
+        another manager than ``manager`` (None: not checked), and is not taken over."""
         if name not in self._left_out:
             self._directory.settings(name)
         return self._check_manager(name, manager, takeover=takeover).life

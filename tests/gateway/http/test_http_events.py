@@ -17,11 +17,11 @@ from waiting import until_async
 from cluster.errors import CapacityError, UnavailableError
 from cluster.gateway.guard import Guard
 from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.live import AT_ONCE, KEPT, MOST_QUESTIONS, Event, Feed, History, Live, Ring
+from cluster.gateway.http.live import KEPT, MOST_QUESTIONS, Event, Feed, History, Live, Ring
 from cluster.security.roles import Role
 from cluster.security.tokens import TokenFile, make_token, write_tokens
 from cluster.types import CameraStatus
-from cluster.wire.answers import AnswerHub
+from cluster.wire.answers import AT_ONCE, AnswerHub
 
 
 @contextlib.asynccontextmanager
@@ -53,7 +53,7 @@ async def test_answers_incidents_changes_and_removals(tmp_path):
         _, history = await client("GET", "/v1/cameras/cam-000/history")
         assert answer["end_unix_s"] == history["scores"]["person"][-1][0]
         # The gateway's own way to alerting may not be open yet: what happens until then is in the list.
-        await until_async(lambda: served.alerts._feed._subscriptions)
+        await until_async(lambda: served.alerts._feed.subscribers)
         served.publish([make_answer("cam-000", "person", 0.9, 2)])
         _, told = await event("incident")
         assert (told["event"], told["incident"]["camera"]) == ("new", "cam-000")
