@@ -124,7 +124,7 @@ class Controller(InnerProcess):
         ``ConfigError`` and ``UnavailableError``."""
         await self._until_settled()
         entry = self._table.check_test(entry)
-        known = self._directory.route(entry.name).decoder_address if entry.name in self._table.names else None
+        known = self._directory.route(entry.name).decoder_address if entry.name in self._directory.cameras else None
         return known or await self.any_decoder(), entry
 
     async def any_decoder(self) -> str:

@@ -253,7 +253,7 @@ class City:
         self.hot.discard(name)
 
     async def managed_cameras(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
-        known = set(self.table.names)
+        known = {each.entry.name for each in self.table.managed()}
         for name in [each for each in names or self.cameras if each not in known]:
             status = await self.get_camera(name)
             questions = [{"id": each, "text": f"Is there {each}?"} for each in list(QUESTIONS)[:2]]

@@ -340,10 +340,6 @@ class CameraTable:
         sections = ("sampling", "pruning", "window", "source_options", "decode")
         return entry.model_copy(update={name: getattr(camera, name) for name in sections} | {"memory": None})
 
-    @property
-    def names(self) -> list[str]:
-        return sorted(self._managed)
-
     def managed(self, names: Sequence[str] = (), *, left_out: bool = False) -> list[ManagedCamera]:
         """Sorted by name; all of them without ``names``, with those that were ``left_out``, if they are asked for.
         Raises ``UnknownCameraError``: there is none of a name."""
