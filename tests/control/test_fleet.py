@@ -294,7 +294,7 @@ def test_unknown_replicas_and_cameras() -> None:
     assert made.leave("nobody") == []
     assert made.drain("nobody") == []
     made.replica_report("nobody", busy_share=1.0, backlog_s=3.0, now_s=0.0)
-    for call in (made.plan, made.remove, made.demand_of, lambda name: made.observe_counts(name, Measured(1.0, 1))):
+    for call in (made.plan, made.remove, lambda name: made.observe_counts(name, Measured(1.0, 1))):
         with pytest.raises(UnknownCameraError, match="'nobody'"):
             call("nobody")
 
