@@ -31,7 +31,8 @@ from cluster.wire.server import RpcServer
 
 log = logging.getLogger(__name__)
 
-POLL_S = 1.0
+POLL_S, REST = 1.0, 4.0
+"""Between looks at the cameras: these seconds, or so many times what the last one took, as of many thousand cameras."""
 ANSWERS = 50_000
 """Answers that may wait for alerting: it processes thousands a second, and a lost one may be an alert."""
 
@@ -157,16 +158,18 @@ class Alerting(InnerProcess):
 
     async def _watch_cameras(self) -> None:
         while True:
+            began_s, rest_s = time.monotonic(), 0.0
             try:
                 watched = await REMOTE_CONTROLLER.camera_states(self._service.version)
-                self._service.update_cameras(watched)
-                self._extend_lookback(watched.settings or ())
+                await self._service.update_cameras(watched)
+                self._extend_lookback(watched.settings)
                 self._cameras_known.set()
                 self._lives = watched.lives
                 self._lives_changed.set()
+                rest_s = REST * (time.monotonic() - began_s)
             except UnavailableError as error:
                 log.warning("cannot read the cameras' status: %s", error)
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(max(POLL_S, rest_s))
 
     def _extend_lookback(self, cameras: Sequence[CameraConfig]) -> None:
         """The longer its windows and strides, up to those of overload, the later a camera's clips are begun."""

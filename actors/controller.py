@@ -38,6 +38,7 @@ from cluster.types.reports import (
     ReplicaStatus,
     StreamReport,
 )
+from cluster.wire.answers import giving_way
 from cluster.wire.server import is_serving
 
 log = logging.getLogger(__name__)
@@ -113,7 +114,7 @@ class Controller(InnerProcess):
         return await asyncio.shield(self._spawn(self._told(self._stored.add(managed, force=force, takeover=takeover))))
 
     async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> CameraStatus:
-        """Change a camera's settings; see :meth:`Directory.update`. Raises as :meth:`CameraTable.update` and
+        """Change a camera's settings; see :meth:`Directory.update`. Raises as :meth:`CameraTable.check_update` and
         :meth:`StoredCameras.update` do."""
         await self._until_settled()
         return await asyncio.shield(self._spawn(self._told(self._stored.update(managed, takeover=takeover))))
@@ -123,7 +124,7 @@ class Controller(InnerProcess):
         ``ConfigError`` and ``UnavailableError``."""
         await self._until_settled()
         entry = self._table.check_test(entry)
-        known = self._directory.route(entry.name).decoder_address if entry.name in self._table.names else None
+        known = self._directory.route(entry.name).decoder_address if entry.name in self._directory.cameras else None
         return known or await self.any_decoder(), entry
 
     async def any_decoder(self) -> str:
@@ -165,7 +166,7 @@ class Controller(InnerProcess):
     async def list_cameras(self) -> list[CameraStatus]:
         """Status of all cameras, sorted by name."""
         await self._until_settled()
-        return [self._directory.status(name) for name in self._directory.cameras]
+        return [status async for status in giving_way(self._directory.statuses())]
 
     async def get_camera(self, name: str) -> CameraStatus:
         """Status of a camera. Raises ``UnknownCameraError``."""
@@ -179,16 +180,12 @@ class Controller(InnerProcess):
         return self._directory.route(name)
 
     async def camera_states(self, version: int) -> CameraStates:
-        """All cameras as alerting needs them, with their settings if those differ from ``version``'s."""
+        """All cameras as alerting needs them, with those settings that have changed since ``version``."""
         await self._until_settled()
-        directory, names = self._directory, self._directory.cameras
-        return CameraStates(
-            version=directory.declared,
-            settings=tuple(map(directory.settings, names)) if directory.declared != version else None,
-            statuses=tuple(directory.status(name) for name in names),
-            pictures={name: picture for name in names if (picture := directory.picture_health(name)) is not None},
-            left_out=self._table.left_out,
-        )
+        # All before the statuses: what changes meanwhile is told the next time, and no camera seems to be removed.
+        directory, left_out = self._directory, self._table.left_out
+        now, settings = directory.declared, directory.settings_since(version)
+        return CameraStates(now, settings, tuple(await self.list_cameras()), directory.pictures(), left_out)
 
     # -- replicas, for operators ----------------------------------------------------------------
     async def list_replicas(self) -> list[ReplicaStatus]:
@@ -276,7 +273,7 @@ class Controller(InnerProcess):
     async def assignment(self, decoder: str, version: int, timeout_s: float) -> Assignment:
         """What ``decoder`` must run, once that differs from ``version``, or after ``timeout_s``."""
         await self._until_settled()
-        await self._wait_for(lambda: self._directory.version != version, timeout_s)
+        await self._wait_for(lambda: self._directory.concerns(decoder, version), timeout_s)
         return self._directory.assignment(decoder)
 
     async def replicas(self, known: dict[str, str], timeout_s: float) -> dict[str, str]:
@@ -356,7 +353,10 @@ class Controller(InnerProcess):
         ):
             log.warning("not every decoder and replica came back within %g s", cluster.heartbeat_timeout_s)
         self._directory.restore_counts(await self._until_kept(self._kv.counted))
-        self._table.load(found.cameras, time.monotonic())
+        for camera in found.cameras:
+            self._table.load([camera], time.monotonic())
+            # Thousands take seconds, in which heartbeats go on.
+            await asyncio.sleep(0)
         self._settled.set()
         await self._notify()
 

@@ -15,11 +15,11 @@ from cluster.types.cameras import HEALTH_SUBJECTS
 
 @dataclass(frozen=True, slots=True)
 class CameraStates:
-    """Status of all cameras. ``settings`` is set only if they changed since the requested ``version``; ``left_out``:
-    lives of cameras that cannot run now, but were not removed."""
+    """Status of all cameras. ``settings``: of those that were added or changed since the requested ``version``;
+    ``left_out``: lives of cameras that cannot run now, but were not removed."""
 
     version: int
-    settings: tuple[CameraConfig, ...] | None
+    settings: tuple[CameraConfig, ...]
     statuses: tuple[CameraStatus, ...]
     pictures: Mapping[str, PictureHealth]
     left_out: Mapping[str, str] = field(default_factory=dict)

@@ -41,7 +41,7 @@ from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.security.roles import EVERY
 from cluster.types import Answer
-from cluster.wire.answers import FanOut, Subscription
+from cluster.wire.answers import FanOut, Subscription, giving_way
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ ToldAs = Callable[[Incident, float], AlertEvent]
 class AlertService:
     """Runs on one event loop, between :meth:`start` and :meth:`stop`.
 
-    :meth:`accept_answer` and :meth:`update_cameras` never wait. An event is on disk before any sink gets it; if the
+    :meth:`accept_answer` never waits. An event is on disk before any sink gets it; if the
     disk fails it is sent from memory (:class:`~cluster.alerts.journal.Journal`).
 
     ``folder``: of the database file. ``on_event``: called with every event, muted ones included; must not wait.
@@ -136,15 +136,17 @@ class AlertService:
         metrics.answers_missed.inc(missed)
         self._changed.set()
 
-    def update_cameras(self, watched: CameraStates) -> None:
-        """Process the status of all cameras, about once a second."""
+    async def update_cameras(self, watched: CameraStates) -> None:
+        """Process the status of all cameras, about once a second; answers have their turn in between."""
         now_s = self._clock.now()
-        self.version = watched.version
-        if watched.settings is not None:
-            self._informed = True
-            self._rules = {camera.name: question_rules(camera, self._config) for camera in watched.settings}
-            self._cameras = {each.name: each for each in watched.settings}
-            self.routes.follow_cameras(watched.settings, self.open_incidents())
+        if watched.version != self.version:
+            self.version, self._informed = watched.version, True
+            there = {status.name for status in watched.statuses}
+            self._cameras |= {each.name: each for each in watched.settings}
+            self._cameras = {name: each for name, each in self._cameras.items() if name in there}
+            self._rules |= {each.name: question_rules(each, self._config) for each in watched.settings}
+            self._rules = {name: self._rules[name] for name in self._cameras}
+            self.routes.follow_cameras(tuple(self._cameras.values()), self.open_incidents())
         lives = watched.lives
         gone = {name for name, life in self._lives.items() if lives.get(name) != life}
         for name in gone:
@@ -154,7 +156,7 @@ class AlertService:
         self._over = {status.name for status in watched.statuses if status.state == "ended"}
         self._tracker.retain_cameras(lives, now_s)
         self._health.retain_cameras(lives.keys() - gone, now_s)
-        for status in watched.statuses:
+        async for status in giving_way(watched.statuses):
             picture, camera = watched.pictures.get(status.name), self._cameras.get(status.name)
             patient, stride_s = (camera.is_patient, camera.window.stride_s) if camera is not None else (False, 0.0)
             asked = camera is None or camera.asks_at(now_s)

@@ -1,7 +1,7 @@
 """Records of the controller's table: cameras, members, assignments, moves and deletions."""
 
 import itertools
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -168,12 +168,13 @@ _OF_REPLICA = ("latency_s", "last_answers", "memory_bytes", "memory_frames", "me
 
 @dataclass(slots=True)
 class CameraRecord:
-    """``manager``: who alone may change it; ``life``: see :class:`CameraStatus`; ``counted``: when its replica's last
-    report came, and the rung it had, where counts can go on from that."""
+    """``manager``: who alone may change it; ``life``: see :class:`CameraStatus`; ``declared``: version of its settings;
+    ``counted``: when its replica's last report came, and the rung it had, where counts can go on from that."""
 
     settings: CameraConfig
     manager: str = CLUSTER
     life: str = ""
+    declared: int = 0
     report: CameraReport | None = None
     stream: StreamReport | None = None
     counted: tuple[float, str] | None = None
@@ -275,7 +276,7 @@ class DeletionTracker:
         """Names by lives whose deletion is to be ordered from a replica: those it has not confirmed, and those it
         ``reported`` although they were removed."""
         orders = {life: name for life, name in self.pending.items() if instance not in self._confirmed.get(life, ())}
-        removed = {**self.pending, **self._done}
+        removed = ChainMap(self.pending, self._done)
         orders |= {life: removed[life] for life in reported if life in removed}
         return dict(itertools.islice(orders.items(), ORDERS))
 

@@ -93,8 +93,9 @@ class DecoderTable:
         """Place a camera; a decoder that ran it when it joined keeps it."""
         self._placed.add(camera, prefer=self._running_on.pop(camera, None))
 
-    def remove(self, camera: str) -> None:
-        self._placed.remove(camera)
+    def remove(self, camera: str) -> bool:
+        """Whether others moved by that."""
+        return bool(self._placed.remove(camera))
 
     def owner(self, camera: str) -> str | None:
         return self._placed.owner(camera)

@@ -7,7 +7,7 @@ the actor, in the simulator and in tests.
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from cluster.config import CameraConfig
 from cluster.control.admission import Admission
@@ -54,6 +54,8 @@ class Directory:
         after: int = 0,
     ) -> None:
         self.version = self.declared = after
+        # Of each decoder, the last one that concerns it: at every change of a camera, only its decoder is told anew.
+        self._concerned: dict[str, int] = {}
         self.windows_lost = 0
         self._measured = quality.costs is not None
         self._admission = quality.admission
@@ -99,7 +101,7 @@ class Directory:
         self._cameras[settings.name] = CameraRecord(settings, manager, life)
         self._cameras[settings.name].totals = Totals(self._counted.pop(life, None))
         self.decoder_table.add(settings.name)
-        self.version = self.declared = self.version + 1
+        self.declared = self._cameras[settings.name].declared = self._changed([self.decoder_table.owner(settings.name)])
         return admission
 
     def check_add(self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True) -> None:
@@ -129,16 +131,17 @@ class Directory:
             report = camera.report
             size = report.size if report is not None and report.width else None
             self._fleet.admit(demand_of(settings, self.geometry, size), now_s, force=True)
-            self.version = self.declared = self.version + 1
+            self.declared = camera.declared = self._changed([self.decoder_table.owner(settings.name)])
         return self._fleet.admission_of(settings.name)
 
     def remove(self, name: str) -> None:
         """Remove a camera; its decoder stops it at its next request."""
         self._require(name)
         del self._cameras[name]
-        self.decoder_table.remove(name)
-        self._fleet.remove(name)
-        self.version = self.declared = self.version + 1
+        concerned = [self.decoder_table.owner(name)]
+        everybody = self.decoder_table.remove(name)
+        concerned += [self.decoder_table.owner(move.camera) for move in self._fleet.remove(name)]
+        self.declared = self._changed(None if everybody else concerned)
 
     @property
     def cameras(self) -> list[str]:
@@ -173,7 +176,7 @@ class Directory:
         if known is not None and known.info.instance != info.instance:
             self._decoder_gone(info.name)
         self.decoder_table.join(info, now_s, [camera for camera in running if camera not in self._cameras])
-        self.version += 1
+        self._changed()
 
     def join_replica(
         self, info: ReplicaInfo, now_s: float, *, known_as: str | None = None, streams: Iterable[str] = ()
@@ -198,7 +201,7 @@ class Directory:
                 if camera.report is not None and camera.report.width:
                     observe_pictures(self._fleet, camera.settings, camera.report, self.geometry)
         self._fleet.join(name, window_tokens=info.window_tokens, index_bytes=info.index_bytes)
-        self.version += 1
+        self._changed()
         return name
 
     def heartbeat_decoder(
@@ -253,7 +256,7 @@ class Directory:
         """Steps on the quality ladder that are due now; assignments contain them from then on."""
         steps = self._fleet.tick(now_s)
         if steps:
-            self.version += 1
+            self._changed(self.decoder_table.owner(step.camera) for step in steps)
         return steps
 
     def rungs(self) -> dict[str, int]:
@@ -272,7 +275,7 @@ class Directory:
             self._fleet.drain(replica)
             if not self._fleet.draining(replica):
                 raise NotReadyError(f"no other replica takes cameras; {replica} keeps its own until there is one")
-        self.version += 1
+        self._changed()
         return next(status for status in self.replica_statuses() if status.name == replica)
 
     def replica_statuses(self) -> list[ReplicaStatus]:
@@ -310,14 +313,16 @@ class Directory:
     def keep_decoders(self, names: Collection[str]) -> bool:
         """See :meth:`DecoderTable.keep`."""
         moved = self.decoder_table.keep(names)
-        self.version += moved
+        if moved:
+            self._changed()
         return moved
 
     def leave_decoder(self, name: str) -> None:
         """Remove a decoder; others take its cameras."""
         self._decoder_gone(name)
         self.decoder_table.leave(name)
-        self.version += 1
+        self._concerned.pop(name, None)
+        self._changed()
 
     def was_expired(self, instance: str) -> bool:
         """Whether a replica that comes back had been expired, and its cameras' windows counted as lost."""
@@ -331,11 +336,18 @@ class Directory:
         """Remove a replica; others take its cameras, or they wait for it to come back."""
         self._given_up.append(self._replicas.pop(name).info.instance)
         self._fleet.leave(name)
-        self.version += 1
+        self._changed()
 
     def _decoder_gone(self, name: str) -> None:
         for key in self.decoder_table.cameras(name):
             self._cameras[key].report = None
+
+    def _changed(self, decoders: Iterable[str | None] | None = None) -> int:
+        """A new version, which concerns these decoders; None: all."""
+        self.version += 1
+        names = self.decoder_table.members if decoders is None else filter(None, decoders)
+        self._concerned |= dict.fromkeys(names, self.version)
+        return self.version
 
     # -- queries --------------------------------------------------------------------------------
     def route(self, name: str) -> Route:
@@ -348,6 +360,10 @@ class Directory:
             replica,
             self._replicas[replica].info.address if replica in self._replicas else None,
         )
+
+    def concerns(self, decoder: str, version: int) -> bool:
+        """Whether anything that concerns a decoder has changed since that version."""
+        return self._concerned.get(decoder, self.version) > version
 
     def assignment(self, decoder: str) -> Assignment:
         """What a decoder must run now."""
@@ -373,6 +389,10 @@ class Directory:
             expected_lag_s=self._lag_s(plan.owner),
         )
 
+    def statuses(self) -> Iterator[CameraStatus]:
+        """Of all cameras, sorted by name; those that are removed meanwhile are left out."""
+        return (self.status(name) for name in self.cameras if name in self._cameras)
+
     def _lag_s(self, replica: str | None) -> float:
         if not self._measured or replica is None:
             return 0.0
@@ -382,9 +402,14 @@ class Directory:
     def settings(self, name: str) -> CameraConfig:
         return self._require(name).settings
 
-    def picture_health(self, name: str) -> PictureHealth | None:
-        """Picture statistics last reported by its decoder; None before the first."""
-        return report.picture if (report := self._require(name).report) is not None else None
+    def settings_since(self, version: int) -> tuple[CameraConfig, ...]:
+        """Of cameras that were added or changed since that version."""
+        return tuple(camera.settings for camera in self._cameras.values() if camera.declared > version)
+
+    def pictures(self) -> dict[str, PictureHealth]:
+        """Picture statistics last reported by their decoders, by camera."""
+        reports = ((name, camera.report) for name, camera in self._cameras.items())
+        return {name: each.picture for name, each in reports if each is not None and each.picture is not None}
 
     def _require(self, name: str) -> CameraRecord:
         if name not in self._cameras:

@@ -151,10 +151,6 @@ class Fleet:
         if camera.estimate.observe_counts(counts, self.ladder.rungs[camera.rung if rung is None else rung]):
             self._reload(name, camera)
 
-    def demand_of(self, name: str) -> Demand:
-        """Current estimate of a camera's demand."""
-        return self._known(name).estimate.demand
-
     def windows_per_s(self, name: str) -> float:
         """A camera's windows per second at its rung, gated ones included."""
         camera = self._known(name)
@@ -315,8 +311,8 @@ class Fleet:
             del self._replicas[before].cameras[name]
             self._changed(before)
         if owner is not None:
-            self._replicas[owner].cameras[name] = camera
-            self._changed(owner)
+            self._replicas[owner].add(name, camera)
+            self._dirty.add(owner)
         return before
 
     def _changed(self, replica: str | None) -> None:

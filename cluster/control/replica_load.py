@@ -29,7 +29,7 @@ MOST_WAITING = 0.4
 
 @dataclass(slots=True)
 class ReplicaLoad:
-    """Call :meth:`changed` after any change of its ``cameras``.
+    """Call :meth:`changed` after any change of its ``cameras`` but :meth:`add`.
 
     * ``limit``: what it can hold
     * ``ratio``: measured over predicted busy seconds
@@ -51,6 +51,12 @@ class ReplicaLoad:
     _grew_s: float = -math.inf
     _fell_s: float = -math.inf
     _recent_reports: deque[tuple[float, float, float]] = field(default_factory=deque)
+
+    def add(self, name: str, camera: FleetCamera) -> None:
+        """Add a camera: of the loads, summed in this order, only its own is new."""
+        self.cameras[name], self.lag_s = camera, None
+        if self._load is not None:
+            self._load += camera.load
 
     def changed(self) -> None:
         self._load = self.lag_s = None

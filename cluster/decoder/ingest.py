@@ -223,11 +223,6 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
         reply = PushReply.SerializeToString
         self.handlers = {"Push": grpc.stream_stream_rpc_method_handler(self.Push, push_from_bytes, reply)}
 
-    @property
-    def pushing(self) -> list[str]:
-        """Cameras that have a pusher connected now."""
-        return sorted(self._connections)
-
     async def Push(self, request_iterator: object, context: Context) -> None:  # noqa: ARG002
         async with Replies(context, self._reply_s) as replies:
             opened = await read_open(context, self._open_s)

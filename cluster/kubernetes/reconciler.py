@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cluster import metrics
 from cluster.config.cluster import KubernetesConfig
@@ -27,6 +27,7 @@ from cluster.errors import (
     UnavailableError,
     UnknownCameraError,
 )
+from cluster.gateway.directory import Directory
 from cluster.kubernetes.api import ChangedError, KubernetesApi
 from cluster.kubernetes.keys import in_resource_words
 from cluster.kubernetes.resource import ACCEPTED, CameraResource, Outcome, status_of, worth_writing
@@ -57,16 +58,6 @@ _STATES: dict[str, metrics.ResourceState] = {
 """Metric state by the reason of an outcome."""
 
 
-class CameraCluster(Protocol):
-    """The controller. Raises what the gateway's ``Cameras`` service raises."""
-
-    async def managed_cameras(self, names: Sequence[str] = (), left_out: bool = False) -> Sequence[ManagedCamera]: ...
-    async def list_cameras(self) -> Sequence[CameraStatus]: ...
-    async def add_camera(self, managed: ManagedCamera, force: bool = False, takeover: bool = False) -> object: ...
-    async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> object: ...
-    async def remove_camera(self, name: str, manager: str | None = None, takeover: bool = False) -> None: ...
-
-
 class _Done(NamedTuple):
     """Outcome of the last spec applied, ``asked``."""
 
@@ -80,7 +71,7 @@ class Reconciler:
     def __init__(
         self,
         config: KubernetesConfig,
-        cluster: CameraCluster,
+        cluster: Directory,
         resources: CameraWatch,
         api: KubernetesApi,
     ) -> None:

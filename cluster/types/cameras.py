@@ -5,9 +5,21 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from operator import attrgetter
 from typing import Any, Literal, Self
 
 from cluster.errors import ConfigError
+
+
+class Packed:
+    """A dataclass with slots and at least two fields that is pickled as these in order, in half the time: processes
+    tell the controller of every camera once a heartbeat, and are told."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return type(self), attrgetter(*self.__slots__)(self)
+
 
 NOT_ASKED = "no question is asked now (when)"
 """Reason of a running camera whose questions are all outside their schedules."""
@@ -126,7 +138,7 @@ CameraStateName = Literal["waiting", "connecting", "running", "backoff", "error"
 
 
 @dataclass(frozen=True, slots=True)
-class PictureHealth:
+class PictureHealth(Packed):
     """Health features of one camera's newest sample (``cluster.decoder.picture_statistics``).
 
     * ``pts``: of the sample, the camera's microseconds
@@ -145,7 +157,7 @@ class PictureHealth:
 
 
 @dataclass(frozen=True, slots=True)
-class LastAnswer:
+class LastAnswer(Packed):
     """The newest answer to one question; ``end`` is the window's end in the camera's microseconds."""
 
     question: str
@@ -155,7 +167,7 @@ class LastAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class CameraStatus:
+class CameraStatus(Packed):
     """One camera as ``cameras list`` shows it. Counters start with the camera; 0 for a size not known yet.
 
     ``memory_bytes``, ``memory_frames``: what it remembers now; ``memory_oldest_s``: how long ago the oldest of it was;

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cluster.types import CameraStateName, LastAnswer, PatchGeometry, PictureHealth
+from cluster.types.cameras import Packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class ReplicaInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class CameraMoment:
+class CameraMoment(Packed):
     """A moment of a camera's video: ``pts`` on its own clock (microseconds), ``at_s`` on the reporting process's
     (monotonic seconds)."""
 
@@ -56,7 +57,7 @@ def gap_s(video_s: float, waited_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class AccountedSpan:
+class AccountedSpan(Packed):
     """Part of a camera's video whose windows the reporting process has all answered or counted."""
 
     begin: CameraMoment
@@ -64,7 +65,7 @@ class AccountedSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class CameraReport:
+class CameraReport(Packed):
     """One camera as its decoder sees it. ``life``: see :class:`~cluster.types.StreamSpec`.
 
     Keys of ``counts`` are counter fields of :class:`~cluster.types.CameraStatus`. They count since ``run`` began, which
@@ -99,7 +100,7 @@ class CameraReport:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamReport:
+class StreamReport(Packed):
     """One camera as its replica sees it; ``latency_s`` of its last window. ``counts`` are since ``run`` began, which
     goes on when the camera comes back to the same process; ``computed``: ``tokens_full`` and ``tokens_kept`` since then
     of windows that were not gated.

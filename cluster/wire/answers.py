@@ -7,7 +7,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 import grpc.aio
@@ -22,6 +22,18 @@ T = TypeVar("T")
 
 RECENT_S = 60.0
 """What is no older than this is sent first to watchers who ask for it."""
+
+
+AT_ONCE = 200
+"""Of what there may be thousands, so many are done before others have their turn."""
+
+
+async def giving_way(items: Iterable[T]) -> AsyncIterator[T]:
+    """Each of them; others have their turn in between."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 class Published(NamedTuple, Generic[T]):

@@ -46,11 +46,6 @@ class HealthServicer:
         self._watching: AnonymousPool[asyncio.Timeout] = AnonymousPool(MOST_WATCHING)
         self._over = asyncio.Event()
 
-    @property
-    def watching(self) -> int:
-        """Calls of ``Watch`` that are open."""
-        return len(self._watching)
-
     def register(self, server: grpc.aio.Server) -> None:
         """Serve it, as methods whose requests gRPC does not read by itself."""
         types = health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString

@@ -15,7 +15,7 @@ import actors.remote
 from actors.controller import FORGET_HEARTBEATS, Controller
 from cluster import metrics
 from cluster.client import GatewayClient
-from cluster.config import CameraEntry, load_config
+from cluster.config import CameraEntry, camera_settings, load_config
 from cluster.control.camera_record import DeletionTracker
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.cameras.table import CameraStore, FileTable
@@ -93,6 +93,10 @@ def settled_controller(folder) -> Controller:
     controller = Controller(config, "run", "127.0.0.1")
     controller._settled.set()
     return controller
+
+
+def settings_of(name: str):
+    return camera_settings(load_config(None, {"questions": [{"id": "q", "text": "Fire?"}]}), CameraEntry(name=name))
 
 
 async def _members_expire(tmp_path) -> None:
@@ -388,9 +392,9 @@ async def _left_out(tmp_path, caplog) -> None:
     await controller.register_decoder(DecoderInfo("decoder-0", "a", "127.0.0.1:1", "", 1), [])
     states = await controller.camera_states(-1)
     assert [each.name for each in states.statuses] == ["door"]
-    assert states.settings is not None
+    assert [each.name for each in states.settings] == ["door"]
     await controller.register_decoder(DecoderInfo("decoder-1", "b", "127.0.0.1:2", "", 2), [])
-    assert (await controller.camera_states(states.version)).settings is None, "members changed, settings did not"
+    assert (await controller.camera_states(states.version)).settings == (), "members changed, settings did not"
     assert states.lives == {"gate": "life-0", "yard": "life-1", "door": "life-2", "gate 2": "life-3"}
     for name in ("gate", "yard", "gate 2"):
         assert f"camera {name} is left out" in caplog.text
@@ -454,3 +458,23 @@ async def _cameras_stay(tmp_path) -> None:
     assert [*controller._deletions.pending.values()] == [*controller._kv.removed().values()] == ["gate"]
     for task in controller._background:
         task.cancel()
+
+
+async def test_heartbeats_have_their_turn_while_the_status_of_thousands_is_gathered(tmp_path) -> None:
+    """And a camera that is removed meanwhile is neither an error nor are others missing."""
+    controller = settled_controller(tmp_path)
+    for number in range(1000):
+        controller._directory.add(settings_of(f"cam-{number:03d}"), life=f"life-{number}")
+    looking, turns = asyncio.create_task(controller.camera_states(-1)), 0
+    while not looking.done():
+        await asyncio.sleep(0)
+        turns += 1
+        if turns == 3:
+            controller._directory.remove("cam-999")
+            controller._directory.add(settings_of("late"))
+    states = await looking
+    assert turns >= 1000 / 200
+    assert states.lives == {f"cam-{number:03d}": f"life-{number}" for number in range(999)}
+    following = await controller.camera_states(states.version)
+    assert [each.name for each in following.settings] == ["late"]
+    assert len(following.statuses) == 1000

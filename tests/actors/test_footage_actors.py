@@ -48,7 +48,7 @@ class Controller:
 
     async def on_assignment(self, name, version, timeout_s):
         deadline = time.monotonic() + timeout_s
-        while self.directory.version == version and time.monotonic() < deadline:  # noqa: ASYNC110
+        while not self.directory.concerns(name, version) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         return self.directory.assignment(name)
 
@@ -61,10 +61,9 @@ class Controller:
 
     async def on_camera_states(self, version):
         names = self.directory.cameras
-        changed = self.directory.version != version
         return CameraStates(
             self.directory.version,
-            tuple(self.directory.settings(name) for name in names) if changed else None,
+            self.directory.settings_since(version),
             tuple(self.directory.status(name) for name in names),
             {},
         )

@@ -21,6 +21,7 @@ from cluster.alerts.health import default_rule
 from cluster.config import CameraEntry, camera_settings, load_config
 from cluster.config.sources import file_roots
 from cluster.decoder.footage.camera import clip_lookback_s
+from cluster.errors import UnavailableError
 from cluster.hosts import is_below
 from cluster.redaction import SourceAddress
 
@@ -77,6 +78,23 @@ def test_decoders_are_those_that_the_controller_decided_on() -> None:
     config = load_config(None, BASE | {"cluster": {"decoders": 1, "max_decoders": 4}})
     found = {each.name for each in processes(config, "run", None, ["decoder-0", "decoder-3"])}
     assert {name for name in found if name.startswith("decoder")} == {"decoder-0", "decoder-3"}
+
+
+def test_a_controller_that_hangs_holds_up_no_pass_over_the_processes(monkeypatch) -> None:
+    waited = []
+
+    def late(_reply, *, timeout_s=10.0):
+        waited.append(timeout_s)
+        raise UnavailableError("a process of the cluster did not answer")
+
+    monkeypatch.setattr("actors.processes.await_reply_blocking", late)
+    asked = SimpleNamespace(decoder_names=SimpleNamespace(remote=lambda: None))
+    monkeypatch.setattr("actors.processes.controller", lambda: asked)
+    config = load_config(None, BASE | {"cluster": {"decoders": 1, "max_decoders": 4}, "tiers": {"node": False}})
+    found = wanted_processes(config, "run", None, ["decoder-2", "alerting"])
+    assert {name for name in found if name.startswith("decoder")} == {"decoder-0", "decoder-2"}
+    # The supervisor begins one every two seconds, and restarts whoever hangs.
+    assert sum(waited) <= 2.0
 
 
 def test_more_decoders_restart_none() -> None:

@@ -144,7 +144,7 @@ async def test_an_incident_goes_on_over_a_restart_of_alerting(tmp_path, make, un
         settings = tuple(camera_settings(config, each) for each in config.cameras)
         watched = CameraStates(1, settings, tuple(make.status(each.name) for each in settings), {})
         async with running(config, tmp_path / "box") as service:
-            service.update_cameras(watched)
+            await service.update_cameras(watched)
             for window in (0, 1):
                 service.accept_answer(make.answer(window))
             await until(lambda: service._dispatcher.status()["home"].delivered == 1)
@@ -155,7 +155,7 @@ async def test_an_incident_goes_on_over_a_restart_of_alerting(tmp_path, make, un
         heard = house._client.on_message
         house._client.on_message = lambda *told: (states.append((told[2].topic, told[2].payload)), heard(*told))
         async with running(config, tmp_path / "box") as service:
-            service.update_cameras(watched)
+            await service.update_cameras(watched)
             await until(lambda: len(house.entities) == 12)
             assert house.state("home_gate-person") == "ON"
             assert ("home/gate-person/state", b"OFF") not in states

@@ -5,6 +5,7 @@ import sqlite3
 import threading
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from alert_parts import bodies, configuration, running, told
@@ -60,16 +61,16 @@ async def test_a_camera_that_is_left_out_keeps_what_it_has(tmp_path, make, until
     async with Receiver() as receiver, running(configuration(receiver), tmp_path) as service:
         settings = tuple(camera_settings(configuration(), each) for each in configuration().cameras)
         both = tuple(make.status(name, life="1") for name in ("gate", "yard"))
-        service.update_cameras(CameraStates(1, settings, both, {}))
+        await service.update_cameras(CameraStates(1, settings, both, {}))
         await service.mute("gate", "car", 3600.0, "ann")
         for window in (0, 1):
             service.accept_answer(make.answer(window))
         await until(lambda: len(receiver.got) == 1)
-        service.update_cameras(CameraStates(2, settings[1:], both[1:], {}, {"gate": "1"}))
+        await service.update_cameras(CameraStates(2, settings[1:], both[1:], {}, {"gate": "1"}))
         service._tracker.tick(service._clock.now())
         assert [each.camera for each in service.open_incidents()] == ["gate"]
         assert [each.camera for each in service.mutes()] == ["gate"]
-        service.update_cameras(CameraStates(3, settings[1:], both[1:], {}))
+        await service.update_cameras(CameraStates(3, settings[1:], both[1:], {}))
         assert service.open_incidents() == service.mutes() == []
 
 
@@ -101,32 +102,32 @@ async def test_a_clock_that_is_set_makes_no_time_pass(tmp_path, make, monkeypatc
 
     async with running(config, tmp_path) as service:
 
-        def after(seconds, *statuses):
+        async def after(seconds, *statuses):
             clocks.go_on(seconds)
             settings = tuple(camera_settings(config, each) for each in config.cameras)
-            service.update_cameras(CameraStates(1, settings, statuses, {}))
+            await service.update_cameras(CameraStates(1, settings, statuses, {}))
             return sorted((each.camera, each.subject) for each in service.open_incidents())
 
-        after(0, gate, yard)
+        await after(0, gate, yard)
         for window in (0, 1):
             service.accept_answer(make.answer(window))
         person = ("gate", "person")
-        assert after(20, gate, yard) == [person]
+        assert await after(20, gate, yard) == [person]
         clocks.wall_s += step_s
-        assert after(1, gate, yard) == [person]
+        assert await after(1, gate, yard) == [person]
         service._tracker.tick(service._clock.now())
-        assert after(1, gate, yard) == [person]
+        assert await after(1, gate, yard) == [person]
         # 30 s without a picture, as the camera and everybody else sees them.
-        assert after(9, gate, yard) == [person, ("yard", "camera-offline")]
+        assert await after(9, gate, yard) == [person, ("yard", "camera-offline")]
         clocks.wall_s += step_s
         back = replace(yard, state="running", reason="")
-        assert after(1, gate, back) == [person, ("yard", "camera-offline")]
+        assert await after(1, gate, back) == [person, ("yard", "camera-offline")]
         clocks.wall_s -= step_s
-        assert after(9, gate, back) == [person, ("yard", "camera-offline")]
-        assert after(2, gate, back) == [person]
+        assert await after(9, gate, back) == [person, ("yard", "camera-offline")]
+        assert await after(2, gate, back) == [person]
         clocks.go_on(30)
         service._tracker.tick(service._clock.now())
-        assert after(0, replace(gate, windows_done=6), back) == []
+        assert await after(0, replace(gate, windows_done=6), back) == []
 
 
 async def test_a_camera_of_long_strides_is_not_silent_between_two_answers(tmp_path, make, monkeypatch):
@@ -136,7 +137,9 @@ async def test_a_camera_of_long_strides_is_not_silent_between_two_answers(tmp_pa
     settings = camera_settings(config, config.cameras[0])
     window = settings.window.model_copy(update={"length_s": 600.0, "stride_s": 600.0})
     async with running(config, tmp_path) as service:
-        service.update_cameras(CameraStates(1, (settings.model_copy(update={"window": window}),), (make.status(),), {}))
+        await service.update_cameras(
+            CameraStates(1, (settings.model_copy(update={"window": window}),), (make.status(),), {})
+        )
         for number in range(2):
             service.accept_answer(
                 replace(make.answer(number), start=number * 600_000_000, end=(number + 1) * 600_000_000)
@@ -348,10 +351,10 @@ async def test_cameras_states_and_settings(tmp_path, make, until):
         for window in (0, 1):
             service.accept_answer(make.answer(window, camera="yard"))
         away = make.status(state="backoff", reason="no route to host")
-        service.update_cameras(CameraStates(7, (gate,), (away,), {}))
+        await service.update_cameras(CameraStates(7, (gate,), (away,), {}))
         assert service.version == 7
         await asyncio.sleep(0.1)
-        service.update_cameras(CameraStates(7, None, (away,), {}))
+        await service.update_cameras(CameraStates(7, (), (away,), {}))
         await until(lambda: service.open_incidents()[0].camera == "gate")
         [incident] = service.open_incidents()
         assert (incident.subject, incident.severity) == ("camera-offline", "critical")
@@ -361,7 +364,7 @@ async def test_cameras_states_and_settings(tmp_path, make, until):
         for window in (2, 3):
             service.accept_answer(make.answer(window, camera="yard"))
         assert len(service.open_incidents()) == 1
-        service.update_cameras(CameraStates(8, (gate, yard), (away, make.status("yard")), {}))
+        await service.update_cameras(CameraStates(8, (gate, yard), (away, make.status("yard")), {}))
         for window in (4, 5):
             service.accept_answer(make.answer(window, camera="yard"))
         assert len(service.open_incidents()) == 2
@@ -372,13 +375,13 @@ async def test_a_camera_that_is_added_again_begins_anew_and_its_windows_count(tm
     config = configuration(cooldown_s=3600.0)
     gate = camera_settings(config, "gate")
     async with running(config, tmp_path) as service:
-        service.update_cameras(CameraStates(1, (gate,), (make.status(life="a"),), {}))
+        await service.update_cameras(CameraStates(1, (gate,), (make.status(life="a"),), {}))
         await service.mute("gate", "", 3600.0, "me")
         await service.mute("*", "covered-lens", 3600.0, "me")
         for window in range(6):
             service.accept_answer(replace(make.answer(window), incarnation="first"))
         [old] = service.open_incidents()
-        service.update_cameras(CameraStates(2, (gate,), (make.status(life="b"),), {}))
+        await service.update_cameras(CameraStates(2, (gate,), (make.status(life="b"),), {}))
         assert service.open_incidents() == []
         # Also writes what has changed.
         await service.mute("yard", "", 3600.0, "me")
@@ -394,13 +397,13 @@ async def test_a_camera_that_is_added_again_begins_anew_and_its_windows_count(tm
 async def test_a_camera_that_was_added_again_while_alerting_was_away_is_another_one(tmp_path, make, life, mutes):
     config = configuration()
     async with running(config, tmp_path) as service:
-        service.update_cameras(CameraStates(1, (camera_settings(config, "gate"),), (make.status(life="a"),), {}))
+        await service.update_cameras(CameraStates(1, (camera_settings(config, "gate"),), (make.status(life="a"),), {}))
         await service.mute("gate", "", 3600.0, "me")
         await service.mute("*", "covered-lens", 3600.0, "me")
     service = AlertService(config, tmp_path)
     await service.start({"gate": "a"})
     try:
-        service.update_cameras(CameraStates(1, (camera_settings(config, "gate"),), (make.status(life=life),), {}))
+        await service.update_cameras(CameraStates(1, (camera_settings(config, "gate"),), (make.status(life=life),), {}))
         assert sorted(mute.camera for mute in service.mutes()) == mutes
     finally:
         await service.stop()
@@ -443,3 +446,15 @@ async def test_answers_that_are_sent_again_after_a_restart_are_in_the_timeline_o
                 service.accept_answer(make.answer(window, 0.1))
             timeline = await service.timelines.read("gate", time.time() - 300, time.time() + 60)
             assert sum(each.windows for each in timeline.scores["person"]) == 6
+
+
+async def test_an_answer_need_not_wait_until_thousands_of_cameras_are_checked(tmp_path, make):
+    async with running(configuration(), tmp_path) as service:
+        statuses = tuple(make.status(f"cam-{number}") for number in range(3000))
+        looking = asyncio.create_task(service.update_cameras(CameraStates(1, (), statuses, {})))
+        checked = []
+        while not looking.done():
+            await asyncio.sleep(0)
+            checked.append(len(service._health._cameras))
+        assert max(after - before for before, after in pairwise(checked)) <= 200
+        assert checked[-1] == 3000

@@ -263,8 +263,8 @@ async def test_alerting_records_levels_over_restarts_and_erases_them(tmp_path, m
     await service.start()
     try:
         assert max(each.level for each in await bins(service)) == pytest.approx(0.8, abs=HALF)
-        states = CameraStates(1, None, (make.status(life="a"),), {})
-        service.update_cameras(states)
+        states = CameraStates(1, (), (make.status(life="a"),), {})
+        await service.update_cameras(states)
         assert (await service.timelines.read("gate", 0.0, 4e9)).states[0].state == "running"
         await service.erase_camera("gate")
         assert await bins(service) == []

@@ -1,6 +1,7 @@
 """The controller's state machine: members come, go and come back; cameras stay where they are as long as they can."""
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -336,3 +337,66 @@ def test_an_update_keeps_place_and_counts_and_reaches_the_decoder(directory: Dir
     assert directory.version == version, "the same again disturbs nobody"
     with pytest.raises(UnknownCameraError, match="did you mean 'cam-0'"):
         directory.update(camera("cam-00"))
+
+
+def test_a_change_concerns_those_decoders_whose_assignment_it_changes() -> None:
+    """Compared with all assignments before and after each of many random changes. A fleet that is told wholly of every
+    change sends each camera again for each that is added."""
+    drawn = random.Random(7)
+    directory = Directory(heartbeat_timeout_s=1e9)
+    for number in range(12):
+        directory.join_decoder(decoder(f"decoder-{number}"), 0.0)
+    replicas = [directory.join_replica(replica(f"r{number}"), 0.0) for number in range(4)]
+    known, sent, joins = {}, 0, 0
+
+    def change() -> None:
+        nonlocal joins
+        name = f"cam-{drawn.randrange(120)}"
+        there, draw = name in directory.cameras, drawn.random()
+        if draw < 0.03:
+            gone = drawn.choice(sorted(directory.decoders))
+            directory.leave_decoder(gone)
+            joins += 1
+            directory.join_decoder(decoder(gone, joins), 0.0)
+        elif draw < 0.05:
+            directory.drain(drawn.choice(replicas), undo=drawn.random() < 0.7)
+        elif draw < 0.06:
+            joins += 1
+            directory.leave_replica(drawn.choice(replicas))
+            directory.join_replica(replica(f"again-{joins}"), 0.0)
+        elif draw < 0.07:
+            directory.keep_decoders([f"decoder-{number}" for number in range(drawn.randint(8, 12))])
+        elif not there:
+            directory.add(camera(name), life=str(drawn.random()))
+        elif draw < 0.4:
+            directory.remove(name)
+        else:
+            directory.update(camera(name, f"rtsp://{drawn.random()}"))
+
+    changes = 600
+    for _ in range(changes):
+        change()
+        for name in sorted(directory.decoders):
+            before, now = known.get(name), directory.assignment(name)
+            if directory.concerns(name, before.version if before is not None else -1):
+                known[name], sent = now, sent + 1
+            else:
+                assert before is not None
+                assert replace(now, version=before.version) == before, name
+    assert sent < changes * 12 / 3, "most changes concern few decoders"
+
+
+def test_whoever_knows_a_version_is_told_of_the_settings_that_came_since(directory: Directory) -> None:
+    """And not of all: alerting asks once a second, also while thousands are added one by one."""
+    assert [each.name for each in directory.settings_since(-1)] == directory.cameras
+    told = []
+    version = directory.declared
+    for number in range(20):
+        directory.add(camera(f"more-{number}"))
+        told += directory.settings_since(version)
+        version = directory.declared
+    assert [each.name for each in told] == [f"more-{number}" for number in range(20)]
+    directory.update(camera("cam-0", "rtsp://elsewhere"))
+    directory.remove("cam-1")
+    assert [each.name for each in directory.settings_since(version)] == ["cam-0"]
+    assert directory.settings_since(directory.declared) == ()

@@ -219,7 +219,7 @@ def test_what_a_camera_keeps_is_measured_on_the_windows_that_are_computed() -> N
             "tokens_kept": 400 * done + 130 * gated,
         }
         report(seldom, second, busy_s=0.1 * second, streams=[StreamReport("gate", counts=counts, computed=computed)])
-    wanted, found = (made._fleet.demand_of("gate").kept for made in (always, seldom))
+    wanted, found = (made._fleet._cameras["gate"].estimate.kept for made in (always, seldom))
     assert found == pytest.approx(wanted, abs=0.01)
 
 

@@ -14,7 +14,7 @@ from cluster.control.admission import expected_lag_s
 from cluster.control.costs import CostModel
 from cluster.control.demand import Demand, Measured, load
 from cluster.control.fleet import Fleet
-from cluster.control.ladder import Ladder, LadderPolicy
+from cluster.control.ladder import CameraOnLadder, Ladder, LadderPolicy
 from cluster.errors import UnknownCameraError
 from cluster.lab.city.district import District
 from cluster.lab.city.mix import CameraClass, Mix, Spell
@@ -31,7 +31,7 @@ def settled(made: Fleet, until_s: float) -> list:
         for name in made.replicas:
             mine = [camera for camera in made.cameras if made.plan(camera).owner == name]
             rungs = {camera: LADDER.rungs[LADDER.index_of(made.plan(camera).rung)] for camera in mine}
-            share = sum(load(made.demand_of(camera), rung, costs()) for camera, rung in rungs.items())
+            share = sum(load(made._cameras[camera].estimate.demand, rung, costs()) for camera, rung in rungs.items())
             made.replica_report(name, busy_share=min(1.0, share), backlog_s=0.0, now_s=float(second))
         steps += made.tick(float(second))
     return steps
@@ -46,6 +46,23 @@ def test_a_camera_is_accepted_with_what_it_may_expect() -> None:
     assert made.windows_per_s("camera") == 1.0
     assert made.lag_s("r0") == pytest.approx(0.1, abs=0.01)
     assert "10%" in told.reason
+
+
+def test_what_a_camera_costs_to_admit_does_not_grow_with_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = 0
+    load_of = CameraOnLadder.load.fget
+
+    def counted(camera: CameraOnLadder) -> float:
+        nonlocal read
+        read += 1
+        return load_of(camera)
+
+    monkeypatch.setattr(CameraOnLadder, "load", property(counted))
+    made = fleet()
+    for number in range(300):
+        made.admit(demand(f"c{number}"), 0.0, force=True)
+        assert made.utilisation("r0") > 0
+    assert read <= 2 * 300, "loads were summed anew with each camera"
 
 
 def test_a_full_fleet_takes_cameras_at_reduced_quality_and_then_refuses_with_what_is_missing() -> None:
@@ -277,7 +294,7 @@ def test_unknown_replicas_and_cameras() -> None:
     assert made.leave("nobody") == []
     assert made.drain("nobody") == []
     made.replica_report("nobody", busy_share=1.0, backlog_s=3.0, now_s=0.0)
-    for call in (made.plan, made.remove, made.demand_of, lambda name: made.observe_counts(name, Measured(1.0, 1))):
+    for call in (made.plan, made.remove, lambda name: made.observe_counts(name, Measured(1.0, 1))):
         with pytest.raises(UnknownCameraError, match="'nobody'"):
             call("nobody")
 
@@ -321,7 +338,7 @@ def test_a_camera_that_sends_ten_times_its_rate_is_counted_so_and_steps_down() -
         rung = LADDER.rungs[LADDER.index_of(made.plan("c0").rung)]
         made.observe_counts("c0", Measured(2.0, round(20 / rung.stride)))
         made.tick(float(second))
-    assert made.demand_of("c0").rate == pytest.approx(10, rel=0.2)
+    assert made._cameras["c0"].estimate.rate == pytest.approx(10, rel=0.2)
     assert made.plan("c0").rung != "full", "it is the dearest"
 
 
@@ -441,5 +458,5 @@ def test_a_camera_at_ten_times_its_rate_harms_no_other() -> None:
     tally = district.tally
     assert lag_quantile(tally.lags.sum(axis=(0, 1)), 0.99) < 8.0
     assert (tally.answered == tally.on_time)[:, Priority.CRITICAL.rank].all()
-    assert district.fleet.demand_of(district.names[fast]).rate > 3
+    assert district.fleet._cameras[district.names[fast]].estimate.rate > 3
     assert unaccounted(district) == 0

@@ -1,12 +1,12 @@
 """A paused camera is nobody's work: not assigned, no load, no alert; it keeps its owner and its secrets."""
 
 import pytest
+from camera_cluster import DeclaredCameras
 
 from cluster.alerts.health import HealthMonitor
 from cluster.alerts.open_incidents import OpenIncidents
 from cluster.config import camera_settings, load_config, parse_camera
 from cluster.control.cameras.managed import ManagedCamera, settings_of
-from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
 from cluster.decoder.pipeline import pipeline_settings
 from cluster.errors import ConfigError
@@ -23,14 +23,14 @@ def managed(source: str = SOURCE, **settings) -> ManagedCamera:
 
 
 @pytest.fixture
-def table() -> CameraTable:
+def table() -> DeclaredCameras:
     directory = Directory()
     directory.join_decoder(DecoderInfo("decoder-0", "d/0", "d:1", "", 1), 0.0)
     directory.join_replica(ReplicaInfo("r1", "r1:1", "", 1, GEOMETRY), 0.0)
-    return CameraTable(load_config(None, {}), directory)
+    return DeclaredCameras(load_config(None, {}), directory)
 
 
-def test_it_is_assigned_to_nobody_until_it_is_resumed(table: CameraTable) -> None:
+def test_it_is_assigned_to_nobody_until_it_is_resumed(table: DeclaredCameras) -> None:
     directory = table._directory
     table.add(managed(), 0.0)
     life = table.managed(["gate"])[0].life
@@ -53,7 +53,7 @@ def test_it_is_assigned_to_nobody_until_it_is_resumed(table: CameraTable) -> Non
     assert directory.status("gate").state == "waiting"
 
 
-def test_it_is_not_missed(table: CameraTable) -> None:
+def test_it_is_not_missed(table: DeclaredCameras) -> None:
     table.add(managed(paused=True), 0.0)
     kept = OpenIncidents("site")
     monitor = HealthMonitor(kept, load_config(None, {}).alerts.health, 60.0)
@@ -62,7 +62,7 @@ def test_it_is_not_missed(table: CameraTable) -> None:
     assert kept.oldest_first == []
 
 
-def test_a_source_as_it_is_shown_keeps_its_password_and_no_other_gets_it(table: CameraTable) -> None:
+def test_a_source_as_it_is_shown_keeps_its_password_and_no_other_gets_it(table: DeclaredCameras) -> None:
     shown = "rtsp://operator:***@10.0.0.9/stream1"
     table.add(managed(), 0.0)
     assert str(table.managed(["gate"])[0].entry.source) == shown
@@ -88,7 +88,7 @@ def test_a_source_is_tested_as_it_would_run_although_decoders_have_no_sections_o
         "cluster": {"decode": "cpu"},
         "tiers": {"host_bytes": "2GiB"},
     }
-    table = CameraTable(load_config(None, sections), Directory())
+    table = DeclaredCameras(load_config(None, sections), Directory())
     camera = managed(memory={"cap": "1536MiB"}, source_options={"connect_timeout_s": 9}).entry
     sent = table.check_test(camera)
     there = parse_camera("gate", sent.source, settings=settings_of(sent))

@@ -542,7 +542,7 @@ async def test_a_mute_goes_with_a_camera_that_is_removed_while_alerting_is_away(
     async with site(tmp_path) as running:
         lives = {"yard": "1", "door": "2"}
         statuses = tuple(CameraStatus(name, source="", life=life) for name, life in lives.items())
-        running.service.update_cameras(CameraStates(1, (), statuses, {}))
+        await running.service.update_cameras(CameraStates(1, (), statuses, {}))
         await running.collector.retain_cameras(lives)
         # Whose the mute of the other door was, nobody knows: it ends by itself.
         assert {each.camera for each in running.service.mutes()} == {"yard", "door", "*"}

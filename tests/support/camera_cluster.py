@@ -13,14 +13,28 @@ from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo, Stream
 QUESTION = {"id": "person", "text": "Is there a person?"}
 
 
+class DeclaredCameras(CameraTable):
+    """Changed as the controller does it, with nothing stored in between."""
+
+    def add(self, managed, now_s, **given):
+        return self.apply(self.check_add(managed, now_s, **given), now_s)
+
+    def update(self, managed, now_s, **given):
+        return self.apply(self.check_update(managed, **given), now_s)
+
+    def remove(self, name, **given):
+        self.check_remove(name, **given)
+        super().remove(name)
+
+
 class CameraCluster:
-    """As :class:`cluster.kubernetes.reconciler.CameraCluster`; ``away``: the controller does not answer."""
+    """As :class:`cluster.gateway.directory.Directory`; ``away``: the controller does not answer."""
 
     def __init__(self, questions=(QUESTION,)):
         self.directory = Directory()
         self.directory.join_decoder(DecoderInfo("decoder-0", "d/0", "d:1", "", 1), 0.0)
         self.directory.join_replica(ReplicaInfo("r/0", "r:1", "", 1, PatchGeometry(14, 2, 2)), 0.0)
-        self.table = CameraTable(load_config(None, {"questions": list(questions)}), self.directory)
+        self.table = DeclaredCameras(load_config(None, {"questions": list(questions)}), self.directory)
         self.away = False
         self.calls = []
         self.refuse = None

@@ -15,11 +15,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+from camera_cluster import DeclaredCameras
 from PIL import Image
 
 from cluster.config import CameraEntry, load_config, parse_camera
 from cluster.control.cameras.managed import ManagedCamera
-from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
 from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.lab.scenes.dataset import SceneSet
@@ -85,7 +85,7 @@ class City:
         self.second = 0
         self.trouble = ""
         """Why the controller does not answer; empty while it does."""
-        self.table = CameraTable(load_config(None, {}), Directory())
+        self.table = DeclaredCameras(load_config(None, {}), Directory())
         """Cameras as they were written: those that were added, or whose settings somebody has asked for."""
         for number in range(cameras):
             self.put(self._made(number))
@@ -253,7 +253,7 @@ class City:
         self.hot.discard(name)
 
     async def managed_cameras(self, names: Sequence[str] = ()) -> Sequence[ManagedCamera]:
-        known = set(self.table.names)
+        known = {each.entry.name for each in self.table.managed()}
         for name in [each for each in names or self.cameras if each not in known]:
             status = await self.get_camera(name)
             questions = [{"id": each, "text": f"Is there {each}?"} for each in list(QUESTIONS)[:2]]

@@ -86,7 +86,7 @@ async def test_an_unknown_name_is_not_kept():
         connection = await Http2.open(target)
         await connection.send(connection.begin(CHECK), message(2**21, name_request(2**21 - 5)))
         await until_async(lambda: target.seen["status 8"])
-        assert server._health.watching == 0
+        assert len(server._health._watching) == 0
 
 
 async def test_the_newest_watches_are_kept():
@@ -96,11 +96,11 @@ async def test_the_newest_watches_are_kept():
             watches.append(health.Watch(health_pb2.HealthCheckRequest()))
             assert (await watches[-1].read()).status == Status.SERVING
         await until_async(lambda: sum(watch.done() for watch in watches) == 3)
-        assert server._health.watching == MOST_WATCHING
+        assert len(server._health._watching) == MOST_WATCHING
         assert {await watch.code() for watch in watches if watch.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         for watch in watches:
             watch.cancel()
-        await until_async(lambda: not server._health.watching)
+        await until_async(lambda: not len(server._health._watching))
 
 
 async def test_what_is_packed_is_not_unpacked():

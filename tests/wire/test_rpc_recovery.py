@@ -221,7 +221,7 @@ async def test_an_agent_that_leaves_takes_its_connection_to_the_decoder_with_it(
         async with serving(gateway.servicer) as address:
             async with pusher(address) as client:
                 await client.open()
-                assert decoder.servicer.pushing == ["gate"]
+                assert list(decoder.servicer._connections) == ["gate"]
                 assert len(gateway.channels) == 1
-            await until(lambda: decoder.servicer.pushing == [])
+            await until(lambda: not decoder.servicer._connections)
             await until(lambda: len(gateway.channels) == 0)

@@ -243,10 +243,10 @@ class CameraTable:
             self._directory.add(settings, now_s, manager=managed.manager, life=managed.life)
             self._managed[settings.name] = managed
 
-    def add(
+    def check_add(
         self, managed: ManagedCamera, now_s: float, *, force: bool = False, takeover: bool = False
     ) -> ManagedCamera:
-        """Add a camera; returns it with its life. One that was left out goes on with the new settings.
+        """A camera to add, with its life, to be applied. One that was left out goes on with the new settings.
 
         Raises:
             CameraExistsError: the name is taken, with other settings.
@@ -254,12 +254,6 @@ class CameraTable:
             ConfigError: settings that contradict each other, or a file that may not be opened or does not exist.
             CapacityError: no capacity, unless ``force`` is set.
         """
-        return self.apply(self.check_add(managed, now_s, force=force, takeover=takeover), now_s)
-
-    def check_add(
-        self, managed: ManagedCamera, now_s: float, *, force: bool = False, takeover: bool = False
-    ) -> ManagedCamera:
-        """The camera that :meth:`add` would add, to be applied. Raises like it."""
         name = managed.entry.name
         known, left = self._managed.get(name), self._left_out.get(name)
         if takeover and known is not None and known.manager != managed.manager:
@@ -272,9 +266,9 @@ class CameraTable:
         self._directory.check_add(settings, now_s, force=force)
         return _alive(managed, known or left)
 
-    def update(self, managed: ManagedCamera, now_s: float, *, takeover: bool = False) -> ManagedCamera:
-        """Replace all settings of a camera, keeping its life; see :meth:`Directory.update`. A source as it is shown,
-        with its secrets hidden, stays as it is.
+    def check_update(self, managed: ManagedCamera, *, takeover: bool = False) -> ManagedCamera:
+        """A camera with all settings replaced and its life kept, to be applied; see :meth:`Directory.update`. A source
+        as it is shown, with its secrets hidden, stays as it is.
 
         Raises:
             UnknownCameraError: there is none.
@@ -282,10 +276,6 @@ class CameraTable:
             NotReadyError: it was changed since the ``revision`` that the new settings were made from.
             ConfigError: settings that contradict each other, or a file that may not be opened or does not exist.
         """
-        return self.apply(self.check_update(managed, takeover=takeover), now_s)
-
-    def check_update(self, managed: ManagedCamera, *, takeover: bool = False) -> ManagedCamera:
-        """The camera as :meth:`update` would make it, to be applied. Raises like it."""
         managed = managed.model_copy(update={"entry": self.restore_secrets(managed.entry)})
         check_files(self._config, managed.entry)
         settings = camera_settings(self._config, managed.entry)
@@ -309,17 +299,16 @@ class CameraTable:
         self._left_out.pop(settings.name, None)
         return managed
 
-    def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> None:
-        """Remove a camera. Raises ``UnknownCameraError``, and ``ManagedElsewhereError``: it belongs to another manager
-        than ``manager`` (None: not checked), and is not taken over."""
-        self.check_remove(name, manager=manager, takeover=takeover)
+    def remove(self, name: str) -> None:
+        """Remove a camera that was checked."""
         if name not in self._left_out:
             self._directory.remove(name)
         self._managed.pop(name, None)
         self._left_out.pop(name, None)
 
     def check_remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> str:
-        """Life of the camera that :meth:`remove` would remove. Raises like it."""
+        """Life of a camera to remove. Raises ``UnknownCameraError``, and ``ManagedElsewhereError``: it belongs to
+        another manager than ``manager`` (None: not checked), and is not taken over."""
         if name not in self._left_out:
             self._directory.settings(name)
         return self._check_manager(name, manager, takeover=takeover).life
@@ -351,10 +340,6 @@ class CameraTable:
         sections = ("sampling", "pruning", "window", "source_options", "decode")
         return entry.model_copy(update={name: getattr(camera, name) for name in sections} | {"memory": None})
 
-    @property
-    def names(self) -> list[str]:
-        return sorted(self._managed)
-
     def managed(self, names: Sequence[str] = (), *, left_out: bool = False) -> list[ManagedCamera]:
         """Sorted by name; all of them without ``names``, with those that were ``left_out``, if they are asked for.
         Raises ``UnknownCameraError``: there is none of a name."""
@@ -375,14 +360,14 @@ class StoredCameras:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="camera-store")
 
     async def add(self, managed: ManagedCamera, *, force: bool = False, takeover: bool = False) -> ManagedCamera:
-        """See :meth:`CameraTable.add`. Raises ``UnavailableError`` as well: it cannot be stored."""
+        """See :meth:`CameraTable.check_add`. Raises ``UnavailableError`` as well: it cannot be stored."""
         async with self._one_by_one:
             managed = self._table.check_add(managed, time.monotonic(), force=force, takeover=takeover)
             await self.write(self._store.put, managed)
             return self._table.apply(managed, time.monotonic())
 
     async def update(self, managed: ManagedCamera, *, takeover: bool = False) -> ManagedCamera:
-        """See :meth:`CameraTable.update`. Raises ``UnavailableError`` as well: it cannot be stored."""
+        """See :meth:`CameraTable.check_update`. Raises ``UnavailableError`` as well: it cannot be stored."""
         async with self._one_by_one:
             managed = self._table.check_update(managed, takeover=takeover)
             await self.write(self._store.put, managed)

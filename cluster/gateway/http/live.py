@@ -7,7 +7,7 @@ import logging
 import time
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
@@ -23,7 +23,7 @@ from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import encoded, jsonable
 from cluster.types import MICROSECONDS, Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
-from cluster.wire.answers import AnswerHub
+from cluster.wire.answers import AnswerHub, giving_way
 from cluster.wire.mapping import from_message
 
 T = TypeVar("T")
@@ -239,11 +239,11 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0
 QUIET_POLL_S = 5.0
 """Between looks at the cameras while no browser follows."""
+REST, MOST_REST_S = 4.0, 10.0
+"""Longer pauses, of so many times what the last look took: of many thousand cameras it costs the controller as much."""
 COUNTERS_S = 5.0
 """A camera of which only counters and ages changed is told so seldom."""
 RETRY_S = 5.0
-AT_ONCE = 200
-"""Cameras that are told or encoded before others have their turn."""
 
 
 class Live:
@@ -294,7 +294,7 @@ class Live:
         return await asyncio.shield(self._listing)
 
     async def _list(self) -> Mapping[str, bytes]:
-        return {each.name: encoded(each) async for each in _giving_way(await self._directory.list_cameras())}
+        return {each.name: encoded(each) async for each in giving_way(await self._directory.list_cameras())}
 
     def look(self) -> None:
         """Look at the cameras at once: something was changed, or somebody begins to follow."""
@@ -349,7 +349,7 @@ class Live:
     async def _look(self) -> None:
         while True:
             self._wake.clear()
-            before = self.trouble
+            before, began_s, rest_s = self.trouble, time.monotonic(), 0.0
             try:
                 cameras = await self._directory.list_cameras()
                 self.replicas = await self._directory.list_replicas()
@@ -358,10 +358,11 @@ class Live:
                 self.trouble = str(error)
             else:
                 await self._tell(cameras)
+                rest_s = min(MOST_REST_S, REST * (time.monotonic() - began_s))
             if self.trouble != before:
                 self.feed.put(self.trouble_event())
             try:
-                async with asyncio.timeout(self._poll_s if len(self.feed) else max(self._poll_s, QUIET_POLL_S)):
+                async with asyncio.timeout(max(self._poll_s, rest_s, 0.0 if self.feed else QUIET_POLL_S)):
                     await self._wake.wait()
                 # However often it is asked for: a look costs the controller something.
                 await asyncio.sleep(self._poll_s / 4)
@@ -377,7 +378,7 @@ class Live:
             self.feed.put(Event.of("removed", name, {"name": name}))
         # Also of answers that were on their way when their camera was removed.
         self.history.keep(now.keys() - set(gone))
-        async for name, status in _giving_way(now.items()):
+        async for name, status in giving_way(now.items()):
             self.history.status(status)
             told_s, told = self._told.get(name, (float("-inf"), None))
             if not len(self.feed):
@@ -387,14 +388,6 @@ class Live:
                 if quick or self.seen_s - told_s >= COUNTERS_S:
                     self._told[name] = self.seen_s, status
                     self.feed.put(Event.of("camera", name, status))
-
-
-async def _giving_way(items: Iterable[T]) -> AsyncIterator[T]:
-    """Each of them; others have their turn in between, since there may be thousands."""
-    for number, item in enumerate(items, 1):
-        yield item
-        if number % AT_ONCE == 0:
-            await asyncio.sleep(0)
 
 
 _SLOW = {

@@ -4,12 +4,12 @@ import io
 import json
 
 import pytest
+from camera_cluster import DeclaredCameras
 from rpc_serving import serving_in_thread
 
 from actors.cli import main
 from cluster.config import load_config, parse_camera
 from cluster.control.cameras.managed import CONFIGURATION, ManagedCamera
-from cluster.control.cameras.table import CameraTable
 from cluster.control.directory import Directory
 from cluster.gateway import directory
 
@@ -27,7 +27,7 @@ class Rules:
 
     def __init__(self):
         self.directory = Directory()
-        self.table = CameraTable(load_config(None, {"questions": [{"id": "q", "text": "Fire?"}]}), self.directory)
+        self.table = DeclaredCameras(load_config(None, {"questions": [{"id": "q", "text": "Fire?"}]}), self.directory)
         self.table.load([ManagedCamera(entry=parse_camera("written"), manager=CONFIGURATION)], 0.0)
 
     async def add_camera(self, managed, force=False, takeover=False):

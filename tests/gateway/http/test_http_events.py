@@ -17,11 +17,11 @@ from waiting import until_async
 from cluster.errors import CapacityError, UnavailableError
 from cluster.gateway.guard import Guard
 from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.live import AT_ONCE, KEPT, MOST_QUESTIONS, Event, Feed, History, Live, Ring
+from cluster.gateway.http.live import KEPT, MOST_QUESTIONS, Event, Feed, History, Live, Ring
 from cluster.security.roles import Role
 from cluster.security.tokens import TokenFile, make_token, write_tokens
 from cluster.types import CameraStatus
-from cluster.wire.answers import AnswerHub
+from cluster.wire.answers import AT_ONCE, AnswerHub
 
 
 @contextlib.asynccontextmanager
