@@ -285,7 +285,15 @@ def shaken(port: str, first: bytes, *, connections: int) -> Attack:
 _HALF = message(MESSAGE, bytes(MESSAGE - 1))
 _POST = b"POST /v1/session HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 60000\r\n\r\n"
 _REFUSED = PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, END_HEADERS | END_STREAM, 1, headers(CALLS[0]))
-_BOMB = gzip.compress(bytes(256 * 2**20), 9)
+
+
+async def gzip_bomb(target: Target) -> None:
+    """Made when it is thrown: it takes a second, which all who import this file would wait for."""
+    bomb = gzip.compress(bytes(256 * 2**20), 9)
+    await calls([CHECK], message(len(bomb), bomb, compressed=True), connections=20, streams=10, grpc_encoding="gzip")(
+        target
+    )
+
 
 PLAIN: dict[str, Attack] = {
     "Watch, unknown names of 4 MiB": calls([WATCH], message(NAME + 5, name_request(NAME)), connections=8, streams=32),
@@ -296,9 +304,7 @@ PLAIN: dict[str, Attack] = {
     "every call, never finished": calls(CALLS, _HALF, connections=50, streams=len(CALLS), end=False),
     "every call, 8 MiB": calls(CALLS, message(MESSAGE, bytes(MESSAGE)), connections=50, streams=len(CALLS)),
     "reflection": calls([REFLECTION], message(NAME, bytes(NAME)), connections=50, streams=50),
-    "gzip bomb of 256 MiB": calls(
-        [CHECK], message(len(_BOMB), _BOMB, compressed=True), connections=20, streams=10, grpc_encoding="gzip"
-    ),
+    "gzip bomb of 256 MiB": gzip_bomb,
     "calls whose replies nobody reads": unread("rpc", b"", connections=100),
     "gRPC: silent connections": silent("rpc"),
     "gRPC: connections after a refusal": silent("rpc", _REFUSED),

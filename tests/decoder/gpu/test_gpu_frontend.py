@@ -105,9 +105,9 @@ def test_one_batch_of_cameras_of_different_sizes_is_each_of_them_alone(clips, tm
     shapes = {"small": (320, 180), "tall": (240, 320), "wide": (640, 360)}
     paths = {name: tmp_path / f"{name}.mp4" for name in shapes}
     for name, size in shapes.items():
-        make_clip("street", paths[name], seconds=6.0, size=size)
+        make_clip("street", paths[name], seconds=3.0, size=size)
     mask = ((0.0, 0.0), (0.5, 0.0), (0.5, 0.6), (0.0, 0.6))
-    jobs = [(device_pictures(path, masks=masks), policy) for path in paths.values() for masks in ((), (mask,))
+    jobs = [(device_pictures(path, masks=masks)[:10], policy) for path in paths.values() for masks in ((), (mask,))
             for policy in ("replenish", "none")]  # fmt: skip
     alone = [process(pictures, policy) for pictures, policy in jobs]
     frontend, together = DeviceFrontend(), threading.Barrier(len(jobs))
@@ -118,14 +118,14 @@ def test_one_batch_of_cameras_of_different_sizes_is_each_of_them_alone(clips, tm
     def drive(job):
         one = camera(job[1])
         found = []
-        for picture in job[0][:10]:
+        for picture in job[0]:
             together.wait(20)
             found.append(frontend.process(one, picture))
         return found
 
     with ThreadPoolExecutor(len(jobs)) as threads:
         for wanted, found in zip(alone, threads.map(drive, jobs), strict=True):
-            for one, other in zip(wanted, found, strict=False):
+            for one, other in zip(wanted, found, strict=True):
                 assert np.array_equal(one.difference, other.difference)
                 assert np.array_equal(one.thumbnail, other.thumbnail)
                 assert torch.equal(one.rgb, other.rgb)
