@@ -148,16 +148,15 @@ class Cluster:
         deadline = time.monotonic() + config.cluster.start_timeout_s
         # On an existing Ray cluster, processes may be on several machines.
         host = self._session.host if self._session.private else None
+        first, *others = processes(config, self._run_id, host)
         with self._phase("controller"):
-            for process in processes(config, self._run_id, host):
-                self._start_process(process, config)
-        if config.tiers.node:
-            with self._phase("tiers"):
-                for process in tiers(config, host):
-                    self._start_process(process, config)
+            self._start_process(first, config)
+        # Replicas take longest: the others start meanwhile.
         with self._phase("serve"):
             self._serve(config, host)
         with self._phase("gateway"):
+            for process in (*others, *tiers(config, host)):
+                self._start_process(process, config)
             self._addresses = [
                 await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
                 for name in gateway_names(config.cluster.gateways)

@@ -5,12 +5,13 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import psutil
 import ray
 from ray._private import utils as ray_utils
+from ray._private.node import Node
 
 from actors.remote import NAMESPACE
 from cluster.errors import ConfigError, SightlineError, first_line
@@ -40,6 +41,9 @@ _GCS_S = 10.0
 
 _KINDS = ("Alerting", "Controller", "Decoder", "Gateway", "ReconcilerActor", "ServeReplica:sightline", "TierNode")
 _ACTOR_TITLES = tuple(f"ray::{kind}" for kind in _KINDS)
+
+_UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
+"""Of a head: the autoscaler, the copying of logs to drivers, and the dashboard, which it otherwise waits for."""
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's minimum: nothing large ever goes through the object store."""
@@ -75,8 +79,9 @@ class RaySession:
         options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if self.private:
             # Ignore a Ray cluster named in the environment.
-            options |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-            _start_private(options)
+            options |= {"address": "local", "object_store_memory": OBJECT_STORE_BYTES}
+            with small_head():
+                _start_private(options)
         else:
             options["address"] = self._address
             try:
@@ -220,6 +225,19 @@ def _is_rays(process: psutil.Process) -> bool:
         )
     except psutil.Error:
         return True
+
+
+@contextlib.contextmanager
+def small_head() -> Iterator[None]:
+    """Ray nodes that this process starts do without the processes that no cluster of ours uses."""
+    kept = {name: getattr(Node, name) for name in _UNUSED}
+    for name in kept:
+        setattr(Node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(Node, name, method)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,7 @@
 """Free questions beside the windows: bounded in number and in their share of the engine's time."""
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import secrets
@@ -10,10 +12,13 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from cluster.engine.base import AskRun
 from cluster.errors import CapacityError, ConfigError, DeviceError, NotReadyError, SightlineError, UnavailableError
 from cluster.types import AskResult, AskSpec
+
+if TYPE_CHECKING:
+    from cluster.engine.base import AskRun
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,8 @@ steps the thread takes every waiting frame (cheap), which closes windows, then a
 urgent ones, limited to a step of bounded length, so that an urgent window never waits long.
 """
 
+from __future__ import annotations
+
 import logging
 import math
 import threading
@@ -14,10 +16,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.control.costs import CostModel
-from cluster.engine.base import Engine, completed_future
 from cluster.errors import CapacityError, ConfigError, DeviceError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.replica.ask_queue import AskQueue, stopping
 from cluster.replica.steps import OpenStream, PendingFrame, StepRunner, StepTimeEstimator, WorkerEvents
@@ -25,6 +26,9 @@ from cluster.replica.window_queue import WindowQueue
 from cluster.types import AskResult, AskSpec, DeletedMemory, FrameSample, StreamSpec
 from cluster.types.cameras import Priority
 from cluster.types.reports import HandedOver, ReplicaReport, StreamReport, WindowCounters
+
+if TYPE_CHECKING:
+    from cluster.engine.base import Engine
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +186,9 @@ class EngineWorker:
 
         def forget(engine: Engine) -> Future[DeletedMemory]:
             if only_open and stream not in self._streams:
-                return completed_future(DeletedMemory(0, 0))
+                nothing: Future[DeletedMemory] = _future()
+                nothing.set_result(DeletedMemory(0, 0))
+                return nothing
             error = NotReadyError(f"camera {stream!r} had memory deleted while it was asked; ask again about the rest")
             self._asks.cancel_camera(stream, error, waiting=False)
             return engine.delete_memory(stream, ago_s)
@@ -373,13 +379,14 @@ class EngineWorker:
         self._asks.cancel_camera(
             name, UnavailableError(f"camera {name!r} moves to another replica; ask again in a moment")
         )
+        saved: Future[bool] = _future()
         try:
             saved = self._engine.hand_over(name)
         except DeviceError:
             raise
         except Exception:
             log.exception("camera %s could not be handed over", name)
-            saved = completed_future(False)
+            saved.set_result(False)
         done, stream.leaving = stream.leaving, None
         self._let_go(name)
         assert done is not None
