@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import psutil
@@ -42,9 +42,6 @@ _GCS_S = 10.0
 _KINDS = ("Alerting", "Controller", "Decoder", "Gateway", "ReconcilerActor", "ServeReplica:sightline", "TierNode")
 _ACTOR_TITLES = tuple(f"ray::{kind}" for kind in _KINDS)
 
-_UNUSED = ("start_monitor", "start_log_monitor", "start_api_server")
-"""Of a head: the autoscaler, the copying of logs to drivers, and the dashboard, which it otherwise waits for."""
-
 OBJECT_STORE_BYTES = 80 * 2**20
 """Ray's minimum: nothing large ever goes through the object store."""
 
@@ -80,8 +77,8 @@ class RaySession:
         if self.private:
             # Ignore a Ray cluster named in the environment.
             options |= {"address": "local", "object_store_memory": OBJECT_STORE_BYTES}
-            with small_head():
-                _start_private(options)
+            small_head()
+            _start_private(options)
         else:
             options["address"] = self._address
             try:
@@ -228,19 +225,6 @@ def _is_rays(process: psutil.Process) -> bool:
 
 
 @contextlib.contextmanager
-def small_head() -> Iterator[None]:
-    """Ray nodes that this process starts do without the processes that no cluster of ours uses."""
-    kept = {name: getattr(Node, name) for name in _UNUSED}
-    for name in kept:
-        setattr(Node, name, lambda *_, **__: None)
-    try:
-        yield
-    finally:
-        for name, method in kept.items():
-            setattr(Node, name, method)
-
-
-@contextlib.contextmanager
 def _environment(changes: dict[str, str]) -> Any:
     before = {key: os.environ.get(key) for key in changes}
     os.environ.update(changes)
@@ -252,6 +236,13 @@ def _environment(changes: dict[str, str]) -> Any:
                 del os.environ[key]
             else:
                 os.environ[key] = value
+
+
+def small_head() -> None:
+    """Have Ray nodes that this process starts do without its autoscaler, without what copies logs to drivers, and
+    without the dashboard's server, which the others would wait for."""
+    for name in ("start_monitor", "start_log_monitor", "start_api_server"):
+        setattr(Node, name, lambda *_, **__: None)
 
 
 def _mute_ray() -> None:

@@ -1,7 +1,5 @@
 """Free questions beside the windows: bounded in number and in their share of the engine's time."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets
@@ -140,7 +138,7 @@ class _Question:
     piece: Callable[[str], None]
     done: Future[AskResult]
     until: float
-    run: AskRun | None = None
+    run: "AskRun | None" = None
 
 
 class AskQueue:
@@ -156,7 +154,7 @@ class AskQueue:
     """
 
     def __init__(
-        self, begin: Callable[[AskSpec], AskRun], *, share: float = 0.2, clock: Callable[[], float] = time.monotonic
+        self, begin: Callable[[AskSpec], "AskRun"], *, share: float = 0.2, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._begin, self._share, self._clock = begin, share, clock
         self._waiting: deque[_Question] = deque()

@@ -5,8 +5,6 @@ steps the thread takes every waiting frame (cheap), which closes windows, then a
 urgent ones, limited to a step of bounded length, so that an urgent window never waits long.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading
@@ -60,7 +58,7 @@ class EngineWorker:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: "Engine",
         events: WorkerEvents,
         *,
         max_batch: int = 8,
@@ -165,7 +163,7 @@ class EngineWorker:
             self._wake.notify_all()
         return done
 
-    def call_on_engine_thread(self, call: Callable[[Engine], T]) -> Future[T]:
+    def call_on_engine_thread(self, call: Callable[["Engine"], T]) -> Future[T]:
         """Run ``call`` on the engine thread between two steps; the future raises what it raises."""
 
         def command(done: Future[T]) -> None:
@@ -184,7 +182,7 @@ class EngineWorker:
         """See ``Engine.delete_memory``, whose future is the result; ``only_open``: nothing of a camera that is not. A
         running answer may use what is deleted: it ends with ``NotReadyError``."""
 
-        def forget(engine: Engine) -> Future[DeletedMemory]:
+        def forget(engine: "Engine") -> Future[DeletedMemory]:
             if only_open and stream not in self._streams:
                 nothing: Future[DeletedMemory] = _future()
                 nothing.set_result(DeletedMemory(0, 0))

@@ -62,7 +62,8 @@ def ray_cluster(*nodes: dict[str, float]) -> Iterator[tuple[Callable[[dict[str, 
     Gives what adds a node and what kills one with all that runs on it.
     """
     node = {"num_cpus": 0, "num_gpus": 0, "object_store_memory": OBJECT_STORE_BYTES}
-    with mock.patch.dict(os.environ, FLAGS | ONE_THREAD), small_head():
+    small_head()
+    with mock.patch.dict(os.environ, FLAGS | ONE_THREAD):
         cluster = Cluster(initialize_head=True, head_node_args=node)
 
         def add(resources: dict[str, float]) -> Any:
