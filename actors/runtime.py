@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -52,7 +52,6 @@ class Cluster:
         self._stopped = False
         self._ending = threading.Event()
         self._following: threading.Thread | None = None
-        self.phases: dict[str, float] = {}
 
     @property
     def gateway_address(self) -> str:
@@ -79,15 +78,14 @@ class Cluster:
         self.stop()
 
     def start(self) -> None:
-        """Start and wait until every process is ready; ``phases`` holds the seconds of each step. Raises,
-        with nothing left running, ``ConfigError``: model, port or address are wrong; ``SightlineError``: a process did
-        not come up within ``cluster.start_timeout_s``."""
+        """Start and wait until every process is ready. Raises, with nothing left running, ``ConfigError``: model, port
+        or address are wrong; ``SightlineError``: a process did not come up within ``cluster.start_timeout_s``."""
         config = preflight(self._config)
         atexit.register(self.stop)
         try:
             config = self._with_state(config)
-            with self._phase("ray"):
-                self._session.start()
+            self._on_phase("starting ray")
+            self._session.start()
             self._start_processes(config)
         except RayError as error:
             self.stop()
@@ -148,25 +146,23 @@ class Cluster:
         deadline = time.monotonic() + config.cluster.start_timeout_s
         # On an existing Ray cluster, processes may be on several machines.
         host = self._session.host if self._session.private else None
-        with self._phase("controller"):
-            for process in processes(config, self._run_id, host):
-                self._start_process(process, config)
-        if config.tiers.node:
-            with self._phase("tiers"):
-                for process in tiers(config, host):
-                    self._start_process(process, config)
-        with self._phase("serve"):
-            self._serve(config, host)
-        with self._phase("gateway"):
-            self._addresses = [
-                await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
-                for name in gateway_names(config.cluster.gateways)
-            ]
-            for name in (ALERTING, RECONCILER):
-                if name in self._actors:
-                    await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
-        with self._phase("decoders and replicas"):
-            self._wait_until_ready(config, deadline)
+        self._on_phase("starting controller")
+        first, *others = processes(config, self._run_id, host)
+        self._start_process(first, config)
+        self._on_phase("starting serve")
+        # Replicas take longest: the others start meanwhile.
+        self._serve(config, host)
+        self._on_phase("starting gateway")
+        for process in (*others, *tiers(config, host)):
+            self._start_process(process, config)
+        self._addresses = [
+            await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
+            for name in gateway_names(config.cluster.gateways)
+        ]
+        for name in self._actors.keys() & {ALERTING, RECONCILER}:
+            await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
+        self._on_phase("starting decoders and replicas")
+        self._wait_until_ready(config, deadline)
         self._following = threading.Thread(target=self._follow_processes, args=(config, host), daemon=True)
         self._following.start()
 
@@ -228,13 +224,6 @@ class Cluster:
                     "or raise cluster.start_timeout_s when the model takes longer to load"
                 )
             time.sleep(POLL_S)
-
-    @contextlib.contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        self._on_phase(f"starting {name}")
-        begin = time.monotonic()
-        yield
-        self.phases[name] = time.monotonic() - begin
 
     # -- stopping -------------------------------------------------------------------------------
     def _ask_to_stop(self, timeout_s: float) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import ray
 from ray._private import utils as ray_utils
+from ray._private.node import Node
 
 from actors.remote import NAMESPACE
 from cluster.errors import ConfigError, SightlineError, first_line
@@ -75,7 +76,8 @@ class RaySession:
         options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if self.private:
             # Ignore a Ray cluster named in the environment.
-            options |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+            options |= {"address": "local", "object_store_memory": OBJECT_STORE_BYTES}
+            small_head()
             _start_private(options)
         else:
             options["address"] = self._address
@@ -234,6 +236,13 @@ def _environment(changes: dict[str, str]) -> Any:
                 del os.environ[key]
             else:
                 os.environ[key] = value
+
+
+def small_head() -> None:
+    """Have Ray nodes that this process starts do without its autoscaler, without what copies logs to drivers, and
+    without the dashboard's server, which the others would wait for."""
+    for name in ("start_monitor", "start_log_monitor", "start_api_server"):
+        setattr(Node, name, lambda *_, **__: None)
 
 
 def _mute_ray() -> None:
