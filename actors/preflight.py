@@ -2,7 +2,9 @@
 
 import os
 import random
+import runpy
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 
 from cluster.alerts.sinks import kafka
@@ -26,6 +28,7 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
     if config.cluster.ray_address is not None:
         check_ray(config.cluster.ray_address)
         return config  # The gateway may run on another machine.
+    check_gpus(config)
     check_folders(config)
     return free_ports(config)
 
@@ -70,6 +73,32 @@ def check_settings(config: SightlineConfig) -> None:
     tls_files(config.security)
     peer_tls(config.security)
     memory_secret(config.security)
+
+
+def check_gpus(config: SightlineConfig) -> None:
+    """Check that this machine has the GPUs of its replicas, without torch, which would take a GPU's memory. Raises
+    ``ConfigError``: it has not."""
+    device = config.model.device
+    if not device.startswith("cuda") or config.engine == "simulated":
+        return
+    torch = find_spec("torch")
+    build = runpy.run_path(str(Path(torch.origin).with_name("version.py"))) if torch and torch.origin else {}
+    if not (build.get("cuda") or build.get("hip")):
+        raise ConfigError(
+            f"model.device is {device}, and the torch that is installed is a build for the CPU; install one with CUDA, "
+            "or set model.device: cpu"
+        )
+    from ray._private.accelerators import get_accelerator_manager_for_resource
+
+    gpus = get_accelerator_manager_for_resource("GPU")
+    there, seen = gpus.get_current_node_num_accelerators(), gpus.get_current_process_visible_accelerator_ids()
+    there = there if seen is None else min(there, len(seen))
+    # Ray gives each replica one; a shared one it need not know.
+    if device == "cuda" and there < config.cluster.replicas:
+        raise ConfigError(
+            f"model.device is cuda, a GPU for each of {config.cluster.replicas} replicas (cluster.replicas), and Ray "
+            f"finds {there} on this machine; set model.device: cuda:0 to share one, or cpu"
+        )
 
 
 def named_folders(config: SightlineConfig) -> dict[str, Path]:

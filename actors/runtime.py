@@ -25,6 +25,7 @@ from cluster.config import SightlineConfig
 from cluster.control.cameras.table import lock_state
 from cluster.control.decoders import decoder_names
 from cluster.errors import ConfigError, SightlineError, UnavailableError, first_line
+from cluster.redaction import redact
 from cluster.security.private_files import FolderLock
 from cluster.types import CameraStatus
 
@@ -34,6 +35,8 @@ APPLICATION = "sightline"
 POLL_S = 0.05
 FOLLOW_S = 1.0
 """Interval of comparing the processes with those that are wanted."""
+ANSWER_S = 1.0
+"""Within which a process that has started answers."""
 
 
 class Cluster:
@@ -157,16 +160,21 @@ class Cluster:
                     self._start_process(process, config)
         with self._phase("serve"):
             self._serve(config, host)
-        with self._phase("gateway"):
-            self._addresses = [
-                await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
-                for name in gateway_names(config.cluster.gateways)
-            ]
-            for name in (ALERTING, RECONCILER):
-                if name in self._actors:
+        try:
+            with self._phase("gateway"):
+                self._addresses = [
                     await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
-        with self._phase("decoders and replicas"):
-            self._wait_until_ready(config, deadline)
+                    for name in gateway_names(config.cluster.gateways)
+                ]
+                for name in (ALERTING, RECONCILER):
+                    if name in self._actors:
+                        await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
+            with self._phase("decoders and replicas"):
+                self._wait_until_ready(config, deadline)
+        except UnavailableError as error:
+            known = "".join(f"; {each}" for each in self._last_words())
+            logs = config.cluster.log_dir or self._session.log_dir
+            raise UnavailableError(f"{error}{known}; the logs are in {logs}") from None
         self._following = threading.Thread(target=self._follow_processes, args=(config, host), daemon=True)
         self._following.start()
 
@@ -224,10 +232,30 @@ class Cluster:
             if time.monotonic() > deadline:
                 missing = ", ".join(f"{ready[kind]} of {wanted[kind]} {kind}s" for kind in wanted)
                 raise UnavailableError(
-                    f"only {missing} became ready within {config.cluster.start_timeout_s:g} s; look into the logs, "
-                    "or raise cluster.start_timeout_s when the model takes longer to load"
+                    f"only {missing} became ready within {config.cluster.start_timeout_s:g} s "
+                    "(cluster.start_timeout_s, for a model that takes longer to load)"
                 )
             time.sleep(POLL_S)
+
+    def _last_words(self) -> Iterator[str]:
+        """The last exception of each process that failed, and what Serve says of the replicas."""
+        for call, name in self._answered().items():
+            try:
+                ray.get(call)
+            except RayError as error:
+                yield f"{name}: {_last_line(error)}"
+        if self._serving:
+            from ray import serve
+
+            for deployment in serve.status().applications[APPLICATION].deployments.values():
+                if deployment.message:
+                    yield f"{deployment.name}: {_last_line(deployment.message)}"
+
+    def _answered(self) -> dict[Any, str]:
+        """Calls of processes that have answered or failed, with their names: not of those that are still starting."""
+        calls = {actor.process_id.remote(): name for name, actor in self._actors.items()}
+        answered = ray.wait([*calls], num_returns=len(calls), timeout=ANSWER_S)[0] if calls else []
+        return {call: calls[call] for call in answered}
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -239,7 +267,9 @@ class Cluster:
     # -- stopping -------------------------------------------------------------------------------
     def _ask_to_stop(self, timeout_s: float) -> None:
         try:
-            stopping = {actor.stop.remote(): name for name, actor in reversed(self._actors.items())}
+            # What is still starting answers only after that, and has nothing to end.
+            there = self._actors if self._following is not None else set(self._answered().values())
+            stopping = {actor.stop.remote(): name for name, actor in reversed(self._actors.items()) if name in there}
             late = ray.wait([*stopping], num_returns=len(stopping), timeout=timeout_s)[1] if stopping else []
             if late:
                 names = ", ".join(sorted(stopping[each] for each in late))
@@ -256,6 +286,11 @@ class Cluster:
         for actor in reversed(self._actors.values()):
             with contextlib.suppress(Exception):
                 ray.kill(actor)
+
+
+def _last_line(said: object) -> str:
+    """Of a traceback the exception."""
+    return redact(str(said).strip().splitlines()[-1])
 
 
 def _left(deadline: float) -> float:

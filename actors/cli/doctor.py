@@ -85,7 +85,7 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
         yield _checked("ports", "free", partial(free_ports, config))
     yield _clock()
     if config.tiers.redis_url is not None:
-        yield _redis(config.tiers.redis_url)
+        yield redis_finding(config.tiers.redis_url)
     yield _model(config)
     for sentence in unknown_load(config):
         found, _, remedy = sentence.partition("; ")
@@ -196,7 +196,8 @@ def _clock() -> Finding:
     return Finding("clock", "warning", "whether it is synchronised cannot be seen here", remedy)
 
 
-def _redis(url: str) -> Finding:
+def redis_finding(url: str) -> Finding:
+    """Whether a Redis server answers and is set up for memories."""
     import redis
 
     from cluster.redaction import SourceAddress

@@ -73,6 +73,7 @@ def serve(
         signal.signal(each, terminate)
     sys.unraisablehook = _report_unraisable
     with screen.status("loading the libraries") as status:
+        from actors.cli.doctor import redis_finding
         from actors.runtime import Cluster
         from cluster.control.fleet_settings import unknown_load
         from cluster.decoder.footage.camera import clip_shortages
@@ -86,6 +87,10 @@ def serve(
                 raise SystemExit
             show(phase)
 
+        if loaded.tiers.redis_url is not None and loaded.cluster.ray_address is None:
+            redis = redis_finding(loaded.tiers.redis_url)
+            if redis.state == "wrong":
+                screen.print(f"[bold yellow]warning[/]  Redis {escape(redis.found)}; {escape(redis.remedy)}")
         cluster = Cluster(loaded, on_phase=on_phase)
         try:
             cluster.start()
