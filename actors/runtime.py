@@ -18,7 +18,7 @@ from actors.alerting import private_folder
 from actors.controller import Readiness
 from actors.preflight import preflight
 from actors.processes import Process, Watchdog, processes, tiers, wanted_processes
-from actors.remote import ALERTING, CONTROLLER, RECONCILER, await_reply_blocking, find_actor, gateway_names
+from actors.remote import ALERTING, CONTROLLER, RECONCILER, await_reply_blocking, find_actor, gateway_names, short_tier
 from actors.session import RaySession
 from actors.startup import Addresses
 from cluster.config import SightlineConfig
@@ -56,6 +56,11 @@ class Cluster:
         self._ending = threading.Event()
         self._following: threading.Thread | None = None
         self.phases: dict[str, float] = {}
+        self.parts: dict[str, str] = {}
+        """By name: whether each process runs, and of engines, memories and the disk what is wrong, empty while nothing
+        is. Without any until all processes were seen."""
+        self._replicas: dict[str, int] = {}
+        self._troubles: dict[str, str] = {}
 
     @property
     def gateway_address(self) -> str:
@@ -203,8 +208,26 @@ class Cluster:
                     # It has no camera any more.
                     ray.kill(self._actors.pop(name))
                 watchdog.restart_hung(wanted)
+                self._look(watchdog.running())
             except Exception as error:  # Whatever it was: nobody else starts them.
                 log.warning("not every process is as it should be: %s", error)
+
+    def _look(self, running: dict[str, int]) -> None:
+        """Update :attr:`parts` by what the watchdog, the controller and alerting say; what they do not say stays."""
+        with contextlib.suppress(UnavailableError):
+            controller = self._actors[CONTROLLER]
+            readiness = await_reply_blocking(controller.readiness.remote(), timeout_s=FOLLOW_S)
+            # One that died may come back by another name.
+            there = {name: info.pid for name, info in readiness.replicas.items()}
+            self._replicas = dict.fromkeys(self._replicas, 0) | there
+            for each in await_reply_blocking(controller.list_replicas.remote(), timeout_s=FOLLOW_S):
+                self._troubles |= {f"engine of {each.name}": each.trouble, f"memory of {each.name}": each.memory}
+            if ALERTING in self._actors:
+                asked = self._actors[ALERTING].disk_trouble.remote()
+                self._troubles["disk of incidents"] = await_reply_blocking(asked, timeout_s=FOLLOW_S)
+        if self.parts or all(running.values()):
+            lives = {short_tier(name): _life(pid) for name, pid in (running | self._replicas).items()}
+            self.parts = lives | {name: redact(text) for name, text in self._troubles.items()}
 
     def _serve(self, config: SightlineConfig, host: str | None) -> None:
         # Imported here: Serve reads its flags from the environment when it is imported.
@@ -286,6 +309,10 @@ class Cluster:
         for actor in reversed(self._actors.values()):
             with contextlib.suppress(Exception):
                 ray.kill(actor)
+
+
+def _life(pid: int) -> str:
+    return f"runs (process {pid})" if pid else "died"
 
 
 def _last_line(said: object) -> str:

@@ -24,7 +24,6 @@ from cluster.errors import ConfigError, SightlineError, install_hint
 if TYPE_CHECKING:
     from cluster.config import SightlineConfig
 
-LEAST_FREE_BYTES = 5 * 10**9
 WAIT_S = 5.0
 
 
@@ -71,6 +70,8 @@ def doctor(
 def findings(config: SightlineConfig) -> Iterator[Finding]:
     """Every check, in order."""
     from actors.preflight import check_folders, check_ray, free_ports
+    from cluster.config import camera_settings
+    from cluster.config.sources import bundled_remark
     from cluster.control.fleet_settings import unknown_load
 
     yield _versions()
@@ -87,6 +88,10 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
     if config.tiers.redis_url is not None:
         yield redis_finding(config.tiers.redis_url)
     yield _model(config)
+    for camera in config.cameras:
+        if said := bundled_remark(config, camera_settings(config, camera)):
+            found, _, remedy = said.rpartition("; ")
+            yield Finding(f"camera {camera.name}", "warning", found, remedy)
     for sentence in unknown_load(config):
         found, _, remedy = sentence.partition("; ")
         yield Finding("load", "warning", found, remedy)
@@ -171,6 +176,7 @@ def _gpu(config: SightlineConfig) -> Iterator[Finding]:
 def _disks(config: SightlineConfig) -> Iterator[Finding]:
     """Free room of each disk that is written to; of several folders on one, those that grow most are named."""
     from actors.preflight import named_folders
+    from cluster.alerts.dispatcher import LEAST_FREE_BYTES
 
     seen: set[int] = set()
     for key, folder in (named_folders(config) or {"--state": Path()}).items():

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 WATCH_S = 2.0
 """Interval of checking that the cluster still runs."""
+
+MOST_LINES = 10
+"""Changes that are told at each of these."""
 
 CONNECT_S = 5.0
 """Seconds that cameras get to connect before *ready* is printed, with the trouble of those that have not."""
@@ -126,8 +130,12 @@ def serve(
             f"answers  sightline watch --gateway {local(cluster.gateway_address)}\n"
             "Stop it with Ctrl-C."
         )
+        known, errors = cluster.parts, console(stderr=True)
         while failure is None and not stop.wait(WATCH_S):
-            failure = cluster.failure()
+            failure, now = cluster.failure(), cluster.parts
+            for line in changes(known, now):
+                errors.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False, highlight=False)
+            known = now
     finally:
         with screen.status("stopping"):
             cluster.stop()
@@ -172,6 +180,22 @@ def state_text(config: SightlineConfig) -> str:
     kept = ", ".join(["cameras", *(what for what, place in places.items() if not place)])
     remembered = "" if config.tiers.redis_url else "; what cameras remember ends with the cluster (tiers.redis_url)"
     return f"{folder}: {kept}{there}{remembered}"
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """A line for each part of a cluster (``Cluster.parts``) that changed, :data:`MOST_LINES` at most; none at the first
+    look."""
+    if not before:
+        return []
+    again = {name for name, text in now.items() if text.startswith("runs") and before.get(name, "").startswith("runs")}
+    told = [
+        f"{name}: {'died, and ' if name in again else ''}{text or 'works again'}"
+        for name, text in now.items()
+        if text != before.get(name, "")
+    ]
+    told += [f"{name}: ended" for name in before if name not in now]
+    more = len(told) - MOST_LINES
+    return told[:MOST_LINES] + ([f"and {more} more changes"] if more > 0 else [])
 
 
 def connected_cameras(cluster: Cluster) -> list[CameraStatus]:

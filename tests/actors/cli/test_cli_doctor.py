@@ -15,7 +15,6 @@ from actors.cli.doctor_cluster import (
     alert_findings,
     camera_findings,
     cluster_findings,
-    memory_findings,
     replica_findings,
 )
 from cluster.alerts.dispatcher import Outbox, SinkStatus
@@ -24,7 +23,7 @@ from cluster.codec.nvdec import Nvdec, NvdecError
 from cluster.config import load_config
 from cluster.errors import NotReadyError
 from cluster.lab.bench.processes import free_port
-from cluster.types import CameraStatus, MemoryStatus
+from cluster.types import CameraStatus
 from cluster.types.cameras import NOT_ASKED
 from cluster.types.reports import ReplicaStatus
 
@@ -136,6 +135,16 @@ def test_a_model_with_random_weights_is_warned_of():
     assert found(engine="simulated", simulated={"costs": "demo-cpu"})["model and settings"].state != "warning"
 
 
+def test_a_camera_that_the_bundled_model_does_not_know_is_warned_of():
+    question = [{"id": "q", "text": "Are people fighting?"}]
+    cameras = [{"name": "gate", "source": "rtsp://10.0.0.1/1"}, {"name": "drawn", "source": "demo://gate"}]
+    rows = found(model={"name": "demo"}, cameras=cameras, questions=question)
+    assert rows["camera gate"].state == "warning"
+    assert "not real pictures" in rows["camera gate"].found
+    assert rows["camera gate"].remedy == "name a checkpoint in model.name"
+    assert "camera drawn" not in rows
+
+
 def test_an_accelerator_whose_load_nobody_knows_is_warned_of():
     """Cameras would be accepted, and run at full quality, whatever the load."""
     row = found(model=MODEL | {"device": "cuda"})["load"]
@@ -226,30 +235,21 @@ def test_a_camera_outside_the_hours_of_its_questions_is_in_order():
 def test_replicas_of_a_running_cluster():
     assert states(replica_findings([])) == {"replicas": ("wrong", "none is ready", True)}
     assert states(replica_findings([ReplicaStatus("replica-0", utilisation=0.5)])) == {
-        "replicas": ("ok", "1 ready, the fullest 50%", False)
+        "replicas": ("ok", "1 ready, the fullest 50%", False),
+        "memory": ("ok", "every tier works", False),
     }
     rows = [*replica_findings([ReplicaStatus("replica-0", backlog_s=40), ReplicaStatus("replica-1", draining=True)])]
     assert [(each.state, each.found) for each in rows] == [
         ("wrong", "replica-0: 40 s of windows wait"),
         ("warning", "drained: replica-1"),
+        ("ok", "every tier works"),
     ]
 
 
-class Memories:
-    """Of a client: what it is told of a camera's memory."""
-
-    def __init__(self, states):
-        self.states = states
-
-    def memory(self, camera):
-        return MemoryStatus(camera, 1, 1, 0, 0, 0, {}, "", "", "", tier_states=self.states)
-
-
 def test_tiers_and_sinks_of_a_running_cluster():
-    cameras = [CameraStatus("gate", replica="replica-0", memory_frames=1)]
-    down = {"arena": "", "redis": "nobody answers"}
-    assert states(memory_findings(Memories(down), cameras))["memory"] == ("wrong", "redis: nobody answers", True)
-    assert states(memory_findings(Memories({"arena": ""}), cameras))["memory"][0] == "ok"
+    replicas = [ReplicaStatus(f"replica-{number}", memory="redis: nobody answers") for number in range(2)]
+    assert states(replica_findings(replicas))["memory"] == ("wrong", "redis: nobody answers", True)
+    assert states(replica_findings([ReplicaStatus("replica-0")]))["memory"][0] == "ok"
     sinks = {
         "ops": SinkStatus(3, 0, 3, 0, "connection refused", kind="webhook"),
         # Its dead letter was sent again.
@@ -268,6 +268,14 @@ def test_tiers_and_sinks_of_a_running_cluster():
     assert rows["sink log"] == ("wrong", "log: 2 alerts refused for good", True)
     assert states(alert_findings(Outbox({}, "disk is full", 4, 0, 0, 0, [])))["alerts"][0] == "wrong"
     assert states(alert_findings(Outbox({}, "", 0, 0, 2, 0, [])))["alerts"][0] == "wrong"
+
+
+def test_a_disk_with_little_room_is_warned_of_with_the_number():
+    rows = states(alert_findings(Outbox({}, "", 0, 0, 0, 0, [], free_bytes=700_000)))
+    assert rows["alerts"][0] == "ok"
+    assert rows["disk"] == ("warning", "700 kB free for incidents", True)
+    for room in (0, 6 * 10**9):
+        assert "disk" not in states(alert_findings(Outbox({}, "", 0, 0, 0, 0, [], free_bytes=room)))
 
 
 class WithoutAlerts:
@@ -300,7 +308,7 @@ def test_a_gateway_that_is_away_or_both_at_once(cli):
 
 
 def test_a_full_disk_is_that_of_the_setting_that_chose_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 2**70)
+    monkeypatch.setattr("cluster.alerts.dispatcher.LEAST_FREE_BYTES", 2**70)
     for section, key in (("alerts", "folder"), ("clips", "folder"), ("cluster", "state_dir")):
         [row] = doctor._disks(load_config(None, {section: {key: str(tmp_path)}}))
         assert f"choose another {'--state' if section == 'cluster' else f'{section}.{key}'}" in row.remedy
