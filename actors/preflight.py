@@ -8,14 +8,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cluster.alerts.sinks import kafka
-from cluster.config import SightlineConfig
+from cluster.config import SightlineConfig, camera_settings
 from cluster.config.secrets import memory_secret, peer_tls, tls_files
-from cluster.control.fleet_settings import fleet_settings
+from cluster.config.sources import bundled_remark
+from cluster.control.fleet_settings import fleet_settings, unknown_load
+from cluster.decoder.footage.camera import clip_shortages
 from cluster.engine.vllm.settings import VllmSettings, check_version
 from cluster.errors import ConfigError
 from cluster.gateway.guard import make_guard
 from cluster.models.catalog import check_model
-from cluster.replica.engine import configured_costs
+from cluster.models.presets import PRESETS
+from cluster.replica.engine import WARNING, configured_costs
 from cluster.security.private_files import make_private_folder
 from cluster.tracing import check_tracing
 
@@ -99,6 +102,20 @@ def check_gpus(config: SightlineConfig) -> None:
             f"model.device is cuda, a GPU for each of {config.cluster.replicas} replicas (cluster.replicas), and Ray "
             f"finds {there} on this machine; set model.device: cuda:0 to share one, or cpu"
         )
+
+
+def cautions(config: SightlineConfig) -> list[str]:
+    """What runs otherwise than one may think, a sentence each: what that is; what to do."""
+    said, name = [*clip_shortages(config), *unknown_load(config)], config.model.name
+    if config.engine == "simulated":
+        said.append(WARNING)
+    elif name in PRESETS:
+        said.append(
+            f"model {name} has random weights: it costs what a trained one would, and its answers mean nothing; "
+            "model.name names the bundled model (demo), a checkpoint's folder or a hub id"
+        )
+    remarks = {each.name: bundled_remark(config, camera_settings(config, each)) for each in config.cameras}
+    return said + [f"camera {name}: {remark}" for name, remark in remarks.items() if remark]
 
 
 def named_folders(config: SightlineConfig) -> dict[str, Path]:

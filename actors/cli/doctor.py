@@ -69,10 +69,7 @@ def doctor(
 
 def findings(config: SightlineConfig) -> Iterator[Finding]:
     """Every check, in order."""
-    from actors.preflight import check_folders, check_ray, free_ports
-    from cluster.config import camera_settings
-    from cluster.config.sources import bundled_remark
-    from cluster.control.fleet_settings import unknown_load
+    from actors.preflight import cautions, check_folders, check_ray, check_settings, free_ports
 
     yield _versions()
     # The processes of a Ray cluster may be on any machine.
@@ -87,26 +84,10 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
     yield _clock()
     if config.tiers.redis_url is not None:
         yield redis_finding(config.tiers.redis_url)
-    yield _model(config)
-    for camera in config.cameras:
-        if said := bundled_remark(config, camera_settings(config, camera)):
-            found, _, remedy = said.rpartition("; ")
-            yield Finding(f"camera {camera.name}", "warning", found, remedy)
-    for sentence in unknown_load(config):
+    yield _checked("model and settings", config.model.name, partial(check_settings, config))
+    for sentence in cautions(config):
         found, _, remedy = sentence.partition("; ")
-        yield Finding("load", "warning", found, remedy)
-
-
-def _model(config: SightlineConfig) -> Finding:
-    from actors.preflight import check_settings
-    from cluster.models.presets import PRESETS
-
-    name = config.model.name
-    found = _checked("model and settings", name, partial(check_settings, config))
-    if found.state == "ok" and name in PRESETS and config.engine != "simulated":
-        remedy = "name the bundled model (demo), a checkpoint's folder or a hub id in model.name"
-        return Finding(found.what, "warning", f"{name} has random weights: its answers mean nothing", remedy)
-    return found
+        yield Finding("caution", "warning", found, remedy)
 
 
 def _checked(what: str, good: str, check: Callable[[], object]) -> Finding:

@@ -54,7 +54,6 @@ def serve(
     from rich.markup import escape
 
     from cluster.config import load_config
-    from cluster.models.presets import PRESETS
 
     loaded = with_state(load_config(config, parse_settings(settings)), state)
     if json not in (None, "-") and Path(json).is_file() and not Path(json).is_symlink():
@@ -78,10 +77,8 @@ def serve(
     sys.unraisablehook = _report_unraisable
     with screen.status("loading the libraries") as status:
         from actors.cli.doctor import redis_finding
+        from actors.preflight import cautions
         from actors.runtime import Cluster
-        from cluster.control.fleet_settings import unknown_load
-        from cluster.decoder.footage.camera import clip_shortages
-        from cluster.replica.engine import WARNING
 
         show = status.update if screen.is_terminal else screen.print
 
@@ -108,11 +105,7 @@ def serve(
             signal.signal(each, lambda *_: stop.set())
         others = {} if len(cluster.gateways) == 1 else {"gateways": [asdict(each) for each in cluster.gateways]}
         print_json(json, {"gateway": cluster.gateway_address, "metrics": cluster.metrics_address, **others})
-        if loaded.engine == "simulated":
-            screen.print(f"[bold yellow]warning[/]  {WARNING}")
-        elif loaded.model.name in PRESETS:
-            screen.print(f"[bold yellow]warning[/]  {random_weights(loaded.model.name)}")
-        for sentence in (*clip_shortages(loaded), *unknown_load(loaded)):
+        for sentence in cautions(loaded):
             screen.print(f"[bold yellow]warning[/]  {escape(sentence)}")
         cameras = connected_cameras(cluster)
         troubles = trouble_lines(cameras)
@@ -207,11 +200,3 @@ def connected_cameras(cluster: Cluster) -> list[CameraStatus]:
         if not pending or time.monotonic() > deadline:
             return cameras
         time.sleep(0.2)
-
-
-def random_weights(name: str) -> str:
-    """Notice for a preset, which has random weights."""
-    return (
-        f"model {name} has random weights: it costs what a trained one would, and its answers mean nothing; "
-        "model.name names the bundled model (demo), a checkpoint's folder or a hub id"
-    )
