@@ -5,6 +5,7 @@ import sqlite3
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from alert_parts import bodies, configuration, running, told
@@ -443,3 +444,15 @@ async def test_answers_that_are_sent_again_after_a_restart_are_in_the_timeline_o
                 service.accept_answer(make.answer(window, 0.1))
             timeline = await service.timelines.read("gate", time.time() - 300, time.time() + 60)
             assert sum(each.windows for each in timeline.scores["person"]) == 6
+
+
+async def test_a_disk_with_little_room_is_told_before_it_is_full(tmp_path, monkeypatch):
+    room = SimpleNamespace(free=0)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: room)
+    async with running(configuration(None), tmp_path) as service:
+        assert (await service.outbox()).disk == "", "nobody has looked"
+        for free, told in ((4_900_000_000, "less than 5 GB are free"), (5_100_000_000, "")):
+            room.free = free
+            await service._journal.probe()
+            outbox = await service.outbox()
+            assert (outbox.free_bytes, outbox.trouble, outbox.disk.partition(";")[0]) == (free, "", told)
