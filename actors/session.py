@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import ray
+from ray._private import services
 from ray._private import utils as ray_utils
 from ray._private.node import Node
 
@@ -66,6 +67,12 @@ class RaySession:
         """Address on which processes of this machine listen for each other."""
         return "127.0.0.1" if self.private else str(ray.util.get_node_ip_address())
 
+    @property
+    def log_dir(self) -> str:
+        """Folder in which Ray keeps the logs of this node's processes."""
+        node = ray._private.worker._global_node
+        return "the folders of Ray's nodes" if node is None else str(node.get_logs_dir_path())
+
     def start(self) -> None:
         """Start or connect. Raises ``ConfigError``: no Ray cluster at the configured address, or this process is
         connected to another already; ``SightlineError``: a private Ray did not start, twice."""
@@ -78,7 +85,7 @@ class RaySession:
             # Ignore a Ray cluster named in the environment.
             options |= {"address": "local", "object_store_memory": OBJECT_STORE_BYTES}
             small_head()
-            _start_private(options)
+            _start_private(options | {"_node_ip_address": self.host})
         else:
             options["address"] = self._address
             try:
@@ -128,14 +135,17 @@ class RaySession:
 def _init(options: dict[str, Any]) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     keeps = callable(handler) and threading.current_thread() is threading.main_thread()
-    set_handler = ray_utils.set_sigterm_handler
+    set_handler, resolve = ray_utils.set_sigterm_handler, services.resolve_ip_for_localhost
     if keeps:
         ray_utils.set_sigterm_handler = lambda _: None
+    if options["address"] == "local":
+        # In place of a node's loopback address Ray takes its outer one, and then listens on all.
+        services.resolve_ip_for_localhost = lambda host: host
     try:
         with _environment(ONE_THREAD):
             ray.init(**options)
     finally:
-        ray_utils.set_sigterm_handler = set_handler
+        ray_utils.set_sigterm_handler, services.resolve_ip_for_localhost = set_handler, resolve
     if keeps:
         # That of Ray's library aborts the process.
         signal.signal(signal.SIGTERM, handler)

@@ -15,7 +15,6 @@ from actors.cli.doctor_cluster import (
     alert_findings,
     camera_findings,
     cluster_findings,
-    memory_findings,
     replica_findings,
 )
 from cluster.alerts.dispatcher import Outbox, SinkStatus
@@ -24,11 +23,16 @@ from cluster.codec.nvdec import Nvdec, NvdecError
 from cluster.config import load_config
 from cluster.errors import ConfigError, NotReadyError
 from cluster.lab.bench.processes import free_port
-from cluster.types import CameraStatus, MemoryStatus
+from cluster.types import CameraStatus
 from cluster.types.cameras import NOT_ASKED
 from cluster.types.reports import ReplicaStatus
 
 MODEL = {"name": "tiny-qwen2_5_vl"}
+
+
+def cautions(**config):
+    config = load_config(None, {"model": MODEL, "gateway": {"port": 0, "metrics_port": 0}, **config})
+    return [(each.found, each.remedy) for each in findings(config) if (each.what, each.state) == ("caution", "warning")]
 
 
 def found(**config):
@@ -130,19 +134,28 @@ def test_ports_are_those_that_serve_would_take():
 
 
 def test_a_model_with_random_weights_is_warned_of():
-    row = found()["model and settings"]
-    assert (row.state, "random weights" in row.found, "demo" in row.remedy) == ("warning", True, True)
-    assert found(model={"name": "demo"})["model and settings"].state == "ok"
-    assert found(engine="simulated", simulated={"costs": "demo-cpu"})["model and settings"].state != "warning"
+    [(said, remedy)] = cautions()
+    assert ("random weights" in said, "demo" in remedy) == (True, True)
+    assert cautions(model={"name": "demo"}) == []
+    [(said, _)] = cautions(engine="simulated", simulated={"costs": "demo-cpu"})
+    assert "random weights" not in said
+
+
+def test_a_camera_that_the_bundled_model_does_not_know_is_warned_of():
+    question = [{"id": "q", "text": "Are people fighting?"}]
+    cameras = [{"name": "gate", "source": "rtsp://10.0.0.1/1"}, {"name": "drawn", "source": "demo://gate"}]
+    [(said, remedy)] = cautions(model={"name": "demo"}, cameras=cameras, questions=question)
+    assert (said[:13], "not real pictures" in said) == ("camera gate: ", True)
+    assert remedy == "name a checkpoint in model.name"
 
 
 def test_an_accelerator_whose_load_nobody_knows_is_warned_of():
     """Cameras would be accepted, and run at full quality, whatever the load."""
-    row = found(model=MODEL | {"device": "cuda"})["load"]
-    assert (row.state, row.found.split(":")[0]) == ("warning", "scheduling.costs is not set")
-    assert "sightline bench cost --model tiny-qwen2_5_vl --out" in row.remedy
-    assert "load" not in found(model=MODEL | {"device": "cuda"}, scheduling={"costs": "qwen2.5-vl-7b-h100"})
-    assert "load" not in found()
+    unset = "scheduling.costs is not set"
+    [remedy] = [remedy for said, remedy in cautions(model=MODEL | {"device": "cuda"}) if said.startswith(unset)]
+    assert "sightline bench cost --model tiny-qwen2_5_vl --out" in remedy
+    assert unset not in str(cautions(model=MODEL | {"device": "cuda"}, scheduling={"costs": "qwen2.5-vl-7b-h100"}))
+    assert unset not in str(cautions())
 
 
 @pytest.mark.parametrize(
@@ -225,30 +238,21 @@ def test_a_camera_outside_the_hours_of_its_questions_is_in_order():
 def test_replicas_of_a_running_cluster():
     assert states(replica_findings([])) == {"replicas": ("wrong", "none is ready", True)}
     assert states(replica_findings([ReplicaStatus("replica-0", utilisation=0.5)])) == {
-        "replicas": ("ok", "1 ready, the fullest 50%", False)
+        "replicas": ("ok", "1 ready, the fullest 50%", False),
+        "memory": ("ok", "every tier works", False),
     }
     rows = [*replica_findings([ReplicaStatus("replica-0", backlog_s=40), ReplicaStatus("replica-1", draining=True)])]
     assert [(each.state, each.found) for each in rows] == [
         ("wrong", "replica-0: 40 s of windows wait"),
         ("warning", "drained: replica-1"),
+        ("ok", "every tier works"),
     ]
 
 
-class Memories:
-    """Of a client: what it is told of a camera's memory."""
-
-    def __init__(self, states):
-        self.states = states
-
-    def memory(self, camera):
-        return MemoryStatus(camera, 1, 1, 0, 0, 0, {}, "", "", "", tier_states=self.states)
-
-
 def test_tiers_and_sinks_of_a_running_cluster():
-    cameras = [CameraStatus("gate", replica="replica-0", memory_frames=1)]
-    down = {"arena": "", "redis": "nobody answers"}
-    assert states(memory_findings(Memories(down), cameras))["memory"] == ("wrong", "redis: nobody answers", True)
-    assert states(memory_findings(Memories({"arena": ""}), cameras))["memory"][0] == "ok"
+    replicas = [ReplicaStatus(f"replica-{number}", memory="redis: nobody answers") for number in range(2)]
+    assert states(replica_findings(replicas))["memory"] == ("wrong", "redis: nobody answers", True)
+    assert states(replica_findings([ReplicaStatus("replica-0")]))["memory"][0] == "ok"
     sinks = {
         "ops": SinkStatus(3, 0, 3, 0, "connection refused", kind="webhook"),
         # Its dead letter was sent again.
@@ -267,6 +271,14 @@ def test_tiers_and_sinks_of_a_running_cluster():
     assert rows["sink log"] == ("wrong", "log: 2 alerts refused for good", True)
     assert states(alert_findings(Outbox({}, "disk is full", 4, 0, 0, 0, [])))["alerts"][0] == "wrong"
     assert states(alert_findings(Outbox({}, "", 0, 0, 2, 0, [])))["alerts"][0] == "wrong"
+
+
+def test_a_disk_with_little_room_is_warned_of_with_the_number():
+    rows = states(alert_findings(Outbox({}, "", 0, 0, 0, 0, [], free_bytes=700_000)))
+    assert rows["alerts"][0] == "ok"
+    assert rows["disk"] == ("warning", "700 kB free for incidents", True)
+    for room in (0, 6 * 10**9):
+        assert "disk" not in states(alert_findings(Outbox({}, "", 0, 0, 0, 0, [], free_bytes=room)))
 
 
 class WithoutAlerts:
@@ -299,7 +311,7 @@ def test_a_gateway_that_is_away_or_both_at_once(cli):
 
 
 def test_a_full_disk_is_that_of_the_setting_that_chose_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 2**70)
+    monkeypatch.setattr("cluster.alerts.dispatcher.LEAST_FREE_BYTES", 2**70)
     for section, key in (("alerts", "folder"), ("clips", "folder"), ("cluster", "state_dir")):
         [row] = doctor._disks(load_config(None, {section: {key: str(tmp_path)}}))
         assert f"choose another {'--state' if section == 'cluster' else f'{section}.{key}'}" in row.remedy

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from actors.cli.cameras import add, list_cameras
 from actors.cli.output import JsonLines, cameras_table, memory, print_json, reasons, reconnecting, save, size, span
-from actors.cli.serve import local, state_text, with_state
+from actors.cli.serve import changes, local, state_text, with_state
 from actors.cli.watch import silence_lines
 from cluster.config import load_config
 from cluster.errors import SightlineError, UnavailableError
@@ -213,3 +213,23 @@ def test_a_camera_that_was_added_is_no_failure_where_the_gateway_is_gone_a_momen
     monkeypatch.setattr("actors.cli.cameras.connect", lambda _: contextlib.nullcontext(client))
     add("gate", "rtsp://10.0.0.11/stream1")
     assert "gate: connecting\ntaken by replica-1" in capsys.readouterr().out
+
+
+def test_what_changes_in_a_running_cluster_is_a_line_each():
+    before = {"gateway": "runs (process 7)", "replica-0": "runs (process 8)", "memory of replica-0": ""}
+    assert changes({}, before) == [], "the first look"
+    assert changes(before, before) == []
+    dead = before | {"replica-0": "died", "memory of replica-0": "redis: nobody answers"}
+    assert changes(before, dead) == ["replica-0: died", "memory of replica-0: redis: nobody answers"]
+    back = dead | {"replica-0": "runs (process 9)", "memory of replica-0": ""}
+    assert changes(dead, back) == ["replica-0: runs (process 9)", "memory of replica-0: works again"]
+    # Between two looks.
+    assert changes(before, before | {"gateway": "runs (process 9)"}) == ["gateway: died, and runs (process 9)"]
+    more = before | {f"decoder-{number}": "runs (process 9)" for number in range(14)} | {"memory of replica-1": ""}
+    assert changes(before, more) == [
+        *(f"decoder-{number}: runs (process 9)" for number in range(10)),
+        "and 4 more changes",
+    ]
+    del more["replica-0"]
+    assert changes(more, before | {"replica-0": "died"})[0] == "replica-0: died"
+    assert changes(before, {"gateway": before["gateway"]}) == ["replica-0: ended", "memory of replica-0: ended"]
