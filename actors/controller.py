@@ -188,7 +188,8 @@ class Controller(InnerProcess):
         # All before the statuses: what changes meanwhile is told the next time, and no camera seems to be removed.
         directory, left_out = self._directory, self._table.left_out
         now, settings = directory.declared, directory.settings_since(version)
-        return CameraStates(now, settings, tuple(await self.list_cameras()), directory.pictures(), left_out)
+        statuses = [each async for each in giving_way(directory.statuses(remarks=False))]
+        return CameraStates(now, settings, tuple(statuses), directory.pictures(), left_out)
 
     # -- replicas, for operators ----------------------------------------------------------------
     async def list_replicas(self) -> list[ReplicaStatus]:

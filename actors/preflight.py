@@ -5,6 +5,7 @@ import random
 import runpy
 import socket
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 from cluster.alerts.sinks import kafka
@@ -21,6 +22,10 @@ from cluster.models.presets import PRESETS
 from cluster.replica.engine import WARNING, configured_costs
 from cluster.security.private_files import make_private_folder
 from cluster.tracing import check_tracing
+from cluster.types.cameras import several_cameras
+
+MOST_REMARKS = 5
+"""Remarks on cameras that are told; each is of all cameras that it fits."""
 
 
 def preflight(config: SightlineConfig) -> SightlineConfig:
@@ -114,8 +119,13 @@ def cautions(config: SightlineConfig) -> list[str]:
             f"model {name} has random weights: it costs what a trained one would, and its answers mean nothing; "
             "model.name names the bundled model (demo), a checkpoint's folder or a hub id"
         )
-    remarks = {each.name: bundled_remark(config, camera_settings(config, each)) for each in config.cameras}
-    return said + [f"camera {name}: {remark}" for name, remark in remarks.items() if remark]
+    remarks: dict[str, list[str]] = {}
+    for each in config.cameras:
+        if remark := bundled_remark(config, camera_settings(config, each)):
+            remarks.setdefault(remark, []).append(each.name)
+    said += [f"{several_cameras(names)}: {remark}" for remark, names in islice(remarks.items(), MOST_REMARKS)]
+    rest = [name for names in islice(remarks.values(), MOST_REMARKS, None) for name in names]
+    return said + ([f"{several_cameras(rest)}: answers mean little as well; see above"] if rest else [])
 
 
 def named_folders(config: SightlineConfig) -> dict[str, Path]:

@@ -206,7 +206,8 @@ class Cluster:
                 watchdog.restart_hung(wanted)
                 self._look(watchdog.running())
             except Exception as error:  # Whatever it was: nobody else starts them.
-                log.warning("not every process is as it should be: %s", error)
+                if not self._ending.is_set():
+                    log.warning("not every process is as it should be: %s", error)
 
     def _look(self, running: dict[str, int]) -> None:
         """Update :attr:`parts` by what the watchdog, the controller and alerting say; what they do not say stays."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import ray
-from ray._private import services
+from ray._private import auto_init_hook, services
 from ray._private import utils as ray_utils
 from ray._private.node import Node
 
@@ -80,6 +80,8 @@ class RaySession:
             raise ConfigError("this process is connected to Ray already; run one cluster per process")
         os.environ.update(FLAGS)
         _mute_ray()
+        # Otherwise a call from a thread that outlives stop() would start another Ray.
+        auto_init_hook.enable_auto_connect = False
         options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if self.private:
             # Ignore a Ray cluster named in the environment.
@@ -159,10 +161,12 @@ def _start_private(options: dict[str, Any]) -> None:
         try:
             _init(options)
             return
-        # Ray raises a bare Exception when its node is late.
-        except Exception as error:
+        # Ray raises a bare Exception when its node is late; an end that is asked for meanwhile leaves nothing either.
+        except BaseException as error:
             ray.shutdown()
             _end([process for process in _rays_processes() if process.pid not in before], _LEFTOVERS_S)
+            if not isinstance(error, Exception):
+                raise
             if not again:
                 raise SightlineError(f"Ray did not start: {first_line(error)}") from None
             log.warning("Ray did not start (%s); trying once more", first_line(error))

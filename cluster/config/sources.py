@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,7 +49,11 @@ def bundled_remark(config: SightlineConfig, camera: CameraConfig) -> str:
     if config.engine == "simulated" or config.model.name not in BUNDLED:
         return ""
     taught, path = _taught(config.model.name), local_path(camera.source)
-    drawn = camera.source.scheme in ("", DEMO_SCHEME) if path is None else path.with_suffix(".json").exists()
+    drawn = path is None and camera.source.scheme in ("", DEMO_SCHEME)
+    if path is not None:
+        # A folder that this user may not look into, a name that is too long, or "/".
+        with suppress(OSError, ValueError):
+            drawn = path.with_suffix(".json").exists()
     unknown = [repr(each.text) for each in camera.questions if each.text not in taught]
     if drawn and not unknown:
         return ""

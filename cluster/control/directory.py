@@ -45,8 +45,8 @@ class Directory:
 
     ``version`` grows with every change that concerns decoders, and is greater than ``after``, the last version of
     earlier controllers; ``declared``: the one at which a camera or its settings changed last; ``windows_lost``: windows
-    that died with a camera's decoder and replica, of which only this table knows. ``remark``: reason of a camera whose
-    state has none."""
+    that died with a camera's decoder and replica, of which only this table knows. ``remark``: for people, reason of a
+    camera that runs or has ended and whose state has none."""
 
     def __init__(
         self,
@@ -382,8 +382,8 @@ class Directory:
         alive = frozenset(member.info.address for member in self._replicas.values())
         return Assignment(self.version, tuple(cameras), alive, self.geometry)
 
-    def status(self, name: str) -> CameraStatus:
-        """Full status of one camera."""
+    def status(self, name: str, *, remarks: bool = True) -> CameraStatus:
+        """Full status of one camera, without ``remarks`` for who decides by its reason."""
         camera, route, plan = self._require(name), self.route(name), self._fleet.plan(name)
         status = camera.status(
             route,
@@ -392,11 +392,13 @@ class Directory:
             windows_per_s=self._fleet.windows_per_s(name),
             expected_lag_s=self._lag_s(plan.owner),
         )
-        return status if status.reason else replace(status, reason=self._remark(camera.settings))
+        if not remarks or status.reason or status.state not in ("running", "ended"):
+            return status
+        return replace(status, reason=self._remark(camera.settings))
 
-    def statuses(self) -> Iterator[CameraStatus]:
+    def statuses(self, *, remarks: bool = True) -> Iterator[CameraStatus]:
         """Of all cameras, sorted by name; those that are removed meanwhile are left out."""
-        return (self.status(name) for name in self.cameras if name in self._cameras)
+        return (self.status(name, remarks=remarks) for name in self.cameras if name in self._cameras)
 
     def _lag_s(self, replica: str | None) -> float:
         if not self._measured or replica is None:

@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from operator import attrgetter
@@ -232,6 +232,11 @@ def remark_on(question: str, answer: str) -> str:
     if is_open_question(question) and answer.strip(" .").lower() in ("yes", "no"):
         return "the question asks for more than yes or no; this model answered no more than that"
     return ""
+
+
+def several_cameras(names: Sequence[str]) -> str:
+    """Cameras, of which there may be thousands, in a sentence."""
+    return f"camera {names[0]}" if len(names) == 1 else f"{len(names)} cameras ({names[0]}, …)"
 
 
 HEALTH_SUBJECTS = ("camera-offline", "frozen-image", "covered-lens", "scene-change", "camera-unanswered")

@@ -11,9 +11,12 @@ import psutil
 import pytest
 import ray
 from cluster_parts import configuration, ray_processes
+from ray.exceptions import RayError
 
 from actors import runtime
+from actors.remote import find_actor
 from actors.runtime import Cluster
+from actors.session import RaySession
 from cluster.config import SightlineConfig
 from cluster.errors import ConfigError, ModelError, SightlineError
 
@@ -80,8 +83,6 @@ def test_ray_that_is_late_is_started_once_more(late: int, monkeypatch: pytest.Mo
     """Its processes run by then: those of the start that failed are ended."""
     from ray._private import services
 
-    from actors.session import RaySession
-
     answers, left = services.get_node, []
 
     def get_node(*given, **named):
@@ -101,6 +102,37 @@ def test_ray_that_is_late_is_started_once_more(late: int, monkeypatch: pytest.Mo
     assert left[0]
     assert not [pid for pids in left for pid in pids if psutil.pid_exists(pid)]
     session.stop(10.0)
+    assert ray_processes() == []
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+def test_an_end_that_is_asked_for_while_ray_starts_leaves_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray._private import services
+
+    def terminated(*_, **__):
+        left.extend(ray_processes())
+        raise SystemExit
+
+    left: list[psutil.Process] = []
+    monkeypatch.setattr(services, "get_node", terminated)
+    session = RaySession(None)
+    with pytest.raises(SystemExit):
+        session.start()
+    assert left
+    assert ray_processes() == []
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+def test_a_look_that_comes_after_the_end_starts_no_ray() -> None:
+    """As of the thread that follows the processes, which is not waited for where Ray hangs."""
+    session = RaySession(None)
+    session.start()
+    session.stop(10.0)
+    with pytest.raises(RayError):
+        find_actor("gateway")
+    assert not ray.is_initialized()
     assert ray_processes() == []
 
 

@@ -143,3 +143,5 @@ def test_of_pictures_and_questions_that_the_bundled_model_does_not_know_it_is_sa
         assert "not real pictures and 'Fire?'; name" in said(real, "Fire?")
         assert said(real, "Fire?", model={"name": "tiny-qwen2_5_vl"}) == ""
         assert said(real, "Fire?", engine="simulated", simulated={"costs": "demo-cpu"}) == ""
+    for unfit in ("/", ".", f"{'a' * 300}.mp4", f"/{'a' * 5000}/gate.mp4"):
+        assert "not real pictures; name" in said(unfit), "every camera's status would fail with that of one"

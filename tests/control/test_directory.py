@@ -55,6 +55,9 @@ def test_a_remark_stands_where_the_state_has_no_reason() -> None:
     for report, reason in (("", "about rtsp://10.0.0.1/1"), ("nothing listens there", "nothing listens there")):
         directory.heartbeat_decoder("decoder-0", "decoder-0/0", [CameraReport("gate", "running", report)], 1.0)
         assert directory.status("gate").reason == reason
+        assert directory.status("gate", remarks=False).reason == report
+    directory.heartbeat_decoder("decoder-0", "decoder-0/0", [CameraReport("gate", "waiting", "")], 2.0)
+    assert directory.status("gate").reason == "", "nobody pushes for it: a remark on answers would hide that"
 
 
 def test_every_camera_is_assigned_to_exactly_one_decoder(directory: Directory) -> None:

@@ -11,6 +11,7 @@ from cluster.decoder.footage.clip import Painter
 from cluster.decoder.footage.pictures import LatestPicture
 from cluster.decoder.footage.ring import PacketRing, RingBudget
 from cluster.types import BoolGrid, EncodedPacket, ShownPicture
+from cluster.types.cameras import several_cameras
 
 log = logging.getLogger(__name__)
 
@@ -126,9 +127,8 @@ def clip_shortages(config: SightlineConfig) -> list[str]:
     found = []
     if large := [name for name, size in wanted.items() if size > clips.ring_camera_bytes]:
         most = max(wanted[name] for name in large)
-        named = f"camera {large[0]}" if len(large) == 1 else f"{len(large)} cameras ({large[0]}, …)"
         found.append(
-            f"clips of {named} will begin late if they send {rate} or more: their packets take up to "
+            f"clips of {several_cameras(large)} will begin late if they send {rate} or more: their packets take up to "
             f"{most / MB:.0f} MB, and clips.ring_camera_bytes is {clips.ring_camera_bytes / MB:.0f} MB"
         )
     decoders = config.cluster.decoders

@@ -149,6 +149,18 @@ def test_a_camera_that_the_bundled_model_does_not_know_is_warned_of():
     assert remedy == "name a checkpoint in model.name"
 
 
+def test_thousands_of_cameras_that_it_does_not_know_take_a_line():
+    cameras = [{"name": f"gate-{number}", "source": f"rtsp://10.0.0.1/{number}"} for number in range(3000)]
+    question = [{"id": "q", "text": "Are people fighting?"}]
+    said = [each for each, _ in cautions(model={"name": "demo"}, cameras=cameras, questions=question)]
+    assert [each[:40] for each in said if "real pictures" in each] == ["3000 cameras (gate-0, …): answers mean l"]
+    for number, each in enumerate(cameras[:100]):
+        each["questions"] = [{"id": "own", "text": f"Is bay {number} free?"}]
+    said = [each for each, _ in cautions(model={"name": "demo"}, cameras=cameras[:100], questions=question)]
+    assert len([each for each in said if "mean little" in each]) == 6
+    assert "95 cameras (gate-5, …): answers mean little as well" in said
+
+
 def test_an_accelerator_whose_load_nobody_knows_is_warned_of():
     """Cameras would be accepted, and run at full quality, whatever the load."""
     unset = "scheduling.costs is not set"
