@@ -5,7 +5,6 @@ import random
 import runpy
 import socket
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 
 from cluster.alerts.sinks import kafka
@@ -15,7 +14,7 @@ from cluster.config.sources import bundled_remark
 from cluster.control.fleet_settings import fleet_settings, unknown_load
 from cluster.decoder.footage.camera import clip_shortages
 from cluster.engine.vllm.settings import VllmSettings, check_version
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, at_most
 from cluster.gateway.guard import make_guard
 from cluster.models.catalog import check_model
 from cluster.models.presets import PRESETS
@@ -121,11 +120,9 @@ def cautions(config: SightlineConfig) -> list[str]:
         )
     remarks: dict[str, list[str]] = {}
     for each in config.cameras:
-        if remark := bundled_remark(config, camera_settings(config, each)):
-            remarks.setdefault(remark, []).append(each.name)
-    said += [f"{several_cameras(names)}: {remark}" for remark, names in islice(remarks.items(), MOST_REMARKS)]
-    rest = [name for names in islice(remarks.values(), MOST_REMARKS, None) for name in names]
-    return said + ([f"{several_cameras(rest)}: answers mean little as well; see above"] if rest else [])
+        remarks.setdefault(bundled_remark(config, camera_settings(config, each)), []).append(each.name)
+    told = [f"{several_cameras(names)}: {remark}" for remark, names in remarks.items() if remark]
+    return said + at_most(MOST_REMARKS, told, " remarks on cameras; see sightline cameras list")
 
 
 def named_folders(config: SightlineConfig) -> dict[str, Path]:

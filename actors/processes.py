@@ -163,10 +163,8 @@ def tiers(config: SightlineConfig, host: str | None) -> list[Process]:
     wanted = config.cluster.placement.replica
     nodes = [node for node in ray.nodes() if node["Alive"] and (wanted is None or node["Resources"].get(wanted))]
     names = {tier_name(node["NodeID"]): node["NodeID"] for node in nodes}
-    return [
-        Process(name, TierNode, (only(config, "tiers"), name, host), "replica", node=node)
-        for name, node in names.items()
-    ]
+    held = only(config, "tiers")
+    return [Process(name, TierNode, (held, name, host), "replica", node=node) for name, node in names.items()]
 
 
 class Watchdog:

@@ -95,11 +95,10 @@ class Cluster:
             self._on_phase("starting ray")
             self._session.start()
             self._start_processes(config)
-        except RayError as error:
+        except BaseException as error:
             self.stop()
-            raise SightlineError(f"the cluster did not start: {first_line(error)}") from None
-        except BaseException:
-            self.stop()
+            if isinstance(error, RayError):
+                raise SightlineError(f"the cluster did not start: {first_line(error)}") from None
             raise
 
     def readiness(self) -> Readiness:
@@ -152,8 +151,7 @@ class Cluster:
 
     def _start_processes(self, config: SightlineConfig) -> None:
         deadline = time.monotonic() + config.cluster.start_timeout_s
-        # On an existing Ray cluster, processes may be on several machines.
-        host = self._session.host if self._session.private else None
+        host = self._session.host
         self._on_phase("starting controller")
         first, *others = processes(config, self._run_id, host)
         self._start_process(first, config)

@@ -63,9 +63,9 @@ class RaySession:
         return self._address is None
 
     @property
-    def host(self) -> str:
-        """Address on which processes of this machine listen for each other."""
-        return "127.0.0.1" if self.private else str(ray.util.get_node_ip_address())
+    def host(self) -> str | None:
+        """Address on which processes listen for each other; ``None``: that of their node."""
+        return "127.0.0.1" if self.private else None
 
     @property
     def log_dir(self) -> str:

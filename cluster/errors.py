@@ -1,10 +1,18 @@
 """Errors shown to users: each message is one sentence with the problem and its fix."""
 
+from collections.abc import Sequence
+
 
 class SightlineError(Exception):
     """Base of every error raised on purpose. ``exit_code`` is what the CLI ends with."""
 
     exit_code = 1
+
+
+def at_most(most: int, lines: Sequence[str], what: str = "") -> list[str]:
+    """The first of many lines, and how many more there are of ``what``."""
+    more = len(lines) - most
+    return [*lines[:most], f"and {more} more{what}"] if more > 0 else [*lines]
 
 
 def install_hint(extra: str) -> str:

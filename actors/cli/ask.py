@@ -75,32 +75,28 @@ def ask(
         "max_new_tokens": max_tokens,
         "with_pictures": pictures is not None,
     }
-    if not camera:
-        raise ConfigError(
-            'no question; write it, as in: sightline ask --all "Was there a red van?"'
-            if every
-            else 'no camera; name it, as in: sightline ask gate "Who came in?"'
-        )
+    interactive = not (every or question)
+    refused = {
+        'no question; write it, as in: sightline ask --all "Was there a red van?"': every and not camera,
+        'no camera; name it, as in: sightline ask gate "Who came in?"': not camera,
+        f"--all asks every camera; leave {camera!r} away, or choose with --camera {camera}": every and question,
+        "a question to all begins no conversation; leave --conversation away": every and conversation,
+        'no question; write it behind the camera, as in: sightline ask gate "Who came in?"': interactive
+        and not sys.stdin.isatty(),
+        "--json needs a question on the command line": interactive and json is not None,
+    }
+    for sentence, holds in refused.items():
+        if holds:
+            raise ConfigError(sentence)
+    if pictures is not None:
+        check_writable(pictures)
     if every:
-        if question:
-            raise ConfigError(f"--all asks every camera; leave {camera!r} away, or choose with --camera {camera}")
-        if conversation:
-            raise ConfigError("a question to all begins no conversation; leave --conversation away")
-        if pictures is not None:
-            check_writable(pictures)
         deadline_s = min(wanted.pop("timeout_s"), 300.0)
         with connect(gateway) as client:
             events = client.ask_all(camera, only or (), at_once=at_once, deadline_s=deadline_s, **wanted)
             if not _show_all(events, pictures=pictures, json=json):
                 raise KeyboardInterrupt
         return
-    interactive = not question
-    if interactive and not sys.stdin.isatty():
-        raise ConfigError('no question; write it behind the camera, as in: sightline ask gate "Who came in?"')
-    if interactive and json is not None:
-        raise ConfigError("--json needs a question on the command line")
-    if pictures is not None:
-        check_writable(pictures)
     with connect(gateway) as client:
         # Report an unknown camera or an unreachable gateway before the first question is typed.
         for line in reasons([client.camera_get(camera)]):

@@ -85,17 +85,14 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
     if config.tiers.redis_url is not None:
         yield redis_finding(config.tiers.redis_url)
     yield _checked("model and settings", config.model.name, partial(check_settings, config))
-    for sentence in cautions(config):
-        found, _, remedy = sentence.partition("; ")
-        yield Finding("caution", "warning", found, remedy)
+    yield from (Finding.said("caution", "warning", sentence) for sentence in cautions(config))
 
 
 def _checked(what: str, good: str, check: Callable[[], object]) -> Finding:
     try:
         check()
     except SightlineError as error:
-        found, _, remedy = str(error).partition("; ")
-        return Finding(what, "wrong", found, remedy)
+        return Finding.said(what, "wrong", error)
     return Finding(what, "ok", good)
 
 
@@ -174,13 +171,17 @@ def _disks(config: SightlineConfig) -> Iterator[Finding]:
 
 
 def _clock() -> Finding:
-    synchronised = _said("timedatectl", "show", "-p", "NTPSynchronized", "--value")
-    if synchronised == "yes":
-        return Finding("clock", "ok", "synchronised")
-    if synchronised == "no":
-        return Finding("clock", "warning", "not synchronised", "run chrony or systemd-timesyncd: incidents carry times")
-    remedy = "make sure that it is: incidents carry times"
-    return Finding("clock", "warning", "whether it is synchronised cannot be seen here", remedy)
+    unseen = (
+        "warning",
+        "whether it is synchronised cannot be seen here",
+        "make sure that it is: incidents carry times",
+    )
+    known = {
+        "yes": ("ok", "synchronised", ""),
+        "no": ("warning", "not synchronised", "run chrony or systemd-timesyncd: incidents carry times"),
+    }
+    asked = _said("timedatectl", "show", "-p", "NTPSynchronized", "--value")
+    return Finding("clock", *known.get(asked, unseen))
 
 
 def redis_finding(url: str) -> Finding:

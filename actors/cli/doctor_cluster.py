@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from actors.cli.output import size
-from cluster.errors import NotReadyError, SightlineError
+from cluster.errors import NotReadyError, SightlineError, at_most
 from cluster.redaction import redact
 
 if TYPE_CHECKING:
@@ -21,9 +20,13 @@ BEHIND_S = 30.0
 MOST_DROPPED = 0.05
 MOST_NAMED = 5
 MOST_DEAD = 1000
+STATES = "see States of a camera in docs/operations.md"
+LOWERED = "add replicas, lengthen window.stride_s, or mark cameras background"
+LOST = "see sightline_windows_total{reason} in docs/operations.md"
+DRAINED = "stop them once they hold no camera, or sightline replicas drain --undo"
 SILENT = (
     (("backoff", "error"), "wrong", "correct the source: sightline cameras test SOURCE"),
-    (("waiting", "connecting"), "warning", "see States of a camera in docs/operations.md"),
+    (("waiting", "connecting"), "warning", STATES),
 )
 
 
@@ -35,14 +38,19 @@ class Finding(NamedTuple):
     found: str
     remedy: str = ""
 
+    @classmethod
+    def said(cls, what: str, state: str, sentence: object, remedy: str = "") -> Finding:
+        """Of a sentence with the problem and, behind a semicolon, its fix."""
+        found, _, fix = str(sentence).partition("; ")
+        return cls(what, state, found, fix or remedy)
+
 
 def cluster_findings(client: GatewayClient) -> Iterator[Finding]:
     """Every check, in order; ``wrong`` with the reason where the gateway does not answer one."""
     try:
         cameras = client.cameras_list()
     except SightlineError as error:
-        found, _, remedy = str(error).partition("; ")
-        yield Finding("gateway", "wrong", found, remedy or "start it, or name its address")
+        yield Finding.said("gateway", "wrong", error, "start it, or name its address")
         return
     yield Finding("gateway", "ok", f"answers at {client.address}")
     yield from camera_findings(cameras)
@@ -73,8 +81,7 @@ def camera_findings(cameras: Sequence[CameraStatus]) -> Iterator[Finding]:
         return
     from cluster.types.cameras import NOT_ASKED
 
-    running = sum(camera.state == "running" for camera in cameras)
-    text = f"{running} of {len(cameras)} running"
+    text = f"{sum(camera.state == 'running' for camera in cameras)} of {len(cameras)} running"
     silent = [
         Finding("cameras", level, f"{text}; {_named(said)}", remedy)
         for states, level, remedy in SILENT
@@ -82,26 +89,18 @@ def camera_findings(cameras: Sequence[CameraStatus]) -> Iterator[Finding]:
     ]
     yield from silent or [Finding("cameras", "ok", text)]
     # Outside the hours of all its questions a camera runs as it is meant to.
-    told = [
-        f"{each.name}: {redact(each.reason)}"
-        for each in cameras
-        if each.state == "running" and each.reason not in ("", NOT_ASKED)
-    ]
-    if told:
-        yield Finding("running cameras", "warning", _named(told), "see States of a camera in docs/operations.md")
-    shed = [camera.name for camera in cameras if camera.rung == "shed"]
-    lowered = [camera.name for camera in cameras if camera.rung not in ("full", "shed")]
-    if shed or lowered:
-        found = "; ".join(
-            f"{what}: {_named(names)}" for what, names in (("not answered", shed), ("lowered", lowered)) if names
-        )
-        remedy = "add replicas, lengthen window.stride_s, or mark cameras background"
-        yield Finding("quality", "wrong" if shed else "warning", found, remedy)
-    done = sum(camera.windows_done + camera.windows_gated for camera in cameras)
-    dropped = sum(camera.windows_dropped + camera.windows_lost for camera in cameras)
-    if dropped > MOST_DROPPED * (done + dropped):
-        found = f"{dropped} of {done + dropped} windows were dropped or lost since the cameras began"
-        yield Finding("windows", "warning", found, "see sightline_windows_total{reason} in docs/operations.md")
+    running = [each for each in cameras if each.state == "running" and each.reason not in ("", NOT_ASKED)]
+    shed = [each.name for each in cameras if each.rung == "shed"]
+    lowered = [each.name for each in cameras if each.rung not in ("full", "shed")]
+    quality = [f"{what}: {_named(names)}" for what, names in (("not answered", shed), ("lowered", lowered)) if names]
+    done = sum(each.windows_done + each.windows_gated for each in cameras)
+    dropped = sum(each.windows_dropped + each.windows_lost for each in cameras)
+    lost = f"{dropped} of {done + dropped} windows were dropped or lost since the cameras began"
+    yield from _any(
+        ("running cameras", "warning", [f"{each.name}: {redact(each.reason)}" for each in running], STATES),
+        ("quality", "wrong" if shed else "warning", quality, LOWERED),
+        ("windows", "warning", [lost] if dropped > MOST_DROPPED * (done + dropped) else [], LOST),
+    )
 
 
 def replica_findings(replicas: Sequence[ReplicaStatus]) -> Iterator[Finding]:
@@ -112,21 +111,15 @@ def replica_findings(replicas: Sequence[ReplicaStatus]) -> Iterator[Finding]:
     failing = [f"{each.name}: {each.trouble}" for each in replicas if each.trouble]
     behind = [f"{each.name}: {each.backlog_s:.0f} s of windows wait" for each in replicas if each.backlog_s > BEHIND_S]
     drained = [each.name for each in replicas if each.draining]
-    if failing:
-        yield Finding("replicas", "wrong", _named(failing), "see that replica's log; Serve restarts one that hangs")
-    if behind:
-        yield Finding("replicas", "wrong", _named(behind), "add replicas, or lengthen window.stride_s")
-    if drained:
-        remedy = "stop them once they hold no camera, or sightline replicas drain --undo"
-        yield Finding("replicas", "warning", f"drained: {_named(drained)}", remedy)
-    if not (failing or behind or drained):
-        fullest = max(each.utilisation for each in replicas)
-        yield Finding("replicas", "ok", f"{len(replicas)} ready" + (f", the fullest {fullest:.0%}" if fullest else ""))
-    if without := sorted({redact(each.memory) for each in replicas if each.memory}):
-        remedy = "see SightlineTierDown in docs/operations.md; memories wait in the tier above meanwhile"
-        yield Finding("memory", "wrong", _named(without), remedy)
-    else:
-        yield Finding("memory", "ok", "every tier works")
+    fullest = max(each.utilisation for each in replicas)
+    without = sorted({redact(each.memory) for each in replicas if each.memory})
+    remedy = "see SightlineTierDown in docs/operations.md; memories wait in the tier above meanwhile"
+    yield from _any(
+        ("replicas", "wrong", failing, "see that replica's log; Serve restarts one that hangs"),
+        ("replicas", "wrong", behind, "add replicas, or lengthen window.stride_s"),
+        ("replicas", "warning", [f"drained: {_named(drained)}"] if drained else [], DRAINED),
+    ) or [Finding("replicas", "ok", f"{len(replicas)} ready" + (f", the fullest {fullest:.0%}" if fullest else ""))]
+    yield from _any(("memory", "wrong", without, remedy)) or [Finding("memory", "ok", "every tier works")]
 
 
 def alert_findings(outbox: Outbox) -> Iterator[Finding]:
@@ -152,6 +145,10 @@ def alert_findings(outbox: Outbox) -> Iterator[Finding]:
             )
 
 
+def _any(*rows: tuple[str, str, Sequence[str], str]) -> list[Finding]:
+    """A finding of each row of which there are any lines."""
+    return [Finding(what, state, _named(lines), remedy) for what, state, lines, remedy in rows if lines]
+
+
 def _named(lines: Sequence[str]) -> str:
-    more = len(lines) - MOST_NAMED
-    return "; ".join(islice(lines, MOST_NAMED)) + (f"; and {more} more" if more > 0 else "")
+    return "; ".join(at_most(MOST_NAMED, lines))

@@ -16,7 +16,7 @@ import typer
 
 from actors.cli.options import Json, Settings, State, parse_settings
 from actors.cli.output import check_json_target, console, plural, print_json, trouble_lines
-from cluster.errors import SightlineError
+from cluster.errors import SightlineError, at_most
 
 if TYPE_CHECKING:
     from actors.runtime import Cluster
@@ -187,8 +187,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
         if text != before.get(name, "")
     ]
     told += [f"{name}: ended" for name in before if name not in now]
-    more = len(told) - MOST_LINES
-    return told[:MOST_LINES] + ([f"and {more} more changes"] if more > 0 else [])
+    return at_most(MOST_LINES, told, " changes")
 
 
 def connected_cameras(cluster: Cluster) -> list[CameraStatus]:

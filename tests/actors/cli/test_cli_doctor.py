@@ -157,8 +157,8 @@ def test_thousands_of_cameras_that_it_does_not_know_take_a_line():
     for number, each in enumerate(cameras[:100]):
         each["questions"] = [{"id": "own", "text": f"Is bay {number} free?"}]
     said = [each for each, _ in cautions(model={"name": "demo"}, cameras=cameras[:100], questions=question)]
-    assert len([each for each in said if "mean little" in each]) == 6
-    assert "95 cameras (gate-5, …): answers mean little as well" in said
+    assert len([each for each in said if "mean little" in each]) == 5
+    assert "and 95 more remarks on cameras" in said
 
 
 def test_an_accelerator_whose_load_nobody_knows_is_warned_of():
