@@ -82,7 +82,7 @@ class ControllerDirectory:
 
     def __init__(self) -> None:
         self.controller = REMOTE_CONTROLLER
-        self._pages = MetricsPages()
+        self.metrics_addresses = MetricsPages().addresses
         self.sessions: SessionStore = CachedSessions(REMOTE_CONTROLLER)
 
     async def gateways(self, but: str) -> dict[str, Any]:
@@ -91,9 +91,6 @@ class ControllerDirectory:
             return await asyncio.to_thread(named, lambda name: is_gateway(name) and name != but)
         except RayError as error:
             raise UnavailableError(f"Ray does not say which gateways there are: {error}") from None
-
-    async def metrics_addresses(self) -> dict[str, str]:
-        return await self._pages.addresses()
 
     async def alerting(self) -> str:
         """Address of ``Incidents`` behind the gateway, ``host:port``."""

@@ -221,7 +221,8 @@ class Cluster:
                 asked = self._actors[ALERTING].disk_trouble.remote()
                 self._troubles["disk of incidents"] = await_reply_blocking(asked, timeout_s=FOLLOW_S)
         if self.parts or all(running.values()):
-            lives = {short_tier(name): _life(pid) for name, pid in (running | self._replicas).items()}
+            pids = {short_tier(name): pid for name, pid in (running | self._replicas).items()}
+            lives = {name: f"runs (process {pid})" if pid else "died" for name, pid in pids.items()}
             self.parts = lives | {name: redact(text) for name, text in self._troubles.items()}
 
     def _serve(self, config: SightlineConfig, host: str | None) -> None:
@@ -297,10 +298,6 @@ class Cluster:
         for actor in reversed(self._actors.values()):
             with contextlib.suppress(Exception):
                 ray.kill(actor)
-
-
-def _life(pid: int) -> str:
-    return f"runs (process {pid})" if pid else "died"
 
 
 def _last_line(said: object) -> str:

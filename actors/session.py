@@ -143,10 +143,14 @@ def _init(options: dict[str, Any]) -> None:
     if options["address"] == "local":
         # In place of a node's loopback address Ray takes its outer one, and then listens on all.
         services.resolve_ip_for_localhost = lambda host: host
+    before = {key: os.environ[key] for key in ONE_THREAD if key in os.environ}
+    os.environ.update(ONE_THREAD)
     try:
-        with _environment(ONE_THREAD):
-            ray.init(**options)
+        ray.init(**options)
     finally:
+        for key in ONE_THREAD:
+            del os.environ[key]
+        os.environ.update(before)
         ray_utils.set_sigterm_handler, services.resolve_ip_for_localhost = set_handler, resolve
     if keeps:
         # That of Ray's library aborts the process.
@@ -236,20 +240,6 @@ def _is_rays(process: psutil.Process) -> bool:
         )
     except psutil.Error:
         return True
-
-
-@contextlib.contextmanager
-def _environment(changes: dict[str, str]) -> Any:
-    before = {key: os.environ.get(key) for key in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value
 
 
 def small_head() -> None:

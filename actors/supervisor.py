@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import ray
 
 from actors.preflight import cautions, check_settings
-from actors.processes import Process, Watchdog, wanted_processes
+from actors.processes import Watchdog, wanted_processes
 from actors.remote import ALERTING, RayTable, await_reply, find_actor, gateway_names, get_actor
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
@@ -130,14 +130,11 @@ class Supervisor:
         self._end(ending)
         for name, process in wanted.items():
             if find_actor(name) is None:
-                self._start(process)
+                log.info("starting %s", name)
+                with contextlib.suppress(ValueError):
+                    process.start(self._config.cluster.placement, detached=True)
+                    self._registry.put(name, process.digest)
         self._watchdog.restart_hung(wanted)
-
-    def _start(self, process: Process) -> None:
-        log.info("starting %s", process.name)
-        with contextlib.suppress(ValueError):
-            process.start(self._config.cluster.placement, detached=True)
-            self._registry.put(process.name, process.digest)
 
     def _end_all(self) -> None:
         if not self._registry.is_owner():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Generator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,21 +133,21 @@ def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[st
                 conversation = ""
 
 
+@dataclass(slots=True, kw_only=True)
 class Shown:
     """Output of an answer and its evidence."""
 
-    def __init__(self, *, explain: bool, pictures: Path | None, json: str | None) -> None:
-        self._explain = explain
-        self._pictures = pictures
-        self._json = json
-        self._conversation = ""
+    explain: bool
+    pictures: Path | None
+    json: str | None
+    _conversation: str = ""
 
     def answer(self, question: str, events: Generator[str | Told, None, None]) -> Told:
         """Print the pieces as they arrive, then the rest; the call has ended when this returns or raises. Raises
         ``SightlineError``: the answer failed, or a file cannot be written."""
         from cluster.wire.memory_wire import Told
 
-        quiet = self._json == "-"
+        quiet = self.json == "-"
         try:
             for event in events:
                 if isinstance(event, Told):
@@ -159,10 +159,10 @@ class Shown:
         assert isinstance(event, Told)
         if not quiet:
             print()
-        files = write_pictures(event, self._pictures) if self._pictures is not None else []
-        print_json(self._json, as_json(event, files))
+        files = write_pictures(event, self.pictures) if self.pictures is not None else []
+        print_json(self.json, as_json(event, files))
         self._remarks(question, event)
-        if self._explain and not quiet:
+        if self.explain and not quiet:
             _print_explanation(event)
         return event
 
@@ -174,7 +174,7 @@ class Shown:
             screen.print("[yellow]part of the memory was out of reach; something may be missing from the answer[/]")
         if remark := remark_on(question, told.result.text):
             screen.print(f"[yellow]{remark}[/]")
-        if (screen.is_terminal or self._explain) and told.conversation != self._conversation:
+        if (screen.is_terminal or self.explain) and told.conversation != self._conversation:
             screen.print(f"[dim]conversation {told.conversation}[/]")
             self._conversation = told.conversation
 
@@ -214,12 +214,10 @@ def cost_lines(told: Told) -> list[str]:
 
 
 def _print_explanation(told: Told) -> None:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     screen = console()
-    table = Table.grid(padding=(0, 3))
-    for _ in range(3):
-        table.add_column(justify="right", no_wrap=True)
+    table = Table.grid(*(Column(justify="right", no_wrap=True) for _ in range(3)), padding=(0, 3))
     for line in moment_lines(told):
         table.add_row(*line)
     if told.result.moments:

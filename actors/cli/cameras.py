@@ -159,7 +159,6 @@ def pause(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GAT
     $ sightline cameras pause gate
     """
     _set_paused(name, True, takeover, gateway)
-    print(f"{name}: paused")
 
 
 @app.command("resume")
@@ -169,7 +168,6 @@ def resume(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GA
     $ sightline cameras resume gate
     """
     _set_paused(name, False, takeover, gateway)
-    print(f"{name}: resumed")
 
 
 def _set_paused(name: str, paused: bool, takeover: bool, gateway: str) -> None:
@@ -189,6 +187,7 @@ def _set_paused(name: str, paused: bool, takeover: bool, gateway: str) -> None:
             takeover=takeover,
             revision=camera.revision,
         )
+    print(f"{name}: {'paused' if paused else 'resumed'}")
 
 
 @app.command("test")
