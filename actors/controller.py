@@ -82,9 +82,8 @@ class Controller(InnerProcess):
         self._table = CameraTable(config, self._directory)
         self._stored = StoredCameras(self._table, self._kv)
         self._decoders = DecoderCount.configured(config.cluster, self._kv.decoders() if self._restarted else 0)
-        self._fleet_metrics = metrics.FleetMetrics(
-            {"decoder": self._decoders.count, "replica": config.cluster.replicas}
-        )
+        counts = {"decoder": self._decoders.count, "replica": config.cluster.replicas}
+        self._fleet_metrics = metrics.FleetMetrics(counts)
         self._deletions = DeletionTracker(config.cluster.replicas, self._kv.removed())
         self._failure: SightlineError | None = None
         # In memory alone: they hold tokens, which nothing writes to a disk.
@@ -166,10 +165,10 @@ class Controller(InnerProcess):
         await self._notify()
         return life
 
-    async def list_cameras(self) -> list[CameraStatus]:
-        """Status of all cameras, sorted by name."""
+    async def list_cameras(self, *, remarks: bool = True) -> list[CameraStatus]:
+        """Status of all cameras, sorted by name; ``remarks``: see :meth:`Directory.status`."""
         await self._until_settled()
-        return [status async for status in giving_way(self._directory.statuses())]
+        return [status async for status in giving_way(self._directory.statuses(remarks=remarks))]
 
     async def get_camera(self, name: str) -> CameraStatus:
         """Status of a camera. Raises ``UnknownCameraError``."""
@@ -188,8 +187,8 @@ class Controller(InnerProcess):
         # All before the statuses: what changes meanwhile is told the next time, and no camera seems to be removed.
         directory, left_out = self._directory, self._table.left_out
         now, settings = directory.declared, directory.settings_since(version)
-        statuses = [each async for each in giving_way(directory.statuses(remarks=False))]
-        return CameraStates(now, settings, tuple(statuses), directory.pictures(), left_out)
+        statuses = tuple(await self.list_cameras(remarks=False))
+        return CameraStates(now, settings, statuses, directory.pictures(), left_out)
 
     # -- replicas, for operators ----------------------------------------------------------------
     async def list_replicas(self) -> list[ReplicaStatus]:

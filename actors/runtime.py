@@ -266,9 +266,11 @@ class Cluster:
         if self._serving:
             from ray import serve
 
-            for deployment in serve.status().applications[APPLICATION].deployments.values():
-                if deployment.message:
-                    yield f"{deployment.name}: {_last_line(deployment.message)}"
+            # Where it does not answer, what is known so far is told.
+            with contextlib.suppress(RayError):
+                for name, deployment in serve.status().applications[APPLICATION].deployments.items():
+                    if deployment.message.strip():
+                        yield f"{name}: {_last_line(deployment.message)}"
 
     def _answered(self) -> dict[Any, str]:
         """Calls of processes that have answered or failed, with their names: not of those that are still starting."""

@@ -23,6 +23,8 @@ MOST_DEAD = 1000
 STATES = "see States of a camera in docs/operations.md"
 LOWERED = "add replicas, lengthen window.stride_s, or mark cameras background"
 LOST = "see sightline_windows_total{reason} in docs/operations.md"
+ALERTS_LOST = "see SightlineAlertsLost in docs/operations.md"
+RESEND = "correct it, then sightline incidents resend"
 DRAINED = "stop them once they hold no camera, or sightline replicas drain --undo"
 SILENT = (
     (("backoff", "error"), "wrong", "correct the source: sightline cameras test SOURCE"),
@@ -128,9 +130,7 @@ def alert_findings(outbox: Outbox) -> Iterator[Finding]:
         found = f"not on disk: {redact(outbox.trouble)} ({outbox.unwritten} alerts in memory)"
         yield Finding("alerts", "wrong", found, "make room in alerts.folder, or make it writable")
     elif outbox.lost:
-        yield Finding(
-            "alerts", "wrong", f"{outbox.lost} alerts were lost", "see SightlineAlertsLost in docs/operations.md"
-        )
+        yield Finding("alerts", "wrong", f"{outbox.lost} alerts were lost", ALERTS_LOST)
     else:
         yield Finding("alerts", "ok", f"kept; {len(outbox.sinks)} sinks")
     if outbox.disk and not outbox.trouble:
@@ -140,9 +140,7 @@ def alert_findings(outbox: Outbox) -> Iterator[Finding]:
     for name, lane in outbox.sinks.items():
         if lane.trouble or dead[name]:
             found = redact(lane.trouble) or f"{dead[name]} alerts refused for good"
-            yield Finding(
-                f"sink {name}", "wrong", f"{lane.kind}: {found}", "correct it, then sightline incidents resend"
-            )
+            yield Finding(f"sink {name}", "wrong", f"{lane.kind}: {found}", RESEND)
 
 
 def _any(*rows: tuple[str, str, Sequence[str], str]) -> list[Finding]:

@@ -6,12 +6,14 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import ray
 from cluster_parts import configuration, ray_processes
 from ray.exceptions import RayError
+from ray.serve.schema import DeploymentStatusOverview
 
 from actors import runtime
 from actors.remote import find_actor
@@ -180,6 +182,23 @@ def test_interrupt_in_the_middle_of_starting_leaves_no_process() -> None:
         assert driver.wait(30) != 0
     _, left = psutil.wait_procs(started, timeout=15)
     assert left == []
+
+
+def test_what_serve_says_of_replicas_is_told_while_it_answers(monkeypatch) -> None:
+    cluster = Cluster(configuration([]))
+    cluster._serving = True
+    states = {name: object.__new__(DeploymentStatusOverview) for name in ("replica", "quiet")}
+    for name, said in (("replica", "Traceback:\n  a line\nValueError: no such shape"), ("quiet", "")):
+        object.__setattr__(states[name], "message", said)
+    found = SimpleNamespace(applications={"sightline": SimpleNamespace(deployments=states)})
+    monkeypatch.setattr("ray.serve.status", lambda: found)
+    assert list(cluster._last_words()) == ["replica: ValueError: no such shape"]
+
+    def away() -> None:
+        raise RayError("the controller of Serve is gone")
+
+    monkeypatch.setattr("ray.serve.status", away)
+    assert list(cluster._last_words()) == [], "why it did not start is told without it"
 
 
 def test_processes_are_followed_whatever_ray_says_meanwhile(monkeypatch, caplog) -> None:
