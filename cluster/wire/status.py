@@ -32,6 +32,7 @@ from cluster.redaction import redact
 log = logging.getLogger(__name__)
 
 MARK = "sightline-error"
+_NAMES = "x509_subject_alternative_name"
 Code = grpc.StatusCode
 
 
@@ -88,14 +89,17 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 
 @contextlib.asynccontextmanager
-async def explained(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
-    """Ends the call with code and sentence of the error that is raised inside.
+async def explained(context: grpc.aio.ServicerContext, peer: str | None = None) -> AsyncIterator[None]:
+    """Ends the call with code and sentence of the error that is raised inside; also one by a caller whose certificate
+    is not for ``peer``: its authority may have signed others.
 
     Waits as long as the client leaves earlier replies unread, or until its connection is gone: the status comes after
     them, and ``grpc.aio`` has no way to reset a stream.
     """
     try:
         try:
+            if peer is not None and peer.encode() not in context.auth_context().get(_NAMES, ()):
+                raise UnauthenticatedError(f"the caller's certificate is not for {peer}")
             yield
         except (grpc.aio.AbortError, grpc.aio.InternalError, NotImplementedError):
             # Ended already; the client has left; the service has no such method.
@@ -145,10 +149,10 @@ READ_S = 30.0
 
 class Explaining(grpc.aio.ServerInterceptor):
     """First of a server's interceptors: those behind it and the services raise their errors, see messages only, and may
-    refuse a call before its message is read."""
+    refuse a call before its message is read. ``peer``: name that the certificate of every caller is for."""
 
-    def __init__(self, read_s: float = READ_S) -> None:
-        self._read_s = read_s
+    def __init__(self, read_s: float = READ_S, *, peer: str | None = None) -> None:
+        self._read_s, self._peer = read_s, peer
 
     async def intercept_service(
         self,
@@ -162,11 +166,13 @@ class Explaining(grpc.aio.ServerInterceptor):
         if parse is not None:
             parse = parsing(parse, str(handler_call_details.method))
         if not handler.request_streaming:
-            return _unary(handler, parse, self._read_s)
+            return _unary(handler, parse, self._read_s, self._peer)
         kind = "stream_stream" if handler.response_streaming else "stream_unary"
         behavior, handler = getattr(handler, kind), handler._replace(request_deserializer=parse)
         # Reflection's yields.
-        return handler if inspect.isasyncgenfunction(behavior) else handler._replace(**{kind: _explaining(behavior)})
+        if inspect.isasyncgenfunction(behavior):
+            return handler
+        return handler._replace(**{kind: _explaining(behavior, self._peer)})
 
 
 def parsing(parse: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any]:
@@ -183,9 +189,11 @@ def parsing(parse: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any
     return read
 
 
-def _explaining(behavior: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+def _explaining(
+    behavior: Callable[[Any, Any], Awaitable[Any]], peer: str | None
+) -> Callable[[Any, Any], Awaitable[Any]]:
     async def serve(requests: Any, context: Any) -> Any:
-        async with explained(context):
+        async with explained(context, peer):
             return await behavior(requests, context)
 
     return serve
@@ -204,7 +212,7 @@ async def read_one(context: Any, read_s: float) -> Any:
     return request
 
 
-def _unary(handler: Any, parse: Callable[[bytes], Any], read_s: float) -> grpc.RpcMethodHandler:
+def _unary(handler: Any, parse: Callable[[bytes], Any], read_s: float, peer: str | None) -> grpc.RpcMethodHandler:
     """The same on the wire, but read here: of a call that takes one message gRPC would read it first."""
     streams = bool(handler.response_streaming)
     behavior = handler.unary_stream if streams else handler.unary_unary
@@ -213,12 +221,12 @@ def _unary(handler: Any, parse: Callable[[bytes], Any], read_s: float) -> grpc.R
         return await behavior(await read_one(context, read_s), context)
 
     async def follow(_requests: Any, context: Any) -> Any:
-        async with explained(context):
+        async with explained(context, peer):
             async for reply in behavior(await read_one(context, read_s), context):
                 yield reply
 
     # A method may yield its replies, or write them.
-    replies = follow if inspect.isasyncgenfunction(behavior) else _explaining(serve)
+    replies = follow if inspect.isasyncgenfunction(behavior) else _explaining(serve, peer)
     make = grpc.stream_stream_rpc_method_handler if streams else grpc.stream_unary_rpc_method_handler
     made: grpc.RpcMethodHandler = make(replies, parse, handler.response_serializer)
     return made
