@@ -189,14 +189,6 @@ def _server_class(host: str, tls: PeerTls | None) -> type[ThreadingWSGIServer]:
                 )
             return connection, client
 
-        def finish_request(self, request: Any, client_address: Any) -> None:
-            if tls is not None:
-                request.settimeout(STALL_S)
-                request.do_handshake()
-                if ("DNS", tls.name) not in request.getpeercert().get("subjectAltName", ()):
-                    return
-            super().finish_request(request, client_address)
-
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Clients that leave, or show no certificate, are no errors of ours."""
 
