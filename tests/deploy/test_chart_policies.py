@@ -159,6 +159,15 @@ def test_the_service_leads_to_every_gateway_and_nowhere_else() -> None:
         assert ("app.kubernetes.io/component" in dict(chosen)) == (wanted == {"control"})
 
 
+def test_the_gateway_sees_who_calls_from_outside() -> None:
+    """Its limits are by address, and the audit log names it: by default Kubernetes puts a node's in its place."""
+    for settings, wanted in ((), "Local"), (("gateway.service.externalTrafficPolicy=Cluster",), "Cluster"):
+        services = of_kind(rendered("city", *settings), "Service")
+        [spec] = [each["spec"] for each in services if each["metadata"]["name"] == "sightline-gateway"]
+        assert (spec["type"], spec["externalTrafficPolicy"]) == ("LoadBalancer", wanted)
+    assert "externalTrafficPolicy" not in str(of_kind(rendered("default"), "Service")), "Kubernetes refuses it there"
+
+
 def test_an_audit_log_with_a_retention_has_the_same_room_at_every_gateway() -> None:
     """It has no limit of bytes, and a pod that exceeds its volume's is evicted."""
     settings = ("gateways.pods=2", "control.persistence.enabled=false", "control.persistence.size=80Gi")

@@ -13,6 +13,7 @@ from chart_parts import ROOT
 from jsonschema import Draft7Validator
 from promtool import needs_promtool, promtool
 
+from actors.session import FLAGS
 from cluster.config import load_config
 from cluster.security.roles import Role
 from cluster.security.tokens import TokenFile
@@ -105,6 +106,9 @@ def test_no_container_takes_the_machines_memory_or_fills_its_disk_with_logs():
         assert sum(size(found[1]) for found in folders) < limit, name
     # One camera of the bundled model takes 2.3 GB.
     assert size(filled(SERVICES["cpu"]["mem_limit"], "cpu")) > 2.3e9 + size("2g")
+    # Ray keeps what its processes write in /tmp: some ten of them, two files each.
+    logs = int(FLAGS["RAY_ROTATION_MAX_BYTES"]) * (1 + int(FLAGS["RAY_ROTATION_BACKUP_COUNT"]))
+    assert 40 * logs < size("2g")
     command = SERVICES["prometheus"]["command"]
     assert any(each.startswith("--storage.tsdb.retention.size=") for each in command)
 
