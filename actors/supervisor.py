@@ -14,7 +14,7 @@ from actors.processes import Process, Watchdog, wanted_processes
 from actors.remote import ALERTING, NAMESPACE, RayTable, await_reply, find_actor, gateway_names
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
-from cluster.control.fleet_settings import unknown_load
+from cluster.control.fleet_settings import memory_shortages, unknown_load
 from cluster.decoder.footage.camera import clip_shortages
 from cluster.errors import SightlineError, UnavailableError, first_line
 
@@ -57,7 +57,7 @@ class Supervisor:
         config = load()
         configure_logging("supervisor", config.cluster)
         await asyncio.to_thread(check_settings, config)
-        for sentence in (*clip_shortages(config), *unknown_load(config)):
+        for sentence in (*clip_shortages(config), *memory_shortages(config), *unknown_load(config)):
             log.warning("%s", sentence)
         self._config = config
         self._registry = ProcessRegistry()

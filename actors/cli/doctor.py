@@ -71,7 +71,7 @@ def doctor(
 def findings(config: SightlineConfig) -> Iterator[Finding]:
     """Every check, in order."""
     from actors.preflight import check_folders, check_ray, free_ports
-    from cluster.control.fleet_settings import unknown_load
+    from cluster.control.fleet_settings import memory_shortages, unknown_load
 
     yield _versions()
     # The processes of a Ray cluster may be on any machine.
@@ -85,11 +85,13 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
         yield _checked("ports", "free", partial(free_ports, config))
     yield _clock()
     if config.tiers.redis_url is not None:
-        yield _redis(config.tiers.redis_url)
+        yield _redis(config.tiers.redis_url, config)
     yield _model(config)
-    for sentence in unknown_load(config):
-        found, _, remedy = sentence.partition("; ")
-        yield Finding("load", "warning", found, remedy)
+    yield from _memory(config)
+    for what, sentences in (("memory", memory_shortages(config)), ("load", unknown_load(config))):
+        for sentence in sentences:
+            found, _, remedy = sentence.partition("; ")
+            yield Finding(what, "warning", found, remedy)
 
 
 def _model(config: SightlineConfig) -> Finding:
@@ -102,6 +104,16 @@ def _model(config: SightlineConfig) -> Finding:
         remedy = "name the bundled model (demo), a checkpoint's folder or a hub id in model.name"
         return Finding(found.what, "warning", f"{name} has random weights: its answers mean nothing", remedy)
     return found
+
+
+def _memory(config: SightlineConfig) -> Iterator[Finding]:
+    """What a camera without settings of its own can remember."""
+    from cluster.config.memory import held_text
+    from cluster.config.root import every_camera
+
+    memory, token = every_camera(config).memory, config.memory.token_bytes(config.model)
+    if memory.enabled and token and config.engine == "native":
+        yield Finding("memory.cap", "ok", held_text(memory.cap or 0, token))
 
 
 def _checked(what: str, good: str, check: Callable[[], object]) -> Finding:
@@ -196,9 +208,10 @@ def _clock() -> Finding:
     return Finding("clock", "warning", "whether it is synchronised cannot be seen here", remedy)
 
 
-def _redis(url: str) -> Finding:
+def _redis(url: str, config: SightlineConfig) -> Finding:
     import redis
 
+    from cluster.control.fleet_settings import room_shortage
     from cluster.redaction import SourceAddress
 
     shown = str(SourceAddress(url))
@@ -215,6 +228,9 @@ def _redis(url: str) -> Finding:
         remedy = "name a server without cluster mode in tiers.redis_url"
         return Finding("Redis", "wrong", f"{shown} is in cluster mode, which is not supported", remedy)
     if "allkeys" in policy and most:
+        for sentence in room_shortage(config, f"maxmemory of {shown}", most):
+            found, _, remedy = sentence.partition("; ")
+            return Finding("Redis", "warning", found, remedy)
         return Finding("Redis", "ok", f"{shown} evicts by {policy}")
     remedy = "set maxmemory and maxmemory-policy allkeys-lru: otherwise it refuses memories when full, or is killed"
     return Finding("Redis", "warning", f"{shown} has maxmemory {most} and maxmemory-policy {policy}", remedy)

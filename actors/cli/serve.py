@@ -74,7 +74,7 @@ def serve(
     sys.unraisablehook = _report_unraisable
     with screen.status("loading the libraries") as status:
         from actors.runtime import Cluster
-        from cluster.control.fleet_settings import unknown_load
+        from cluster.control.fleet_settings import memory_shortages, unknown_load
         from cluster.decoder.footage.camera import clip_shortages
         from cluster.replica.engine import WARNING
 
@@ -103,7 +103,7 @@ def serve(
             screen.print(f"[bold yellow]warning[/]  {WARNING}")
         elif loaded.model.name in PRESETS:
             screen.print(f"[bold yellow]warning[/]  {random_weights(loaded.model.name)}")
-        for sentence in (*clip_shortages(loaded), *unknown_load(loaded)):
+        for sentence in (*clip_shortages(loaded), *memory_shortages(loaded), *unknown_load(loaded)):
             screen.print(f"[bold yellow]warning[/]  {escape(sentence)}")
         cameras = connected_cameras(cluster)
         troubles = trouble_lines(cameras)

@@ -145,6 +145,26 @@ def test_an_accelerator_whose_load_nobody_knows_is_warned_of():
     assert "load" not in found()
 
 
+def test_memories_that_the_tiers_cannot_hold_are_warned_of(monkeypatch):
+    seven = {"name": "Qwen/Qwen2.5-VL-7B-Instruct"}
+    monkeypatch.setattr("cluster.control.fleet_settings.host_memory_bytes", lambda: 8 * 2**30)
+    cameras = [{"name": f"c{n}", "questions": [{"id": "q", "text": "Fire?"}]} for n in range(24)]
+    rows = found(model=seven, cameras=cameras[:23])
+    # 7/8 of 176 MiB by tokens of 30,016 bytes.
+    assert "176MiB a camera hold about 5,379 tokens, 1.3 min" in rows["memory.cap"].found
+    assert "memory" not in rows
+    row = found(model=seven, cameras=cameras)["memory"]
+    assert (row.state, row.found.split(":")[0]) == (
+        "warning",
+        "tiers.node_bytes has 4.0 GiB, and 24 cameras at their memory.cap take 4.1 GiB",
+    )
+    assert "lower memory.cap" in row.remedy
+    assert "memory" not in found(model=seven, cameras=cameras, memory={"cap": "64MiB"})
+    assert "memory" not in found(model=seven, cameras=cameras, tiers={"redis_url": "redis://127.0.0.1:1"})
+    large = found(model=seven, cameras=cameras, tiers={"host_bytes": "4GiB", "node_bytes": "5GiB"})["memory"]
+    assert "take up to 9.2 GiB of this machine's 8.0 GiB" in large.found
+
+
 @pytest.mark.parametrize(
     ("options", "state", "remedy"),
     [
@@ -162,9 +182,13 @@ def test_a_redis_that_does_not_take_what_comes(tmp_path, options, state, remedy)
     server.start(*options)
     try:
         row = found(tiers={"redis_url": server.url})["Redis"]
+        camera = {"name": "gate", "questions": [{"id": "q", "text": "Fire?"}], "memory": {"cap": "9MiB"}}
+        full = found(tiers={"redis_url": server.url}, cameras=[camera])["Redis"]
     finally:
         server.kill()
     assert (row.state, remedy in row.remedy) == (state, True), row
+    if state == "ok":
+        assert (full.state, "lower memory.cap" in full.remedy) == ("warning", True)
 
 
 def test_an_option_that_redis_does_not_have_is_said():
