@@ -35,13 +35,13 @@ def free_ports(config: SightlineConfig) -> SightlineConfig:
     cannot be used."""
     gateway = config.gateway
     if config.cluster.gateways > 1:
-        if gateway.port or gateway.metrics_port:
+        if gateway.port or gateway.http_port:
             raise ConfigError(
                 f"{config.cluster.gateways} gateways on this machine cannot have the same ports; set gateway.port and "
-                "gateway.metrics_port to 0, or cluster.gateways to 1, or name a Ray cluster in cluster.ray_address"
+                "gateway.http_port to 0, or cluster.gateways to 1, or name a Ray cluster in cluster.ray_address"
             )
         return config
-    keys = ("port", "metrics_port")
+    keys = ("port", "http_port")
     found: dict[str, int] = {}
     # One that is chosen may be the other one.
     while len(set(found.values())) < len(keys):

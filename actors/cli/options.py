@@ -69,6 +69,9 @@ Gateway = Annotated[
     ),
 ]
 DEFAULT_GATEWAY = "127.0.0.1:50051"
+Config = Annotated[
+    Path, typer.Option("--config", "-c", metavar="FILE", help="Configuration file (YAML); see `sightline config`.")
+]
 
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write it as JSON; - for standard output.")]
 

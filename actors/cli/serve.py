@@ -9,11 +9,9 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from actors.cli.options import Json, Settings, State, parse_settings
+from actors.cli.options import Config, Json, Settings, State, parse_settings
 from actors.cli.output import check_json_target, console, plural, print_json, trouble_lines
 from cluster.errors import SightlineError
 
@@ -30,9 +28,7 @@ CONNECT_S = 5.0
 
 
 def serve(
-    config: Annotated[
-        Path, typer.Option("--config", "-c", metavar="FILE", help="Configuration file (YAML); see `sightline config`.")
-    ],
+    config: Config,
     settings: Settings = None,
     state: State = "",
     json: Json = None,

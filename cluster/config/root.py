@@ -66,17 +66,17 @@ def _process_conflicts(config: SightlineConfig) -> Iterator[Problem]:
         if config.memory.frame_retrieval is not None:
             message = "vllm keeps no memory that frames could read; take the native engine, or set null"
             yield Problem(("memory", "frame_retrieval"), message)
-    if gateway.port and gateway.port == gateway.metrics_port:
-        yield Problem(("gateway", "metrics_port"), f"must differ from port, both are {gateway.port}")
-    for key in ("port", "metrics_port"):
+    if gateway.port and gateway.port == gateway.http_port:
+        yield Problem(("gateway", "http_port"), f"must differ from port, both are {gateway.port}")
+    for key in ("port", "http_port"):
         if cluster.metrics_port is not None and getattr(gateway, key) in cluster.metrics_ports:
             first, last = cluster.metrics_ports[0], cluster.metrics_ports[-1]
             message = f"must not be of {first} to {last}, which other processes take from cluster.metrics_port on"
             yield Problem(("gateway", key), message)
-    if cluster.gateways > 1 and cluster.placement.gateway is None and (gateway.port or gateway.metrics_port):
+    if cluster.gateways > 1 and cluster.placement.gateway is None and (gateway.port or gateway.http_port):
         message = (
             f"{cluster.gateways} gateways on the same ports need a node each; name in cluster.placement.gateway "
-            "a Ray resource of which each such node offers 1, or set gateway.port and gateway.metrics_port to 0"
+            "a Ray resource of which each such node offers 1, or set gateway.port and gateway.http_port to 0"
         )
         yield Problem(("cluster", "gateways"), message)
     if gateway.max_packet_bytes > cluster.packet_queue_bytes:

@@ -65,6 +65,11 @@ def check_model(name: str, *, quantised: bool = False) -> None:
     fetched. ``quantised``: whether they may be."""
     if name in PRESETS:
         return
+    if hubs := [hub for hub, shape in PUBLISHED.items() if shape == name]:
+        raise ModelError(
+            f"{name!r} is a shape without weights, for `models show` and benches; name the checkpoint, {hubs[0]}, or "
+            "its folder"
+        )
     folder = Path(locate(name)).expanduser()
     if name in BUNDLED and not (folder / "config.json").is_file():
         raise ModelError(

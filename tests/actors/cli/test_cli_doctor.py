@@ -32,7 +32,7 @@ MODEL = {"name": "tiny-qwen2_5_vl"}
 
 
 def found(**config):
-    config = {"model": MODEL, "gateway": {"port": 0, "metrics_port": 0}, **config}
+    config = {"model": MODEL, "gateway": {"port": 0, "http_port": 0}, **config}
     return {each.what: each for each in findings(load_config(None, config))}
 
 
@@ -49,7 +49,7 @@ def test_what_is_wrong_is_said_with_a_remedy(tmp_path):
         port = taken.getsockname()[1]
         rows = found(
             model={"name": "tiny-nothing"},
-            gateway={"port": port, "metrics_port": 0},
+            gateway={"port": port, "http_port": 0},
             alerts={"folder": str(tmp_path / "file" / "below")},
             tiers={"redis_url": "redis://:secret-1@127.0.0.1:1"},
             cluster={"decode": "cuda"},
@@ -63,7 +63,7 @@ def test_what_is_wrong_is_said_with_a_remedy(tmp_path):
 
 def test_the_folder_of_state_is_the_one_that_serve_would_use(cli):
     (cli.folder / "file").touch()
-    ports = ("--set", "gateway.port=0", "--set", "gateway.metrics_port=0", "--json", "-")
+    ports = ("--set", "gateway.port=0", "--set", "gateway.http_port=0", "--json", "-")
     below = str(cli.folder / "file" / "below")
     for done in (cli("doctor", "--state", below, *ports), cli("doctor", *ports, SIGHTLINE_STATE=below)):
         rows = {each["what"]: each for each in json.loads(done.stdout)}
@@ -114,7 +114,7 @@ def test_of_a_ray_cluster_its_address_is_asked_and_not_this_machine(tmp_path):
         port = taken.getsockname()[1]
         cluster = {"ray_address": f"127.0.0.1:{port}", "state_dir": str(tmp_path / "file" / "below")}
         device = MODEL | {"device": "cuda"}
-        rows = found(cluster=cluster, gateway={"port": port, "metrics_port": 0}, model=device, security=plain)
+        rows = found(cluster=cluster, gateway={"port": port, "http_port": 0}, model=device, security=plain)
         assert rows["Ray"] == ("Ray", "ok", f"answers at 127.0.0.1:{port}", "")
         assert not [each for each in rows.values() if each.state == "wrong"]
     row = found(cluster={"ray_address": "127.0.0.1:1"}, security=plain)["Ray"]
@@ -123,9 +123,9 @@ def test_of_a_ray_cluster_its_address_is_asked_and_not_this_machine(tmp_path):
 
 def test_ports_are_those_that_serve_would_take():
     several = found(
-        gateway={"port": 23_451, "metrics_port": 0}, cluster={"gateways": 2, "placement": {"gateway": "gate"}}
+        gateway={"port": 23_451, "http_port": 0}, cluster={"gateways": 2, "placement": {"gateway": "gate"}}
     )["ports"]
-    assert (several.state, "gateway.metrics_port to 0" in several.remedy) == ("wrong", True)
+    assert (several.state, "gateway.http_port to 0" in several.remedy) == ("wrong", True)
     assert found()["ports"].state == "ok"
 
 
@@ -199,7 +199,7 @@ def test_an_option_that_redis_does_not_have_is_said():
 
 
 def test_the_command(cli):
-    done = cli("doctor", "--set", "gateway.port=0", "--set", "gateway.metrics_port=0", "--json", "-")
+    done = cli("doctor", "--set", "gateway.port=0", "--set", "gateway.http_port=0", "--json", "-")
     assert done.returncode == 0, done.stderr
     assert {each["state"] for each in json.loads(done.stdout)} <= {"ok", "warning"}
     assert cli("doctor", "--set", "model.name=tiny-nothing", "--set", "gateway.port=0").returncode == 1
