@@ -50,18 +50,6 @@ def spoken(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24:02d} h"
 
 
-def spoken_bytes(size: int) -> str:
-    """Format bytes: ``512 B``, ``34.2 MiB``."""
-    if size < 1024:
-        return f"{size} B"
-    value = float(size)
-    for unit in ("KiB", "MiB", "GiB"):
-        value /= 1024
-        if value < 1024:
-            return f"{value:.1f} {unit}"
-    return f"{value / 1024:.1f} TiB"
-
-
 Gateway = Annotated[
     str,
     typer.Option(
