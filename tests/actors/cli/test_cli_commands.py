@@ -164,8 +164,7 @@ def test_an_option_has_one_meaning_in_all_commands():
     for each in options(command()):
         for flag in each.opts:
             found.setdefault(flag, []).append(each)
-    # Without a name for the value, or with that of a number.
-    assert {each.metavar for each in found["-n"]} <= {None, "N"}
+    assert {each.type_descriptor.annotation for each in found["-n"]} == {int}
     assert len(found["-c"]) >= 4
     assert {each.name for each in found["-c"]} == {"config"}
     assert found["-c"] == found["--config"]
