@@ -83,11 +83,22 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
         yield _checked("ports", "free", partial(free_ports, config))
     yield _clock()
     if config.tiers.redis_url is not None:
-        yield redis_finding(config.tiers.redis_url)
+        yield redis_finding(config)
     yield _checked("model and settings", config.model.name, partial(check_settings, config))
+    yield from _memory(config)
     for sentence in cautions(config):
         found, _, remedy = sentence.partition("; ")
         yield Finding("caution", "warning", found, remedy)
+
+
+def _memory(config: SightlineConfig) -> Iterator[Finding]:
+    """What a camera without settings of its own can remember."""
+    from cluster.config.memory import held_text
+    from cluster.config.root import every_camera
+
+    memory, token = every_camera(config).memory, config.memory.token_bytes(config.model)
+    if memory.enabled and token and config.engine == "native":
+        yield Finding("memory.cap", "ok", held_text(memory.cap or 0, token))
 
 
 def _checked(what: str, good: str, check: Callable[[], object]) -> Finding:
@@ -183,12 +194,14 @@ def _clock() -> Finding:
     return Finding("clock", "warning", "whether it is synchronised cannot be seen here", remedy)
 
 
-def redis_finding(url: str) -> Finding:
-    """Whether a Redis server answers and is set up for memories."""
+def redis_finding(config: SightlineConfig) -> Finding:
+    """Whether the Redis server of ``tiers.redis_url`` answers and is set up for memories."""
     import redis
 
+    from cluster.control.fleet_settings import room_shortage
     from cluster.redaction import SourceAddress
 
+    url = str(config.tiers.redis_url)
     shown = str(SourceAddress(url))
     try:
         client = redis.Redis.from_url(url, socket_timeout=WAIT_S, socket_connect_timeout=WAIT_S)
@@ -203,6 +216,9 @@ def redis_finding(url: str) -> Finding:
         remedy = "name a server without cluster mode in tiers.redis_url"
         return Finding("Redis", "wrong", f"{shown} is in cluster mode, which is not supported", remedy)
     if "allkeys" in policy and most:
+        for sentence in room_shortage(config, f"maxmemory of {shown}", most):
+            found, _, remedy = sentence.partition("; ")
+            return Finding("Redis", "warning", found, remedy)
         return Finding("Redis", "ok", f"{shown} evicts by {policy}")
     remedy = "set maxmemory and maxmemory-policy allkeys-lru: otherwise it refuses memories when full, or is killed"
     return Finding("Redis", "warning", f"{shown} has maxmemory {most} and maxmemory-policy {policy}", remedy)

@@ -204,7 +204,7 @@ class Directory:
             for camera in self._cameras.values():
                 if camera.report is not None and camera.report.width:
                     observe_pictures(self._fleet, camera.settings, camera.report, self.geometry)
-        self._fleet.join(name, window_tokens=info.window_tokens, index_bytes=info.index_bytes)
+        self._fleet.join(name, window_tokens=info.window_tokens, waiting_bytes=info.waiting_bytes)
         self._changed()
         return name
 
