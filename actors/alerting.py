@@ -69,6 +69,10 @@ class Alerting(InnerProcess):
         database has another schema version."""
         return await asyncio.shield(self._started)
 
+    async def disk_trouble(self) -> str:
+        """What is wrong with the disk of incidents, or soon is; empty otherwise."""
+        return (await self._service.outbox()).disk
+
     async def stop(self) -> None:
         """Stop; pending alerts stay in the folder, unless that ends with the cluster."""
         for task in self._tasks:

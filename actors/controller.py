@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from actors.startup import InnerProcess, run_task
 from cluster import metrics
 from cluster.alerts.health import CameraStates
 from cluster.config import CameraEntry, SightlineConfig
+from cluster.config.sources import bundled_remark
 from cluster.control.camera_record import Assignment, DeletionTracker, Route
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.cameras.table import CameraStore, CameraTable, FileTable, StoredCameras
@@ -75,6 +77,7 @@ class Controller(InnerProcess):
             quality=fleet_settings(config),
             # Milliseconds grow faster than versions: those of earlier controllers are all smaller.
             after=self._kv.later_version(time.time_ns() // 1_000_000),
+            remark=partial(bundled_remark, config),
         )
         self._table = CameraTable(config, self._directory)
         self._stored = StoredCameras(self._table, self._kv)

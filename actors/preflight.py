@@ -2,18 +2,23 @@
 
 import os
 import random
+import runpy
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 
 from cluster.alerts.sinks import kafka
-from cluster.config import SightlineConfig
+from cluster.config import SightlineConfig, camera_settings
 from cluster.config.secrets import memory_secret, peer_tls, tls_files
-from cluster.control.fleet_settings import fleet_settings
+from cluster.config.sources import bundled_remark
+from cluster.control.fleet_settings import fleet_settings, memory_shortages, unknown_load
+from cluster.decoder.footage.camera import clip_shortages
 from cluster.engine.vllm.settings import VllmSettings, check_version
 from cluster.errors import ConfigError
 from cluster.gateway.guard import make_guard
 from cluster.models.catalog import check_model
-from cluster.replica.engine import configured_costs
+from cluster.models.presets import PRESETS
+from cluster.replica.engine import WARNING, configured_costs
 from cluster.security.private_files import make_private_folder
 from cluster.tracing import check_tracing
 
@@ -26,6 +31,7 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
     if config.cluster.ray_address is not None:
         check_ray(config.cluster.ray_address)
         return config  # The gateway may run on another machine.
+    check_gpus(config)
     check_folders(config)
     return free_ports(config)
 
@@ -35,13 +41,13 @@ def free_ports(config: SightlineConfig) -> SightlineConfig:
     cannot be used."""
     gateway = config.gateway
     if config.cluster.gateways > 1:
-        if gateway.port or gateway.metrics_port:
+        if gateway.port or gateway.http_port:
             raise ConfigError(
                 f"{config.cluster.gateways} gateways on this machine cannot have the same ports; set gateway.port and "
-                "gateway.metrics_port to 0, or cluster.gateways to 1, or name a Ray cluster in cluster.ray_address"
+                "gateway.http_port to 0, or cluster.gateways to 1, or name a Ray cluster in cluster.ray_address"
             )
         return config
-    keys = ("port", "metrics_port")
+    keys = ("port", "http_port")
     found: dict[str, int] = {}
     # One that is chosen may be the other one.
     while len(set(found.values())) < len(keys):
@@ -70,6 +76,46 @@ def check_settings(config: SightlineConfig) -> None:
     tls_files(config.security)
     peer_tls(config.security)
     memory_secret(config.security)
+
+
+def check_gpus(config: SightlineConfig) -> None:
+    """Check that this machine has the GPUs of its replicas, without torch, which would take a GPU's memory. Raises
+    ``ConfigError``: it has not."""
+    device = config.model.device
+    if not device.startswith("cuda") or config.engine == "simulated":
+        return
+    torch = find_spec("torch")
+    build = runpy.run_path(str(Path(torch.origin).with_name("version.py"))) if torch and torch.origin else {}
+    if not (build.get("cuda") or build.get("hip")):
+        raise ConfigError(
+            f"model.device is {device}, and the torch that is installed is a build for the CPU; install one with CUDA, "
+            "or set model.device: cpu"
+        )
+    from ray._private.accelerators import get_accelerator_manager_for_resource
+
+    gpus = get_accelerator_manager_for_resource("GPU")
+    there, seen = gpus.get_current_node_num_accelerators(), gpus.get_current_process_visible_accelerator_ids()
+    there = there if seen is None else min(there, len(seen))
+    # Ray gives each replica one; a shared one it need not know.
+    if device == "cuda" and there < config.cluster.replicas:
+        raise ConfigError(
+            f"model.device is cuda, a GPU for each of {config.cluster.replicas} replicas (cluster.replicas), and Ray "
+            f"finds {there} on this machine; set model.device: cuda:0 to share one, or cpu"
+        )
+
+
+def cautions(config: SightlineConfig) -> list[str]:
+    """What runs otherwise than one may think, a sentence each: what that is; what to do."""
+    said, name = [*clip_shortages(config), *memory_shortages(config), *unknown_load(config)], config.model.name
+    if config.engine == "simulated":
+        said.append(WARNING)
+    elif name in PRESETS:
+        said.append(
+            f"model {name} has random weights: it costs what a trained one would, and its answers mean nothing; "
+            "model.name names the bundled model (demo), a checkpoint's folder or a hub id"
+        )
+    remarks = {each.name: bundled_remark(config, camera_settings(config, each)) for each in config.cameras}
+    return said + [f"camera {name}: {remark}" for name, remark in remarks.items() if remark]
 
 
 def named_folders(config: SightlineConfig) -> dict[str, Path]:

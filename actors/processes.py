@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -175,26 +175,31 @@ class Watchdog:
 
     def __init__(self, stall_s: float) -> None:
         self._stall_s, self._looked_s = stall_s, time.monotonic()
-        # By name: a call, the seconds that it has waited, and whether the one before it was answered.
-        self._asked: dict[str, tuple[Any, float, bool]] = {}
+        # By name: a call, the seconds that it has waited, and the process that answered the one before it, or 0.
+        self._asked: dict[str, tuple[Any, float, int]] = {}
 
-    def restart_hung(self, names: Iterable[str]) -> None:
+    def running(self) -> dict[str, int]:
+        """Ids of the processes by name; 0: it has not answered since it started or died."""
+        return {name: pid for name, (_, _, pid) in self._asked.items()}
+
+    def restart_hung(self, names: Collection[str]) -> None:
         passed_s = min(time.monotonic() - self._looked_s, self._stall_s / 4)
         self._looked_s = time.monotonic()
+        self._asked = {name: asked for name, asked in self._asked.items() if name in names}
         for name in names:
             if (process := find_actor(name)) is None:
                 continue
-            call, waited_s, answers = self._asked.get(name, (None, 0.0, False))
+            call, waited_s, pid = self._asked.get(name, (None, 0.0, 0))
             try:
-                answers = call is not None and ray.get(call, timeout=0) > 0
+                pid = 0 if call is None else ray.get(call, timeout=0)
             except GetTimeoutError:
                 # Before its first answer it may be starting, or wait for a node.
-                if not answers or waited_s < self._stall_s:
-                    self._asked[name] = call, waited_s + passed_s, answers
+                if not pid or waited_s < self._stall_s:
+                    self._asked[name] = call, waited_s + passed_s, pid
                     continue
                 log.error("%s hangs: it does not answer any more, and is restarted", name)
                 ray.kill(process, no_restart=False)
-                answers = False
+                pid = 0
             except RayError:
-                answers = False
-            self._asked[name] = process.process_id.remote(), 0.0, answers
+                pid = 0
+            self._asked[name] = process.process_id.remote(), 0.0, pid

@@ -61,6 +61,8 @@ class Replica(InnerProcess):
         self._instance = uuid.uuid4().hex[:12]
         try:
             super().__init__(load(), f"replica-{self._instance}", "replica", host, numbered="replica")
+            if host is not None:
+                _bind_serve(host)
             engine, bank = await self._load(self._config)
             # A collection would look through a model's objects for a tenth of a second.
             gc.freeze()
@@ -154,7 +156,7 @@ class Replica(InnerProcess):
             pid=os.getpid(),
             geometry=engine.geometry,
             window_tokens=engine.window_tokens,
-            index_bytes=engine.index_bytes,
+            waiting_bytes=engine.waiting_bytes,
         )
         await self._register()
         self._shown = show_replica(self._instance)
@@ -199,7 +201,7 @@ class Replica(InnerProcess):
                 await self._send_heartbeat()
 
     async def _send_heartbeat(self) -> None:
-        load = self._worker.load()
+        load = replace(self._worker.load(), memory=self._bank.tiers.trouble)
         self._update_metrics(load)
         try:
             forgotten = sorted(self._deletions.done)
@@ -251,6 +253,14 @@ class Replica(InnerProcess):
     def _reports(self) -> list[StreamReport]:
         held = self._bank.memory_reports()
         return [_with_memory(report, held.get(report.camera)) for report in self._worker.reports()]
+
+
+def _bind_serve(host: str) -> None:
+    """Have Serve's own server, which nobody asks, listen at this address; it would on all."""
+    from ray.serve._private import replica as serves
+
+    bind = serves.add_port_to_grpc_server
+    serves.add_port_to_grpc_server = lambda server, _: bind(server, f"{host}:0")
 
 
 def neighbours(config: SightlineConfig) -> int:

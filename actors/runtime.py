@@ -18,13 +18,14 @@ from actors.alerting import private_folder
 from actors.controller import Readiness
 from actors.preflight import preflight
 from actors.processes import Process, Watchdog, processes, tiers, wanted_processes
-from actors.remote import ALERTING, CONTROLLER, RECONCILER, await_reply_blocking, find_actor, gateway_names
+from actors.remote import ALERTING, CONTROLLER, RECONCILER, await_reply_blocking, find_actor, gateway_names, short_tier
 from actors.session import RaySession
 from actors.startup import Addresses
 from cluster.config import SightlineConfig
 from cluster.control.cameras.table import lock_state
 from cluster.control.decoders import decoder_names
 from cluster.errors import ConfigError, SightlineError, UnavailableError, first_line
+from cluster.redaction import redact
 from cluster.security.private_files import FolderLock
 from cluster.types import CameraStatus
 
@@ -34,6 +35,8 @@ APPLICATION = "sightline"
 POLL_S = 0.05
 FOLLOW_S = 1.0
 """Interval of comparing the processes with those that are wanted."""
+ANSWER_S = 1.0
+"""Within which a process that has started answers."""
 
 
 class Cluster:
@@ -52,7 +55,11 @@ class Cluster:
         self._stopped = False
         self._ending = threading.Event()
         self._following: threading.Thread | None = None
-        self.phases: dict[str, float] = {}
+        self.parts: dict[str, str] = {}
+        """By name: whether each process runs, and of engines, memories and the disk what is wrong, empty while nothing
+        is. Without any until all processes were seen."""
+        self._replicas: dict[str, int] = {}
+        self._troubles: dict[str, str] = {}
 
     @property
     def gateway_address(self) -> str:
@@ -79,15 +86,14 @@ class Cluster:
         self.stop()
 
     def start(self) -> None:
-        """Start and wait until every process is ready; ``phases`` holds the seconds of each step. Raises,
-        with nothing left running, ``ConfigError``: model, port or address are wrong; ``SightlineError``: a process did
-        not come up within ``cluster.start_timeout_s``."""
+        """Start and wait until every process is ready. Raises, with nothing left running, ``ConfigError``: model, port
+        or address are wrong; ``SightlineError``: a process did not come up within ``cluster.start_timeout_s``."""
         config = preflight(self._config)
         atexit.register(self.stop)
         try:
             config = self._with_state(config)
-            with self._phase("ray"):
-                self._session.start()
+            self._on_phase("starting ray")
+            self._session.start()
             self._start_processes(config)
         except RayError as error:
             self.stop()
@@ -148,25 +154,28 @@ class Cluster:
         deadline = time.monotonic() + config.cluster.start_timeout_s
         # On an existing Ray cluster, processes may be on several machines.
         host = self._session.host if self._session.private else None
-        with self._phase("controller"):
-            for process in processes(config, self._run_id, host):
-                self._start_process(process, config)
-        if config.tiers.node:
-            with self._phase("tiers"):
-                for process in tiers(config, host):
-                    self._start_process(process, config)
-        with self._phase("serve"):
-            self._serve(config, host)
-        with self._phase("gateway"):
+        self._on_phase("starting controller")
+        first, *others = processes(config, self._run_id, host)
+        self._start_process(first, config)
+        self._on_phase("starting serve")
+        # Replicas take longest: the others start meanwhile.
+        self._serve(config, host)
+        self._on_phase("starting gateway")
+        for process in (*others, *tiers(config, host)):
+            self._start_process(process, config)
+        try:
             self._addresses = [
                 await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
                 for name in gateway_names(config.cluster.gateways)
             ]
-            for name in (ALERTING, RECONCILER):
-                if name in self._actors:
-                    await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
-        with self._phase("decoders and replicas"):
+            for name in self._actors.keys() & {ALERTING, RECONCILER}:
+                await_reply_blocking(self._actors[name].ready.remote(), timeout_s=_left(deadline))
+            self._on_phase("starting decoders and replicas")
             self._wait_until_ready(config, deadline)
+        except UnavailableError as error:
+            known = "".join(f"; {each}" for each in self._last_words())
+            logs = config.cluster.log_dir or self._session.log_dir
+            raise UnavailableError(f"{error}{known}; the logs are in {logs}") from None
         self._following = threading.Thread(target=self._follow_processes, args=(config, host), daemon=True)
         self._following.start()
 
@@ -195,8 +204,26 @@ class Cluster:
                     # It has no camera any more.
                     ray.kill(self._actors.pop(name))
                 watchdog.restart_hung(wanted)
+                self._look(watchdog.running())
             except Exception as error:  # Whatever it was: nobody else starts them.
                 log.warning("not every process is as it should be: %s", error)
+
+    def _look(self, running: dict[str, int]) -> None:
+        """Update :attr:`parts` by what the watchdog, the controller and alerting say; what they do not say stays."""
+        with contextlib.suppress(UnavailableError):
+            controller = self._actors[CONTROLLER]
+            readiness = await_reply_blocking(controller.readiness.remote(), timeout_s=FOLLOW_S)
+            # One that died may come back by another name.
+            there = {name: info.pid for name, info in readiness.replicas.items()}
+            self._replicas = dict.fromkeys(self._replicas, 0) | there
+            for each in await_reply_blocking(controller.list_replicas.remote(), timeout_s=FOLLOW_S):
+                self._troubles |= {f"engine of {each.name}": each.trouble, f"memory of {each.name}": each.memory}
+            if ALERTING in self._actors:
+                asked = self._actors[ALERTING].disk_trouble.remote()
+                self._troubles["disk of incidents"] = await_reply_blocking(asked, timeout_s=FOLLOW_S)
+        if self.parts or all(running.values()):
+            lives = {short_tier(name): _life(pid) for name, pid in (running | self._replicas).items()}
+            self.parts = lives | {name: redact(text) for name, text in self._troubles.items()}
 
     def _serve(self, config: SightlineConfig, host: str | None) -> None:
         # Imported here: Serve reads its flags from the environment when it is imported.
@@ -224,22 +251,37 @@ class Cluster:
             if time.monotonic() > deadline:
                 missing = ", ".join(f"{ready[kind]} of {wanted[kind]} {kind}s" for kind in wanted)
                 raise UnavailableError(
-                    f"only {missing} became ready within {config.cluster.start_timeout_s:g} s; look into the logs, "
-                    "or raise cluster.start_timeout_s when the model takes longer to load"
+                    f"only {missing} became ready within {config.cluster.start_timeout_s:g} s "
+                    "(cluster.start_timeout_s, for a model that takes longer to load)"
                 )
             time.sleep(POLL_S)
 
-    @contextlib.contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        self._on_phase(f"starting {name}")
-        begin = time.monotonic()
-        yield
-        self.phases[name] = time.monotonic() - begin
+    def _last_words(self) -> Iterator[str]:
+        """The last exception of each process that failed, and what Serve says of the replicas."""
+        for call, name in self._answered().items():
+            try:
+                ray.get(call)
+            except RayError as error:
+                yield f"{name}: {_last_line(error)}"
+        if self._serving:
+            from ray import serve
+
+            for deployment in serve.status().applications[APPLICATION].deployments.values():
+                if deployment.message:
+                    yield f"{deployment.name}: {_last_line(deployment.message)}"
+
+    def _answered(self) -> dict[Any, str]:
+        """Calls of processes that have answered or failed, with their names: not of those that are still starting."""
+        calls = {actor.process_id.remote(): name for name, actor in self._actors.items()}
+        answered = ray.wait([*calls], num_returns=len(calls), timeout=ANSWER_S)[0] if calls else []
+        return {call: calls[call] for call in answered}
 
     # -- stopping -------------------------------------------------------------------------------
     def _ask_to_stop(self, timeout_s: float) -> None:
         try:
-            stopping = {actor.stop.remote(): name for name, actor in reversed(self._actors.items())}
+            # What is still starting answers only after that, and has nothing to end.
+            there = self._actors if self._following is not None else set(self._answered().values())
+            stopping = {actor.stop.remote(): name for name, actor in reversed(self._actors.items()) if name in there}
             late = ray.wait([*stopping], num_returns=len(stopping), timeout=timeout_s)[1] if stopping else []
             if late:
                 names = ", ".join(sorted(stopping[each] for each in late))
@@ -256,6 +298,15 @@ class Cluster:
         for actor in reversed(self._actors.values()):
             with contextlib.suppress(Exception):
                 ray.kill(actor)
+
+
+def _life(pid: int) -> str:
+    return f"runs (process {pid})" if pid else "died"
+
+
+def _last_line(said: object) -> str:
+    """Of a traceback the exception."""
+    return redact(str(said).strip().splitlines()[-1])
 
 
 def _left(deadline: float) -> float:

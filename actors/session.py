@@ -10,7 +10,9 @@ from typing import Any
 
 import psutil
 import ray
+from ray._private import services
 from ray._private import utils as ray_utils
+from ray._private.node import Node
 
 from actors.remote import NAMESPACE
 from cluster.errors import ConfigError, SightlineError, first_line
@@ -68,6 +70,12 @@ class RaySession:
         """Address on which processes of this machine listen for each other."""
         return "127.0.0.1" if self.private else str(ray.util.get_node_ip_address())
 
+    @property
+    def log_dir(self) -> str:
+        """Folder in which Ray keeps the logs of this node's processes."""
+        node = ray._private.worker._global_node
+        return "the folders of Ray's nodes" if node is None else str(node.get_logs_dir_path())
+
     def start(self) -> None:
         """Start or connect. Raises ``ConfigError``: no Ray cluster at the configured address, or this process is
         connected to another already; ``SightlineError``: a private Ray did not start, twice."""
@@ -78,8 +86,9 @@ class RaySession:
         options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if self.private:
             # Ignore a Ray cluster named in the environment.
-            options |= {"address": "local", "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-            _start_private(options)
+            options |= {"address": "local", "object_store_memory": OBJECT_STORE_BYTES}
+            small_head()
+            _start_private(options | {"_node_ip_address": self.host})
         else:
             options["address"] = self._address
             try:
@@ -129,14 +138,17 @@ class RaySession:
 def _init(options: dict[str, Any]) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     keeps = callable(handler) and threading.current_thread() is threading.main_thread()
-    set_handler = ray_utils.set_sigterm_handler
+    set_handler, resolve = ray_utils.set_sigterm_handler, services.resolve_ip_for_localhost
     if keeps:
         ray_utils.set_sigterm_handler = lambda _: None
+    if options["address"] == "local":
+        # In place of a node's loopback address Ray takes its outer one, and then listens on all.
+        services.resolve_ip_for_localhost = lambda host: host
     try:
         with _environment(ONE_THREAD):
             ray.init(**options)
     finally:
-        ray_utils.set_sigterm_handler = set_handler
+        ray_utils.set_sigterm_handler, services.resolve_ip_for_localhost = set_handler, resolve
     if keeps:
         # That of Ray's library aborts the process.
         signal.signal(signal.SIGTERM, handler)
@@ -237,6 +249,13 @@ def _environment(changes: dict[str, str]) -> Any:
                 del os.environ[key]
             else:
                 os.environ[key] = value
+
+
+def small_head() -> None:
+    """Have Ray nodes that this process starts do without its autoscaler, without what copies logs to drivers, and
+    without the dashboard's server, which the others would wait for."""
+    for name in ("start_monitor", "start_log_monitor", "start_api_server"):
+        setattr(Node, name, lambda *_, **__: None)
 
 
 def _mute_ray() -> None:

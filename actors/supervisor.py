@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable
 
 import ray
 
-from actors.preflight import check_settings
+from actors.preflight import cautions, check_settings
 from actors.processes import Process, Watchdog, wanted_processes
 from actors.remote import ALERTING, NAMESPACE, RayTable, await_reply, find_actor, gateway_names
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
-from cluster.control.fleet_settings import unknown_load
-from cluster.decoder.footage.camera import clip_shortages
 from cluster.errors import SightlineError, UnavailableError, first_line
 
 log = logging.getLogger(__name__)
@@ -57,7 +55,7 @@ class Supervisor:
         config = load()
         configure_logging("supervisor", config.cluster)
         await asyncio.to_thread(check_settings, config)
-        for sentence in (*clip_shortages(config), *unknown_load(config)):
+        for sentence in cautions(config):
             log.warning("%s", sentence)
         self._config = config
         self._registry = ProcessRegistry()

@@ -1,11 +1,13 @@
-"""Files that appear only when they are complete, and what is said where they cannot be written."""
+"""Files that appear only when they are complete, and what is said where they cannot be written or read."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from cluster.errors import SightlineError
+from cluster.errors import ConfigError, SightlineError
 
 
 @contextmanager
@@ -36,6 +38,16 @@ def writing(what: object) -> Iterator[None]:
     except OSError as error:
         why = error.strerror or error
         raise SightlineError(f"cannot write {what}: {why}; choose another place or make room") from None
+
+
+def read_json(path: Path) -> Any:
+    """Parse a file. Raises ``ConfigError``: it cannot be read, or is not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from None
 
 
 def write_text(path: Path, text: str) -> None:

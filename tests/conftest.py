@@ -30,6 +30,8 @@ if os.environ["SIGHTLINE_DEVICE"] == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
 # A call of Ray without a cluster is an error, and does not start one in the test's process.
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+# Ray's workers run at a low priority, and would wait for whatever else this machine does.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # Processes that tests start replace themselves at once: gRPC need not, and at times cannot, prepare for a fork.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 

@@ -170,9 +170,11 @@ def test_a_decoder_needs_no_torch() -> None:
     assert not actor & {"torch", "transformers", "ray"}
 
 
-def test_no_actor_but_replica_and_tier_loads_torch() -> None:
-    """Nor does what starts them; a gateway has Ray import the module of every actor that it looks for."""
-    [loaded] = loaded_by(["actors.runtime", *(f"actors.{name}" for name in ("decoder", "gateway", "tier", "alerting"))])
+def test_nothing_that_starts_an_actor_loads_torch() -> None:
+    """Nor does what starts them, replicas included; a gateway has Ray import the module of every actor that it looks
+    for."""
+    others = ("decoder", "gateway", "tier", "alerting", "replica", "serve_app")
+    [loaded] = loaded_by(["actors.runtime", *(f"actors.{name}" for name in others)])
     assert not loaded & {"torch", "transformers"}
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect, parse_duration, spoken, spoken_bytes
-from actors.cli.output import console, make_table, print_json
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect, parse_duration, spoken
+from actors.cli.output import console, make_table, print_json, reasons, size
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError
 from cluster.files import check_writable, writing
 from cluster.lab.report.number_format import compact
@@ -102,6 +102,9 @@ def ask(
     if pictures is not None:
         check_writable(pictures)
     with connect(gateway) as client:
+        # Report an unknown camera or an unreachable gateway before the first question is typed.
+        for line in reasons([client.camera_get(camera)]):
+            print(line, file=sys.stderr)
         shown = Shown(explain=explain, pictures=pictures, json=json)
         if interactive:
             _talk(client, camera, conversation, wanted, shown)
@@ -114,8 +117,6 @@ def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[st
     # Arrow keys edit a question and bring former ones back.
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401
-    # Report an unknown camera or an unreachable gateway before the first question is typed.
-    client.camera_get(camera)
     while True:
         try:
             question = input(PROMPT).strip()
@@ -210,8 +211,7 @@ def cost_lines(told: Told) -> list[str]:
     share = f" ({100 * result.tokens_read / result.tokens_held:.0f} %)" if result.tokens_held else ""
     return [
         f"looks back over {spoken((result.newest - result.oldest) / MICROSECONDS)}",
-        f"read {compact(result.tokens_read)} of {compact(result.tokens_held)} tokens{share}, "
-        f"{spoken_bytes(result.bytes_read)}",
+        f"read {compact(result.tokens_read)} of {compact(result.tokens_held)} tokens{share}, {size(result.bytes_read)}",
         f"first word after {result.first_token_s:.2f} s, {result.total_s:.2f} s in all",
     ]
 

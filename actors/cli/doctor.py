@@ -24,7 +24,6 @@ from cluster.errors import ConfigError, SightlineError, install_hint
 if TYPE_CHECKING:
     from cluster.config import SightlineConfig
 
-LEAST_FREE_BYTES = 5 * 10**9
 WAIT_S = 5.0
 
 
@@ -70,8 +69,7 @@ def doctor(
 
 def findings(config: SightlineConfig) -> Iterator[Finding]:
     """Every check, in order."""
-    from actors.preflight import check_folders, check_ray, free_ports
-    from cluster.control.fleet_settings import unknown_load
+    from actors.preflight import cautions, check_folders, check_ray, check_settings, free_ports
 
     yield _versions()
     # The processes of a Ray cluster may be on any machine.
@@ -85,23 +83,22 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
         yield _checked("ports", "free", partial(free_ports, config))
     yield _clock()
     if config.tiers.redis_url is not None:
-        yield _redis(config.tiers.redis_url)
-    yield _model(config)
-    for sentence in unknown_load(config):
+        yield redis_finding(config)
+    yield _checked("model and settings", config.model.name, partial(check_settings, config))
+    yield from _memory(config)
+    for sentence in cautions(config):
         found, _, remedy = sentence.partition("; ")
-        yield Finding("load", "warning", found, remedy)
+        yield Finding("caution", "warning", found, remedy)
 
 
-def _model(config: SightlineConfig) -> Finding:
-    from actors.preflight import check_settings
-    from cluster.models.presets import PRESETS
+def _memory(config: SightlineConfig) -> Iterator[Finding]:
+    """What a camera without settings of its own can remember."""
+    from cluster.config.memory import held_text
+    from cluster.config.root import every_camera
 
-    name = config.model.name
-    found = _checked("model and settings", name, partial(check_settings, config))
-    if found.state == "ok" and name in PRESETS and config.engine != "simulated":
-        remedy = "name the bundled model (demo), a checkpoint's folder or a hub id in model.name"
-        return Finding(found.what, "warning", f"{name} has random weights: its answers mean nothing", remedy)
-    return found
+    memory, token = every_camera(config).memory, config.memory.token_bytes(config.model)
+    if memory.enabled and token and config.engine == "native":
+        yield Finding("memory.cap", "ok", held_text(memory.cap or 0, token))
 
 
 def _checked(what: str, good: str, check: Callable[[], object]) -> Finding:
@@ -171,6 +168,7 @@ def _gpu(config: SightlineConfig) -> Iterator[Finding]:
 def _disks(config: SightlineConfig) -> Iterator[Finding]:
     """Free room of each disk that is written to; of several folders on one, those that grow most are named."""
     from actors.preflight import named_folders
+    from cluster.alerts.dispatcher import LEAST_FREE_BYTES
 
     seen: set[int] = set()
     for key, folder in (named_folders(config) or {"--state": Path()}).items():
@@ -196,11 +194,14 @@ def _clock() -> Finding:
     return Finding("clock", "warning", "whether it is synchronised cannot be seen here", remedy)
 
 
-def _redis(url: str) -> Finding:
+def redis_finding(config: SightlineConfig) -> Finding:
+    """Whether the Redis server of ``tiers.redis_url`` answers and is set up for memories."""
     import redis
 
+    from cluster.control.fleet_settings import room_shortage
     from cluster.redaction import SourceAddress
 
+    url = str(config.tiers.redis_url)
     shown = str(SourceAddress(url))
     try:
         client = redis.Redis.from_url(url, socket_timeout=WAIT_S, socket_connect_timeout=WAIT_S)
@@ -215,6 +216,9 @@ def _redis(url: str) -> Finding:
         remedy = "name a server without cluster mode in tiers.redis_url"
         return Finding("Redis", "wrong", f"{shown} is in cluster mode, which is not supported", remedy)
     if "allkeys" in policy and most:
+        for sentence in room_shortage(config, f"maxmemory of {shown}", most):
+            found, _, remedy = sentence.partition("; ")
+            return Finding("Redis", "warning", found, remedy)
         return Finding("Redis", "ok", f"{shown} evicts by {policy}")
     remedy = "set maxmemory and maxmemory-policy allkeys-lru: otherwise it refuses memories when full, or is killed"
     return Finding("Redis", "warning", f"{shown} has maxmemory {most} and maxmemory-policy {policy}", remedy)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from actors.cli.output import size
 from cluster.errors import NotReadyError, SightlineError
 from cluster.redaction import redact
 
@@ -46,7 +47,6 @@ def cluster_findings(client: GatewayClient) -> Iterator[Finding]:
     yield Finding("gateway", "ok", f"answers at {client.address}")
     yield from camera_findings(cameras)
     yield from _asked("replicas", lambda: replica_findings(client.replicas_list()))
-    yield from _asked("memory", lambda: memory_findings(client, cameras))
     yield from _asked("alerts", lambda: _alerts(client))
 
 
@@ -105,7 +105,7 @@ def camera_findings(cameras: Sequence[CameraStatus]) -> Iterator[Finding]:
 
 
 def replica_findings(replicas: Sequence[ReplicaStatus]) -> Iterator[Finding]:
-    """None at all, engines that answer nothing, windows that wait, and drained ones."""
+    """None at all, engines that answer nothing, windows that wait, drained ones, and tiers that do not work."""
     if not replicas:
         yield Finding("replicas", "wrong", "none is ready", "see the replicas' logs: model, memory of the GPU")
         return
@@ -122,20 +122,11 @@ def replica_findings(replicas: Sequence[ReplicaStatus]) -> Iterator[Finding]:
     if not (failing or behind or drained):
         fullest = max(each.utilisation for each in replicas)
         yield Finding("replicas", "ok", f"{len(replicas)} ready" + (f", the fullest {fullest:.0%}" if fullest else ""))
-
-
-def memory_findings(client: GatewayClient, cameras: Sequence[CameraStatus]) -> Iterator[Finding]:
-    """Tiers that do not work: asked of one camera of each replica, since all of one replica share them."""
-    one_each = {camera.replica: camera.name for camera in cameras if camera.replica and camera.memory_frames}
-    states = [client.memory(name).tier_states for name in one_each.values()]
-    failing = sorted({f"{tier}: {why}" for each in states for tier, why in each.items() if why})
-    if failing:
+    if without := sorted({redact(each.memory) for each in replicas if each.memory}):
         remedy = "see SightlineTierDown in docs/operations.md; memories wait in the tier above meanwhile"
-        yield Finding("memory", "wrong", _named(list(map(redact, failing))), remedy)
-    elif states:
-        yield Finding(
-            "memory", "ok", f"every tier works: {', '.join(sorted({tier for each in states for tier in each}))}"
-        )
+        yield Finding("memory", "wrong", _named(without), remedy)
+    else:
+        yield Finding("memory", "ok", "every tier works")
 
 
 def alert_findings(outbox: Outbox) -> Iterator[Finding]:
@@ -149,6 +140,8 @@ def alert_findings(outbox: Outbox) -> Iterator[Finding]:
         )
     else:
         yield Finding("alerts", "ok", f"kept; {len(outbox.sinks)} sinks")
+    if outbox.disk and not outbox.trouble:
+        yield Finding("disk", "warning", f"{size(outbox.free_bytes)} free for incidents", f"make room: {outbox.disk}")
     # Those that are on disk now: a sink's own count goes on after they were sent again, and restarts with alerting.
     dead = Counter(letter.sink for letter in outbox.dead)
     for name, lane in outbox.sinks.items():

@@ -34,8 +34,8 @@ def list_replicas(gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None
     if print_json(json, replicas):
         console().print(_replicas_table(replicas) if replicas else "no replica is ready", markup=False)
         for each in replicas:
-            if each.trouble:
-                console().print(f"{each.name}: {each.trouble}", markup=False)
+            if said := "; ".join(filter(None, (each.trouble, each.memory))):
+                console().print(f"{each.name}: {said}", markup=False)
         if decoders is not None:
             between = f"between {decoders.least} and {decoders.most}"
             print(f"decoders: {decoders.running} running, {decoders.wanted} wanted by their load, {between}")

@@ -7,13 +7,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from actors.cli.options import Json, Settings, State, parse_settings
+from actors.cli.options import Config, Json, Settings, State, parse_settings
 from actors.cli.output import check_json_target, console, plural, print_json, trouble_lines
 from cluster.errors import SightlineError
 
@@ -25,14 +24,15 @@ if TYPE_CHECKING:
 WATCH_S = 2.0
 """Interval of checking that the cluster still runs."""
 
+MOST_LINES = 10
+"""Changes that are told at each of these."""
+
 CONNECT_S = 5.0
 """Seconds that cameras get to connect before *ready* is printed, with the trouble of those that have not."""
 
 
 def serve(
-    config: Annotated[
-        Path, typer.Option("--config", "-c", metavar="FILE", help="Configuration file (YAML); see `sightline config`.")
-    ],
+    config: Config,
     settings: Settings = None,
     state: State = "",
     json: Json = None,
@@ -50,7 +50,6 @@ def serve(
     from rich.markup import escape
 
     from cluster.config import load_config
-    from cluster.models.presets import PRESETS
 
     loaded = with_state(load_config(config, parse_settings(settings)), state)
     if json not in (None, "-") and Path(json).is_file() and not Path(json).is_symlink():
@@ -73,10 +72,9 @@ def serve(
         signal.signal(each, terminate)
     sys.unraisablehook = _report_unraisable
     with screen.status("loading the libraries") as status:
+        from actors.cli.doctor import redis_finding
+        from actors.preflight import cautions
         from actors.runtime import Cluster
-        from cluster.control.fleet_settings import unknown_load
-        from cluster.decoder.footage.camera import clip_shortages
-        from cluster.replica.engine import WARNING
 
         show = status.update if screen.is_terminal else screen.print
 
@@ -86,6 +84,10 @@ def serve(
                 raise SystemExit
             show(phase)
 
+        if loaded.tiers.redis_url is not None and loaded.cluster.ray_address is None:
+            redis = redis_finding(loaded)
+            if redis.state == "wrong":
+                screen.print(f"[bold yellow]warning[/]  Redis {escape(redis.found)}; {escape(redis.remedy)}")
         cluster = Cluster(loaded, on_phase=on_phase)
         try:
             cluster.start()
@@ -99,11 +101,7 @@ def serve(
             signal.signal(each, lambda *_: stop.set())
         others = {} if len(cluster.gateways) == 1 else {"gateways": [asdict(each) for each in cluster.gateways]}
         print_json(json, {"gateway": cluster.gateway_address, "metrics": cluster.metrics_address, **others})
-        if loaded.engine == "simulated":
-            screen.print(f"[bold yellow]warning[/]  {WARNING}")
-        elif loaded.model.name in PRESETS:
-            screen.print(f"[bold yellow]warning[/]  {random_weights(loaded.model.name)}")
-        for sentence in (*clip_shortages(loaded), *unknown_load(loaded)):
+        for sentence in cautions(loaded):
             screen.print(f"[bold yellow]warning[/]  {escape(sentence)}")
         cameras = connected_cameras(cluster)
         troubles = trouble_lines(cameras)
@@ -121,8 +119,12 @@ def serve(
             f"answers  sightline watch --gateway {local(cluster.gateway_address)}\n"
             "Stop it with Ctrl-C."
         )
+        known, errors = cluster.parts, console(stderr=True)
         while failure is None and not stop.wait(WATCH_S):
-            failure = cluster.failure()
+            failure, now = cluster.failure(), cluster.parts
+            for line in changes(known, now):
+                errors.print(f"{time.strftime('%H:%M:%S')} {line}", markup=False, highlight=False)
+            known = now
     finally:
         with screen.status("stopping"):
             cluster.stop()
@@ -169,6 +171,22 @@ def state_text(config: SightlineConfig) -> str:
     return f"{folder}: {kept}{there}{remembered}"
 
 
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """A line for each part of a cluster (``Cluster.parts``) that changed, :data:`MOST_LINES` at most; none at the first
+    look."""
+    if not before:
+        return []
+    again = {name for name, text in now.items() if text.startswith("runs") and before.get(name, "").startswith("runs")}
+    told = [
+        f"{name}: {'died, and ' if name in again else ''}{text or 'works again'}"
+        for name, text in now.items()
+        if text != before.get(name, "")
+    ]
+    told += [f"{name}: ended" for name in before if name not in now]
+    more = len(told) - MOST_LINES
+    return told[:MOST_LINES] + ([f"and {more} more changes"] if more > 0 else [])
+
+
 def connected_cameras(cluster: Cluster) -> list[CameraStatus]:
     """Status of all cameras, once none is being connected any more or :data:`CONNECT_S` have passed."""
     deadline = time.monotonic() + CONNECT_S
@@ -178,11 +196,3 @@ def connected_cameras(cluster: Cluster) -> list[CameraStatus]:
         if not pending or time.monotonic() > deadline:
             return cameras
         time.sleep(0.2)
-
-
-def random_weights(name: str) -> str:
-    """Notice for a preset, which has random weights."""
-    return (
-        f"model {name} has random weights: it costs what a trained one would, and its answers mean nothing; "
-        "model.name names the bundled model (demo), a checkpoint's folder or a hub id"
-    )

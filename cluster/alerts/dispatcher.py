@@ -47,6 +47,10 @@ class SinkStatus:
     kind: str = ""
 
 
+LEAST_FREE_BYTES = 5 * 10**9
+"""Of clips.max_bytes' order: below, a disk is full within days."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outbox:
     """Status of sinks by name, and of the disk; see ``OutboxStatus`` in protos/sightline/v1/incidents.proto."""
@@ -58,6 +62,13 @@ class Outbox:
     lost: int
     answers_missed: int
     dead: list[Delivery]
+    free_bytes: int = 0
+
+    @property
+    def disk(self) -> str:
+        """What is wrong with the disk, or soon is; empty otherwise."""
+        scarce = 0 < self.free_bytes <= LEAST_FREE_BYTES
+        return self.trouble or ("less than 5 GB are free; clips stop below clips.keep_free" if scarce else "")
 
 
 class Dispatcher:

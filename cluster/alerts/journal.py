@@ -24,10 +24,10 @@ _DROPPED = "dropped before the disk took them: %d delivered and %d undelivered a
 class Journal:
     """Single writer of the store; all methods but :meth:`start` are called on the event loop.
 
-    ``trouble`` says in one sentence what prevents writing (a full or hung disk, an outbox full of undelivered events).
-    What the disk did not take waits in memory, bounded by ``memory_events`` (:meth:`Changes.drop_oldest`), and every
-    later write tries it again. ``lost`` counts events dropped from memory before they were written or delivered;
-    whatever is dropped is logged.
+    ``trouble`` says in one sentence what prevents writing (a full or hung disk, an outbox full of undelivered events);
+    ``free_bytes`` are those of its disk at the last probe. What the disk did not take waits in memory, bounded by
+    ``memory_events`` (:meth:`Changes.drop_oldest`), and every later write tries it again. ``lost`` counts events
+    dropped from memory before they were written or delivered; whatever is dropped is logged.
 
     Args:
         open_store: opens the store; retried later when it fails.
@@ -56,7 +56,7 @@ class Journal:
         self._writing: asyncio.Future[None] | None = None
         self._late: StoredState | None = None
         self.trouble = ""
-        self.lost = 0
+        self.lost = self.free_bytes = 0
         # Of this outage, and delivered events of all.
         self._dropped = Dropped()
         self._dropped_delivered = 0
@@ -185,7 +185,7 @@ class Journal:
                 self._late = self._open()
             assert self._store is not None
             if batch is None:
-                self._store.probe(time.time())
+                self.free_bytes = self._store.probe(time.time())
             else:
                 self._store.or_anew(lambda store: store.write(batch))
 

@@ -256,8 +256,9 @@ class AlertService:
         lanes = {name: replace(status, kind=kinds[name]) for name, status in self._dispatcher.status().items()}
         journal = self._journal
         return Outbox(
-            lanes, journal.trouble, journal.pending_events, journal.trimmed, self._lost, self.answers_missed, letters
-        )
+            lanes, journal.trouble, journal.pending_events, journal.trimmed, self._lost, self.answers_missed, letters,
+            journal.free_bytes,
+        )  # fmt: skip
 
     async def resend(self, sink: str = "", key: str = "", scope: Sequence[str] = EVERY) -> int:
         """Retry dead letters of cameras that match ``scope``; returns how many."""

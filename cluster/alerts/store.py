@@ -4,6 +4,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import sqlite3
 import time
 import uuid
@@ -276,9 +277,11 @@ class AlertStore:
             return True
         return False
 
-    def probe(self, now_s: float) -> None:
-        """One small write that evicts nothing. Raises ``sqlite3.Error``: the disk takes nothing."""
+    def probe(self, now_s: float) -> int:
+        """One small write that evicts nothing; returns the bytes that are free. Raises ``sqlite3.Error``: the disk
+        takes nothing."""
         self._db.execute("INSERT OR REPLACE INTO meta VALUES ('probed', ?)", (str(now_s),))
+        return shutil.disk_usage(self._path.parent).free
 
     def _transaction(self, changes: Changes) -> None:
         scopes = [ErasureScope(camera, before_s) for camera, before_s in changes.erasures.items()]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from cluster.config.problems import InvalidConfigError, Problem
 from cluster.hosts import is_below
+from cluster.models.catalog import BUNDLED
+from cluster.models.settings import ModelSettings
 from cluster.redaction import SourceAddress
 from cluster.registry import near
 
 if TYPE_CHECKING:
-    from cluster.config.camera import CameraEntry
+    from cluster.config.camera import CameraConfig, CameraEntry
     from cluster.config.root import SightlineConfig
 
 NETWORK_SCHEMES = ("rtsp", "rtsps", "http", "https", "rtmp", "rtmps")
@@ -37,6 +40,28 @@ def local_path(source: SourceAddress) -> Path | None:
     if not source or source.scheme not in _LOCAL_SCHEMES:
         return None
     return Path(unquote(urlsplit(source.reveal()).path) if source.scheme else source.reveal())
+
+
+def bundled_remark(config: SightlineConfig, camera: CameraConfig) -> str:
+    """Notice that the bundled model knows no such pictures or questions; empty of others, and of those that it knows. A
+    file is a drawn scene where its truth is beside it; what is pushed may be one."""
+    if config.engine == "simulated" or config.model.name not in BUNDLED:
+        return ""
+    taught, path = _taught(config.model.name), local_path(camera.source)
+    drawn = camera.source.scheme in ("", DEMO_SCHEME) if path is None else path.with_suffix(".json").exists()
+    unknown = [repr(each.text) for each in camera.questions if each.text not in taught]
+    if drawn and not unknown:
+        return ""
+    beyond = " and ".join(filter(None, ("" if drawn else "real pictures", ", ".join(unknown))))
+    return (
+        f"answers mean little: the bundled model ({config.model.name}) knows drawn scenes and {len(taught)} questions, "
+        f"not {beyond}; name a checkpoint in model.name"
+    )
+
+
+@cache
+def _taught(model: str) -> frozenset[str]:
+    return frozenset(ModelSettings.load(BUNDLED[model]).questions.values())
 
 
 def decoder_roots(config: SightlineConfig) -> list[str]:

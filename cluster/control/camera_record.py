@@ -156,9 +156,9 @@ class Member(Generic[Info]):
 
     def replica_status(self, name: str, **found: Any) -> ReplicaStatus:
         """Status of a replica as an operator sees it; ``found``: what the fleet knows of it."""
-        load, address = self.load, self.info.address
-        held, backlog_s, trouble = (load.held, load.backlog_s, load.trouble) if load is not None else (0, 0.0, "")
-        return ReplicaStatus(name, address, held=held, backlog_s=backlog_s, trouble=trouble, **found)
+        told = ("held", "backlog_s", "trouble", "memory")
+        reported = {key: getattr(self.load, key) for key in told if self.load is not None}
+        return ReplicaStatus(name, self.info.address, **reported, **found)
 
 
 _OF_DECODER = ("state", "reason", "retry_in_s", "codec", "width", "height", "cue", "decode", "last_frame_age_s")

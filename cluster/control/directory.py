@@ -7,7 +7,8 @@ the actor, in the simulator and in tests.
 
 import math
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from cluster.config import CameraConfig
 from cluster.control.admission import Admission
@@ -44,7 +45,8 @@ class Directory:
 
     ``version`` grows with every change that concerns decoders, and is greater than ``after``, the last version of
     earlier controllers; ``declared``: the one at which a camera or its settings changed last; ``windows_lost``: windows
-    that died with a camera's decoder and replica, of which only this table knows."""
+    that died with a camera's decoder and replica, of which only this table knows. ``remark``: reason of a camera whose
+    state has none."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Directory:
         heartbeat_timeout_s: float = 10.0,
         quality: FleetSettings = ALL_EQUAL,
         after: int = 0,
+        remark: Callable[[CameraConfig], str] = lambda _: "",
     ) -> None:
         self.version = self.declared = after
         # Of each decoder, the last one that concerns it: at every change of a camera, only its decoder is told anew.
@@ -59,6 +62,7 @@ class Directory:
         self.windows_lost = 0
         self._measured = quality.costs is not None
         self._admission = quality.admission
+        self._remark = remark
         self._fleet = quality.fleet()
         self._rungs = {rung.name: rung for rung in quality.ladder.rungs}
         self.geometry: PatchGeometry | None = None
@@ -200,7 +204,7 @@ class Directory:
             for camera in self._cameras.values():
                 if camera.report is not None and camera.report.width:
                     observe_pictures(self._fleet, camera.settings, camera.report, self.geometry)
-        self._fleet.join(name, window_tokens=info.window_tokens, index_bytes=info.index_bytes)
+        self._fleet.join(name, window_tokens=info.window_tokens, waiting_bytes=info.waiting_bytes)
         self._changed()
         return name
 
@@ -381,13 +385,14 @@ class Directory:
     def status(self, name: str) -> CameraStatus:
         """Full status of one camera."""
         camera, route, plan = self._require(name), self.route(name), self._fleet.plan(name)
-        return camera.status(
+        status = camera.status(
             route,
             rung=plan.rung,
             rung_reason="" if plan.rung == self._fleet.ladder.rungs[0].name else plan.why,
             windows_per_s=self._fleet.windows_per_s(name),
             expected_lag_s=self._lag_s(plan.owner),
         )
+        return status if status.reason else replace(status, reason=self._remark(camera.settings))
 
     def statuses(self) -> Iterator[CameraStatus]:
         """Of all cameras, sorted by name; those that are removed meanwhile are left out."""

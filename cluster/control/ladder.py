@@ -293,12 +293,9 @@ class Ladder:
         file = path / FILE if path.is_dir() else path
         try:
             body = json.loads(file.read_text(encoding="utf-8"))
+            return cls(tuple(Rung(**each) for each in body["rungs"]), str(body["source"]))
         except OSError:
             raise ConfigError(f"there is no ladder at {file}; make one with: sightline eval ladder") from None
-        except ValueError as error:
-            raise ConfigError(f"{file} is not JSON ({error}); write it anew with: sightline eval ladder") from None
-        try:
-            return cls(tuple(Rung(**each) for each in body["rungs"]), str(body["source"]))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{file} is not a ladder ({error!r}); write it anew with: sightline eval ladder"

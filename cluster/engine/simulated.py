@@ -51,10 +51,8 @@ class ScoreStatistics:
             bins = json.loads(Path(path).read_text(encoding="utf-8"))["calibration"]["bins"]
             edges = (*(float(each["low"]) for each in bins), float(bins[-1]["high"]))
             windows = tuple(int(each["windows"]) for each in bins)
-        except OSError as error:
-            raise ConfigError(f"cannot read the scores in {path}: {error.strerror or error}; {how}") from None
-        except (ValueError, KeyError, TypeError, IndexError):
-            raise ConfigError(f"{path} holds no calibration histogram of scores; {how}") from None
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise ConfigError(f"{path} holds no calibration histogram of scores ({error!r}); {how}") from None
         return cls(edges, windows, f"the calibration histogram in {path}")
 
     def draw(self, random: np.random.Generator) -> float:

@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from cluster.engine.base import AskRun
 from cluster.errors import CapacityError, ConfigError, DeviceError, NotReadyError, SightlineError, UnavailableError
 from cluster.types import AskResult, AskSpec
+
+if TYPE_CHECKING:
+    from cluster.engine.base import AskRun
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +138,7 @@ class _Question:
     piece: Callable[[str], None]
     done: Future[AskResult]
     until: float
-    run: AskRun | None = None
+    run: "AskRun | None" = None
 
 
 class AskQueue:
@@ -151,7 +154,7 @@ class AskQueue:
     """
 
     def __init__(
-        self, begin: Callable[[AskSpec], AskRun], *, share: float = 0.2, clock: Callable[[], float] = time.monotonic
+        self, begin: Callable[[AskSpec], "AskRun"], *, share: float = 0.2, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._begin, self._share, self._clock = begin, share, clock
         self._waiting: deque[_Question] = deque()

@@ -11,16 +11,18 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from cluster.control.costs import CostModel, WindowWork
-from cluster.engine.base import Engine
 from cluster.errors import DeviceError, UnavailableError
 from cluster.replica.window_accounting import WindowAccounting
 from cluster.replica.window_queue import DropReason, WindowQueue
 from cluster.types import Answer, FrameSample, LastAnswer, StreamSpec, WindowRequest
 from cluster.types.cameras import Priority
 from cluster.types.reports import AccountedSpan, HandedOver, StreamReport, WindowCounters
+
+if TYPE_CHECKING:
+    from cluster.engine.base import Engine
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cluster.control.costs import CostModel
-from cluster.engine.base import Engine, completed_future
 from cluster.errors import CapacityError, ConfigError, DeviceError, NotReadyError, UnavailableError, UnknownCameraError
 from cluster.replica.ask_queue import AskQueue, stopping
 from cluster.replica.steps import OpenStream, PendingFrame, StepRunner, StepTimeEstimator, WorkerEvents
@@ -25,6 +24,9 @@ from cluster.replica.window_queue import WindowQueue
 from cluster.types import AskResult, AskSpec, DeletedMemory, FrameSample, StreamSpec
 from cluster.types.cameras import Priority
 from cluster.types.reports import HandedOver, ReplicaReport, StreamReport, WindowCounters
+
+if TYPE_CHECKING:
+    from cluster.engine.base import Engine
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class EngineWorker:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: "Engine",
         events: WorkerEvents,
         *,
         max_batch: int = 8,
@@ -161,7 +163,7 @@ class EngineWorker:
             self._wake.notify_all()
         return done
 
-    def call_on_engine_thread(self, call: Callable[[Engine], T]) -> Future[T]:
+    def call_on_engine_thread(self, call: Callable[["Engine"], T]) -> Future[T]:
         """Run ``call`` on the engine thread between two steps; the future raises what it raises."""
 
         def command(done: Future[T]) -> None:
@@ -180,9 +182,11 @@ class EngineWorker:
         """See ``Engine.delete_memory``, whose future is the result; ``only_open``: nothing of a camera that is not. A
         running answer may use what is deleted: it ends with ``NotReadyError``."""
 
-        def forget(engine: Engine) -> Future[DeletedMemory]:
+        def forget(engine: "Engine") -> Future[DeletedMemory]:
             if only_open and stream not in self._streams:
-                return completed_future(DeletedMemory(0, 0))
+                nothing: Future[DeletedMemory] = _future()
+                nothing.set_result(DeletedMemory(0, 0))
+                return nothing
             error = NotReadyError(f"camera {stream!r} had memory deleted while it was asked; ask again about the rest")
             self._asks.cancel_camera(stream, error, waiting=False)
             return engine.delete_memory(stream, ago_s)
@@ -373,13 +377,14 @@ class EngineWorker:
         self._asks.cancel_camera(
             name, UnavailableError(f"camera {name!r} moves to another replica; ask again in a moment")
         )
+        saved: Future[bool] = _future()
         try:
             saved = self._engine.hand_over(name)
         except DeviceError:
             raise
         except Exception:
             log.exception("camera %s could not be handed over", name)
-            saved = completed_future(False)
+            saved.set_result(False)
         done, stream.leaving = stream.leaving, None
         self._let_go(name)
         assert done is not None

@@ -23,7 +23,7 @@ class DecoderInfo:
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
     """A replica that is ready. ``instance`` is new with every start; the directory names it. ``window_tokens``,
-    ``index_bytes``: what it can hold (:class:`~cluster.control.admission.Holding`)."""
+    ``waiting_bytes``: what it can hold (:class:`~cluster.control.admission.Holding`)."""
 
     instance: str
     address: str
@@ -31,7 +31,7 @@ class ReplicaInfo:
     pid: int
     geometry: PatchGeometry
     window_tokens: float = math.inf
-    index_bytes: float = math.inf
+    waiting_bytes: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class ReplicaReport:
     """How full a replica is. ``busy_s``: seconds that it spent on windows and questions since it started, in ``steps``
     that computed ``windows``; ``backlog_s``: seconds of windows that wait; ``held``: cameras whose windows it holds;
     ``trouble``: why its engine answers nothing just now, empty while it does; ``asked_s``: of ``busy_s``, those on
-    questions, which take whatever time windows leave."""
+    questions, which take whatever time windows leave; ``memory``: tiers that do not work, and why."""
 
     busy_s: float
     backlog_s: float
@@ -166,6 +166,7 @@ class ReplicaReport:
     windows: int = 0
     trouble: str = ""
     asked_s: float = 0.0
+    memory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,7 @@ class ReplicaStatus:
       ``expected_lag_s``, from a window's last frame to its answer
     * ``backlog_s``: seconds of windows that wait
     * ``trouble``: why its engine answers nothing just now; empty while it does
+    * ``memory``: tiers of its memory that do not work, and why; empty while all do
     """
 
     name: str
@@ -190,6 +192,7 @@ class ReplicaStatus:
     expected_lag_s: float = 0.0
     backlog_s: float = 0.0
     trouble: str = ""
+    memory: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def refused(config: SightlineConfig, kind: type[ConfigError], reason: str) -> No
     assert ray_processes() == []
 
 
-@pytest.mark.parametrize("key", ["port", "metrics_port"])
+@pytest.mark.parametrize("key", ["port", "http_port"])
 def test_port_in_use(key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -101,6 +101,25 @@ def test_ray_that_is_late_is_started_once_more(late: int, monkeypatch: pytest.Mo
     assert left[0]
     assert not [pid for pids in left for pid in pids if psutil.pid_exists(pid)]
     session.stop(10.0)
+    assert ray_processes() == []
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+def test_what_does_not_come_up_is_told_with_its_last_exception_and_its_logs(tmp_path, monkeypatch) -> None:
+    (tmp_path / "logs").write_text("no folder")
+    config = configuration([])
+    # Each process makes the folder of its logs when it starts.
+    cluster = config.cluster.model_copy(update={"start_timeout_s": 30.0, "log_dir": str(tmp_path / "logs")})
+    started = Cluster(config.model_copy(update={"cluster": cluster}))
+    monkeypatch.setattr("actors.preflight.check_folders", lambda _: None)
+    with pytest.raises(SightlineError) as caught:
+        started.start()
+    told = str(caught.value)
+    assert "\n" not in told
+    for name in ("gateway", "decoder-0"):
+        assert f"; {name}: FileExistsError: [Errno 17] File exists: '{tmp_path}/logs'" in told
+    assert told.endswith(f"; the logs are in {tmp_path}/logs")
     assert ray_processes() == []
 
 

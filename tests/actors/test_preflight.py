@@ -4,8 +4,9 @@ import os
 import socket
 
 import pytest
+from ray._private import accelerators
 
-from actors.preflight import check_folders, check_settings, free_port, preflight
+from actors.preflight import check_folders, check_gpus, check_settings, free_port, preflight
 from cluster.config import load_config
 from cluster.errors import ConfigError
 
@@ -25,19 +26,19 @@ def test_a_port_that_is_chosen_is_never_the_one_that_is_named(monkeypatch):
     """Of the thousands that may be chosen one is the page's own."""
     chosen = iter([[23_456], [23_457]])
     monkeypatch.setattr("random.sample", lambda *_: next(chosen))
-    named = {"model": {"name": "tiny-qwen2_5_vl"}, "gateway": {"port": 0, "metrics_port": 23_456}}
+    named = {"model": {"name": "tiny-qwen2_5_vl"}, "gateway": {"port": 0, "http_port": 23_456}}
     gateway = preflight(load_config(None, named)).gateway
-    assert (gateway.port, gateway.metrics_port) == (23_457, 23_456)
+    assert (gateway.port, gateway.http_port) == (23_457, 23_456)
 
 
 def test_several_gateways_on_one_machine_take_ports_of_their_own():
     cluster = {"gateways": 2, "placement": {"gateway": "gate"}}
-    free = {"port": 0, "metrics_port": 0}
+    free = {"port": 0, "http_port": 0}
     named = {"model": {"name": "tiny-qwen2_5_vl"}, "cluster": cluster}
     with pytest.raises(ConfigError, match="2 gateways on this machine cannot have the same ports"):
         preflight(load_config(None, named | {"gateway": {"port": 0}}))
     found = preflight(load_config(None, named | {"gateway": free}))
-    assert (found.gateway.port, found.gateway.metrics_port) == (0, 0), "one number would be for all of them"
+    assert (found.gateway.port, found.gateway.http_port) == (0, 0), "one number would be for all of them"
 
 
 def test_a_sink_whose_library_is_not_installed_is_said_before_anything_starts(monkeypatch):
@@ -79,3 +80,35 @@ def test_what_is_made_is_for_its_owner_alone_but_for_logs(tmp_path, key: str, mo
     check_folders(load_config(None, {section: {name: str(tmp_path / "made")}}))
     os.umask(before)
     assert (tmp_path / "made").stat().st_mode & 0o777 == mode
+
+
+def test_gpus_that_this_machine_lacks_are_said_before_anything_starts(monkeypatch):
+    """Ray would wait for them for ever, as on a cluster to which a node may come."""
+    tiny, free = {"name": "tiny-qwen2_5_vl"}, {"port": 0, "http_port": 0}
+
+    def config(device, replicas=1, **more):
+        given = {"model": tiny | {"device": device}, "cluster": {"replicas": replicas}, "gateway": free}
+        return load_config(None, given | more)
+
+    monkeypatch.setattr("runpy.run_path", lambda path: {"cuda": None})
+    for device in ("cuda", "cuda:0"):
+        with pytest.raises(ConfigError, match="a build for the CPU"):
+            preflight(config(device))
+    monkeypatch.setattr("runpy.run_path", lambda path: {"cuda": "12.8"})
+    card = accelerators.get_accelerator_manager_for_resource("GPU")
+    monkeypatch.setattr(card, "get_current_node_num_accelerators", staticmethod(lambda: 2))
+    for visible, cards in (("0,1,2", 2), ("1", 1), ("", 0)):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        check_gpus(config("cuda", max(1, cards - 1)) if cards else config("cuda:0"))
+        with pytest.raises(ConfigError, match=f"each of {cards + 1} replicas .* and Ray finds {cards} on this machine"):
+            check_gpus(config("cuda", cards + 1))
+    check_gpus(config("cpu"))
+    check_gpus(config("cuda", 9, engine="simulated", simulated={"costs": "demo-cpu"}))
+
+
+def test_of_gpus_of_other_nodes_this_machine_knows_nothing(monkeypatch):
+    monkeypatch.setattr("runpy.run_path", lambda path: {"cuda": None})
+    with socket.create_server(("127.0.0.1", 0)) as ray:
+        cluster = {"ray_address": f"127.0.0.1:{ray.getsockname()[1]}"}
+        named = {"model": {"name": "tiny-qwen2_5_vl", "device": "cuda"}, "security": {"allow_plain_inside": True}}
+        preflight(load_config(None, named | {"cluster": cluster}))

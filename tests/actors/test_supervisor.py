@@ -10,9 +10,7 @@ from actors.supervisor import Supervisor, check_listening
 from cluster.config import load_config
 from cluster.errors import UnavailableError
 
-CONFIG = load_config(
-    None, {"gateway": {"port": 0, "metrics_port": 0}, "cluster": {"gateways": 2, "start_timeout_s": 7}}
-)
+CONFIG = load_config(None, {"gateway": {"port": 0, "http_port": 0}, "cluster": {"gateways": 2, "start_timeout_s": 7}})
 
 
 @pytest.mark.parametrize("listening", [(), ("alerting",), ("gateway", "gateway-1")])

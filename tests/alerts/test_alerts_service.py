@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from alert_parts import bodies, configuration, running, told
@@ -458,3 +459,15 @@ async def test_an_answer_need_not_wait_until_thousands_of_cameras_are_checked(tm
             checked.append(len(service._health._cameras))
         assert max(after - before for before, after in pairwise(checked)) <= 200
         assert checked[-1] == 3000
+
+
+async def test_a_disk_with_little_room_is_told_before_it_is_full(tmp_path, monkeypatch):
+    room = SimpleNamespace(free=0)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: room)
+    async with running(configuration(None), tmp_path) as service:
+        assert (await service.outbox()).disk == "", "nobody has looked"
+        for free, told in ((4_900_000_000, "less than 5 GB are free"), (5_100_000_000, "")):
+            room.free = free
+            await service._journal.probe()
+            outbox = await service.outbox()
+            assert (outbox.free_bytes, outbox.trouble, outbox.disk.partition(";")[0]) == (free, "", told)

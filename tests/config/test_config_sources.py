@@ -1,12 +1,14 @@
 """Which sources a camera may have: known schemes, existing files, and files below the configured folders only."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.config import load_config, parse_camera
-from cluster.config.sources import check_files, file_roots
+from cluster import models
+from cluster.config import camera_settings, load_config, parse_camera
+from cluster.config.sources import bundled_remark, check_files, file_roots
 from cluster.decoder.pipeline import make_source
 from cluster.errors import ConfigError, SourceError
 
@@ -117,3 +119,27 @@ def test_a_ray_cluster_allows_no_files_unless_it_names_folders() -> None:
     source = parse_camera("new", "clip.mp4").source
     assert file_roots(load_config(None, overrides), source) == ()
     assert file_roots(config(), source) == (Path(),)
+
+
+def test_of_pictures_and_questions_that_the_bundled_model_does_not_know_it_is_said(tmp_path: Path) -> None:
+    """Its folder names what it was taught."""
+    taught = json.loads((Path(models.__file__).parent / "demo" / "sightline.json").read_text())["questions"]
+    (tmp_path / "drawn.mp4").touch()
+    (tmp_path / "drawn.json").touch()
+    (tmp_path / "real.mp4").touch()
+
+    def said(source: str, question: str = taught["fall"], **changes: Any) -> str:
+        loaded = load_config(None, {"questions": [{"id": "q", "text": question}], **changes})
+        return bundled_remark(loaded, camera_settings(loaded, parse_camera("gate", source)))
+
+    for known in ("demo://gate", "", str(tmp_path / "drawn.mp4"), f"file://{tmp_path}/drawn.mp4"):
+        assert said(known) == ""
+        assert said(known, "Is anyone climbing the fence?") == (
+            "answers mean little: the bundled model (demo) knows drawn scenes and 6 questions, "
+            "not 'Is anyone climbing the fence?'; name a checkpoint in model.name"
+        )
+    for real in ("rtsp://10.0.0.1/1", "v4l2:///dev/video0", str(tmp_path / "real.mp4")):
+        assert "6 questions, not real pictures; name" in said(real)
+        assert "not real pictures and 'Fire?'; name" in said(real, "Fire?")
+        assert said(real, "Fire?", model={"name": "tiny-qwen2_5_vl"}) == ""
+        assert said(real, "Fire?", engine="simulated", simulated={"costs": "demo-cpu"}) == ""

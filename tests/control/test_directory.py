@@ -47,6 +47,16 @@ def assigned(directory: Directory, name: str) -> set[str]:
     return {c.settings.name for c in directory.assignment(name).cameras}
 
 
+def test_a_remark_stands_where_the_state_has_no_reason() -> None:
+    directory = Directory(remark=lambda settings: f"about {settings.source}")
+    directory.join_decoder(decoder("decoder-0"), 0.0)
+    directory.add(camera("gate", "rtsp://10.0.0.1/1"))
+    assert directory.status("gate").reason == "decoder-0 is starting it"
+    for report, reason in (("", "about rtsp://10.0.0.1/1"), ("nothing listens there", "nothing listens there")):
+        directory.heartbeat_decoder("decoder-0", "decoder-0/0", [CameraReport("gate", "running", report)], 1.0)
+        assert directory.status("gate").reason == reason
+
+
 def test_every_camera_is_assigned_to_exactly_one_decoder(directory: Directory) -> None:
     first, second = assigned(directory, "decoder-0"), assigned(directory, "decoder-1")
     assert first | second == set(directory.cameras)

@@ -207,7 +207,7 @@ def test_missing_and_broken_files_say_how_to_make_one(tmp_path) -> None:
     with pytest.raises(ConfigError, match="sightline eval ladder"):
         Ladder.load(tmp_path)
     (tmp_path / "ladder.json").write_text("{")
-    with pytest.raises(ConfigError, match="not JSON"):
+    with pytest.raises(ConfigError, match=r"not a ladder \(JSONDecodeError.*sightline eval ladder"):
         Ladder.load(tmp_path)
 
 

@@ -352,4 +352,4 @@ def test_other_ports_of_the_gateway_change_its_service_alone() -> None:
     [control] = [pod for name, pod in pods(after).items() if name == "control"]
     ports = {port["name"]: port["containerPort"] for port in control["spec"]["containers"][0]["ports"]}
     gateway = serve_config(after)["applications"][0]["args"]["configuration"]["gateway"]
-    assert (ports["grpc"], ports["http"]) == (gateway["port"], gateway["metrics_port"])
+    assert (ports["grpc"], ports["http"]) == (gateway["port"], gateway["http_port"])

@@ -145,7 +145,7 @@ def test_its_configuration_is_right(name):
     for path in (config.security.tokens_file, config.security.audit_log):
         assert any(path.startswith(f"{target}/") for target in volumes), path
     ports = [int(port.rpartition(":")[2]) for port in SERVICES[name]["ports"]]
-    assert ports == [config.gateway.port, config.gateway.metrics_port]
+    assert ports == [config.gateway.port, config.gateway.http_port]
     assert config.model.device == ("cuda" if name == "nvidia" else "cpu")
 
 
@@ -206,7 +206,7 @@ def test_prometheus_scrapes_the_gateway(tmp_path):
     [target] = yaml.safe_load(text)["scrape_configs"][0]["static_configs"][0]["targets"]
     host, port = target.split(":")
     assert all(host in SERVICES[name]["networks"]["default"]["aliases"] for name in OURS)
-    assert int(port) == load_config(FOLDER / "cpu.yaml").gateway.metrics_port
+    assert int(port) == load_config(FOLDER / "cpu.yaml").gateway.http_port
 
 
 def test_grafana_has_the_charts_dashboards():

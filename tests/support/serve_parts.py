@@ -16,7 +16,7 @@ import yaml
 from chart_parts import OPEN, PLAIN, PLAIN_INSIDE, serve_config, template
 from ray.cluster_utils import Cluster
 
-from actors.session import FLAGS, OBJECT_STORE_BYTES, ONE_THREAD
+from actors.session import FLAGS, OBJECT_STORE_BYTES, ONE_THREAD, small_head
 from cluster.errors import UnavailableError
 
 WAIT_S = 240.0
@@ -42,7 +42,7 @@ def chart_serve_config(folder, clip, *settings: str, ports: tuple[int, int]) -> 
     for application in config["applications"]:
         application["args"]["configuration"]["cluster"]["state_dir"] = str(folder)
     full["alerts"]["folder"] = str(folder / "alerts")
-    full["gateway"] |= dict(zip(("port", "metrics_port"), ports, strict=True))
+    full["gateway"] |= dict(zip(("port", "http_port"), ports, strict=True))
     full["cameras"] = [camera]
     full["security"]["file_roots"] = [str(folder)]
     return config
@@ -61,15 +61,13 @@ def ray_cluster(*nodes: dict[str, float]) -> Iterator[tuple[Callable[[dict[str, 
 
     Gives what adds a node and what kills one with all that runs on it.
     """
-    # Ray's workers run at a low priority, and would wait for whatever else this machine does.
-    flags = FLAGS | ONE_THREAD | {"RAY_worker_niceness": "0"}
-    node = {"num_cpus": 0, "num_gpus": 0, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-    with mock.patch.dict(os.environ, flags):
+    node = {"num_cpus": 0, "num_gpus": 0, "object_store_memory": OBJECT_STORE_BYTES}
+    small_head()
+    with mock.patch.dict(os.environ, FLAGS | ONE_THREAD):
         cluster = Cluster(initialize_head=True, head_node_args=node)
-        others = {key: node[key] for key in node if key != "include_dashboard"}
 
         def add(resources: dict[str, float]) -> Any:
-            return cluster.add_node(resources=resources, **others)
+            return cluster.add_node(resources=resources, **node)
 
         def kill(lost: Any) -> None:
             cluster.remove_node(lost, allow_graceful=False)

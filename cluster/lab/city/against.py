@@ -1,6 +1,5 @@
 """Simulated against measured: the configurations of a load test simulated, and how far lags and throughput are off."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from cluster.config.problems import Section, from_validation
 from cluster.control.costs import CostModel
 from cluster.control.ladder import Ladder
 from cluster.errors import ConfigError
+from cluster.files import read_json
 from cluster.lab.city.city import simulate
 from cluster.lab.city.mix import Mix
 from cluster.lab.city.plan import CityPlan, PoolPlan, Timing
@@ -102,10 +102,7 @@ def sim_error(compared: Sequence[Compared]) -> float:
 def read_runs(path: Path) -> list[Run]:
     """The runs in the JSON of a load test: one object under ``city``, or several under ``runs``. Raises
     ``ConfigError``: it cannot be read, or has no such runs."""
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as the JSON of a load test: {error}") from None
+    body = read_json(path)
     listed = body.get("runs", [body] if "city" in body else None) if isinstance(body, Mapping) else None
     if not isinstance(listed, list):
         raise ConfigError(f"{path} has neither `city` nor `runs`; write it with: sightline loadtest run --json {path}")

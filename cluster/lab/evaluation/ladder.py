@@ -23,9 +23,7 @@ def read_accuracy_results(path: Path) -> dict[str, Any]:
             raise ValueError(f"it is of {body['bench']!r}")
         rows = {str(row["setting"]): row for row in body["rows"]}
         return {"rows": rows, "notes": [str(note) for note in body["notes"]]}
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except (KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{path} is not a result of an evaluation ({error!r}); make one with: "
             "sightline eval accuracy --settings ladder --json FILE"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from cluster.errors import ConfigError
-from cluster.files import replacing
+from cluster.files import read_json, replacing
 from cluster.lab.scenes.actors import CameraSettings, Scene
 from cluster.lab.scenes.questions import MemoryQuestion, memory_questions, standing_question
 from cluster.lab.scenes.render import SceneObject, SceneRenderer
@@ -111,12 +111,7 @@ class SceneTruth:
         # Imported here: drawing scenes for training needs only numpy.
         from pydantic import TypeAdapter, ValidationError
 
-        try:
-            body = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-        except ValueError as error:
-            raise ConfigError(f"{path} is not the truth of a scene: not JSON ({error})") from None
+        body = read_json(path)
         if not isinstance(body, dict) or "version" not in body:
             raise ConfigError(f"{path} is not the truth of a scene: it states no version")
         if body["version"] != VERSION:

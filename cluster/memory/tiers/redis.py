@@ -219,14 +219,17 @@ class RedisTier(Tier):
 
     def nbytes(self, stream: str | None = None) -> int:
         """Bytes as counted towards the cap; values the server evicted count until noticed. Without ``stream``, of all
-        streams that this process has. Asks the server only about unknown streams."""
-        if stream is not None:
-            until = self._link.deadline()
-            try:
+        streams that this process has, and whether the server answers: nobody else asks one that is not used. Asks it
+        only about unknown streams."""
+        until = self._link.deadline()
+        try:
+            if stream is None:
+                self._link.execute(until, "PING")
+            else:
                 with self._writer(until):
                     self._known(stream, until)
-            except RedisUnavailableError:
-                pass
+        except RedisUnavailableError:
+            pass
         with self._lock:
             if stream is not None:
                 return self._index(stream).total

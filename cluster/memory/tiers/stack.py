@@ -211,6 +211,11 @@ class TierStack:
     def states(self) -> dict[str, TierState]:
         return {tier.name: tier.state() for tier in self.tiers}
 
+    @property
+    def trouble(self) -> str:
+        """Which tiers do not work, and why; empty while all do."""
+        return "; ".join(f"{name}: {state.trouble}" for name, state in self.states().items() if state.trouble)
+
     def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
         """See :class:`Tier`."""
         for tier in self.tiers:

@@ -281,7 +281,7 @@ class SinkStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[str] = ..., waiting: _Optional[int] = ..., delivered: _Optional[int] = ..., failures: _Optional[int] = ..., dead: _Optional[int] = ..., trouble: _Optional[str] = ..., dropped: _Optional[int] = ...) -> None: ...
 
 class OutboxStatus(_message.Message):
-    __slots__ = ("sinks", "trouble", "unwritten", "trimmed", "lost", "answers_missed", "dead")
+    __slots__ = ("sinks", "trouble", "unwritten", "trimmed", "lost", "answers_missed", "dead", "free_bytes")
     SINKS_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     UNWRITTEN_FIELD_NUMBER: _ClassVar[int]
@@ -289,6 +289,7 @@ class OutboxStatus(_message.Message):
     LOST_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_MISSED_FIELD_NUMBER: _ClassVar[int]
     DEAD_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     sinks: _containers.RepeatedCompositeFieldContainer[SinkStatus]
     trouble: str
     unwritten: int
@@ -296,7 +297,8 @@ class OutboxStatus(_message.Message):
     lost: int
     answers_missed: int
     dead: _containers.RepeatedCompositeFieldContainer[Delivery]
-    def __init__(self, sinks: _Optional[_Iterable[_Union[SinkStatus, _Mapping]]] = ..., trouble: _Optional[str] = ..., unwritten: _Optional[int] = ..., trimmed: _Optional[int] = ..., lost: _Optional[int] = ..., answers_missed: _Optional[int] = ..., dead: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ...) -> None: ...
+    free_bytes: int
+    def __init__(self, sinks: _Optional[_Iterable[_Union[SinkStatus, _Mapping]]] = ..., trouble: _Optional[str] = ..., unwritten: _Optional[int] = ..., trimmed: _Optional[int] = ..., lost: _Optional[int] = ..., answers_missed: _Optional[int] = ..., dead: _Optional[_Iterable[_Union[Delivery, _Mapping]]] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class ResendRequest(_message.Message):
     __slots__ = ("sink", "key", "scope")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsightline/v1/replicas.proto\x12\x0csightline.v1\"\x15\n\x13ListReplicasRequest\"u\n\x14ListReplicasResponse\x12-\n\x08replicas\x18\x01 \x03(\x0b\x32\x1b.sightline.v1.ReplicaStatus\x12.\n\x08\x64\x65\x63oders\x18\x02 \x01(\x0b\x32\x1c.sightline.v1.DecoderNumbers\"N\n\x0e\x44\x65\x63oderNumbers\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06wanted\x18\x02 \x01(\r\x12\r\n\x05least\x18\x03 \x01(\r\x12\x0c\n\x04most\x18\x04 \x01(\r\"1\n\x13\x44rainReplicaRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"\xc1\x01\n\rReplicaStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x0f\n\x07\x63\x61meras\x18\x04 \x01(\r\x12\x0c\n\x04held\x18\x05 \x01(\r\x12\x0f\n\x07lowered\x18\x06 \x01(\r\x12\x13\n\x0butilisation\x18\x07 \x01(\x01\x12\x16\n\x0e\x65xpected_lag_s\x18\x08 \x01(\x01\x12\x11\n\tbacklog_s\x18\t \x01(\x01\x12\x0f\n\x07trouble\x18\n \x01(\t2\xa2\x01\n\x08Replicas\x12M\n\x04List\x12!.sightline.v1.ListReplicasRequest\x1a\".sightline.v1.ListReplicasResponse\x12G\n\x05\x44rain\x12!.sightline.v1.DrainReplicaRequest\x1a\x1b.sightline.v1.ReplicaStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bsightline/v1/replicas.proto\x12\x0csightline.v1\"\x15\n\x13ListReplicasRequest\"u\n\x14ListReplicasResponse\x12-\n\x08replicas\x18\x01 \x03(\x0b\x32\x1b.sightline.v1.ReplicaStatus\x12.\n\x08\x64\x65\x63oders\x18\x02 \x01(\x0b\x32\x1c.sightline.v1.DecoderNumbers\"N\n\x0e\x44\x65\x63oderNumbers\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0e\n\x06wanted\x18\x02 \x01(\r\x12\r\n\x05least\x18\x03 \x01(\r\x12\x0c\n\x04most\x18\x04 \x01(\r\"1\n\x13\x44rainReplicaRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"\xd1\x01\n\rReplicaStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08\x64raining\x18\x03 \x01(\x08\x12\x0f\n\x07\x63\x61meras\x18\x04 \x01(\r\x12\x0c\n\x04held\x18\x05 \x01(\r\x12\x0f\n\x07lowered\x18\x06 \x01(\r\x12\x13\n\x0butilisation\x18\x07 \x01(\x01\x12\x16\n\x0e\x65xpected_lag_s\x18\x08 \x01(\x01\x12\x11\n\tbacklog_s\x18\t \x01(\x01\x12\x0f\n\x07trouble\x18\n \x01(\t\x12\x0e\n\x06memory\x18\x0b \x01(\t2\xa2\x01\n\x08Replicas\x12M\n\x04List\x12!.sightline.v1.ListReplicasRequest\x1a\".sightline.v1.ListReplicasResponse\x12G\n\x05\x44rain\x12!.sightline.v1.DrainReplicaRequest\x1a\x1b.sightline.v1.ReplicaStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,7 +40,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAINREPLICAREQUEST']._serialized_start=267
   _globals['_DRAINREPLICAREQUEST']._serialized_end=316
   _globals['_REPLICASTATUS']._serialized_start=319
-  _globals['_REPLICASTATUS']._serialized_end=512
-  _globals['_REPLICAS']._serialized_start=515
-  _globals['_REPLICAS']._serialized_end=677
+  _globals['_REPLICASTATUS']._serialized_end=528
+  _globals['_REPLICAS']._serialized_start=531
+  _globals['_REPLICAS']._serialized_end=693
 # @@protoc_insertion_point(module_scope)

@@ -39,7 +39,7 @@ class DrainReplicaRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., undo: _Optional[bool] = ...) -> None: ...
 
 class ReplicaStatus(_message.Message):
-    __slots__ = ("name", "address", "draining", "cameras", "held", "lowered", "utilisation", "expected_lag_s", "backlog_s", "trouble")
+    __slots__ = ("name", "address", "draining", "cameras", "held", "lowered", "utilisation", "expected_lag_s", "backlog_s", "trouble", "memory")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class ReplicaStatus(_message.Message):
     EXPECTED_LAG_S_FIELD_NUMBER: _ClassVar[int]
     BACKLOG_S_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     name: str
     address: str
     draining: bool
@@ -60,4 +61,5 @@ class ReplicaStatus(_message.Message):
     expected_lag_s: float
     backlog_s: float
     trouble: str
-    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., cameras: _Optional[int] = ..., held: _Optional[int] = ..., lowered: _Optional[int] = ..., utilisation: _Optional[float] = ..., expected_lag_s: _Optional[float] = ..., backlog_s: _Optional[float] = ..., trouble: _Optional[str] = ...) -> None: ...
+    memory: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., draining: _Optional[bool] = ..., cameras: _Optional[int] = ..., held: _Optional[int] = ..., lowered: _Optional[int] = ..., utilisation: _Optional[float] = ..., expected_lag_s: _Optional[float] = ..., backlog_s: _Optional[float] = ..., trouble: _Optional[str] = ..., memory: _Optional[str] = ...) -> None: ...

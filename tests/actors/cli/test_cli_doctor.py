@@ -15,7 +15,6 @@ from actors.cli.doctor_cluster import (
     alert_findings,
     camera_findings,
     cluster_findings,
-    memory_findings,
     replica_findings,
 )
 from cluster.alerts.dispatcher import Outbox, SinkStatus
@@ -24,15 +23,20 @@ from cluster.codec.nvdec import Nvdec, NvdecError
 from cluster.config import load_config
 from cluster.errors import ConfigError, NotReadyError
 from cluster.lab.bench.processes import free_port
-from cluster.types import CameraStatus, MemoryStatus
+from cluster.types import CameraStatus
 from cluster.types.cameras import NOT_ASKED
 from cluster.types.reports import ReplicaStatus
 
 MODEL = {"name": "tiny-qwen2_5_vl"}
 
 
+def cautions(**config):
+    config = load_config(None, {"model": MODEL, "gateway": {"port": 0, "http_port": 0}, **config})
+    return [(each.found, each.remedy) for each in findings(config) if (each.what, each.state) == ("caution", "warning")]
+
+
 def found(**config):
-    config = {"model": MODEL, "gateway": {"port": 0, "metrics_port": 0}, **config}
+    config = {"model": MODEL, "gateway": {"port": 0, "http_port": 0}, **config}
     return {each.what: each for each in findings(load_config(None, config))}
 
 
@@ -49,7 +53,7 @@ def test_what_is_wrong_is_said_with_a_remedy(tmp_path):
         port = taken.getsockname()[1]
         rows = found(
             model={"name": "tiny-nothing"},
-            gateway={"port": port, "metrics_port": 0},
+            gateway={"port": port, "http_port": 0},
             alerts={"folder": str(tmp_path / "file" / "below")},
             tiers={"redis_url": "redis://:secret-1@127.0.0.1:1"},
             cluster={"decode": "cuda"},
@@ -63,7 +67,7 @@ def test_what_is_wrong_is_said_with_a_remedy(tmp_path):
 
 def test_the_folder_of_state_is_the_one_that_serve_would_use(cli):
     (cli.folder / "file").touch()
-    ports = ("--set", "gateway.port=0", "--set", "gateway.metrics_port=0", "--json", "-")
+    ports = ("--set", "gateway.port=0", "--set", "gateway.http_port=0", "--json", "-")
     below = str(cli.folder / "file" / "below")
     for done in (cli("doctor", "--state", below, *ports), cli("doctor", *ports, SIGHTLINE_STATE=below)):
         rows = {each["what"]: each for each in json.loads(done.stdout)}
@@ -114,7 +118,7 @@ def test_of_a_ray_cluster_its_address_is_asked_and_not_this_machine(tmp_path):
         port = taken.getsockname()[1]
         cluster = {"ray_address": f"127.0.0.1:{port}", "state_dir": str(tmp_path / "file" / "below")}
         device = MODEL | {"device": "cuda"}
-        rows = found(cluster=cluster, gateway={"port": port, "metrics_port": 0}, model=device, security=plain)
+        rows = found(cluster=cluster, gateway={"port": port, "http_port": 0}, model=device, security=plain)
         assert rows["Ray"] == ("Ray", "ok", f"answers at 127.0.0.1:{port}", "")
         assert not [each for each in rows.values() if each.state == "wrong"]
     row = found(cluster={"ray_address": "127.0.0.1:1"}, security=plain)["Ray"]
@@ -123,26 +127,56 @@ def test_of_a_ray_cluster_its_address_is_asked_and_not_this_machine(tmp_path):
 
 def test_ports_are_those_that_serve_would_take():
     several = found(
-        gateway={"port": 23_451, "metrics_port": 0}, cluster={"gateways": 2, "placement": {"gateway": "gate"}}
+        gateway={"port": 23_451, "http_port": 0}, cluster={"gateways": 2, "placement": {"gateway": "gate"}}
     )["ports"]
-    assert (several.state, "gateway.metrics_port to 0" in several.remedy) == ("wrong", True)
+    assert (several.state, "gateway.http_port to 0" in several.remedy) == ("wrong", True)
     assert found()["ports"].state == "ok"
 
 
 def test_a_model_with_random_weights_is_warned_of():
-    row = found()["model and settings"]
-    assert (row.state, "random weights" in row.found, "demo" in row.remedy) == ("warning", True, True)
-    assert found(model={"name": "demo"})["model and settings"].state == "ok"
-    assert found(engine="simulated", simulated={"costs": "demo-cpu"})["model and settings"].state != "warning"
+    [(said, remedy)] = cautions()
+    assert ("random weights" in said, "demo" in remedy) == (True, True)
+    assert cautions(model={"name": "demo"}) == []
+    [(said, _)] = cautions(engine="simulated", simulated={"costs": "demo-cpu"})
+    assert "random weights" not in said
+
+
+def test_a_camera_that_the_bundled_model_does_not_know_is_warned_of():
+    question = [{"id": "q", "text": "Are people fighting?"}]
+    cameras = [{"name": "gate", "source": "rtsp://10.0.0.1/1"}, {"name": "drawn", "source": "demo://gate"}]
+    [(said, remedy)] = cautions(model={"name": "demo"}, cameras=cameras, questions=question)
+    assert (said[:13], "not real pictures" in said) == ("camera gate: ", True)
+    assert remedy == "name a checkpoint in model.name"
 
 
 def test_an_accelerator_whose_load_nobody_knows_is_warned_of():
     """Cameras would be accepted, and run at full quality, whatever the load."""
-    row = found(model=MODEL | {"device": "cuda"})["load"]
-    assert (row.state, row.found.split(":")[0]) == ("warning", "scheduling.costs is not set")
-    assert "sightline bench cost --model tiny-qwen2_5_vl --out" in row.remedy
-    assert "load" not in found(model=MODEL | {"device": "cuda"}, scheduling={"costs": "qwen2.5-vl-7b-h100"})
-    assert "load" not in found()
+    unset = "scheduling.costs is not set"
+    [remedy] = [remedy for said, remedy in cautions(model=MODEL | {"device": "cuda"}) if said.startswith(unset)]
+    assert "sightline bench cost --model tiny-qwen2_5_vl --out" in remedy
+    assert unset not in str(cautions(model=MODEL | {"device": "cuda"}, scheduling={"costs": "qwen2.5-vl-7b-h100"}))
+    assert unset not in str(cautions())
+
+
+def test_memories_that_the_tiers_cannot_hold_are_warned_of(monkeypatch):
+    seven = {"name": "Qwen/Qwen2.5-VL-7B-Instruct"}
+    monkeypatch.setattr("cluster.control.fleet_settings.host_memory_bytes", lambda: 8 * 2**30)
+    cameras = [{"name": f"c{n}", "questions": [{"id": "q", "text": "Fire?"}]} for n in range(24)]
+    # 7/8 of 176 MiB by tokens of 30,016 bytes.
+    held = found(model=seven, cameras=cameras[:23])["memory.cap"].found
+    assert "176MiB a camera hold about 5,379 tokens, 1.3 min" in held
+
+    def short(**config):
+        return [pair for pair in cautions(model=seven, **config) if "memory.cap" in "".join(pair)]
+
+    assert short(cameras=cameras[:23]) == []
+    [(said, remedy)] = short(cameras=cameras)
+    assert said.startswith("tiers.node_bytes has 4.0 GiB, and 24 cameras at their memory.cap take 4.1 GiB")
+    assert "lower memory.cap" in remedy
+    assert short(cameras=cameras, memory={"cap": "64MiB"}) == []
+    assert short(cameras=cameras, tiers={"redis_url": "redis://127.0.0.1:1"}) == []
+    large = short(cameras=cameras, tiers={"host_bytes": "4GiB", "node_bytes": "5GiB"})
+    assert any("take up to 9.2 GiB of this machine's 8.0 GiB" in said for said, _ in large)
 
 
 @pytest.mark.parametrize(
@@ -162,9 +196,13 @@ def test_a_redis_that_does_not_take_what_comes(tmp_path, options, state, remedy)
     server.start(*options)
     try:
         row = found(tiers={"redis_url": server.url})["Redis"]
+        camera = {"name": "gate", "questions": [{"id": "q", "text": "Fire?"}], "memory": {"cap": "9MiB"}}
+        full = found(tiers={"redis_url": server.url}, cameras=[camera])["Redis"]
     finally:
         server.kill()
     assert (row.state, remedy in row.remedy) == (state, True), row
+    if state == "ok":
+        assert (full.state, "lower memory.cap" in full.remedy) == ("warning", True)
 
 
 def test_an_option_that_redis_does_not_have_is_said():
@@ -174,7 +212,7 @@ def test_an_option_that_redis_does_not_have_is_said():
 
 
 def test_the_command(cli):
-    done = cli("doctor", "--set", "gateway.port=0", "--set", "gateway.metrics_port=0", "--json", "-")
+    done = cli("doctor", "--set", "gateway.port=0", "--set", "gateway.http_port=0", "--json", "-")
     assert done.returncode == 0, done.stderr
     assert {each["state"] for each in json.loads(done.stdout)} <= {"ok", "warning"}
     assert cli("doctor", "--set", "model.name=tiny-nothing", "--set", "gateway.port=0").returncode == 1
@@ -225,30 +263,21 @@ def test_a_camera_outside_the_hours_of_its_questions_is_in_order():
 def test_replicas_of_a_running_cluster():
     assert states(replica_findings([])) == {"replicas": ("wrong", "none is ready", True)}
     assert states(replica_findings([ReplicaStatus("replica-0", utilisation=0.5)])) == {
-        "replicas": ("ok", "1 ready, the fullest 50%", False)
+        "replicas": ("ok", "1 ready, the fullest 50%", False),
+        "memory": ("ok", "every tier works", False),
     }
     rows = [*replica_findings([ReplicaStatus("replica-0", backlog_s=40), ReplicaStatus("replica-1", draining=True)])]
     assert [(each.state, each.found) for each in rows] == [
         ("wrong", "replica-0: 40 s of windows wait"),
         ("warning", "drained: replica-1"),
+        ("ok", "every tier works"),
     ]
 
 
-class Memories:
-    """Of a client: what it is told of a camera's memory."""
-
-    def __init__(self, states):
-        self.states = states
-
-    def memory(self, camera):
-        return MemoryStatus(camera, 1, 1, 0, 0, 0, {}, "", "", "", tier_states=self.states)
-
-
 def test_tiers_and_sinks_of_a_running_cluster():
-    cameras = [CameraStatus("gate", replica="replica-0", memory_frames=1)]
-    down = {"arena": "", "redis": "nobody answers"}
-    assert states(memory_findings(Memories(down), cameras))["memory"] == ("wrong", "redis: nobody answers", True)
-    assert states(memory_findings(Memories({"arena": ""}), cameras))["memory"][0] == "ok"
+    replicas = [ReplicaStatus(f"replica-{number}", memory="redis: nobody answers") for number in range(2)]
+    assert states(replica_findings(replicas))["memory"] == ("wrong", "redis: nobody answers", True)
+    assert states(replica_findings([ReplicaStatus("replica-0")]))["memory"][0] == "ok"
     sinks = {
         "ops": SinkStatus(3, 0, 3, 0, "connection refused", kind="webhook"),
         # Its dead letter was sent again.
@@ -267,6 +296,14 @@ def test_tiers_and_sinks_of_a_running_cluster():
     assert rows["sink log"] == ("wrong", "log: 2 alerts refused for good", True)
     assert states(alert_findings(Outbox({}, "disk is full", 4, 0, 0, 0, [])))["alerts"][0] == "wrong"
     assert states(alert_findings(Outbox({}, "", 0, 0, 2, 0, [])))["alerts"][0] == "wrong"
+
+
+def test_a_disk_with_little_room_is_warned_of_with_the_number():
+    rows = states(alert_findings(Outbox({}, "", 0, 0, 0, 0, [], free_bytes=700_000)))
+    assert rows["alerts"][0] == "ok"
+    assert rows["disk"] == ("warning", "700 kB free for incidents", True)
+    for room in (0, 6 * 10**9):
+        assert "disk" not in states(alert_findings(Outbox({}, "", 0, 0, 0, 0, [], free_bytes=room)))
 
 
 class WithoutAlerts:
@@ -299,7 +336,7 @@ def test_a_gateway_that_is_away_or_both_at_once(cli):
 
 
 def test_a_full_disk_is_that_of_the_setting_that_chose_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 2**70)
+    monkeypatch.setattr("cluster.alerts.dispatcher.LEAST_FREE_BYTES", 2**70)
     for section, key in (("alerts", "folder"), ("clips", "folder"), ("cluster", "state_dir")):
         [row] = doctor._disks(load_config(None, {section: {key: str(tmp_path)}}))
         assert f"choose another {'--state' if section == 'cluster' else f'{section}.{key}'}" in row.remedy

@@ -88,7 +88,7 @@ def test_the_error_is_the_median_of_the_worst():
 @pytest.mark.parametrize(
     ("body", "complaint"),
     [
-        ("nonsense", "cannot be read"),
+        ("nonsense", "not JSON"),
         ("[]", "neither `city` nor `runs`"),
         ('{"runs": []}', "no runs"),
         ('{"runs": null}', "neither `city` nor `runs`"),

@@ -133,7 +133,7 @@ def test_files_that_are_no_truth(tmp_path):
         with pytest.raises(ConfigError, match=says):
             SceneTruth.load(path)
     path.write_bytes(b"\xff\xfe\x00binary")
-    with pytest.raises(ConfigError, match="not the truth of a scene"):
+    with pytest.raises(ConfigError, match="not JSON"):
         SceneTruth.load(path)
 
 

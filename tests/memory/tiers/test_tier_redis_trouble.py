@@ -79,6 +79,18 @@ def test_down_from_the_start_it_refuses_and_comes_up_by_itself(own_redis: RedisS
     assert tier.store([(key(1), block(1))]) == [HIT]
 
 
+def test_a_server_that_dies_unused_is_missed(own_redis: RedisServer, opened: Opened) -> None:
+    own_redis.start()
+    stack = TierStack([Arena(1 << 20, name="host"), opened()])
+    assert (stack.lowest.nbytes(), stack.trouble) == (0, "")
+    own_redis.kill()
+    # As every heartbeat does for the metrics.
+    assert stack.lowest.nbytes() == 0
+    assert stack.trouble.startswith("redis: the server cannot be reached")
+    own_redis.start()
+    wait_for(lambda: stack.trouble == "")
+
+
 def test_killed_and_started_again_it_is_empty_and_is_filled_again(own_redis: RedisServer, opened: Opened) -> None:
     own_redis.start()
     tier = opened()

@@ -13,7 +13,6 @@
   medium, long), ``task_type``. The official evaluation's JSON nests questions under ``questions``.
 """
 
-import json
 import os
 import re
 from collections import defaultdict
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import ConfigError
+from cluster.files import read_json
 from cluster.lab.evaluation.datasets import (
     VIDEO_SUFFIXES,
     Skipped,
@@ -115,12 +115,7 @@ def read_records(path: Path) -> list[Record]:
     Raises ``ConfigError``: unreadable, another format, or Parquet without pyarrow."""
     if path.suffix == ".parquet":
         return _parquet(path)
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}") from None
+    body = read_json(path)
     if isinstance(body, dict):
         lists = [value for value in body.values() if isinstance(value, list)]
         body = lists[0] if len(lists) == 1 else body
