@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -132,6 +133,11 @@ def batch(*packets):
         ),
         (lambda m: [batch(m.packet(0, size=2 * 2**20))], "RESOURCE_EXHAUSTED", "larger than max"),
         (lambda m: [batch(m.packet(0, size=0))], "INVALID_ARGUMENT", "packet 0 of camera 'gate' is empty"),
+        (
+            lambda m: [batch(replace(m.packet(0), sequence=2**64 - 1))],
+            "INVALID_ARGUMENT",
+            f"has a number above {2**64 - 2}",
+        ),
         (lambda m: [batch()], "INVALID_ARGUMENT", "a batch of camera 'gate' has no packets"),
         (lambda m: [ingest_pb2.PushRequest()], "INVALID_ARGUMENT", "an empty message"),
         (lambda m: [ingest_pb2.PushRequest(open=ingest_pb2.Open(camera="gate"))], "INVALID_ARGUMENT", "not 'open'"),
@@ -153,6 +159,15 @@ async def test_bad_messages(make, hops, messages, code, sentence):
             await again.open(session="s2")
             await again.send(make.packet(0))
             await again.read_until(1)
+
+
+@HOPS
+async def test_the_last_number_but_one_is_taken(make, hops):
+    async with chain(hops) as (decoder, address), pusher(address) as client:
+        decoder.consume()
+        await client.open()
+        await client.send(replace(make.packet(0), sequence=2**64 - 2))
+        assert (await client.read_until(2**64 - 1)).next_sequence == 2**64 - 1
 
 
 @HOPS
