@@ -18,6 +18,7 @@ from cluster.wire.status import RefusedError, is_ours
 Route = Callable[[str], Awaitable[str]]
 """Camera -> ``host:port`` of its decoder's own ``Ingest``; raises ``UnavailableError`` while there is none, and another
 ``SightlineError`` where the caller may not push for it."""
+Moved = Callable[[], Awaitable[bool]]
 
 STALL_S, MOVED_S = 30.0, 2.0
 """Longest that a decoder may acknowledge nothing, or not confirm the end; while it is silent, the controller is asked
@@ -75,15 +76,7 @@ class IngestProxy(ingest_pb2_grpc.IngestServicer):
 class _Push:
     """One push from the decoder's ``first`` reply on."""
 
-    def __init__(
-        self,
-        who: str,
-        context: Context,
-        replies: Replies,
-        call: Call,
-        first: bytes,
-        moved: Callable[[], Awaitable[bool]],
-    ) -> None:
+    def __init__(self, who: str, context: Context, replies: Replies, call: Call, first: bytes, moved: Moved) -> None:
         self._who, self._moved = who, moved
         self._context, self._replies, self._call = context, replies, call
         self._limit = self._most = self._untold = 0
