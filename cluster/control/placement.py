@@ -48,6 +48,10 @@ class Placement:
         self._member_hashes: npt.NDArray[np.uint64] = np.zeros(0, dtype=np.uint64)
 
     @property
+    def members(self) -> list[str]:
+        return sorted(self._members)
+
+    @property
     def max_over_mean(self) -> float:
         """The largest load over the mean of members of equal capacity; 0 without any load."""
         mean = self._mean()

@@ -80,6 +80,7 @@ class _Push:
         self._who, self._moved = who, moved
         self._context, self._replies, self._call = context, replies, call
         self._limit = self._most = self._untold = 0
+        self._unanswered_s = math.inf
         self._news, self._pressing = asyncio.Event(), asyncio.Event()
         self._note(first)
 

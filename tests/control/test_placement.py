@@ -83,7 +83,7 @@ class PlacementMachine(RuleBasedStateMachine):
 
     @invariant()
     def bounded_and_consistent(self) -> None:
-        assert set(self.table._members) == self.members
+        assert set(self.table.members) == self.members
         limit = bound(len(self.keys), len(self.members))
         for member in self.members:
             owned = self.table.keys(member)
@@ -129,7 +129,7 @@ def test_few_cameras_are_spread_evenly(members: int, keys: int, members_first: b
     adding = [lambda key=key: table.add(key) for key in KEYS[:keys]]
     for step in joining + adding if members_first else adding + joining:
         step()
-    assert {len(table.keys(member)) for member in table._members} == {keys // members}
+    assert {len(table.keys(member)) for member in table.members} == {keys // members}
 
 
 def test_large_fleet_is_spread_evenly() -> None:
@@ -139,7 +139,7 @@ def test_large_fleet_is_spread_evenly() -> None:
         table.join(f"replica-{i}")
     for i in range(2000):
         table.add(f"camera-{i}")
-    loads = [len(table.keys(member)) for member in table._members]
+    loads = [len(table.keys(member)) for member in table.members]
     assert max(loads) <= 105
     assert min(loads) >= 70
 

@@ -86,7 +86,7 @@ class WeightedMachine(RuleBasedStateMachine):
 
     @invariant()
     def consistent(self) -> None:
-        assert set(self.table._members) == self.members
+        assert set(self.table.members) == self.members
         for member in self.members:
             owned = self.table.keys(member)
             assert owned == {key for key in self.weights if self.table.owner(key) == member}
