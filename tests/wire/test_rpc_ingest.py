@@ -236,7 +236,7 @@ STANDS_STILL = "has acknowledged nothing for 0.2 s", "did not confirm the end of
 @pytest.mark.parametrize("what", STANDS_STILL)
 async def test_a_decoder_that_stands_still(make, monkeypatch, what):
     monkeypatch.setattr(ingest_proxy, "STALL_S", 0.2)
-    monkeypatch.setattr(ingest_proxy, "MOVED_S", 0.4)
+    monkeypatch.setattr(ingest_proxy, "MOVED_S", 60.0 if "end" in what else 0.1)
     async with serving(Stalled()) as far:
         gateway = Gateway(far)
         async with serving(gateway.servicer) as address, pusher(address) as client:
