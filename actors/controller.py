@@ -73,6 +73,7 @@ class Controller(InnerProcess):
         self._kv = CameraStore(table)
         self._restarted = self._kv.begin(run_id)
         self._directory = Directory(
+            heartbeat_s=config.cluster.heartbeat_s,
             heartbeat_timeout_s=config.cluster.heartbeat_timeout_s,
             quality=fleet_settings(config),
             # Milliseconds grow faster than versions: those of earlier controllers are all smaller.

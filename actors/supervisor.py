@@ -11,7 +11,7 @@ import ray
 
 from actors.preflight import cautions, check_settings
 from actors.processes import Process, Watchdog, wanted_processes
-from actors.remote import ALERTING, NAMESPACE, RayTable, await_reply, find_actor, gateway_names
+from actors.remote import ALERTING, RayTable, await_reply, find_actor, gateway_names, get_actor
 from actors.startup import configure_logging
 from cluster.config import SightlineConfig
 from cluster.errors import SightlineError, UnavailableError, first_line
@@ -97,10 +97,11 @@ class Supervisor:
     async def _until_listens(self, name: str) -> None:
         while True:
             try:
-                await await_reply(ray.get_actor(name, namespace=NAMESPACE).ready.remote(), timeout_s=POLL_S)
+                handle = get_actor(name, f"{name} has not been started yet")
+                await await_reply(handle.ready.remote(), timeout_s=POLL_S)
                 self._listening.add(name)
                 return
-            except (ValueError, UnavailableError):
+            except UnavailableError:
                 await asyncio.sleep(POLL_S / 4)
             except SightlineError:
                 # A retry cannot help.
