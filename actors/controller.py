@@ -83,9 +83,8 @@ class Controller(InnerProcess):
         self._table = CameraTable(config, self._directory)
         self._stored = StoredCameras(self._table, self._kv)
         self._decoders = DecoderCount.configured(config.cluster, self._kv.decoders() if self._restarted else 0)
-        self._fleet_metrics = metrics.FleetMetrics(
-            {"decoder": self._decoders.count, "replica": config.cluster.replicas}
-        )
+        wanted = {"decoder": self._decoders.count, "replica": config.cluster.replicas}
+        self._fleet_metrics = metrics.FleetMetrics(wanted)
         self._deletions = DeletionTracker(config.cluster.replicas, self._kv.removed())
         self._failure: SightlineError | None = None
         # In memory alone: they hold tokens, which nothing writes to a disk.
@@ -435,9 +434,8 @@ class Controller(InnerProcess):
     def _spawn_probe(self, replica: str) -> None:
         if replica not in self._probing:
             self._probing.add(replica)
-            self._spawn(self._probe(replica, self._directory.replicas[replica])).add_done_callback(
-                lambda _: self._probing.discard(replica)
-            )
+            probe = self._spawn(self._probe(replica, self._directory.replicas[replica]))
+            probe.add_done_callback(lambda _: self._probing.discard(replica))
 
     async def _probe(self, replica: str, info: ReplicaInfo) -> None:
         began_s = time.monotonic()
