@@ -25,14 +25,13 @@ from cluster.gateway.merger import ResultsMerger
 from cluster.security.private_files import FolderLock
 from cluster.tracing import make_spans
 from cluster.tracing.spans import AlertTraces
-from cluster.wire.answers import AnswerHub
+from cluster.wire.answers import AnswerHub, rest_s
 from cluster.wire.channel import ChannelPool
 from cluster.wire.server import RpcServer
 
 log = logging.getLogger(__name__)
 
-POLL_S, REST = 1.0, 4.0
-"""Between looks at the cameras: these seconds, or so many times what the last one took, as of many thousand cameras."""
+POLL_S = 1.0
 ANSWERS = 50_000
 """Answers that may wait for alerting: it processes thousands a second, and a lost one may be an alert."""
 
@@ -162,7 +161,7 @@ class Alerting(InnerProcess):
 
     async def _watch_cameras(self) -> None:
         while True:
-            began_s, rest_s = time.monotonic(), 0.0
+            began_s, pause_s = time.monotonic(), POLL_S
             try:
                 watched = await REMOTE_CONTROLLER.camera_states(self._service.version)
                 await self._service.update_cameras(watched)
@@ -170,10 +169,10 @@ class Alerting(InnerProcess):
                 self._cameras_known.set()
                 self._lives = watched.lives
                 self._lives_changed.set()
-                rest_s = REST * (time.monotonic() - began_s)
+                pause_s = rest_s(POLL_S, time.monotonic() - began_s)
             except UnavailableError as error:
                 log.warning("cannot read the cameras' status: %s", error)
-            await asyncio.sleep(max(POLL_S, rest_s))
+            await asyncio.sleep(pause_s)
 
     def _extend_lookback(self, cameras: Sequence[CameraConfig]) -> None:
         """The longer its windows and strides, up to those of overload, the later a camera's clips are begun."""

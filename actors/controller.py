@@ -73,6 +73,7 @@ class Controller(InnerProcess):
         self._kv = CameraStore(table)
         self._restarted = self._kv.begin(run_id)
         self._directory = Directory(
+            heartbeat_s=config.cluster.heartbeat_s,
             heartbeat_timeout_s=config.cluster.heartbeat_timeout_s,
             quality=fleet_settings(config),
             # Milliseconds grow faster than versions: those of earlier controllers are all smaller.
@@ -185,10 +186,9 @@ class Controller(InnerProcess):
         """All cameras as alerting needs them, with those settings that have changed since ``version``."""
         await self._until_settled()
         # All before the statuses: what changes meanwhile is told the next time, and no camera seems to be removed.
-        directory, left_out = self._directory, self._table.left_out
+        directory, left = self._directory, self._table.left_out
         now, settings = directory.declared, directory.settings_since(version)
-        statuses = tuple(await self.list_cameras(remarks=False))
-        return CameraStates(now, settings, statuses, directory.pictures(), left_out)
+        return CameraStates(now, settings, tuple(await self.list_cameras(remarks=False)), directory.pictures(), left)
 
     # -- replicas, for operators ----------------------------------------------------------------
     async def list_replicas(self) -> list[ReplicaStatus]:

@@ -139,7 +139,7 @@ class Gateway(ActorProcess):
             rule=default_rule(self._config.alerts),
         )
         self._http = HttpServer(application, max_connections=self._config.gateway.max_connections, tls=self._public)
-        pages = await self._http.start(host, self._config.gateway.metrics_port)
+        pages = await self._http.start(host, self._config.gateway.http_port)
         self._live.start()
         await self._server.start()
         if self._guard is not None and self._guard.provider is not None:

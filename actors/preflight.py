@@ -11,7 +11,7 @@ from cluster.alerts.sinks import kafka
 from cluster.config import SightlineConfig, camera_settings
 from cluster.config.secrets import memory_secret, peer_tls, tls_files
 from cluster.config.sources import bundled_remark
-from cluster.control.fleet_settings import fleet_settings, unknown_load
+from cluster.control.fleet_settings import fleet_settings, memory_shortages, unknown_load
 from cluster.decoder.footage.camera import clip_shortages
 from cluster.engine.vllm.settings import VllmSettings, check_version
 from cluster.errors import ConfigError, at_most
@@ -45,13 +45,13 @@ def free_ports(config: SightlineConfig) -> SightlineConfig:
     cannot be used."""
     gateway = config.gateway
     if config.cluster.gateways > 1:
-        if gateway.port or gateway.metrics_port:
+        if gateway.port or gateway.http_port:
             raise ConfigError(
                 f"{config.cluster.gateways} gateways on this machine cannot have the same ports; set gateway.port and "
-                "gateway.metrics_port to 0, or cluster.gateways to 1, or name a Ray cluster in cluster.ray_address"
+                "gateway.http_port to 0, or cluster.gateways to 1, or name a Ray cluster in cluster.ray_address"
             )
         return config
-    keys = ("port", "metrics_port")
+    keys = ("port", "http_port")
     found: dict[str, int] = {}
     # One that is chosen may be the other one.
     while len(set(found.values())) < len(keys):
@@ -110,7 +110,7 @@ def check_gpus(config: SightlineConfig) -> None:
 
 def cautions(config: SightlineConfig) -> list[str]:
     """What runs otherwise than one may think, a sentence each: what that is; what to do."""
-    said, name = [*clip_shortages(config), *unknown_load(config)], config.model.name
+    said, name = [*clip_shortages(config), *memory_shortages(config), *unknown_load(config)], config.model.name
     if config.engine == "simulated":
         said.append(WARNING)
     elif name in PRESETS:

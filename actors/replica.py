@@ -156,7 +156,7 @@ class Replica(InnerProcess):
             pid=os.getpid(),
             geometry=engine.geometry,
             window_tokens=engine.window_tokens,
-            index_bytes=engine.index_bytes,
+            waiting_bytes=engine.waiting_bytes,
         )
         await self._register()
         self._shown = show_replica(self._instance)

@@ -28,6 +28,9 @@ FLAGS = {
     # A replica whose engine is stuck cannot stop gracefully.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # What a process writes, in the session's folder, is of any length otherwise.
+    "RAY_ROTATION_MAX_BYTES": str(10 * 2**20),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
     # Processes without a GPU of their own may still share one by number (model.device: cuda:0).
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }

@@ -97,7 +97,8 @@ class Supervisor:
     async def _until_listens(self, name: str) -> None:
         while True:
             try:
-                await await_reply(get_actor(name, f"{name} is not there").ready.remote(), timeout_s=POLL_S)
+                handle = get_actor(name, f"{name} has not been started yet")
+                await await_reply(handle.ready.remote(), timeout_s=POLL_S)
                 self._listening.add(name)
                 return
             except UnavailableError:

@@ -1,4 +1,4 @@
-"""Host facts and process limits: loopback addresses, folders, cores, file descriptors, malloc, the parent's end."""
+"""Host facts and process limits: loopback, folders, cores, memory, file descriptors, malloc, the parent's end."""
 
 import contextlib
 import ctypes
@@ -56,6 +56,19 @@ def usable_cores() -> int:
             if quota > 0:
                 cores = min(cores, max(1, quota // period))
     return cores
+
+
+_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def host_memory_bytes() -> int:
+    """Memory of the host, or of its container."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in _MEMORY_LIMITS:
+        # "max" where there is none.
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int(Path(file).read_text()))
+    return min(limits)
 
 
 def raise_file_limit(count: int) -> int:

@@ -38,19 +38,9 @@ class Mark:
 class Stage:
     """Made by :func:`on_stage`; every method is called on its event loop. ``ticks``: the seconds so far."""
 
-    def __init__(
-        self,
-        target: Target,
-        profile: Profile,
-        footage: Mapping[str, Footage],
-        on_tick: Callable[[Tick], None],
-        prefix: str,
-        rtsp: RtspCameras | None = None,
-    ) -> None:
-        self.target = target
-        self.profile = profile
-        self.fleet = Fleet(target, profile, footage, prefix=prefix, rtsp=rtsp)
-        self.setup = self.fleet.setup
+    def __init__(self, target: Target, fleet: Fleet, on_tick: Callable[[Tick], None]) -> None:
+        self.target, self.fleet = target, fleet
+        self.profile, self.setup = fleet.profile, fleet.setup
         self.listener = Listener(target.gateway, self._saw, credentials=target.credentials)
         self.ticks: list[Tick] = []
         self.began_s = time.monotonic()
@@ -249,7 +239,7 @@ async def on_stage(
     if profile.transport == "rtsp":
         rtsp = RtspCameras() if target.own else RtspCameras("0.0.0.0", reachable_from(target.gateway))
         await rtsp.start()
-    stage = Stage(target, profile, footage, on_tick, prefix, rtsp)
+    stage = Stage(target, Fleet(target, profile, footage, prefix=prefix, rtsp=rtsp), on_tick)
     try:
         async with asyncio.TaskGroup() as group:
             beside = (stage.listener.run(), stage.watch(), stage.storms(), stage.churn())

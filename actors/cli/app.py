@@ -43,7 +43,7 @@ PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_
 
 EPILOG = (
     "[bold]Exit codes[/bold]: 0 done · 1 failed while running · 2 wrong command line or configuration, nothing was "
-    "started · 130 stopped with Ctrl-C."
+    "started · 3 a camera was added that does not answer · 130 stopped with Ctrl-C."
 )
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect, parse_duration, spoken, spoken_bytes
-from actors.cli.output import console, make_table, print_json, reasons
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect, parse_duration, spoken
+from actors.cli.output import console, make_table, print_json, reasons, size
 from cluster.errors import CapacityError, ConfigError, NotReadyError, UnavailableError
 from cluster.files import check_writable, writing
 from cluster.lab.report.number_format import compact
@@ -207,8 +207,7 @@ def cost_lines(told: Told) -> list[str]:
     share = f" ({100 * result.tokens_read / result.tokens_held:.0f} %)" if result.tokens_held else ""
     return [
         f"looks back over {spoken((result.newest - result.oldest) / MICROSECONDS)}",
-        f"read {compact(result.tokens_read)} of {compact(result.tokens_held)} tokens{share}, "
-        f"{spoken_bytes(result.bytes_read)}",
+        f"read {compact(result.tokens_read)} of {compact(result.tokens_held)} tokens{share}, {size(result.bytes_read)}",
         f"first word after {result.first_token_s:.2f} s, {result.total_s:.2f} s in all",
     ]
 

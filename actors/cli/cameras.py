@@ -1,6 +1,7 @@
 """``sightline cameras``: add, change, list and remove cameras of a running cluster."""
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from actors.cli.options import (
 )
 from actors.cli.output import cameras_table, console, expectation, print_json, reasons, reconnecting, save
 from cluster.errors import ConfigError, UnavailableError
+from cluster.redaction import redact
 
 app = typer.Typer(no_args_is_help=True, help="Add, change, list and remove cameras of a running cluster.")
 app.command("apply")(camera_files.apply)
@@ -34,8 +36,11 @@ app.command("export")(camera_files.export)
 app.command("calibrate")(calibrate)
 app.command("discover")(camera_files.discover)
 
-CONNECT_S = 2.0
-"""Seconds that `add` waits for what becomes of the source."""
+CONNECT_S = 8.0
+"""Seconds that `add` waits for what becomes of the source: more than source.connect_timeout_s."""
+
+UNANSWERED = 3
+"""Exit code of `add` for a camera that is added and does not answer."""
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the camera.")]
 
@@ -68,11 +73,13 @@ def add(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Add it even if capacity is exceeded.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for what becomes of its source.")] = False,
     settings: Settings = None,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Add a camera; it starts at once, and what is wrong with its source is said after some seconds.
+    """Add a camera; it starts at once. Where its source does not answer within 8 s, says why and ends with exit code 3:
+    it is added, and tried again.
 
     Says who answers it, how often and how soon; at which quality, where the replicas are full; or refuses it and says
     what is missing, in cameras like it and in replicas.
@@ -96,15 +103,20 @@ def add(
     asked = [item.question() for item in entry.questions or []]
     with connect(gateway) as client:
         status = client.camera_add(name, entry.source, asked, wanted, force=force)
-        deadline = time.monotonic() + CONNECT_S
+        deadline = time.monotonic() + (0.0 if no_wait else CONNECT_S)
+        looked = False
         # It is added, also where the gateway is gone a moment later.
         with contextlib.suppress(UnavailableError):
             while entry.source and status.state in ("waiting", "connecting") and time.monotonic() < deadline:
-                time.sleep(CONNECT_S / 20)
+                time.sleep(CONNECT_S / 40)
                 status = client.camera_get(name)
+            looked = bool(entry.source) and not no_wait
     if print_json(json, status):
         print(f"{name}: {status.state}" + (f", {status.reason}" if status.reason else ""))
         print(expectation(status))
+    if looked and status.state in ("connecting", "backoff", "error"):
+        print(f"{name} is added but does not answer: {redact(status.reason) or status.state}", file=sys.stderr)
+        raise typer.Exit(UNANSWERED)
 
 
 @app.command("update")

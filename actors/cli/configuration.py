@@ -1,12 +1,10 @@
 """``sightline config``: check a configuration, print its schema."""
 
 import sys
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from actors.cli.options import Json
+from actors.cli.options import Config, Json
 from actors.cli.output import plural, print_json
 
 app = typer.Typer(no_args_is_help=True, help="Check configuration files; print the schema they follow.")
@@ -14,29 +12,29 @@ app = typer.Typer(no_args_is_help=True, help="Check configuration files; print t
 
 @app.command("check")
 def check(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Configuration file (YAML).")],
+    config: Config,
     json: Json = None,
 ) -> None:
     """Validate a configuration; list every problem with line, key and remedy.
 
     Nothing is started and no model is loaded. Exit code 2 when something is wrong.
 
-    $ sightline config check configs/minimal.yaml
+    $ sightline config check -c configs/minimal.yaml
     """
     from cluster.config import InvalidConfigError, camera_settings, load_config
 
     try:
-        config = load_config(file)
+        loaded = load_config(config)
     except InvalidConfigError as error:
         problems = [{"key": p.key, "line": p.line, "message": p.message} for p in error.problems]
-        print_json(json, {"file": str(file), "ok": False, "problems": problems})
+        print_json(json, {"file": str(config), "ok": False, "problems": problems})
         for sentence in error.sentences():
             print(f"error: {sentence}", file=sys.stderr)
         raise typer.Exit(error.exit_code) from None
-    if not print_json(json, {"file": str(file), "ok": True, "problems": []}):
+    if not print_json(json, {"file": str(config), "ok": True, "problems": []}):
         return
-    questions = sum(len(camera_settings(config, camera.name).questions) for camera in config.cameras)
-    print(f"{file}: ok, {plural(len(config.cameras), 'camera')}, {plural(questions, 'question')} in all")
+    questions = sum(len(camera_settings(loaded, camera.name).questions) for camera in loaded.cameras)
+    print(f"{config}: ok, {plural(len(loaded.cameras), 'camera')}, {plural(questions, 'question')} in all")
 
 
 @app.command("schema")

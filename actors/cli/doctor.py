@@ -83,9 +83,20 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
         yield _checked("ports", "free", partial(free_ports, config))
     yield _clock()
     if config.tiers.redis_url is not None:
-        yield redis_finding(config.tiers.redis_url)
+        yield redis_finding(config)
     yield _checked("model and settings", config.model.name, partial(check_settings, config))
+    yield from _memory(config)
     yield from (Finding.said("caution", "warning", sentence) for sentence in cautions(config))
+
+
+def _memory(config: SightlineConfig) -> Iterator[Finding]:
+    """What a camera without settings of its own can remember."""
+    from cluster.config.memory import held_text
+    from cluster.config.root import every_camera
+
+    memory, token = every_camera(config).memory, config.memory.token_bytes(config.model)
+    if memory.enabled and token and config.engine == "native":
+        yield Finding("memory.cap", "ok", held_text(memory.cap or 0, token))
 
 
 def _checked(what: str, good: str, check: Callable[[], object]) -> Finding:
@@ -171,25 +182,23 @@ def _disks(config: SightlineConfig) -> Iterator[Finding]:
 
 
 def _clock() -> Finding:
-    unseen = (
-        "warning",
-        "whether it is synchronised cannot be seen here",
-        "make sure that it is: incidents carry times",
-    )
-    known = {
-        "yes": ("ok", "synchronised", ""),
-        "no": ("warning", "not synchronised", "run chrony or systemd-timesyncd: incidents carry times"),
-    }
-    asked = _said("timedatectl", "show", "-p", "NTPSynchronized", "--value")
-    return Finding("clock", *known.get(asked, unseen))
+    synchronised = _said("timedatectl", "show", "-p", "NTPSynchronized", "--value")
+    if synchronised == "yes":
+        return Finding("clock", "ok", "synchronised")
+    if synchronised == "no":
+        return Finding("clock", "warning", "not synchronised", "run chrony or systemd-timesyncd: incidents carry times")
+    remedy = "make sure that it is: incidents carry times"
+    return Finding("clock", "warning", "whether it is synchronised cannot be seen here", remedy)
 
 
-def redis_finding(url: str) -> Finding:
-    """Whether a Redis server answers and is set up for memories."""
+def redis_finding(config: SightlineConfig) -> Finding:
+    """Whether the Redis server of ``tiers.redis_url`` answers and is set up for memories."""
     import redis
 
+    from cluster.control.fleet_settings import room_shortage
     from cluster.redaction import SourceAddress
 
+    url = str(config.tiers.redis_url)
     shown = str(SourceAddress(url))
     try:
         client = redis.Redis.from_url(url, socket_timeout=WAIT_S, socket_connect_timeout=WAIT_S)
@@ -204,6 +213,9 @@ def redis_finding(url: str) -> Finding:
         remedy = "name a server without cluster mode in tiers.redis_url"
         return Finding("Redis", "wrong", f"{shown} is in cluster mode, which is not supported", remedy)
     if "allkeys" in policy and most:
+        for sentence in room_shortage(config, f"maxmemory of {shown}", most):
+            found, _, remedy = sentence.partition("; ")
+            return Finding("Redis", "warning", found, remedy)
         return Finding("Redis", "ok", f"{shown} evicts by {policy}")
     remedy = "set maxmemory and maxmemory-policy allkeys-lru: otherwise it refuses memories when full, or is killed"
     return Finding("Redis", "warning", f"{shown} has maxmemory {most} and maxmemory-policy {policy}", remedy)

@@ -15,9 +15,8 @@ from actors.cli.options import (
     connect,
     parse_duration,
     spoken,
-    spoken_bytes,
 )
-from actors.cli.output import console, make_table, plural, print_json, works_or
+from actors.cli.output import console, make_table, plural, print_json, size, works_or
 from cluster.lab.report.number_format import compact
 
 if TYPE_CHECKING:
@@ -64,8 +63,8 @@ def forget(
         forgotten = client.forget(camera, before_s)
     if print_json(json, forgotten):
         print(
-            f"{camera}: deleted {plural(forgotten.frames, 'frame')}, {spoken_bytes(forgotten.bytes)} of memory; "
-            f"{plural(forgotten.files, 'file')}, {spoken_bytes(forgotten.file_bytes)} of footage; "
+            f"{camera}: deleted {plural(forgotten.frames, 'frame')}, {size(forgotten.bytes)} of memory; "
+            f"{plural(forgotten.files, 'file')}, {size(forgotten.file_bytes)} of footage; "
             f"{plural(forgotten.incidents, 'incident')}, {plural(forgotten.alerts, 'alert')}"
         )
 
@@ -91,9 +90,9 @@ def tiers_table(status: MemoryStatus) -> Table:
     """One row per tier, fastest first, and one for the frames that are in none yet."""
     rows = []
     for name in {**status.tier_bytes, **status.tier_states}:
-        size = status.tier_bytes.get(name)
+        stored = status.tier_bytes.get(name)
         trouble = status.tier_states.get(name)
-        share = f"{100 * size / status.cap_bytes:.0f} %" if size is not None and status.cap_bytes else ""
-        held = "" if size is None else spoken_bytes(size)
+        share = f"{100 * stored / status.cap_bytes:.0f} %" if stored is not None and status.cap_bytes else ""
+        held = "" if stored is None else size(stored)
         rows.append((name, held, share, "" if trouble is None else works_or(trouble)))
     return make_table("tier|>!holds|>!of its cap|state", rows)

@@ -118,6 +118,8 @@ def _card_table(card: ModelCard) -> Table:
     from rich import box
     from rich.table import Table
 
+    from cluster.config.memory import held_text
+
     width, height = card.picture
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=False)
     for name, value in (
@@ -127,6 +129,7 @@ def _card_table(card: ModelCard) -> Table:
         ("positions", card.positions),
         ("a 1080p frame", f"{width} x {height} pixels, {card.tokens_per_frame} tokens, every {card.frame_s:g} s"),
         ("KV", f"{size(card.kv_token_bytes)} a token, {size(card.kv_second_bytes)} a second of video, nothing pruned"),
+        ("memory", held_text(card.memory_cap, card.memory_token_bytes) if card.memory_token_bytes else "unknown"),
         *((gpu, f"{count} windows of 40 s" if count else "too small") for gpu, count in card.windows.items()),
     ):
         table.add_row(name, value)

@@ -50,18 +50,6 @@ def spoken(seconds: float) -> str:
     return f"{hours // 24} d {hours % 24:02d} h"
 
 
-def spoken_bytes(size: int) -> str:
-    """Format bytes: ``512 B``, ``34.2 MiB``."""
-    if size < 1024:
-        return f"{size} B"
-    value = float(size)
-    for unit in ("KiB", "MiB", "GiB"):
-        value /= 1024
-        if value < 1024:
-            return f"{value:.1f} {unit}"
-    return f"{value / 1024:.1f} TiB"
-
-
 Gateway = Annotated[
     str,
     typer.Option(
@@ -69,6 +57,9 @@ Gateway = Annotated[
     ),
 ]
 DEFAULT_GATEWAY = "127.0.0.1:50051"
+Config = Annotated[
+    Path, typer.Option("--config", "-c", metavar="FILE", help="Configuration file (YAML); see `sightline config`.")
+]
 
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write it as JSON; - for standard output.")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -181,11 +182,12 @@ LINE_EVERY_S = 10.0
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console; with long lines in a pipe or a log."""
+    """A console; in a pipe or a log with long lines, and tables as wide as COLUMNS says, or whole."""
     from rich.console import Console
 
     seen = (sys.stderr if stderr else sys.stdout).isatty()
-    return Console(stderr=stderr, highlight=False, soft_wrap=not seen, width=None if seen else PIPE_COLUMNS)
+    width = None if seen or "COLUMNS" in os.environ else PIPE_COLUMNS
+    return Console(stderr=stderr, highlight=False, soft_wrap=not seen, width=width)
 
 
 def _json_text(body: Any, *, indent: int | None = None) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import Json, client_credentials
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, client_credentials
 from actors.cli.output import Progress, print_json
 from cluster.errors import ConfigError
 
@@ -25,10 +25,7 @@ def push(
             help="A video file, or rtsp://… (or HTTP, RTMP, v4l2:///dev/video0) of a camera near this machine.",
         ),
     ],
-    to: Annotated[str, typer.Option(metavar="HOST:PORT", envvar="SIGHTLINE_GATEWAY", help="Gateway to send to.")],
-    camera: Annotated[
-        str, typer.Option("--camera", "-n", metavar="NAME", help="The camera it stands for in the cluster.")
-    ],
+    camera: Annotated[str, typer.Option("--camera", metavar="NAME", help="The camera it stands for in the cluster.")],
     loop: Annotated[bool, typer.Option("--loop", help="Files: start again at the end.")] = False,
     realtime: Annotated[
         bool, typer.Option("--realtime", help="Files: at the pace of the recording, as a camera.")
@@ -37,15 +34,16 @@ def push(
     give_up: Annotated[
         float | None, typer.Option(min=0.0, metavar="SECONDS", help="Fail after this time without a connection.")
     ] = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
     """Send encoded packets: nothing is decoded here. Reconnects after interruptions and resumes.
 
     The camera must be known to the cluster as one without a source (`sightline cameras add NAME`).
 
-    $ sightline push recording.mp4 --to 10.0.0.5:50051 --camera depot --realtime --loop
+    $ sightline push recording.mp4 --gateway 10.0.0.5:50051 --camera depot --realtime --loop
 
-    $ sightline push rtsp://192.168.1.20/stream1 --to 10.0.0.5:50051 --camera depot
+    $ sightline push rtsp://192.168.1.20/stream1 --gateway 10.0.0.5:50051 --camera depot
     """
     import asyncio
 
@@ -62,7 +60,7 @@ def push(
         raise ConfigError("--loop, --realtime and --speed are for files; a camera has its own pace")
     assert isinstance(opened, FileSource | NetworkSource)
     began_s = time.monotonic()
-    with Progress(f"{address} → {camera} at {to}", every_s=LINE_EVERY_S) as progress:
+    with Progress(f"{address} → {camera} at {gateway}", every_s=LINE_EVERY_S) as progress:
 
         def show(status: PushStatus) -> None:
             # An error is about to be raised, and reported like every error.
@@ -71,7 +69,7 @@ def push(
 
         agent = PushAgent(
             opened,
-            to,
+            gateway,
             camera,
             options=PushOptions(give_up_s=give_up),
             on_progress=show,

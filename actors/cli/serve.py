@@ -10,11 +10,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from actors.cli.options import Json, Settings, State, parse_settings
+from actors.cli.options import Config, Json, Settings, State, parse_settings
 from actors.cli.output import check_json_target, console, plural, print_json, trouble_lines
 from cluster.errors import SightlineError, at_most
 
@@ -34,9 +32,7 @@ CONNECT_S = 5.0
 
 
 def serve(
-    config: Annotated[
-        Path, typer.Option("--config", "-c", metavar="FILE", help="Configuration file (YAML); see `sightline config`.")
-    ],
+    config: Config,
     settings: Settings = None,
     state: State = "",
     json: Json = None,
@@ -89,7 +85,7 @@ def serve(
             show(phase)
 
         if loaded.tiers.redis_url is not None and loaded.cluster.ray_address is None:
-            redis = redis_finding(loaded.tiers.redis_url)
+            redis = redis_finding(loaded)
             if redis.state == "wrong":
                 screen.print(f"[bold yellow]warning[/]  Redis {escape(redis.found)}; {escape(redis.remedy)}")
         cluster = Cluster(loaded, on_phase=on_phase)

@@ -28,7 +28,6 @@ def create(
         list[str] | None,
         typer.Option(
             "--camera",
-            "-c",
             metavar="PATTERN",
             help="Cameras it is for, as in 'gate-*'; may be repeated. Default: all.",
         ),

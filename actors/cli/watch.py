@@ -32,7 +32,8 @@ def watch(
     """Print answers as they come, one per line, until Ctrl-C.
 
     An answer shows the camera, the question, its score and verdict, the window it looked at (seconds of the
-    camera's own clock), the tokens (in full → computed), and the time from the window's last frame to the answer.
+    camera's own clock), the tokens (in full → computed), the time from the window's last frame to the answer, and
+    in quotes, of a question with `explain`, what the model wrote.
     Why a camera sends none is said on standard error. While the gateway restarts, it is tried again.
 
     $ sightline watch gate depot
@@ -106,7 +107,7 @@ def line(answer: Answer) -> str:
         cost = "[dim]nothing moved[/]"
     else:
         cost = f"{answer.tokens.full} → {answer.tokens.computed} tokens  {answer.lag_s:.2f} s"
-    text = f"  {escape(answer.text)}" if answer.text else ""
+    text = f'  "{escape(answer.text)}"' if answer.text else ""
     return (
         f"{escape(answer.stream):16} {escape(answer.question):12} {answer.score:.2f} {verdict}  {window}  {cost}{text}"
     )

@@ -81,7 +81,7 @@ class PictureMemory:
         self._side = _SIDE if codec in FRAMED_CODECS else _OTHER_SIDE
         self._least = 2 if codec in FRAMED_CODECS else _PICTURES.get(codec, _OTHER_PICTURES)
         # One of each packet with a living picture.
-        self._live: WeakSet[_Picture] = WeakSet()
+        self.live: WeakSet[_Picture] = WeakSet()
 
     @property
     def max_pixels(self) -> int:
@@ -91,7 +91,7 @@ class PictureMemory:
     def track_picture(self) -> _Picture:
         """Marker for the next packet, to count its pictures."""
         picture = _Picture()
-        self._live.add(picture)
+        self.live.add(picture)
         return picture
 
     def check_parameter_sets(self, data: bytes) -> Sequence | None:
@@ -120,7 +120,7 @@ class PictureMemory:
         width, height, form = context.coded_width, context.coded_height, context.format
         if not width or not height or form is None:
             return
-        pictures = max(len(self._live) + 1, self._least)
+        pictures = max(len(self.live) + 1, self._least)
         need = int(width * height * (form.padded_bits_per_pixel / 8 + self._side) * pictures)
         if need > self.budget:
             self._refuse(width, height, f"{pictures} pictures at a time", need)

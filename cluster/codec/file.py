@@ -33,9 +33,8 @@ _LAST_FRAME_SHARE = 0.1
 _OPTIONS = PROBING | {"protocol_whitelist": "file", "format_whitelist": CONTAINERS}
 
 _TOLD = {"skip_frame": "all", "analyzeduration": "1"}
-"""For MP4, whose header tells what FFmpeg learns of other files by decoding their first pictures."""
-
-_HEADER = {"movflags": "empty_moov"}
+"""For MP4, whose header tells what FFmpeg learns of other files by decoding their first pictures. Not in fragments: of
+these it knows how long the pictures last once it has read one, and says before how long the sound does."""
 
 _REFUSALS: dict[type[Exception], str] = {
     FileNotFoundError: "does not exist",
@@ -172,21 +171,21 @@ class FileSource:
             yield packet
 
     def _open(self, first_sequence: int) -> Demuxer:
-        name = self.name
         if self.roots is not None and not is_below(self.path, self.roots):
-            raise SourceError(f"{name} is outside the folders of video files that are allowed", retryable=False)
+            raise SourceError(f"{self.name} is outside the folders of video files that are allowed", retryable=False)
         try:
             if self.path.stat().st_size == 0:
-                raise SourceError(f"{name} is empty (0 bytes)", retryable=False)
+                raise SourceError(f"{self.name} is empty (0 bytes)", retryable=False)
             with self.path.open("rb") as file:
-                options = _OPTIONS | (_TOLD if file.read(8).endswith(b"ftyp") else {})
+                head = file.read(2**16)
+            options = _OPTIONS | (_TOLD if head[4:8] == b"ftyp" and b"mvex" not in head else {})
             self._container = av.open(str(self.path.absolute()), options=options)
         except (av.FFmpegError, OSError) as error:
             refusals = (refusal for kind, refusal in _REFUSALS.items() if isinstance(error, kind))
             refusal = next(refusals, f"cannot be opened: {_reason(error)}")
-            raise SourceError(f"{name} {refusal}", retryable=False) from None
+            raise SourceError(f"{self.name} {refusal}", retryable=False) from None
         try:
-            return Demuxer(self._container, name, first_sequence)
+            return Demuxer(self._container, self.name, first_sequence)
         except SourceError:
             self._release()
             raise
@@ -195,10 +194,12 @@ class FileSource:
         """MP4 and MOV can say that players are to turn the pictures; here they stay as they were encoded."""
         if self._container is None or "mp4" not in self._container.format.name:
             return
-        # PyAV tells it with a decoded picture, or to a writer: in an MP4's header of this track alone.
-        header = io.BytesIO()
-        with contextlib.suppress(av.FFmpegError, ValueError), av.open(header, "w", "mp4", options=_HEADER) as written:
-            written.add_stream_from_template(self._container.streams.video[0], opaque=True)
+        # PyAV tells it with a decoded picture, or to a writer: in a header of this track alone.
+        header, stream, options = io.BytesIO(), self._container.streams.video[0], {"movflags": "empty_moov"}
+        # FFmpeg writes every codec to MOV but these.
+        form = "mp4" if stream.codec_context.codec.canonical_name in ("av1", "vp9") else "mov"
+        with contextlib.suppress(av.FFmpegError, ValueError), av.open(header, "w", form, options=options) as written:
+            written.add_stream_from_template(stream, opaque=True)
             written.start_encoding()
             data = header.getvalue()
             # ISO/IEC 14496-12, 8.3.2: the matrix begins 40 bytes into the track's header.

@@ -18,7 +18,7 @@ class GatewayConfig(Section):
     """Address to listen on; 0.0.0.0 opens it to the network."""
     port: int = Field(default=50051, ge=0, le=65535)
     """gRPC port; 0 takes any free one."""
-    metrics_port: int = Field(default=9464, ge=0, le=65535)
+    http_port: int = Field(default=9464, ge=0, le=65535)
     """HTTP port: console, JSON, OpenAI's protocol, /metrics; 0 takes any free one."""
     max_packet_bytes: int = Field(default=4 * 2**20, ge=1024, le=64 * 2**20)
     """Largest encoded packet taken over gRPC, bytes (default 4 MiB)."""

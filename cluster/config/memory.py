@@ -4,11 +4,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from cluster.config.problems import Duration, OneOf, Section, Size
+from cluster.config.model import ModelConfig
+from cluster.config.problems import Duration, OneOf, Section, Size, size_text
 from cluster.errors import ConfigError
 from cluster.memory.tiers.redis_link import connection_pool
+from cluster.models.catalog import key_heads
 from cluster.registry import compressors, frame_retrievals, organisers, retrievers, tiers
 from cluster.types import MemorySpec
+from cluster.types.cameras import WAITING
 
 # Of tiers with keys of their own, fastest first.
 _KINDS = ("host", "node", "redis")
@@ -22,16 +25,16 @@ class TiersConfig(Section):
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of tiers that have no keys of their own here, by their kind."""
     device_bytes: Size | None = Field(default=None, ge=2**20)
-    """Memory for cameras' waiting frames, on each replica's device, and for their index, on its host; admission counts
-    both at three eighths of memory.cap: bytes, or a size like 4GiB; null takes an eighth of what a GPU, or a CPU's
-    host, has free."""
+    """Memory on each replica's device for cameras' waiting frames, which admission counts at an eighth of memory.cap:
+    bytes, or a size like 4GiB; null takes an eighth of what a GPU, or a CPU's host, has free. Their index, up to a
+    quarter of memory.cap, is in the host's."""
     host_bytes: Size = Field(default=2**30, ge=2**20)
     """Host memory of each replica for remembered KV: bytes, or a size like 1GiB (the default)."""
     node: bool = True
     """Run a memory process on each node, so that memory outlives a replica."""
     node_bytes: Size = Field(default=4 * 2**30, ge=2**20)
     """Host memory of each node's process for remembered KV: bytes, or a size like 4GiB (the default, which is 64
-    cameras at the default memory.cap)."""
+    cameras at memory.cap = 64MiB)."""
     camera_bytes: Size | None = Field(default=None, ge=64 * 2**10)
     """Most bytes of one camera in the node's process, and in Redis, enforced there: a number or a size like 64MiB. No
     camera's memory.cap may exceed it; null leaves it to memory.cap."""
@@ -77,6 +80,12 @@ class TiersConfig(Section):
             raise ValueError("levels leaves out redis, so that nothing would be kept at redis_url")
         return self
 
+    @property
+    def rooms(self) -> dict[str, int]:
+        """What bounds one camera's memory, by key."""
+        keys = ("host_bytes", *(("node_bytes",) if self.node else ()), "camera_bytes")
+        return {key: room for key in keys if (room := getattr(self, key)) is not None}
+
 
 class AskingConfig(Section):
     """Limits of free questions; windows, and with them alerts, come first."""
@@ -93,6 +102,10 @@ class AskingConfig(Section):
 
 
 _DEFAULTS = MemorySpec()
+DEFAULT_TOKENS = 6144
+"""Of the default cap: less the share of waiting frames, two windows of 40 s of a busy camera."""
+BUSY_TOKENS_S = 67.0
+"""Tokens a second that a busy camera keeps of 448 x 448 pixels, by the benchmark's busier clip (2,690 in 40 s)."""
 _OPTIONS = "by name; missing ones have its own defaults."
 
 
@@ -101,9 +114,10 @@ class MemoryConfig(Section):
 
     enabled: bool = True
     """Keep the KV of frames that left the window, for questions about the past."""
-    cap: Size = Field(default=_DEFAULTS.cap_bytes, ge=64 * 2**10)
+    cap: Size | None = Field(default=None, ge=64 * 2**10)
     """Most bytes one camera's memory takes in any tier, index and saved window included: a number, or a size like
-    64MiB; never exceeded."""
+    64MiB; never exceeded. Null takes what 6,144 tokens of the model need, two windows of a busy camera, 64MiB or more,
+    if the tiers can hold it: 176MiB of a 7B model."""
     retention: Duration | None = Field(default=_DEFAULTS.retention_s, gt=0)
     """Maximum age: seconds, or a duration like 24h; null keeps all that fits the cap."""
     keep: float = Field(default=_DEFAULTS.keep, gt=0, le=1)
@@ -141,4 +155,30 @@ class MemoryConfig(Section):
         if not self.enabled:
             return None
         same = self.model_dump(exclude={"enabled", "cap", "retention"})
-        return MemorySpec(cap_bytes=self.cap, retention_s=self.retention, **same)
+        return MemorySpec(cap_bytes=self.cap or _DEFAULTS.cap_bytes, retention_s=self.retention, **same)
+
+    def token_bytes(self, model: ModelConfig) -> int | None:
+        """Stored bytes of one token, all layers and heads; ``None`` where the model's shape is not known here."""
+        if (shape := key_heads(model.name)) is None:
+            return None
+        heads, width = shape
+        spec = MemorySpec(kv_dtype=self.kv_dtype)
+        return heads * spec.token_bytes(width, 4 if model.dtype == "float32" else 2)
+
+    def with_cap(self, model: ModelConfig, tiers: TiersConfig) -> Self:
+        """With the default cap of the model in place of null."""
+        if self.cap is not None:
+            return self
+        wanted = -(-DEFAULT_TOKENS * (self.token_bytes(model) or 0) // 2**20) * 2**20
+        cap = min(max(_DEFAULTS.cap_bytes, wanted), *tiers.rooms.values())
+        return self.model_copy(update={"cap": cap})
+
+
+def held_text(cap: int, token_bytes: int) -> str:
+    """What a cap holds beside waiting frames, about: index and a saved window take of it too."""
+    tokens = (cap - cap // WAITING) // token_bytes
+    minutes = tokens / BUSY_TOKENS_S / 60
+    return (
+        f"{size_text(cap)} a camera hold about {tokens:,} tokens, {minutes:.1f} min of a busy one's kept patches at "
+        f"{BUSY_TOKENS_S:.0f} a second"
+    )

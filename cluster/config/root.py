@@ -31,8 +31,7 @@ from cluster.hosts import is_loopback
 def conflicts(config: SightlineConfig) -> list[Problem]:
     """All contradictions within ``config``."""
     found = _repeated_questions(config.questions, ("questions",))
-    everyone = CameraEntry(name="every-camera")
-    found += _section_conflicts(resolve(config, everyone), (), None, config.tiers)
+    found += _section_conflicts(every_camera(config), (), None, config.tiers)
     seen: set[str] = set()
     for index, entry in enumerate(config.cameras):
         path: KeyPath = ("cameras", index)
@@ -67,17 +66,17 @@ def _process_conflicts(config: SightlineConfig) -> Iterator[Problem]:
         if config.memory.frame_retrieval is not None:
             message = "vllm keeps no memory that frames could read; take the native engine, or set null"
             yield Problem(("memory", "frame_retrieval"), message)
-    if gateway.port and gateway.port == gateway.metrics_port:
-        yield Problem(("gateway", "metrics_port"), f"must differ from port, both are {gateway.port}")
-    for key in ("port", "metrics_port"):
+    if gateway.port and gateway.port == gateway.http_port:
+        yield Problem(("gateway", "http_port"), f"must differ from port, both are {gateway.port}")
+    for key in ("port", "http_port"):
         if cluster.metrics_port is not None and getattr(gateway, key) in cluster.metrics_ports:
             first, last = cluster.metrics_ports[0], cluster.metrics_ports[-1]
             message = f"must not be of {first} to {last}, which other processes take from cluster.metrics_port on"
             yield Problem(("gateway", key), message)
-    if cluster.gateways > 1 and cluster.placement.gateway is None and (gateway.port or gateway.metrics_port):
+    if cluster.gateways > 1 and cluster.placement.gateway is None and (gateway.port or gateway.http_port):
         message = (
             f"{cluster.gateways} gateways on the same ports need a node each; name in cluster.placement.gateway "
-            "a Ray resource of which each such node offers 1, or set gateway.port and gateway.metrics_port to 0"
+            "a Ray resource of which each such node offers 1, or set gateway.port and gateway.http_port to 0"
         )
         yield Problem(("cluster", "gateways"), message)
     if gateway.max_packet_bytes > cluster.packet_queue_bytes:
@@ -146,13 +145,8 @@ def _section_conflicts(
         for problem in problems:
             key = at(section, str(problem.path[0]))
             yield Problem((*key, *problem.path[1:]), problem.message)
-    rooms = {
-        "host_bytes": tiers.host_bytes,
-        "node_bytes": tiers.node_bytes if tiers.node else None,
-        "camera_bytes": tiers.camera_bytes,
-    }
-    cap = camera.memory.cap
-    too_small = [(name, room) for name, room in rooms.items() if room is not None and cap > room]
+    cap = camera.memory.cap or 0
+    too_small = [(name, room) for name, room in tiers.rooms.items() if cap > room]
     if camera.memory.enabled and too_small:
         name, room = too_small[0]
         message = f"must not exceed tiers.{name} = {size_text(room)}, not {size_text(cap)}; lower it or raise that"
@@ -217,13 +211,18 @@ def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
         sampling=sampling,
         pruning=overlay(config.pruning, entry.pruning),
         window=window,
-        memory=overlay(config.memory, entry.memory),
+        memory=overlay(config.memory, entry.memory).with_cap(config.model, config.tiers),
         source_options=overlay(config.source, entry.source_options),
         decode=entry.decode or config.cluster.decode,
         questions=config.questions if entry.questions is None else entry.questions,
         privacy_masks=entry.privacy_masks,
         zones=entry.zones,
     )
+
+
+def every_camera(config: SightlineConfig) -> CameraConfig:
+    """Settings of a camera without its own."""
+    return resolve(config, CameraEntry(name="every-camera"))
 
 
 def camera_settings(config: SightlineConfig, camera: str | CameraEntry) -> CameraConfig:

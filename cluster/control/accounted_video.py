@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from cluster.types import MICROSECONDS
 from cluster.types.reports import ROUNDING, AccountedSpan, CameraMoment, CameraReport, StreamReport, gap_s
 
-LATE_REPORTS_S = 3.0
+LATE_REPORTS_S, LATE_HEARTBEATS = 3.0, 3
 """Age of the next replica's first frame before the gap is counted: last reports may still shorten it."""
 
 LEAST_S = 0.2
@@ -30,12 +30,13 @@ class _Gap:
 
 @dataclass(slots=True)
 class AccountedVideo:
-    """Of one camera; moments are on the controller's clock, monotonic seconds.
+    """Of one camera, reported of every ``heartbeat_s``; moments are on the controller's clock, monotonic seconds.
 
     A gap opens with the first frame of a decoder's new run. The replica that had the camera before it counts what is
     missing, and the gap closes when it has. Where another replica has the camera instead, the controller counts.
     """
 
+    heartbeat_s: float = 1.0
     _until: CameraMoment | None = None
     _gap: _Gap | None = None
     _since_s: float = -math.inf
@@ -75,7 +76,7 @@ class AccountedVideo:
             if span.end.at_s < gap.decoded_s:
                 return 0
         elif gap is not None:
-            if now_s - span.begin.at_s < LATE_REPORTS_S:
+            if now_s - span.begin.at_s < max(LATE_REPORTS_S, LATE_HEARTBEATS * self.heartbeat_s):
                 return 0
             first, last = gap.begin, span.begin
             missing_s = gap_s((last.pts - first.pts) / MICROSECONDS, last.at_s - first.at_s)

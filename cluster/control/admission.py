@@ -33,14 +33,14 @@ class Admission:
 
 class Holding(NamedTuple):
     """What a camera holds on its replica at full quality, or replicas can hold: ``tokens`` of windows, and
-    ``index_bytes`` of memories on the device (index and waiting frames)."""
+    ``waiting_bytes`` of frames on the device that wait to be clustered in memories."""
 
     tokens: float = 0.0
-    index_bytes: float = 0.0
+    waiting_bytes: float = 0.0
 
     def plus(self, other: Holding, sign: float = 1.0) -> Holding:
         """The sum, or with a ``sign`` of -1 the difference."""
-        return Holding(self.tokens + sign * other.tokens, self.index_bytes + sign * other.index_bytes)
+        return Holding(self.tokens + sign * other.tokens, self.waiting_bytes + sign * other.waiting_bytes)
 
 
 UNBOUNDED = Holding(math.inf, math.inf)
@@ -117,11 +117,11 @@ class Commitments:
                 f"{held.tokens:.0f} of this camera {missing.tokens:.0f} are too many (model.kv_bytes, "
                 "model.host_kv_bytes)"
             )
-        elif missing.index_bytes > ROUNDING and held.index_bytes:
-            replicas, streams = 0.0, missing.index_bytes / held.index_bytes
+        elif missing.waiting_bytes > ROUNDING and held.waiting_bytes:
+            replicas, streams = 0.0, missing.waiting_bytes / held.waiting_bytes
             reason = (
-                f"the replicas' devices are full of cameras' memories: they hold {_mib(pool.held.index_bytes)}, and "
-                f"with the {_mib(held.index_bytes)} of this camera {_mib(missing.index_bytes)} are too many (lower "
+                f"the replicas' devices are full of cameras' memories: they hold {_mib(pool.held.waiting_bytes)}, and "
+                f"with the {_mib(held.waiting_bytes)} of this camera {_mib(missing.waiting_bytes)} are too many (lower "
                 "memory.cap, or raise tiers.device_bytes)"
             )
         else:

@@ -31,7 +31,7 @@ class Demand:
     * ``kept``: share of them that a frame between anchors keeps
     * ``busy``: share of windows that the static gate passes
     * ``refresh_budget``: share of the overlap that is recomputed; ``None``: its anchors
-    * ``index_bytes``: of its memory on the replica's device; 0 without one
+    * ``waiting_bytes``: of its memory's waiting frames on the replica's device; 0 without one
     * ``rate``: measured windows per second over ``1 / stride_s``
     """
 
@@ -48,7 +48,7 @@ class Demand:
     busy: float = 1.0
     anchor_interval_s: float = 16.0
     refresh_budget: float | None = None
-    index_bytes: int = 0
+    waiting_bytes: int = 0
     rate: float = 1.0
 
 
@@ -133,7 +133,7 @@ def window_tokens(demand: Demand, rung: Rung) -> float:
 
 def holding(demand: Demand, rung: Rung) -> Holding:
     """What a camera holds on its replica at that rung."""
-    return Holding(window_tokens(demand, rung), demand.index_bytes)
+    return Holding(window_tokens(demand, rung), demand.waiting_bytes)
 
 
 def _share(demand: Demand, rung: Rung) -> float:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 
 from cluster.config import CameraConfig
+from cluster.control.accounted_video import AccountedVideo
 from cluster.control.admission import Admission
 from cluster.control.camera_record import (
     Assignment,
@@ -51,6 +52,7 @@ class Directory:
     def __init__(
         self,
         *,
+        heartbeat_s: float = 1.0,
         heartbeat_timeout_s: float = 10.0,
         quality: FleetSettings = ALL_EQUAL,
         after: int = 0,
@@ -66,7 +68,7 @@ class Directory:
         self._fleet = quality.fleet()
         self._rungs = {rung.name: rung for rung in quality.ladder.rungs}
         self.geometry: PatchGeometry | None = None
-        self._timeout_s = heartbeat_timeout_s
+        self._heartbeat_s, self._timeout_s = heartbeat_s, heartbeat_timeout_s
         self._looked_s = math.inf
         self._cameras: dict[str, CameraRecord] = {}
         self.decoder_table = DecoderTable()
@@ -102,10 +104,10 @@ class Directory:
             return self._fleet.admission_of(settings.name)
         demand, prefer = demand_of(settings, self.geometry), self._held_by.pop(settings.name, None)
         admission = self._fleet.admit(demand, now_s, force=True, prefer=prefer, idle=True)
-        self._cameras[settings.name] = CameraRecord(settings, manager, life)
-        self._cameras[settings.name].totals = Totals(self._counted.pop(life, None))
+        totals, video = Totals(self._counted.pop(life, None)), AccountedVideo(self._heartbeat_s)
+        camera = self._cameras[settings.name] = CameraRecord(settings, manager, life, totals=totals, video=video)
         self.decoder_table.add(settings.name)
-        self.declared = self._cameras[settings.name].declared = self._changed([self.decoder_table.owner(settings.name)])
+        self.declared = camera.declared = self._changed([self.decoder_table.owner(settings.name)])
         return admission
 
     def check_add(self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True) -> None:
@@ -204,7 +206,7 @@ class Directory:
             for camera in self._cameras.values():
                 if camera.report is not None and camera.report.width:
                     observe_pictures(self._fleet, camera.settings, camera.report, self.geometry)
-        self._fleet.join(name, window_tokens=info.window_tokens, index_bytes=info.index_bytes)
+        self._fleet.join(name, window_tokens=info.window_tokens, waiting_bytes=info.waiting_bytes)
         self._changed()
         return name
 

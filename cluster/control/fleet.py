@@ -163,11 +163,11 @@ class Fleet:
 
     # -- replicas --------------------------------------------------------------------------------
     def join(
-        self, replica: str, *, capacity: float = 1.0, window_tokens: float = math.inf, index_bytes: float = math.inf
+        self, replica: str, *, capacity: float = 1.0, window_tokens: float = math.inf, waiting_bytes: float = math.inf
     ) -> list[CameraMove]:
         """Add a ready replica, or one that was drained. ``capacity``: its speed relative to the cost model's device;
-        ``window_tokens``, ``index_bytes``: that it can hold (:class:`~cluster.control.admission.Holding`)."""
-        limit = Holding(window_tokens, index_bytes)
+        ``window_tokens``, ``waiting_bytes``: that it can hold (:class:`~cluster.control.admission.Holding`)."""
+        limit = Holding(window_tokens, waiting_bytes)
         self._replicas.setdefault(replica, ReplicaLoad(capacity, limit)).draining = False
         self._count_capacity()
         return self._moved(self._placement.join(replica, capacity=capacity), warm=True)

@@ -4,14 +4,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.config import CameraConfig, SightlineConfig
+from cluster.config.root import resolve
 from cluster.control.costs import CostModel, load, names
 from cluster.control.demand import Demand
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import FILE, FULL, Ladder, LadderPolicy, default
 from cluster.errors import ConfigError
+from cluster.hosts import host_memory_bytes
 from cluster.models.catalog import locate
 from cluster.types import PatchGeometry
-from cluster.types.cameras import DEVICE_SHARE, Priority
+from cluster.types.cameras import INDEX, WAITING, Priority
 from cluster.types.reports import CameraReport
 
 UNMEASURED = CostModel(
@@ -80,7 +82,7 @@ def demand_of(settings: CameraConfig, geometry: PatchGeometry | None, size: tupl
         questions=len(settings.questions),
         anchor_interval_s=sampling.anchor_interval_s,
         refresh_budget=window.refresh_budget,
-        index_bytes=int(DEVICE_SHARE * settings.memory.cap) if settings.memory.enabled else 0,
+        waiting_bytes=0 if (memory := settings.memory.spec()) is None else memory.cap_bytes // WAITING,
         rate=0.0 if settings.paused else 1.0,
     )
 
@@ -121,6 +123,46 @@ def unknown_load(config: SightlineConfig) -> list[str]:
         "scheduling.costs is not set: cameras are accepted without regard to load, and none is lowered under it; "
         f"measure them with: sightline bench cost --model {config.model.name} --out costs.json"
     ]
+
+
+def memory_shortages(config: SightlineConfig) -> list[str]:
+    """Notices that the lowest tier, if it is not Redis, or this machine cannot hold the memories of all cameras."""
+    tiers, replicas = config.tiers, config.cluster.replicas
+    here = config.cluster.ray_address is None and config.cluster.placement.replica is None
+    host, wanted = replicas * tiers.host_bytes, sum(_caps(config))
+    # Elsewhere each replica has a node of its own at best.
+    node = tiers.node * tiers.node_bytes * (1 if here else replicas)
+    lowest = ("tiers.node_bytes", node) if tiers.node else ("tiers.host_bytes", host)
+    found = [] if tiers.redis_url is not None else room_shortage(config, *lowest)
+    needed, has = min(wanted, host) + min(wanted, node) + wanted // INDEX, host_memory_bytes()
+    if here and needed > has:
+        found.append(
+            f"{len(config.cameras)} cameras' memories take up to {_gib(needed)} of this machine's {_gib(has)} in "
+            "tiers.host_bytes, tiers.node_bytes and their index; lower memory.cap or these"
+        )
+    return found
+
+
+def room_shortage(config: SightlineConfig, where: str, room: int) -> list[str]:
+    """Notice that a tier of ``room`` bytes evicts memories of the configured cameras."""
+    caps = _caps(config)
+    if sum(caps) <= room:
+        return []
+    return [
+        f"{where} has {_gib(room)}, and {len(caps)} cameras at their memory.cap take {_gib(sum(caps))}: it evicts what "
+        "was unused longest; raise it, or lower memory.cap"
+    ]
+
+
+def _caps(config: SightlineConfig) -> list[int]:
+    if config.engine != "native":
+        return []
+    specs = (resolve(config, each).memory.spec() for each in config.cameras)
+    return [spec.cap_bytes for spec in specs if spec is not None]
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / 2**30:.1f} GiB"
 
 
 def _costs(config: SightlineConfig) -> CostModel | None:

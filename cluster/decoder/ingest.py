@@ -32,6 +32,9 @@ POLL_S, RETIRED_S = 0.02, 1.0
 REPLY_INTERVAL_S = 0.01
 """At most one reply in so long, and no more seldom: video that a dead decoder had sent on must not go to the next."""
 
+MAX_SEQUENCE = 2**64 - 2
+"""The next number, which is told to the pusher, fits into its field."""
+
 
 class Ledger:
     """Checks every batch of one connection against order, size and credit.
@@ -66,6 +69,8 @@ class Ledger:
                     f"packet {sequence} of camera {self._camera!r} has {size} bytes, more than the limit of "
                     f"{self._max_packet_bytes} (gateway.max_packet_bytes)"
                 )
+            if sequence > MAX_SEQUENCE:
+                raise ValueError(f"packet {sequence} of camera {self._camera!r} has a number above {MAX_SEQUENCE}")
             if sequence < self._expected:
                 raise ValueError(
                     f"packet {sequence} of camera {self._camera!r} came after packet {self._expected - 1}; "
@@ -101,7 +106,7 @@ class QueueSink:
 
     Lives as long as the camera. Its source keeps the session for a pusher that reconnects; packets are buffered only in
     the source's bounded queue. ``camera``: restarted, which gives it another source, where a session opens after its
-    last one has ended.
+    last one, or itself by an error, has ended.
     """
 
     def __init__(self, source: PushSource, *, max_credit: int = 256, camera: RunningCamera | None = None) -> None:
@@ -120,13 +125,13 @@ class QueueSink:
 
     async def open(self, header: StreamHeader, session: str) -> PushReply:
         """Open a session, which starts at 0 and replaces the old one; an ended session may only be ended again. Raises
-        ``UnavailableError``: the camera no longer runs here; ``NotReadyError``: the session has ended."""
+        ``UnavailableError``: the camera no longer runs here."""
         if session != self._ended:
             self._check_running()
             if self._camera is not None and self._camera.ended:
-                if session == self.source.session:
-                    raise NotReadyError(f"session {session!r} has ended; open a new one with another session id")
                 self._camera.restart()
+                # Another thread may have stopped it meanwhile.
+                self._check_running()
             self.source.begin_session(header, session)
             self._codec = header.codec
             self._ended = ""

@@ -112,12 +112,16 @@ class RunningCamera:
         self._pipeline.start()
 
     def restart(self) -> None:
-        """Restart a push camera whose last session has ended."""
+        """Restart a push camera whose last session has ended, or that did by an error."""
         self._totals.update("pipeline", _counts(self._pipeline.status()))
         self._totals.end("pipeline")
         self._end_windows()
         self._begin()
-        self._assign()
+        if self._stopping:
+            # In another thread, which may have stopped the pipeline that was before.
+            self._pipeline.stop(0.0)
+        else:
+            self._assign()
 
     @property
     def ended(self) -> bool:

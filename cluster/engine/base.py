@@ -115,9 +115,8 @@ class Engine(ABC):
         return math.inf
 
     @property
-    def index_bytes(self) -> float:
-        """Bytes of cameras' memories (index and waiting frames) that its device has room for; infinite where it keeps
-        none."""
+    def waiting_bytes(self) -> float:
+        """Bytes of memories' waiting frames that its device has room for; infinite where it keeps none."""
         return math.inf
 
     def prepare(self, spec: StreamSpec) -> None:  # noqa: B027

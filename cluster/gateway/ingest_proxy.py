@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import math
+import time
 from collections.abc import Awaitable, Callable
 
 import grpc
@@ -16,9 +18,11 @@ from cluster.wire.status import RefusedError, is_ours
 Route = Callable[[str], Awaitable[str]]
 """Camera -> ``host:port`` of its decoder's own ``Ingest``; raises ``UnavailableError`` while there is none, and another
 ``SightlineError`` where the caller may not push for it."""
+Moved = Callable[[], Awaitable[bool]]
 
-STALL_S = 30.0
-"""Longest that a decoder may not confirm the end; after twice as much one hangs that acknowledges nothing."""
+STALL_S, MOVED_S = 30.0, 2.0
+"""Longest that a decoder may acknowledge nothing, or not confirm the end; while it is silent, the controller is asked
+so often whether the camera has moved: a node without power ends no connection."""
 UNTOLD_BYTES, SHORT_CREDIT = 256 * 1024, 32
 """Beyond so many bytes, or with no more credit left than two of an agent's batches, a pusher is told at once."""
 
@@ -48,12 +52,17 @@ class IngestProxy(ingest_pb2_grpc.IngestServicer):
             opened = await read_open(context)
             who = f"the decoder of camera {opened.camera!r}"
             try:
-                async with self._channels.lease(await self._route(opened.camera)) as channel:
+                address = await self._route(opened.camera)
+
+                async def moved() -> bool:
+                    return await self._route(opened.camera) != address
+
+                async with self._channels.lease(address) as channel:
                     call: Call = channel.stream_stream("/sightline.v1.Ingest/Push")()
                     try:
                         first = await first_reply(call, ingest_pb2.PushRequest(open=opened), self._reply_s)
                         if first is not grpc.aio.EOF:
-                            await _Push(who, context, replies, call, first).relay(self._idle_reply_s)
+                            await _Push(who, context, replies, call, first, moved).relay(self._idle_reply_s)
                             return
                     finally:
                         call.cancel()
@@ -67,10 +76,11 @@ class IngestProxy(ingest_pb2_grpc.IngestServicer):
 class _Push:
     """One push from the decoder's ``first`` reply on."""
 
-    def __init__(self, who: str, context: Context, replies: Replies, call: Call, first: bytes) -> None:
-        self._who = who
+    def __init__(self, who: str, context: Context, replies: Replies, call: Call, first: bytes, moved: Moved) -> None:
+        self._who, self._moved = who, moved
         self._context, self._replies, self._call = context, replies, call
-        self._limit = self._most = self._unacknowledged = 0
+        self._limit = self._most = self._untold = 0
+        self._unanswered_s = math.inf
         self._news, self._pressing = asyncio.Event(), asyncio.Event()
         self._note(first)
 
@@ -94,7 +104,8 @@ class _Push:
         """Waits for the decoder's flow control, which slows the pusher down by its own connection."""
         try:
             while (message := await self._context.read()) is not grpc.aio.EOF:
-                self._unacknowledged += len(message)
+                self._untold += len(message)
+                self._unanswered_s = min(self._unanswered_s, time.monotonic())
                 await write(self._call, message)
             await self._call.done_writing()
         except CallEndedError:
@@ -109,32 +120,41 @@ class _Push:
     def _note(self, reply: bytes) -> None:
         """Told soon if half of the pusher's credit is used, so that it may come to wait for more, or if it holds
         ``UNTOLD_BYTES`` until then."""
-        self._newest = ingest_pb2.PushReply.FromString(reply)
+        self._newest, self._unanswered_s = ingest_pb2.PushReply.FromString(reply), math.inf
         self._news.set()
         left = self._limit - self._newest.next_sequence
-        if left <= max(self._most // 2, SHORT_CREDIT) or self._unacknowledged >= UNTOLD_BYTES:
+        if left <= max(self._most // 2, SHORT_CREDIT) or self._untold >= UNTOLD_BYTES:
             self._pressing.set()
 
     async def _tell(self, idle_reply_s: float) -> None:
-        late = False
         while True:
             try:
-                async with asyncio.timeout(STALL_S):
+                async with asyncio.timeout(MOVED_S):
                     await self._news.wait()
             except TimeoutError:
-                # What it has not acknowledged may have come just now.
-                if late:
-                    raise UnavailableError(f"{self._who} has acknowledged nothing for {STALL_S:g} s") from None
-                late = self._unacknowledged > 0
+                await self._check_decoder()
                 continue
-            late = False
             await self._tell_newest()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(idle_reply_s):
                     await self._pressing.wait()
 
+    async def _check_decoder(self) -> None:
+        """Raises ``UnavailableError``: it has answered nothing of what it was sent, for too long or as the camera has
+        moved."""
+        silent_s = time.monotonic() - self._unanswered_s
+        if silent_s >= STALL_S:
+            raise UnavailableError(f"{self._who} has acknowledged nothing for {STALL_S:g} s")
+        try:
+            moved = silent_s >= MOVED_S and await self._moved()
+        except UnavailableError:
+            # Asked again soon.
+            return
+        if moved:
+            raise UnavailableError(f"{self._who} is another one by now")
+
     async def _tell_newest(self) -> None:
-        newest, self._unacknowledged = self._newest, 0
+        newest, self._untold = self._newest, 0
         self._news.clear()
         self._pressing.clear()
         # A promise once made is never taken back.

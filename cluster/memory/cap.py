@@ -8,11 +8,12 @@ from cluster.memory.memory_counts import MemoryCounts
 from cluster.memory.tiers.stack import TierStack
 from cluster.memory.writer import StoredBlocks
 from cluster.types import MemorySpec
+from cluster.types.cameras import WAITING
 
 log = logging.getLogger(__name__)
 
-# Divisors of the cap: share of waiting frames, and of a saved window.
-WAITING, WINDOW = 8, 8
+# Divisor of the cap: share of a saved window.
+WINDOW = 8
 # Usable share of the lowest tier.
 _ROUNDING = 0.95
 

@@ -21,11 +21,6 @@ _LEAST_SPREAD, _LEAST_SHARE = 0.5, 1e-3
 _LEAST_SCALE = 2.0**-14
 
 
-def quantised_bytes(width: int) -> int:
-    """Bytes of one token's key or value of so many channels."""
-    return width + _SCALE_BYTES
-
-
 def measure_channels(key: Tensor, value: Tensor) -> Tensor:
     """``key``, ``value`` ``[n, D]``, ``n`` at least 1 -> ``[2, 2, D]`` float32 on the CPU: centre and spread of the
     channels of either, by tokens that are finite: one that is not would make all that come later so."""

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from cluster.errors import UnavailableError
-from cluster.memory.cap import WAITING
 from cluster.memory.compress import Compressor
 from cluster.memory.eviction import Heads, delete_expired, evict, join_frames, not_deleted
 from cluster.memory.head_memory import HeadChange, HeadMemory, KVChunk, LayerKV, MemoryShape, MemoryView
@@ -27,6 +26,7 @@ from cluster.memory.tiered_heads import INDEX, TieredHeads
 from cluster.memory.tiers.stack import TierStack
 from cluster.registry import compressors, organisers
 from cluster.types import MemorySpec, MemoryStatus
+from cluster.types.cameras import WAITING
 
 log = logging.getLogger(__name__)
 

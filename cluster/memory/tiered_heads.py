@@ -36,7 +36,7 @@ from cluster.memory.manifest import (
     load_parts,
 )
 from cluster.memory.organise.mosaic import VisualPartitions
-from cluster.memory.quantise import dequantise, measure_channels, quantise, quantised_bytes
+from cluster.memory.quantise import dequantise, measure_channels, quantise
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
@@ -125,10 +125,9 @@ class TieredHeads(CappedMemory):
 
     @property
     def token_bytes(self) -> int:
-        """Stored bytes of one token of one head: key, value, frame and cell."""
+        """:meth:`MemorySpec.token_bytes` of this model."""
         assert self.shape is not None
-        width, quantised = self.shape.width, self.spec.kv_dtype == "int8"
-        return 2 * (quantised_bytes(width) if quantised else width * self.shape.dtype.itemsize) + 8
+        return self.spec.token_bytes(self.shape.width, self.shape.dtype.itemsize)
 
     # -- blocks -----------------------------------------------------------------------------------
     def drop_lost_clusters(self, layer: int, h: int, uids: Sequence[int]) -> bool:

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from cluster.errors import ModelError, first_line
-from cluster.models.presets import PRESETS
+from cluster.models.presets import PRESETS, PUBLISHED, SHAPES
 from cluster.registry import families
 
 # Trained models that come with this package: name -> folder of the checkpoint.
@@ -38,12 +39,37 @@ def cached_config(hub_id: str) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
+@cache
+def key_heads(name: str) -> tuple[int, int] | None:
+    """Key heads of all layers of a model, and their width; ``None``: this machine has no ``config.json`` of it, or one
+    that leaves them to the library."""
+    name = PUBLISHED.get(name, name)
+    try:
+        if shape := SHAPES.get(name) or PRESETS.get(name):
+            text: Mapping[str, Any] = shape.text
+        else:
+            folder = Path(locate(name)).expanduser()
+            config = folder / "config.json" if folder.is_dir() else cached_config(name)
+            body = _read(name, config or folder)[0]
+            text = body.get("text_config", body)
+        heads = text["num_attention_heads"]
+        width = text.get("head_dim") or text["hidden_size"] // heads
+        return text["num_hidden_layers"] * text.get("num_key_value_heads", heads), width
+    except (ModelError, KeyError):
+        return None
+
+
 def check_model(name: str, *, quantised: bool = False) -> None:
     """Check that ``name`` is a preset, a bundled model, or has a ``config.json`` of a known family; ``ModelError`` with
     one sentence otherwise. Looks at the file system, and at the hub for a hub id; weights are neither read nor
     fetched. ``quantised``: whether they may be."""
     if name in PRESETS:
         return
+    if hubs := [hub for hub, shape in PUBLISHED.items() if shape == name]:
+        raise ModelError(
+            f"{name!r} is a shape without weights, for `models show` and benches; name the checkpoint, {hubs[0]}, or "
+            "its folder"
+        )
     folder = Path(locate(name)).expanduser()
     if name in BUNDLED and not (folder / "config.json").is_file():
         raise ModelError(

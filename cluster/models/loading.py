@@ -18,7 +18,7 @@ from cluster.models.base import VisionLanguageModel
 from cluster.models.catalog import BUNDLED, cached_config, check_model, is_hub_id, locate
 from cluster.models.checkpoint import Checkpoint, untrained
 from cluster.models.float8 import check_float8
-from cluster.models.presets import PRESETS, SHAPES, Preset
+from cluster.models.presets import PRESETS, PUBLISHED, SHAPES, Preset
 from cluster.models.settings import FILE, ModelSettings
 from cluster.registry import families
 
@@ -27,19 +27,6 @@ META = torch.device("meta")
 MAX_PIXELS = 448 * 448
 # Of decoder layers, and as families call those of their towers.
 _OF_LAYER = re.compile(r"\.(layers?|blocks)\.\d")
-
-PUBLISHED = {
-    "Qwen/Qwen2-VL-7B-Instruct": "qwen2_vl-7b",
-    "Qwen/Qwen2.5-VL-3B-Instruct": "qwen2_5_vl-3b",
-    "Qwen/Qwen2.5-VL-7B-Instruct": "qwen2_5_vl-7b",
-    "Qwen/Qwen3-VL-4B-Instruct": "qwen3_vl-4b",
-    "Qwen/Qwen3-VL-8B-Instruct": "qwen3_vl-8b",
-    "llava-hf/LLaVA-NeXT-Video-7B-hf": "llava_next_video-7b",
-    "llava-hf/llava-onevision-qwen2-7b-ov-hf": "llava_onevision-7b",
-    "OpenGVLab/InternVL3-8B-hf": "internvl3-8b",
-    "OpenGVLab/InternVL3-14B-hf": "internvl3-14b",
-}
-"""Hub id -> the shape of that checkpoint, which nothing has to be fetched for."""
 
 
 def load_model(

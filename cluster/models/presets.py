@@ -161,3 +161,16 @@ SHAPES: dict[str, Preset] = {
     "internvl3-8b": _preset("internvl", _7B, (1024, 4096, 24, 16, 448), vocab_size=151674),
     "internvl3-14b": _preset("internvl", (5120, 13824, 48, 40, 8), (1024, 4096, 24, 16, 448), vocab_size=151674),
 }
+
+PUBLISHED = {
+    "Qwen/Qwen2-VL-7B-Instruct": "qwen2_vl-7b",
+    "Qwen/Qwen2.5-VL-3B-Instruct": "qwen2_5_vl-3b",
+    "Qwen/Qwen2.5-VL-7B-Instruct": "qwen2_5_vl-7b",
+    "Qwen/Qwen3-VL-4B-Instruct": "qwen3_vl-4b",
+    "Qwen/Qwen3-VL-8B-Instruct": "qwen3_vl-8b",
+    "llava-hf/LLaVA-NeXT-Video-7B-hf": "llava_next_video-7b",
+    "llava-hf/llava-onevision-qwen2-7b-ov-hf": "llava_onevision-7b",
+    "OpenGVLab/InternVL3-8B-hf": "internvl3-8b",
+    "OpenGVLab/InternVL3-14B-hf": "internvl3-14b",
+}
+"""Hub id -> the shape of that checkpoint, which nothing has to be fetched for."""

@@ -6,6 +6,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from cluster.config import SightlineConfig
+from cluster.config.root import every_camera
 from cluster.control.costs import CostModel, WindowWork, load, names
 from cluster.errors import ConfigError
 from cluster.hosts import usable_cores
@@ -49,7 +50,7 @@ def make_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: Tier
     from cluster.engine.native.engine import NativeEngine
     from cluster.memory.bank import MemoryBank
 
-    bank = MemoryBank(tiers, default=config.memory.spec())
+    bank = MemoryBank(tiers, default=every_camera(config).memory.spec())
     settings = config.model
     if config.engine == "vllm":
         return make_vllm_engine(config, model, tiers), bank
@@ -62,7 +63,7 @@ def make_engine(config: SightlineConfig, model: VisionLanguageModel, tiers: Tier
         kv_bytes=settings.kv_bytes,
         host_kv_bytes=settings.host_kv_bytes,
         idle_kv_share=settings.idle_kv_share,
-        index_bytes=config.tiers.device_bytes,
+        waiting_bytes=config.tiers.device_bytes,
     )
     return engine, bank
 
@@ -122,4 +123,4 @@ def make_simulated(config: SightlineConfig, tiers: TierStack, instance: str) -> 
         # A seed per replica, so that answers and variation are independent.
         seed=zlib.crc32(f"{settings.seed}:{instance}".encode()),
     )
-    return engine, MemoryBank(tiers, default=config.memory.spec())
+    return engine, MemoryBank(tiers, default=every_camera(config).memory.spec())

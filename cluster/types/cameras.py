@@ -58,9 +58,10 @@ class Question:
     explain: bool = False
 
 
-DEVICE_SHARE = 3 / 8
-"""Share of its cap that a camera's memory takes on the replica's device at most: an eighth of waiting frames, and the
-index, of which the organisers' largest took 0.24 (resv 0.12; 0.33 only ``tokens``, which groups nothing)."""
+WAITING, INDEX = 8, 4
+"""Divisors of a memory's cap: the most that its waiting frames take, on the replica's device, and about what its index
+takes in the host's memory (the organisers' largest took 0.24 of it, resv 0.12; 0.33 only ``tokens``, which groups
+nothing)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,11 @@ class MemorySpec:
     frame_retrieval: str | None = None
     frame_retrieval_options: Mapping[str, Any] = field(default_factory=dict)
     life: str = ""
+
+    def token_bytes(self, width: int, itemsize: int) -> int:
+        """Stored bytes of one token of one head: key and value (int8 with a scale of two bytes each), frame and cell.
+        ``width``, ``itemsize``: of the model's keys."""
+        return 2 * (width + 2 if self.kv_dtype == "int8" else width * itemsize) + 8
 
 
 IDLE_SPREAD = 1 / 3

@@ -23,7 +23,7 @@ class DecoderInfo:
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
     """A replica that is ready. ``instance`` is new with every start; the directory names it. ``window_tokens``,
-    ``index_bytes``: what it can hold (:class:`~cluster.control.admission.Holding`)."""
+    ``waiting_bytes``: what it can hold (:class:`~cluster.control.admission.Holding`)."""
 
     instance: str
     address: str
@@ -31,7 +31,7 @@ class ReplicaInfo:
     pid: int
     geometry: PatchGeometry
     window_tokens: float = math.inf
-    index_bytes: float = math.inf
+    waiting_bytes: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,13 @@ RECENT_S = 60.0
 
 AT_ONCE = 200
 """Of what there may be thousands, so many are done before others have their turn."""
+REST, MOST_REST_S = 4.0, 10.0
+
+
+def rest_s(poll_s: float, took_s: float) -> float:
+    """Pause before the next look at all cameras: longer after one that took long, as of many thousand cameras, since it
+    costs the controller as much; but what is new must not wait for the controller's worst answer many times over."""
+    return max(poll_s, min(MOST_REST_S, REST * took_s))
 
 
 async def giving_way(items: Iterable[T]) -> AsyncIterator[T]:

@@ -193,10 +193,11 @@ class RpcServer:
         tls: TlsFiles | PeerTls | None = None,
         max_connections: int | None = None,
     ) -> None:
-        files = tls.files if isinstance(tls, PeerTls) else tls
+        files, peer = (tls.files, tls.name) if isinstance(tls, PeerTls) else (tls, None)
         self._tls = None if files is None else server_credentials(files)
+        explaining = Explaining(peer=peer)
         self._server = grpc.aio.server(
-            interceptors=[Explaining()] if guard is None else [Explaining(), guard],
+            interceptors=[explaining] if guard is None else [explaining, guard],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
                 # Lists of a fleet's cameras are larger than what strangers may send.

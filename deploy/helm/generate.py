@@ -23,7 +23,7 @@ BEGIN, END = "<!-- values: begin -->", "<!-- values: end -->"
 
 OWNED = {
     "model": ["device"],
-    "gateway": ["host", "port", "metrics_port"],
+    "gateway": ["host", "port", "http_port"],
     "security": [
         *("tokens_file", "tls", "internal_tls", "memory_key_file", "allow_unauthenticated", "allow_plain_inside"),
     ],

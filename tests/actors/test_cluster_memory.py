@@ -26,7 +26,7 @@ def cluster(clip, tmp_path_factory):
         None,
         {
             "model": {"name": "tiny-qwen2_5_vl", "threads": 1},
-            "gateway": {"port": 0, "metrics_port": 0},
+            "gateway": {"port": 0, "http_port": 0},
             "sampling": {"anchor_interval_s": 4},
             "window": {"length_s": 4, "stride_s": 2, "static_gate": False},
             "memory": {"block_frames": 4},

@@ -44,7 +44,7 @@ def cluster(tmp_path_factory):
             "model": {"name": "demo", "threads": 1},
             "memory": {"enabled": False},
             "simulated": {"costs": str(folder / "slow.json")},
-            "gateway": {"port": 0, "metrics_port": 0},
+            "gateway": {"port": 0, "http_port": 0},
             "sampling": {"anchor_interval_s": 4},
             "window": {"length_s": 8, "stride_s": 1, "static_gate": False},
             "questions": [{"id": "person", "text": "Is there a person?"}],

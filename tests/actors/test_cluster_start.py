@@ -37,7 +37,7 @@ def refused(config: SightlineConfig, kind: type[ConfigError], reason: str) -> No
     assert ray_processes() == []
 
 
-@pytest.mark.parametrize("key", ["port", "metrics_port"])
+@pytest.mark.parametrize("key", ["port", "http_port"])
 def test_port_in_use(key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -103,6 +103,35 @@ async def test_a_hung_disk_of_clips_holds_up_no_health_check(config, tmp_path, m
         await alerting.stop()
 
 
+@pytest.mark.parametrize(("took_s", "pause_s"), [(0.01, 1.0), (2.0, 8.0), (7.5, 10.0)])
+async def test_a_controller_that_answers_late_keeps_no_camera_from_alerting_for_long(monkeypatch, took_s, pause_s):
+    """After a restart it takes up to 7 s: for half a minute no alert came of a camera that was added, and none of one
+    that was offline. A look takes a fifth of the time, but none is later than 10 s after the one before."""
+    now_s, pauses = [100.0], []
+
+    async def camera_states(_version):
+        now_s[0] += took_s
+        return CameraStates(1, (), (), {})
+
+    async def update_cameras(_watched):
+        pass
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(actors.alerting, "REMOTE_CONTROLLER", SimpleNamespace(camera_states=camera_states))
+    monkeypatch.setattr(actors.alerting, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(actors.alerting, "asyncio", SimpleNamespace(sleep=sleep))
+    alerting = object.__new__(Alerting)
+    alerting._service = SimpleNamespace(version=0, update_cameras=update_cameras)
+    alerting._extend_lookback = lambda _: None
+    alerting._cameras_known = alerting._lives_changed = asyncio.Event()
+    with pytest.raises(asyncio.CancelledError):
+        await alerting._watch_cameras()
+    assert pauses == [pytest.approx(pause_s)]
+
+
 async def test_what_a_late_clip_shows_is_deleted_by_its_age(config, monkeypatch) -> None:
     window = config.window.model_copy(update={"length_s": 100.0, "stride_s": 50.0})
     controller = Controller(config.model_copy(update={"window": window}))

@@ -26,19 +26,19 @@ def test_a_port_that_is_chosen_is_never_the_one_that_is_named(monkeypatch):
     """Of the thousands that may be chosen one is the page's own."""
     chosen = iter([[23_456], [23_457]])
     monkeypatch.setattr("random.sample", lambda *_: next(chosen))
-    named = {"model": {"name": "tiny-qwen2_5_vl"}, "gateway": {"port": 0, "metrics_port": 23_456}}
+    named = {"model": {"name": "tiny-qwen2_5_vl"}, "gateway": {"port": 0, "http_port": 23_456}}
     gateway = preflight(load_config(None, named)).gateway
-    assert (gateway.port, gateway.metrics_port) == (23_457, 23_456)
+    assert (gateway.port, gateway.http_port) == (23_457, 23_456)
 
 
 def test_several_gateways_on_one_machine_take_ports_of_their_own():
     cluster = {"gateways": 2, "placement": {"gateway": "gate"}}
-    free = {"port": 0, "metrics_port": 0}
+    free = {"port": 0, "http_port": 0}
     named = {"model": {"name": "tiny-qwen2_5_vl"}, "cluster": cluster}
     with pytest.raises(ConfigError, match="2 gateways on this machine cannot have the same ports"):
         preflight(load_config(None, named | {"gateway": {"port": 0}}))
     found = preflight(load_config(None, named | {"gateway": free}))
-    assert (found.gateway.port, found.gateway.metrics_port) == (0, 0), "one number would be for all of them"
+    assert (found.gateway.port, found.gateway.http_port) == (0, 0), "one number would be for all of them"
 
 
 def test_a_sink_whose_library_is_not_installed_is_said_before_anything_starts(monkeypatch):
@@ -84,7 +84,7 @@ def test_what_is_made_is_for_its_owner_alone_but_for_logs(tmp_path, key: str, mo
 
 def test_gpus_that_this_machine_lacks_are_said_before_anything_starts(monkeypatch):
     """Ray would wait for them for ever, as on a cluster to which a node may come."""
-    tiny, free = {"name": "tiny-qwen2_5_vl"}, {"port": 0, "metrics_port": 0}
+    tiny, free = {"name": "tiny-qwen2_5_vl"}, {"port": 0, "http_port": 0}
 
     def config(device, replicas=1, **more):
         given = {"model": tiny | {"device": device}, "cluster": {"replicas": replicas}, "gateway": free}

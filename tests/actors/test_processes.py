@@ -104,7 +104,7 @@ def test_more_decoders_restart_none() -> None:
 
 
 def test_more_gateways_restart_nobody_and_each_has_a_name_and_a_node_of_its_own() -> None:
-    alone = {"gateway": {"port": 0, "metrics_port": 0}}
+    alone = {"gateway": {"port": 0, "http_port": 0}}
     before, after = digests(**alone), digests(**alone, cluster={"gateways": 3})
     assert after.keys() - before.keys() == {"gateway-1", "gateway-2"}
     assert {name for name in before if before[name] != after[name]} == set()

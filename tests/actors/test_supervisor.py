@@ -3,16 +3,16 @@
 import asyncio
 import logging
 import threading
+from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import RaySystemError
 
 from actors.supervisor import Supervisor, check_listening
 from cluster.config import load_config
 from cluster.errors import UnavailableError
 
-CONFIG = load_config(
-    None, {"gateway": {"port": 0, "metrics_port": 0}, "cluster": {"gateways": 2, "start_timeout_s": 7}}
-)
+CONFIG = load_config(None, {"gateway": {"port": 0, "http_port": 0}, "cluster": {"gateways": 2, "start_timeout_s": 7}})
 
 
 @pytest.mark.parametrize("listening", [(), ("alerting",), ("gateway", "gateway-1")])
@@ -46,6 +46,27 @@ async def test_whatever_a_pass_fails_of_the_next_one_is_made(monkeypatch, caplog
     finally:
         supervising.cancel()
     assert "could not reconcile the processes" in caplog.text
+
+
+async def test_a_start_waits_for_rays_head_as_it_does_for_a_process(monkeypatch) -> None:
+    """The head may restart while the cluster starts: the deployment failed, and its processes were started again."""
+    monkeypatch.setattr("actors.supervisor.POLL_S", 0.04)
+    listens = asyncio.get_running_loop().create_future()
+    listens.set_result(None)
+    handle = SimpleNamespace(ready=SimpleNamespace(remote=lambda: listens))
+    answers = [RaySystemError("the GCS is away"), ValueError("no such actor"), handle]
+
+    def get_actor(*_: object, **__: object) -> object:
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("ray.get_actor", get_actor)
+    supervisor = object.__new__(Supervisor)
+    supervisor._listening = set()
+    await asyncio.wait_for(supervisor._until_listens("gateway"), 5.0)
+    assert supervisor._listening == {"gateway"}
+    assert not answers
 
 
 async def test_the_pass_that_is_made_at_the_end_starts_nothing_after_it(monkeypatch) -> None:

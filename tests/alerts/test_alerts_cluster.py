@@ -50,7 +50,7 @@ def running(tmp_path_factory, receiver):
         None,
         {
             "model": {"name": "tiny-qwen2_5_vl", "threads": 1},
-            "gateway": {"port": 0, "metrics_port": 0},
+            "gateway": {"port": 0, "http_port": 0},
             "sampling": {"anchor_interval_s": 4},
             "window": {"length_s": 4, "stride_s": 2, "static_gate": False},
             # The model is a random one: a threshold that every score passes stands for "it happens".

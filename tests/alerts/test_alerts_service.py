@@ -151,6 +151,17 @@ async def test_a_camera_of_long_strides_is_not_silent_between_two_answers(tmp_pa
         assert [each.subject for each in service.open_incidents()] == ["person"]
 
 
+async def test_answers_of_a_removed_camera_that_are_still_under_way_open_nothing(tmp_path, make):
+    """Only settings that changed are told: a camera is gone where it has no status any more."""
+    config = configuration(None, consecutive=1)
+    async with running(config, tmp_path) as service:
+        gate = camera_settings(config, "gate")
+        await service.update_cameras(CameraStates(1, (gate,), (make.status(),), {}))
+        await service.update_cameras(CameraStates(2, (), (), {}))
+        service.accept_answer(make.answer(0, 0.9))
+        assert service.open_incidents() == []
+
+
 @pytest.mark.parametrize("step_s", [86_400.0, -86_400.0])
 async def test_a_mute_lasts_as_long_whichever_way_the_clock_is_set(tmp_path, monkeypatch, step_s):
     clocks = Clocks()

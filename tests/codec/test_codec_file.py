@@ -205,13 +205,22 @@ def test_a_file_cut_in_its_middle_gives_what_is_there_and_then_says_so(
     assert 10 < len(packets) < 70
 
 
-@pytest.mark.parametrize("suffix", ["mkv", "ts", "mp4"])
+@pytest.mark.parametrize("first", ["pictures", "sound"])
+@pytest.mark.parametrize(
+    ("suffix", "options"),
+    [("mkv", {}), ("ts", {}), ("mp4", {}), ("mp4", {"movflags": "frag_keyframe+empty_moov"})],
+    ids=["mkv", "ts", "mp4", "fragments"],
+)
 def test_sound_that_is_longer_than_the_pictures_does_not_make_them_truncated(
-    clips: dict[str, Path], tmp_path: Path, suffix: str
+    clips: dict[str, Path], tmp_path: Path, suffix: str, options: dict[str, str], first: str
 ) -> None:
     path = tmp_path / f"long.{suffix}"
-    with av.open(str(clips["b_frames"])) as given, av.open(str(path), "w") as made:
-        pictures, sound = made.add_stream_from_template(given.streams.video[0]), made.add_stream("aac", rate=8000)
+    with av.open(str(clips["b_frames"])) as given, av.open(str(path), "w", options=options) as made:
+        if first == "sound":
+            sound = made.add_stream("aac", rate=8000)
+        pictures = made.add_stream_from_template(given.streams.video[0])
+        if first == "pictures":
+            sound = made.add_stream("aac", rate=8000)
         for packet in given.demux(video=0):
             if packet.size:
                 packet.stream = pictures
@@ -283,20 +292,35 @@ def test_samples_are_at_the_pictures_own_times(clips: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("degrees", [0, 90])
-def test_a_file_whose_pictures_are_to_be_turned_is_told_of_once(tmp_path: Path, caplog, degrees: int) -> None:
+@pytest.mark.parametrize(
+    ("codec", "suffix"),
+    [
+        ("libx264", "mp4"),
+        ("libx265", "mov"),
+        ("libsvtav1", "mp4"),
+        ("libvpx-vp9", "mp4"),
+        ("mjpeg", "mp4"),
+        ("qtrle", "mov"),
+    ],
+)
+def test_a_file_whose_pictures_are_to_be_turned_is_told_of_once(
+    tmp_path: Path, caplog, codec: str, suffix: str, degrees: int
+) -> None:
     """They lay on their side, and nobody was told."""
-    upright = encode(tmp_path / "upright.mp4", walk(10))
-    with av.open(str(upright)) as read, av.open(str(tmp_path / "clip.mp4"), "w") as written:
-        stream = written.add_stream_from_template(read.streams.video[0])
+    form = {"mjpeg": "yuvj420p", "qtrle": "rgb24"}.get(codec, "yuv420p")
+    upright = encode(tmp_path / f"upright.{suffix}", walk(10), codec, format=form)
+    clip = tmp_path / f"clip.{suffix}"
+    with av.open(str(upright)) as read, av.open(str(clip), "w") as written:
+        stream = written.add_stream_from_template(read.streams.video[0], opaque=True)
         if degrees:
             stream.set_display_rotation(degrees)
         for packet in read.demux(video=0):
             if packet.size:
                 packet.stream = stream
                 written.mux(packet)
-    source = FileSource(tmp_path / "clip.mp4")
+    source = FileSource(clip)
     source.open()
-    assert len(list(source.packets())) == 10
+    assert list(source.packets())
     assert caplog.text.count("is to be turned by 90 degrees") == bool(degrees)
 
 

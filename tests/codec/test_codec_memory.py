@@ -178,9 +178,9 @@ def test_a_refused_decoder_holds_nothing() -> None:
     with pytest.raises(PicturesTooLargeError):
         all(decoder.decode(data, index, index) is not None for index, data in late)
     memory = decoder._memory
-    assert len(memory._live) == 10
+    assert len(memory.live) == 10
     del decoder
-    assert len(memory._live) == 0
+    assert len(memory.live) == 0
 
 
 def test_pictures_that_are_shown_are_no_longer_the_decoders() -> None:

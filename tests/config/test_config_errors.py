@@ -89,15 +89,15 @@ WRONG = {
     "gateways on one machine": (
         "cluster: {gateways: 2}",
         "1: cluster.gateways: 2 gateways on the same ports need a node each; name in cluster.placement.gateway a Ray "
-        "resource of which each such node offers 1, or set gateway.port and gateway.metrics_port to 0",
+        "resource of which each such node offers 1, or set gateway.port and gateway.http_port to 0",
     ),
     "one port for two": (
-        "gateway: {port: 99, metrics_port: 99}",
-        "1: gateway.metrics_port: must differ from port, both are 99",
+        "gateway: {port: 99, http_port: 99}",
+        "1: gateway.http_port: must differ from port, both are 99",
     ),
     "a port that other processes take": (
         "cluster: {metrics_port: 9460}",
-        "gateway.metrics_port: must not be of 9460 to 9475, which other processes take from cluster.metrics_port on",
+        "gateway.http_port: must not be of 9460 to 9475, which other processes take from cluster.metrics_port on",
     ),
     "a packet that never fits": (
         "gateway: {max_packet_bytes: 60000000}",

@@ -34,7 +34,7 @@ def test_defaults_are_those_of_the_documentation():
     assert (config.sampling.fps, config.sampling.anchor_interval_s) == (2.0, 16.0)
     assert (config.window.length_s, config.window.stride_s, config.window.max_idle_s) == (40, 8, 60)
     assert (config.window.refresh, config.window.static_gate, config.pruning.policy) == ("anchors", True, "replenish")
-    assert (config.gateway.host, config.gateway.port, config.gateway.metrics_port) == ("127.0.0.1", 50051, 9464)
+    assert (config.gateway.host, config.gateway.port, config.gateway.http_port) == ("127.0.0.1", 50051, 9464)
     assert config.gateway.max_packet_bytes == 4 * 2**20
     assert config.cluster.ray_address is None
     assert config.cameras == []

@@ -1,5 +1,6 @@
 """What is remembered, where it lies, and what questions may take: defaults, overrides, and everything that is wrong."""
 
+import json
 import pickle
 import subprocess
 import sys
@@ -41,6 +42,47 @@ def test_sizes_and_lengths_of_time_are_read_as_they_are_written(load):
     assert (spec.cap_bytes, spec.retention_s) == (32 * 2**20, 86400.0)
     assert (config.tiers.host_bytes, config.tiers.redis_ttl_s) == (2 * 2**30, 7 * 86400)
     assert SightlineConfig.model_validate(config.model_dump(exclude_unset=True)) == config
+
+
+def cap_of(model, camera=None, **sections):
+    text = {"model": model, "questions": [{"id": "fire", "text": "Fire?"}], "cameras": [{"name": "a"} | (camera or {})]}
+    return camera_settings(load_config(None, text | sections), "a").stream_spec().memory.cap_bytes
+
+
+@pytest.mark.parametrize(
+    ("model", "mib"),
+    [
+        # Layers x key heads x (2 x (width + 2 of a scale) + 8 of frame and cell), of 6,144 tokens, in whole MiB.
+        ({"name": "Qwen/Qwen2.5-VL-7B-Instruct"}, -(-6144 * 28 * 4 * 268 // 2**20)),
+        ({"name": "Qwen/Qwen3-VL-8B-Instruct"}, -(-6144 * 36 * 8 * 268 // 2**20)),
+        # More than a replica's host memory: the tier's size.
+        ({"name": "llava-hf/LLaVA-NeXT-Video-7B-hf"}, 1024),
+        ({"name": "demo"}, 64),
+        ({"name": "tiny-qwen2_5_vl"}, 64),
+        ({"name": "/nowhere"}, 64),
+    ],
+)
+def test_the_default_cap_is_two_windows_of_the_model(model, mib):
+    assert cap_of(model) == mib * 2**20
+
+
+def test_a_default_cap_follows_what_is_configured(tmp_path):
+    seven = {"name": "Qwen/Qwen2.5-VL-7B-Instruct"}
+    assert cap_of(seven, {"memory": {"retention": "7d"}}) == 176 * 2**20
+    assert cap_of(seven, {"memory": {"cap": None}}, memory={"cap": "1MiB"}) == 176 * 2**20
+    assert cap_of(seven, memory={"cap": "1MiB"}) == 2**20
+    assert cap_of(seven, tiers={"camera_bytes": "100MiB"}) == 100 * 2**20
+    # Keys and values of two bytes a number, or four.
+    stored = [-(-6144 * 28 * 4 * (2 * 128 * width + 8) // 2**20) * 2**20 for width in (2, 4)]
+    for dtype, cap in zip(("bfloat16", "float32"), stored, strict=True):
+        assert cap_of(seven | {"dtype": dtype}, memory={"kv_dtype": "model"}, tiers={"host_bytes": "4GiB"}) == cap
+    for name, body in (("nested", {"text_config": {}}), ("flat", {})):
+        folder = tmp_path / name
+        folder.mkdir()
+        shape = {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584}
+        text = dict.fromkeys(body, shape) or shape
+        (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_vl"} | text))
+        assert cap_of({"name": str(folder)}) == 176 * 2**20
 
 
 def test_a_camera_overrides_single_keys_and_another_policy_drops_the_options_of_the_first(load):
@@ -156,8 +198,8 @@ WRONG = {
         "6: cameras[0].memory.cap: must not exceed tiers.node_bytes = 1GiB, not 2GiB",
     ),
     "more than one camera may have": (
-        "tiers: {camera_bytes: 1MiB}",
-        "memory.cap: must not exceed tiers.camera_bytes = 1MiB, not 64MiB",
+        "memory: {cap: 64MiB}\ntiers: {camera_bytes: 1MiB}",
+        "1: memory.cap: must not exceed tiers.camera_bytes = 1MiB, not 64MiB",
     ),
     "a Redis elsewhere and no key": (
         "tiers: {redis_url: 'redis://r'}",

@@ -21,8 +21,8 @@ class Site:
 
     CLOCKS: ClassVar = {"decoder-0": 1000.0, "decoder-1": -7.0, "r1": 50_000.0, "r2": 3.0}
 
-    def __init__(self) -> None:
-        self.directory = Directory(heartbeat_timeout_s=100)
+    def __init__(self, heartbeat_s: float = 1.0) -> None:
+        self.directory = Directory(heartbeat_s=heartbeat_s, heartbeat_timeout_s=100)
         self.settings = camera_settings(
             SightlineConfig(),
             CameraEntry.model_validate(
@@ -90,6 +90,24 @@ def test_whole_strides_until_the_next_replicas_first_frame_are_lost(site, first_
         site.decoder("decoder-1", now_s, first_s, first_s)
         site.replica("r2", now_s, first_s, first_s)
     assert site.lost == windows
+
+
+@pytest.mark.parametrize(("heartbeat_s", "early"), [(1.0, 5), (10.0, 0)])
+def test_what_a_decoder_says_at_its_next_heartbeat_is_not_lost_before(heartbeat_s: float, early: int) -> None:
+    """By hand: 20 to 45 are 12 strides, of which the decoder counts 7 from 30 on. It says so in its next report, which
+    at long heartbeats comes after the replica's."""
+    site = Site(heartbeat_s)
+    site.run(21)
+    site.decoder("decoder-1", 31, 30.0, 30.0)
+    site.replica("r2", 46, 45.0, 45.0)
+    assert site.lost == 0
+    if heartbeat_s == 1.0:
+        site.decoder("decoder-1", 47, 30.0, 45.0, counted=7)
+    site.replica("r2", 50, 45.0, 49.0)
+    assert site.lost == early
+    site.decoder("decoder-1", 51, 30.0, 45.0, counted=7)
+    site.replica("r2", 75, 45.0, 73.0)
+    assert site.lost == 5
 
 
 def test_the_next_replica_may_come_much_later_than_the_decoder_which_counts_until_then(site) -> None:

@@ -130,34 +130,34 @@ def test_a_camera_whose_window_does_not_fit_the_memory_is_refused_with_the_numbe
 def test_a_camera_whose_memory_does_not_fit_the_devices_is_refused_with_the_number() -> None:
     made = fleet(0)
     for number in range(2):
-        made.join(f"r{number}", index_bytes=5 * 2**20)
+        made.join(f"r{number}", waiting_bytes=5 * 2**20)
     # Of 3 MiB each: three fit ten, in whole.
-    verdicts = [made.admit(demand(f"c{n}", index_bytes=3 * 2**20), 0.0) for n in range(4)]
+    verdicts = [made.admit(demand(f"c{n}", waiting_bytes=3 * 2**20), 0.0) for n in range(4)]
     assert [told.verdict for told in verdicts] == ["accepted"] * 3 + ["refused"]
     assert "10.0 MiB, and with the 3.0 MiB of this camera 2.0 MiB are too many" in verdicts[3].reason
     assert verdicts[3].missing_streams == pytest.approx(2 / 3)
     assert made.admit(demand("forgetful"), 0.0).verdict == "accepted", "one without a memory takes none"
     made.remove("c0")
-    assert made.admit(demand("late", index_bytes=3 * 2**20), 0.0).verdict == "accepted"
+    assert made.admit(demand("late", waiting_bytes=3 * 2**20), 0.0).verdict == "accepted"
 
 
 def test_bytes_are_refused_where_seconds_are_not_known() -> None:
     made = fleet(1, timed=False)
     assert all(made.admit(demand(f"c{n}"), 0.0).verdict != "refused" for n in range(30))
     made = fleet(0, timed=False)
-    assert made.admit(demand("early", index_bytes=2**20), 0.0).verdict == "accepted", "nobody is there to be full"
-    made.join("r0", index_bytes=2**20)
-    assert made.admit(demand("late", index_bytes=2**20), 0.0).verdict == "refused"
+    assert made.admit(demand("early", waiting_bytes=2**20), 0.0).verdict == "accepted", "nobody is there to be full"
+    made.join("r0", waiting_bytes=2**20)
+    assert made.admit(demand("late", waiting_bytes=2**20), 0.0).verdict == "refused"
 
 
 def test_placement_spreads_what_is_scarce() -> None:
     """Cameras of equal seconds, of which every fourth has a large memory: each replica gets its share of these."""
     made = fleet(0)
     for number in range(4):
-        made.join(f"r{number}", index_bytes=100 * 2**20)
+        made.join(f"r{number}", waiting_bytes=100 * 2**20)
     for number in range(32):
         own = 18 * 2**20 if number % 4 == 0 else 0
-        made.admit(demand(f"c{number}", stride_s=10.0, index_bytes=own), 0.0)
+        made.admit(demand(f"c{number}", stride_s=10.0, waiting_bytes=own), 0.0)
     owners = [made.plan(f"c{n}").owner for n in range(0, 32, 4)]
     assert sorted(owners) == sorted(2 * made.replicas)
 

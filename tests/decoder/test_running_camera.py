@@ -16,7 +16,7 @@ from cluster.codec import FileSource
 from cluster.config.camera import ScheduleConfig
 from cluster.control.ladder import FULL, Rung
 from cluster.decoder.pipeline import stream_spec_at
-from cluster.errors import CapacityError, NotReadyError, UnavailableError
+from cluster.errors import CapacityError, NotReadyError, SourceError, UnavailableError
 from cluster.types import MICROSECONDS, FrameSample, Question, StreamSpec
 from cluster.types.cameras import NOT_ASKED
 
@@ -457,6 +457,42 @@ def test_an_agent_that_did_not_hear_that_its_end_was_taken_hears_it_when_it_come
         bench.loop.run(again.offer(ingest_pb2.PacketBatch()), WAIT_S)
     assert bench.loop.run(camera.sink.open(header, "another"), WAIT_S).next_sequence == 0
     assert not camera.ended
+
+
+def test_an_agent_whose_camera_ended_by_an_error_goes_on_with_its_session(bench, keeper, monkeypatch) -> None:
+    """It was told that its session has ended, for which an agent gives up, and nobody was left who pushes."""
+
+    def fail(*_: object) -> None:
+        raise SourceError("this profile cannot be decoded", retryable=False)
+
+    monkeypatch.setattr(bench.camera._pipeline._processor, "feed", fail)
+    bench.push(1)
+    until(lambda: bench.camera.ended, "its end")
+    assert bench.camera.report().reason == "this profile cannot be decoded"
+    bench.loop.run(bench.camera.sink.open(bench._header, "session"), WAIT_S)
+    assert not bench.camera.ended
+    bench.push(8)
+    until(lambda: keeper.frames, "frames again")
+
+
+def test_a_camera_that_is_stopped_while_an_agent_opens_it_again_does_not_run(bench, keeper, monkeypatch) -> None:
+    """Its thread would live as long as the process, and its window at the replica of whoever has it now."""
+    bench.push(8)
+    bench.loop.run(bench.camera.sink.end(), WAIT_S)
+    until(lambda: bench.camera.ended, "its end")
+    specs, end_windows = len(keeper.specs), bench.camera._end_windows
+
+    def stopped_meanwhile() -> None:
+        end_windows()
+        stopping = threading.Thread(target=bench.camera.stop, args=(WAIT_S,))
+        stopping.start()
+        stopping.join(WAIT_S)
+
+    monkeypatch.setattr(bench.camera, "_end_windows", stopped_meanwhile)
+    with pytest.raises(UnavailableError, match="no longer runs here"):
+        bench.loop.run(bench.camera.sink.open(bench._header, "another"), WAIT_S)
+    until(lambda: bench.camera.ended, "the end of what was begun")
+    assert len(keeper.specs) == specs
 
 
 @pytest.mark.parametrize("session", ["again", "another"])

@@ -8,7 +8,20 @@ import uuid
 from typing import Any
 
 import pytest
-from chart_parts import PLAIN_INSIDE, VARIANTS, of_kind, pods, rendered, serve_config, validate
+import yaml
+from chart_parts import (
+    CARDS,
+    PLAIN_INSIDE,
+    PRESETS,
+    VARIANTS,
+    notes,
+    of_kind,
+    pods,
+    rendered,
+    serve_config,
+    template,
+    validate,
+)
 
 from actors.startup import show_replica
 from cluster.kubernetes.hooks import HOOKS
@@ -53,7 +66,7 @@ def test_everything_has_limits_and_probes(variant: str) -> None:
 @ANY_VARIANT
 def test_secrets_are_only_referred_to(variant: str) -> None:
     objects = rendered(variant)
-    assert len(of_kind(objects, "Secret")) == {"default": 3, "minimal": 3}.get(variant, 0)
+    assert len(of_kind(objects, "Secret")) == {"default": 3, "minimal": 4}.get(variant, 0)
     for _, _, container in containers(variant):
         for each in container["env"]:
             named = any(word in each["name"] for word in ("PASSWORD", "TOKEN", "KEY"))
@@ -144,6 +157,15 @@ def test_the_service_leads_to_every_gateway_and_nowhere_else() -> None:
         assert led - {"gateway"} == wanted - {"gateway"}
         assert ("gateway" in led) == ("gateway" in wanted)
         assert ("app.kubernetes.io/component" in dict(chosen)) == (wanted == {"control"})
+
+
+def test_the_gateway_sees_who_calls_from_outside() -> None:
+    """Its limits are by address, and the audit log names it: by default Kubernetes puts a node's in its place."""
+    for settings, wanted in ((), "Local"), (("gateway.service.externalTrafficPolicy=Cluster",), "Cluster"):
+        services = of_kind(rendered("city", *settings), "Service")
+        [spec] = [each["spec"] for each in services if each["metadata"]["name"] == "sightline-gateway"]
+        assert (spec["type"], spec["externalTrafficPolicy"]) == ("LoadBalancer", wanted)
+    assert "externalTrafficPolicy" not in str(of_kind(rendered("default"), "Service")), "Kubernetes refuses it there"
 
 
 def test_an_audit_log_with_a_retention_has_the_same_room_at_every_gateway() -> None:
@@ -281,6 +303,19 @@ def test_pods_run_on_the_nodes_that_their_values_name(key: str, name: str) -> No
         assert (found == [{"zone": "a"}, [{"operator": "Exists"}], "high"]) == (component == name)
     for each in of_kind(objects, "StatefulSet"):
         validate(each)
+
+
+def test_a_lost_head_restarts_no_model_that_is_large() -> None:
+    """Nothing is answered for the minutes that it takes to load; the trial without a GPU has no Redis."""
+    for preset in (*PRESETS, *(f"minimal+{card}" for card in CARDS)):
+        done = template(preset)
+        assert done.returncode == 0, done.stderr
+        [service] = of_kind([each for each in yaml.safe_load_all(done.stdout) if each], "RayService")
+        assert ("gcsFaultToleranceOptions" in service["spec"]["rayClusterConfig"]) == (preset is not None), preset
+    assert "When the head pod is lost, every pod restarts" in notes(None)
+    kept = notes("minimal")
+    assert "Past ten minutes every pod restarts" in kept
+    assert "gcsRedis.enabled keeps" not in kept
 
 
 def test_a_redis_of_ones_own_keeps_rays_tables() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chart_parts import CHART, OPEN, PLAIN_INSIDE, serve_config, template
+from chart_parts import CHART, OPEN, PLAIN, PLAIN_INSIDE, serve_config, template
 
 TOKENS = "gateway.tokens.secretName=t"
 OIDC = (
@@ -40,6 +40,8 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("settings", "reason"),
     [
         ((OPEN, TOKENS), "contradict each other"),
+        ((PLAIN, "gateway.tls.secretName=t"), "gateway.allowPlaintext contradict each other"),
+        ((PLAIN_INSIDE, "internalTls.secretName=t"), "internalTls.allowPlain contradict each other"),
         ((OPEN, *OIDC), "gateway.allowUnauthenticated nobody: leave one out"),
         (("gateway.tls.clientCertificates=true",), "needs gateway.tls.secret"),
         (("gateway.httpPort=50051",), "are both 50051"),

@@ -1,11 +1,13 @@
 """An installation without values: what it makes for itself is what Sightline takes, and opens nothing."""
 
 import base64
+import datetime
+import re
 import shutil
 
 import pytest
 import yaml
-from chart_parts import CHART, of_kind, pods, rendered, serve_config, template
+from chart_parts import CHART, notes, of_kind, pods, rendered, serve_config, template
 from cryptography import x509
 
 from cluster.config.load import load_tree
@@ -79,7 +81,71 @@ def test_certificates_are_for_their_hosts_and_signed_by_their_authority(tmp_path
     certificate = x509.load_pem_x509_certificate(made["tls.crt"])
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert hosts <= set(names.get_values_for_type(x509.DNSName))
-    certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(made["ca.crt"]))
+    authority = x509.load_pem_x509_certificate(made["ca.crt"])
+    certificate.verify_directly_issued_by(authority)
+    for each in (certificate, authority):
+        assert each.not_valid_after_utc - each.not_valid_before_utc <= datetime.timedelta(days=366)
+    assert ("metrics.crt" in made) == (name == "sightline-internal-tls")
+    if "metrics.crt" in made:
+        metrics = x509.load_pem_x509_certificate(made["metrics.crt"])
+        metrics.verify_directly_issued_by(authority)
+        names = metrics.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        # Not for the processes' name: whoever has it is none of them (tests/wire/test_rpc_tls_inside.py).
+        assert names.get_values_for_type(x509.DNSName) == ["prometheus"]
+    assert "end a year after their Secret was" in notes(None)
+
+
+HOURS = re.compile(r"(\d+)h")
+
+
+def test_cert_manager_renews_what_nobody_names(tmp_path) -> None:
+    objects = rendered("city", "monitoring.podMonitor.pods=true")
+    asked = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "Certificate")}
+    assert asked.keys() == {f"sightline-{name}" for name in ("authority", "tls", "internal-tls", "metrics-tls")}
+    assert {each["metadata"]["name"] for each in of_kind(objects, "Secret")} == set()
+    assert "end a year" not in notes("city")
+    issuers = {each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "Issuer")}
+    lifetimes = {}
+    for name, spec in asked.items():
+        assert spec["secretName"] == name
+        life, before = (int(HOURS.fullmatch(spec[key])[1]) for key in ("duration", "renewBefore"))
+        assert 0 < before < life <= 366 * 24, name
+        lifetimes[name] = life, before
+        assert spec["issuerRef"]["name"] in issuers
+    # The authority outlives what it signs, and goes on with its key: no process is without trust during a renewal.
+    assert lifetimes["sightline-authority"][1] >= max(
+        life for name, (life, _) in lifetimes.items() if name != "sightline-authority"
+    )
+    assert asked["sightline-authority"]["privateKey"]["rotationPolicy"] == "Never"
+    assert issuers["sightline-authority"] == {"ca": {"secretName": "sightline-authority"}}
+    assert asked["sightline-internal-tls"]["dnsNames"] == ["sightline"]
+    assert {"server auth", "client auth"} <= set(asked["sightline-internal-tls"]["usages"])
+    assert "sightline" not in asked["sightline-metrics-tls"]["dnsNames"]
+    mounted = {volume["secret"]["secretName"] for pod in pods(objects).values() for volume in secret_volumes(pod)}
+    assert {"sightline-tls", "sightline-internal-tls"} <= mounted
+    assert not mounted & {"sightline-authority", "sightline-metrics-tls"}
+
+
+def secret_volumes(pod):
+    return [volume for volume in pod["spec"]["volumes"] if "secret" in volume]
+
+
+def test_cert_manager_leaves_alone_what_is_named() -> None:
+    issuer = ("certManager.issuer.name=public", "certManager.hosts[0]=cctv.city")
+    named = {each["metadata"]["name"]: each["spec"] for each in of_kind(rendered("city", *issuer), "Certificate")}
+    assert named["sightline-tls"]["issuerRef"] == {
+        "name": "public",
+        "kind": "ClusterIssuer",
+        "group": "cert-manager.io",
+    }
+    assert named["sightline-tls"]["dnsNames"] == ["cctv.city"]
+    # Whoever else that issuer signs for must not pass for a process.
+    assert named["sightline-internal-tls"]["issuerRef"]["name"] == "sightline-authority"
+    [monitor] = of_kind(rendered("city", *issuer), "PodMonitor")
+    assert monitor["spec"]["podMetricsEndpoints"][0]["tlsConfig"]["serverName"] == "cctv.city"
+    own = rendered("city", "gateway.tls.secretName=mine", "internalTls.secretName=inner")
+    assert not of_kind(own, "Certificate")
+    assert not of_kind(own, "Issuer")
 
 
 def test_redis_and_its_key_are_made_when_one_is_wanted() -> None:

@@ -13,6 +13,7 @@ from chart_parts import ROOT
 from jsonschema import Draft7Validator
 from promtool import needs_promtool, promtool
 
+from actors.session import FLAGS
 from cluster.config import load_config
 from cluster.security.roles import Role
 from cluster.security.tokens import TokenFile
@@ -31,7 +32,8 @@ def settings(name):
 
 
 def filled(text, name):
-    return text.replace("${SIGHTLINE_VARIANT:-cpu}", settings(name)["SIGHTLINE_VARIANT"])
+    """With the variables of one of the two, as Compose fills them in."""
+    return re.sub(r"\$\{(\w+):-\w+\}", lambda found: settings(name)[found[1]], text)
 
 
 def mounts(name):
@@ -87,6 +89,54 @@ def test_nothing_is_open_to_other_machines_and_nobody_is_root_for_long():
     assert all(SERVICES[name]["read_only"] for name in (*OURS, "tokens"))
 
 
+def test_no_container_takes_the_machines_memory_or_fills_its_disk_with_logs():
+    units = {"k": 2**10, "m": 2**20, "g": 2**30}
+
+    def size(text):
+        return int(text[:-1]) * units[text[-1]]
+
+    for name, service in SERVICES.items():
+        limit = size(filled(service["mem_limit"], name if name in OURS else "cpu"))
+        assert 2**28 <= limit <= 2**35, name
+        log = service["logging"]["options"]
+        assert size(log["max-size"]) * int(log["max-file"]) <= 2**27, name
+        # In memory, of which tmpfs takes half of the machine's by itself.
+        folders = [re.search(r"size=(\w+)", each) for each in service.get("tmpfs", [])]
+        assert all(folders), name
+        assert sum(size(found[1]) for found in folders) < limit, name
+    # One camera of the bundled model takes 2.3 GB.
+    assert size(filled(SERVICES["cpu"]["mem_limit"], "cpu")) > 2.3e9 + size("2g")
+    # Ray keeps what its processes write in /tmp: some ten of them, two files each.
+    logs = int(FLAGS["RAY_ROTATION_MAX_BYTES"]) * (1 + int(FLAGS["RAY_ROTATION_BACKUP_COUNT"]))
+    assert 40 * logs < size("2g")
+    command = SERVICES["prometheus"]["command"]
+    assert any(each.startswith("--storage.tsdb.retention.size=") for each in command)
+
+
+def test_grafanas_admin_has_a_password_that_is_made():
+    environment = SERVICES["grafana"]["environment"]
+    assert environment["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/tokens/grafana"
+    assert ("tokens", "/tokens") in mounts("grafana")
+    assert not any("PASSWORD" in key and not key.endswith("__FILE") for key in environment)
+    # What its image runs as, which alone may read it.
+    [script] = SERVICES["tokens"]["command"]
+    assert "chown 472:0 /tokens/grafana.part" in script
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_container_is_not_called_unhealthy_while_it_may_still_start(name):
+    [source] = [source for source, target in mounts(name) if target == "/etc/sightline/sightline.yaml"]
+    dockerfile = (ROOT / filled(SERVICES[name]["build"]["dockerfile"], name)).read_text()
+    [start_s] = re.findall(r"--start-period=(\d+)s", dockerfile)
+    assert int(start_s) >= load_config(FOLDER / source).cluster.start_timeout_s
+
+
+def test_the_documentation_names_the_model_that_is_fetched():
+    model = load_config(FOLDER / "nvidia.yaml").model.name.partition("/")[2].removesuffix("-Instruct")
+    [line] = [each for each in (ROOT / "docs" / "operations.md").read_text().splitlines() if "nvidia.env up" in each]
+    assert model in line
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_its_configuration_is_right(name):
     [source] = [source for source, target in mounts(name) if target == "/etc/sightline/sightline.yaml"]
@@ -95,7 +145,7 @@ def test_its_configuration_is_right(name):
     for path in (config.security.tokens_file, config.security.audit_log):
         assert any(path.startswith(f"{target}/") for target in volumes), path
     ports = [int(port.rpartition(":")[2]) for port in SERVICES[name]["ports"]]
-    assert ports == [config.gateway.port, config.gateway.metrics_port]
+    assert ports == [config.gateway.port, config.gateway.http_port]
     assert config.model.device == ("cuda" if name == "nvidia" else "cpu")
 
 
@@ -109,7 +159,7 @@ def test_its_commands_are_known():
         assert all(each in told for each in rest if each.startswith("--"))
 
 
-@pytest.mark.parametrize("interrupted", ["never", "admin", "prometheus"])
+@pytest.mark.parametrize("interrupted", ["never", "admin", "prometheus", "grafana"])
 def test_tokens_are_made_once(tmp_path, interrupted):
     """The very script, with folders of this machine; also after a start that ended before a secret was in its file."""
     [script] = SERVICES["tokens"]["command"]
@@ -121,7 +171,7 @@ def test_tokens_are_made_once(tmp_path, interrupted):
     environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT}/protos"}
     command = [*SERVICES["tokens"]["entrypoint"], script]
     if interrupted != "never":
-        made = rf"(?m)^( *sightline tokens create {interrupted} .*)$"
+        made = rf"(?m)^( *\S.* > /tokens/{interrupted}\.part)$".replace("/tokens", f"{tmp_path}/tokens")
         broken = re.sub(made, r"\1; kill -9 0", script)
         assert broken != script
         ended = subprocess.run([*command[:-1], broken], env=environment, capture_output=True, start_new_session=True)
@@ -129,13 +179,15 @@ def test_tokens_are_made_once(tmp_path, interrupted):
         assert not (tmp_path / "tmp" / "done").exists()
     for _ in range(2):
         subprocess.run(command, check=True, env=environment, capture_output=True)
-        secrets = {name: (tmp_path / "tokens" / name).read_text().strip() for name in ("admin", "prometheus")}
+        names = ("admin", "prometheus", "grafana")
+        secrets = {name: (tmp_path / "tokens" / name).read_text().strip() for name in names}
+        assert len(secrets["grafana"]) >= 32
         known = TokenFile(tmp_path / "state" / "tokens.json")
         assert known.verify(secrets["admin"]).roles == {Role.ADMIN}
         assert known.verify(secrets["prometheus"]).roles == {Role.VIEW}
         kept = locals().get("kept", secrets)
         assert secrets == kept
-    assert (tmp_path / "tokens" / "admin").stat().st_mode & 0o077 == 0
+    assert all((tmp_path / "tokens" / name).stat().st_mode & 0o077 == 0 for name in names)
     assert (tmp_path / "tmp" / "done").exists(), "what the healthcheck looks for"
 
 
@@ -154,7 +206,7 @@ def test_prometheus_scrapes_the_gateway(tmp_path):
     [target] = yaml.safe_load(text)["scrape_configs"][0]["static_configs"][0]["targets"]
     host, port = target.split(":")
     assert all(host in SERVICES[name]["networks"]["default"]["aliases"] for name in OURS)
-    assert int(port) == load_config(FOLDER / "cpu.yaml").gateway.metrics_port
+    assert int(port) == load_config(FOLDER / "cpu.yaml").gateway.http_port
 
 
 def test_grafana_has_the_charts_dashboards():

@@ -34,18 +34,23 @@ def server(request, tmp_path):
     authority.write(tmp_path / "ca.crt")
     for name in ("tls", "stranger"):
         (authority if name == "tls" else Authority()).issue(tmp_path, name, host="sightline")
-    text = text.replace("/etc/sightline/internal-tls", str(tmp_path))
+    text = text.replace("/etc/sightline/internal-tls", str(tmp_path)).replace("/run/redis/", f"{tmp_path}/run/")
     text = text.replace("tls-port 6379", f"tls-port {port}") if "tls-port" in text else f"{text}\nport {port}\n"
     (tmp_path / "etc" / "redis.conf").write_text(text)
     [script] = container["args"]
     script = script.replace("/etc/redis/", f"{tmp_path}/etc/").replace("/run/redis/", f"{tmp_path}/run/")
+    script = script.replace("/etc/sightline/internal-tls", str(tmp_path)).replace("sleep 60", "sleep 0.5")
     environment = {"REDIS_PASSWORD": "secret-1", "PATH": "/usr/bin:/bin"}
     process = subprocess.Popen([*container["command"], script], env=environment)
     try:
         yield request.param, port, process, tmp_path
     finally:
+        beside = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         process.terminate()
         process.wait(10)
+        for each in beside:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
 
 
 def url_of(name, port, folder, user=""):
@@ -87,6 +92,30 @@ def test_it_starts_asks_for_the_password_and_forgets_as_it_should(server) -> Non
     assert "redis-server" in arguments
     assert "secret-1" not in arguments
     assert (folder / "run" / "redis.conf").stat().st_mode & 0o077 == 0
+
+
+def test_renewed_certificates_count_without_a_restart(server) -> None:
+    """Also by another authority, as after those of the chart; the probes, which restart it, go on all the while."""
+    name, port, process, folder = server
+    client = connected(name, port, folder, "secret-1")
+    client.set("memory", "kept")
+    [container] = pods(rendered("city"))[name]["spec"]["containers"]
+
+    def probed() -> int:
+        *shell, text = container["livenessProbe"]["exec"]["command"]
+        text = text.replace("/run/redis/", f"{folder}/run/").replace("/etc/sightline/internal-tls", str(folder))
+        environment = {"REDIS_PASSWORD": "secret-1", "PATH": "/usr/bin:/bin"}
+        return subprocess.run([*shell, text], env=environment, timeout=20).returncode
+
+    assert probed() == 0
+    renewed = Authority("renewed")
+    renewed.write(folder / "ca.crt")
+    renewed.issue(folder, "tls", host="sightline")
+    assert probed() == 0
+    assert connected(name, port, folder, "secret-1").get("memory") == b"kept"
+    # Who was connected still is.
+    assert client.get("memory") == b"kept"
+    assert process.poll() is None
 
 
 @pytest.mark.cluster

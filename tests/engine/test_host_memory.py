@@ -369,9 +369,9 @@ def test_a_host_that_pins_no_more_memory_keeps_windows_in_the_pool(
 def test_memories_have_an_eighth_of_the_host_unless_told(model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.engine.window.kv.host_memory_bytes", lambda: 2**33)
     bank = MemoryBank(TierStack([Arena(2**20)]))
-    assert NativeEngine(model, memories=bank).index_bytes == 2**30
-    assert NativeEngine(model, memories=bank, index_bytes=2**21).index_bytes == 2**21
-    assert NativeEngine(model).index_bytes == math.inf
+    assert NativeEngine(model, memories=bank).waiting_bytes == 2**30
+    assert NativeEngine(model, memories=bank, waiting_bytes=2**21).waiting_bytes == 2**21
+    assert NativeEngine(model).waiting_bytes == math.inf
 
 
 def test_pinned_memory_is_taken_in_blocks_and_counts_as_torch_takes_it() -> None:

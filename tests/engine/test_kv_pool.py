@@ -92,7 +92,7 @@ def test_what_a_window_takes_and_gives_back_costs_the_same_beside_many_free_slot
 
 def test_a_container_s_limit_counts(model, monkeypatch, tmp_path) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(kv_module, "_CONTAINER_LIMITS", (str(tmp_path / "nothing"), str(limit)))
+    monkeypatch.setattr("cluster.hosts._MEMORY_LIMITS", (str(tmp_path / "nothing"), str(limit)))
     for text, slots in (("max\n", kv_module.MOST_SLOTS), ("1000000\n", 500_000 // pool_of(model).slot_bytes)):
         limit.write_text(text)
         assert KVPool(model).capacity == slots

@@ -65,7 +65,7 @@ def one_directory(monkeypatch):
 
 def configuration(**gateway_keys):
     open_door = {"allow_unauthenticated": True}
-    return load_config(None, {"gateway": {"port": 0, "metrics_port": 0, **gateway_keys}, "security": open_door})
+    return load_config(None, {"gateway": {"port": 0, "http_port": 0, **gateway_keys}, "security": open_door})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
@@ -100,9 +100,9 @@ async def test_both_ports_lead_to_the_replica(one_directory, host):
 async def test_a_port_for_http_that_is_taken(one_directory):
     first = gateway.Gateway(configuration())
     taken = int((await first.ready()).metrics.rpartition(":")[2])
-    second = gateway.Gateway(configuration(metrics_port=taken))
+    second = gateway.Gateway(configuration(http_port=taken))
     try:
-        with pytest.raises(SightlineError, match=rf"127.0.0.1:{taken}: Address already in use; .*gateway.metrics_port"):
+        with pytest.raises(SightlineError, match=rf"127.0.0.1:{taken}: Address already in use; .*gateway.http_port"):
             await second.ready()
     finally:
         await first.stop()

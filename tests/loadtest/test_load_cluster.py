@@ -24,7 +24,7 @@ def settings(tmp_path) -> Path:
         "engine": "simulated",
         "model": {"name": "tiny-qwen2_5_vl"},
         "simulated": {"costs": str(tmp_path / "costs.json")},
-        "gateway": {"port": 0, "metrics_port": 0},
+        "gateway": {"port": 0, "http_port": 0},
         "sampling": {"anchor_interval_s": 3},
         "window": {"length_s": 6, "stride_s": STRIDE_S},
         "questions": [{"id": "person", "text": "Is there a person?"}],

@@ -73,6 +73,7 @@ def test_the_best_until_the_share_is_exceeded(seed: int, clusters: int, rows: in
     mean, count = torch.randn(clusters, 8, generator=rng), torch.randint(1, 40, (clusters,), generator=rng)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cluster.memory.retrieve.wicsum._FEW", few)
+        patch.setattr("cluster.memory.retrieve.wicsum._WORTH", 0)
         found = wicsum(query, mean, count, ratio)
     assert set(found.tolist()) == plain(query, mean, count, ratio)
 
@@ -141,11 +142,41 @@ def test_at_a_ratio_of_one_everything_is_retrieved() -> None:
 
 
 def test_a_sharp_question_sorts_few_scores(sorted_scores: list[int]) -> None:
-    mean = torch.zeros(1000, 4)
+    mean = torch.zeros(2000, 4)
     mean[700] = 30.0
-    found = wicsum(torch.ones(1, 4), mean, torch.ones(1000, dtype=torch.int64))
+    found = wicsum(torch.ones(1, 4), mean, torch.ones(2000, dtype=torch.int64))
     assert found.tolist() == [700]
     assert sorted_scores == [1]
+
+
+@pytest.mark.parametrize("lowest", [-1e3, -1e6, -1e38])
+def test_one_cluster_far_below_makes_no_bucket_wide(lowest: float, sorted_scores: list[int]) -> None:
+    """It put all others into the highest, and all of them were sorted."""
+    rng = torch.Generator().manual_seed(1)
+    mean, count = torch.randn(3000, 1, generator=rng), torch.randint(1, 40, (3000,), generator=rng)
+    mean[1234] = lowest
+    found = wicsum(torch.ones(1, 1), mean, count, 0.6)
+    assert set(found.tolist()) == plain(torch.ones(1, 1), mean, count, 0.6)
+    assert 0 < sum(sorted_scores) < 0.1 * 3000
+
+
+def test_scores_of_one_bucket_are_sorted_with_all_others(sorted_scores: list[int]) -> None:
+    """Apart from them, sorting took up to four times as long."""
+    mean, count = torch.zeros(3000, 1), torch.full((3000,), 3)
+    assert wicsum(torch.ones(2, 1), mean, count).tolist() == list(range(901))
+    assert sorted_scores == []
+
+
+def test_a_question_that_is_no_number_leaves_the_others_theirs() -> None:
+    """It was an error, of all cameras that were asked together."""
+    rng = torch.Generator().manual_seed(1)
+    query, mean = torch.randn(1, 3, 8, generator=rng), torch.randn(1, 3000, 8, generator=rng)
+    query[0, 1, 4] = torch.nan
+    chosen = _chosen(query, mean, torch.ones(1, 3000, dtype=torch.int64), 0.3)[0]
+    for row in (0, 2):
+        assert set(chosen[0, row].nonzero()[:, 0].tolist()) == plain(
+            query[0, row : row + 1], mean[0], torch.ones(3000), 0.3
+        )
 
 
 def test_without_clusters_or_questions_nothing_is_retrieved() -> None:

@@ -3,7 +3,9 @@
 import copy
 import functools
 import json
+import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ OPEN = "gateway.allowUnauthenticated=everybody may see and change every camera"
 PLAIN = "gateway.allowPlaintext=tokens and pictures may be read on the way"
 PLAIN_INSIDE = "internalTls.allowPlain=who reaches the pods may see and forge frames and answers"
 EVERYTHING = (
+    "gateway.tls.secretName=sightline-clients",
     "gateway.tls.clientCertificates=true",
     "networkPolicy.restrictEgress=true",
     "networkPolicy.clients[0].ipBlock.cidr=10.0.0.0/8",
@@ -97,6 +100,19 @@ def serve_config(objects: list[dict[str, Any]]) -> dict[str, Any]:
     [service] = of_kind(objects, "RayService")
     config: dict[str, Any] = yaml.safe_load(service["spec"]["serveConfigV2"])
     return config
+
+
+def notes(preset: str | None, *settings: str) -> str:
+    """What Helm says after an installation."""
+    with tempfile.TemporaryDirectory() as folder:
+        chart = Path(shutil.copytree(CHART, Path(folder, CHART.name)))
+        told = 'kind: Notes\ntext: {{ include (print $.Template.BasePath "/NOTES.txt") . | toJson }}\n'
+        (chart / "templates" / "told.yaml").write_text(told)
+        done = template(preset, *settings, chart=chart)
+    assert done.returncode == 0, done.stderr
+    objects = yaml.load_all(done.stdout, Loader=yaml.CSafeLoader)
+    [text] = [each["text"] for each in objects if each is not None and each["kind"] == "Notes"]
+    return str(text)
 
 
 def pods(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

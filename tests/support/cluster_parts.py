@@ -23,7 +23,7 @@ def configuration(cameras: list[dict[str, Any]], **cluster: Any) -> SightlineCon
         None,
         {
             "model": {"name": "tiny-qwen2_5_vl", "threads": 1},
-            "gateway": {"port": 0, "metrics_port": 0},
+            "gateway": {"port": 0, "http_port": 0},
             "sampling": {"anchor_interval_s": 4},
             "window": {"length_s": 4, "stride_s": 2, "static_gate": False},
             "questions": [QUESTION],

@@ -24,7 +24,7 @@ class Cli:
     def __init__(self, folder):
         self.folder = folder
         self.mark = uuid.uuid4().hex
-        self.environment = {**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+        self.environment = {**os.environ, MARK: self.mark, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
         self.environment["XDG_STATE_HOME"] = str(folder / "state")
         self.environment.pop("SIGHTLINE_GATEWAY", None)
         self.started = []

@@ -31,7 +31,7 @@ CONFIGURATION = {
     # As the bundled model was trained.
     "sampling": {"anchor_interval_s": 4},
     "window": {"length_s": 20, "stride_s": 4},
-    "gateway": {"port": 0, "metrics_port": 0},
+    "gateway": {"port": 0, "http_port": 0},
 }
 TEXT = "Is someone inside the marked zone?"
 START_S = 240.0

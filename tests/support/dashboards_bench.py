@@ -171,7 +171,7 @@ def _configuration(folder: Path, redis: str | None) -> Any:
         None,
         {
             "model": {"name": "tiny-qwen2_5_vl", "threads": 1},
-            "gateway": {"port": 0, "metrics_port": 0},
+            "gateway": {"port": 0, "http_port": 0},
             "sampling": {"anchor_interval_s": 4, "lazy_decode": "auto"},
             "window": {"length_s": 4, "stride_s": 2, "static_gate": False},
             "questions": [{"id": "person", "text": "Is there a person?", "threshold": 0.01}],

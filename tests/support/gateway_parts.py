@@ -333,7 +333,7 @@ async def serving(
     config = load_config(
         None,
         {
-            "gateway": {"port": 0, "metrics_port": port, **(gateway_keys or {})},
+            "gateway": {"port": 0, "http_port": port, **(gateway_keys or {})},
             "security": keys,
             "alerts": alerts or {},
         },

@@ -64,6 +64,11 @@ class Decoder:
         self.threads.append(threading.Thread(target=work, daemon=True))
         self.threads[-1].start()
 
+    @property
+    def pushing(self):
+        """Cameras that have a pusher connected now."""
+        return sorted(self.servicer._connections)
+
     def close(self):
         for source in self.sources.values():
             source.close()

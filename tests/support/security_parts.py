@@ -95,7 +95,7 @@ async def guarded_gateway(monkeypatch, folder: Path, **security):
         "calls_burst": 1000,
         **security,
     }
-    settings = {"gateway": {"port": 0, "metrics_port": 0}, "alerts": {"enabled": False}, "security": security}
+    settings = {"gateway": {"port": 0, "http_port": 0}, "alerts": {"enabled": False}, "security": security}
     running = gateway.Gateway(load_config(None, settings))
     try:
         yield running, await running.ready(), directory, {role: secret for role, (secret, _) in made.items()}

@@ -42,7 +42,7 @@ def chart_serve_config(folder, clip, *settings: str, ports: tuple[int, int]) -> 
     for application in config["applications"]:
         application["args"]["configuration"]["cluster"]["state_dir"] = str(folder)
     full["alerts"]["folder"] = str(folder / "alerts")
-    full["gateway"] |= dict(zip(("port", "metrics_port"), ports, strict=True))
+    full["gateway"] |= dict(zip(("port", "http_port"), ports, strict=True))
     full["cameras"] = [camera]
     full["security"]["file_roots"] = [str(folder)]
     return config

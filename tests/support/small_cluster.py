@@ -154,7 +154,7 @@ class SmallCluster(WatchedCameras):
             "window": {"length_s": 2 * STRIDE_S, "stride_s": STRIDE_S, "static_gate": False},
             "memory": {"block_frames": BLOCK_FRAMES},
             "tiers": {"redis_url": self.redis.url},
-            "gateway": {"port": 0, "metrics_port": 0},
+            "gateway": {"port": 0, "http_port": 0},
             "cluster": {"decoders": 2, "replicas": 2, "log_dir": str(self.folder / "logs"), "start_timeout_s": START_S},
             "alerts": {
                 "folder": str(self._disk),

@@ -303,7 +303,7 @@ def _look(outputs: Outputs, where: Mapping[str, str], to: list[str], cameras: Pa
     for path in ("/v1/cameras", "/v1/cameras/canary-000", "/v1/incidents", "/v1/fleet", "/v1/events", "/metrics"):
         outputs.add(f"HTTP: {path}", _http(where["metrics"], path))
     other.write_text(changed.replace('"name"', '"nam"'))
-    outputs.add("CLI: config check", _run("config", "check", str(other)))
+    outputs.add("CLI: config check", _run("config", "check", "-c", str(other)))
 
 
 def _configuration(folder: Path, cameras: Iterable[Canary], hook: str) -> dict[str, Any]:
@@ -313,7 +313,7 @@ def _configuration(folder: Path, cameras: Iterable[Canary], hook: str) -> dict[s
         "simulated": {"costs": "demo-cpu"},
         "memory": {"enabled": False},
         "tiers": {"node": False},
-        "gateway": {"port": 0, "metrics_port": 0},
+        "gateway": {"port": 0, "http_port": 0},
         "source": {"connect_timeout_s": 1.0},
         "questions": [QUESTION],
         "cameras": [{"name": each.name, "source": each.source} for each in cameras],

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import re
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -132,6 +133,11 @@ def batch(*packets):
         ),
         (lambda m: [batch(m.packet(0, size=2 * 2**20))], "RESOURCE_EXHAUSTED", "larger than max"),
         (lambda m: [batch(m.packet(0, size=0))], "INVALID_ARGUMENT", "packet 0 of camera 'gate' is empty"),
+        (
+            lambda m: [batch(replace(m.packet(0), sequence=2**64 - 1))],
+            "INVALID_ARGUMENT",
+            f"has a number above {2**64 - 2}",
+        ),
         (lambda m: [batch()], "INVALID_ARGUMENT", "a batch of camera 'gate' has no packets"),
         (lambda m: [ingest_pb2.PushRequest()], "INVALID_ARGUMENT", "an empty message"),
         (lambda m: [ingest_pb2.PushRequest(open=ingest_pb2.Open(camera="gate"))], "INVALID_ARGUMENT", "not 'open'"),
@@ -153,6 +159,15 @@ async def test_bad_messages(make, hops, messages, code, sentence):
             await again.open(session="s2")
             await again.send(make.packet(0))
             await again.read_until(1)
+
+
+@HOPS
+async def test_the_last_number_but_one_is_taken(make, hops):
+    async with chain(hops) as (decoder, address), pusher(address) as client:
+        decoder.consume()
+        await client.open()
+        await client.send(replace(make.packet(0), sequence=2**64 - 2))
+        assert (await client.read_until(2**64 - 1)).next_sequence == 2**64 - 1
 
 
 @HOPS
@@ -221,6 +236,7 @@ STANDS_STILL = "has acknowledged nothing for 0.2 s", "did not confirm the end of
 @pytest.mark.parametrize("what", STANDS_STILL)
 async def test_a_decoder_that_stands_still(make, monkeypatch, what):
     monkeypatch.setattr(ingest_proxy, "STALL_S", 0.2)
+    monkeypatch.setattr(ingest_proxy, "MOVED_S", 60.0 if "end" in what else 0.1)
     async with serving(Stalled()) as far:
         gateway = Gateway(far)
         async with serving(gateway.servicer) as address, pusher(address) as client:
@@ -247,6 +263,7 @@ async def test_a_decoder_that_hangs_loses_its_pushes_also_while_agents_wait_for_
                 pass
 
     monkeypatch.setattr(ingest_proxy, "STALL_S", 0.2)
+    monkeypatch.setattr(ingest_proxy, "MOVED_S", 0.1)
     async with serving(Hangs()) as far, serving(Gateway(far).servicer) as address, pusher(address) as client:
         await client.open()
         await asyncio.sleep(1.0)
@@ -254,6 +271,51 @@ async def test_a_decoder_that_hangs_loses_its_pushes_also_while_agents_wait_for_
         await client.send(make.packet(0))
         code, details = await asyncio.wait_for(client.status(), 10.0)
         assert (code, details) == ("UNAVAILABLE", "the decoder of camera 'gate' has acknowledged nothing for 0.2 s")
+
+
+class Dies(ingest_pb2_grpc.IngestServicer):
+    """A decoder that takes two packets and answers nothing after them, on a connection that stays."""
+
+    async def Push(self, request_iterator, context):
+        for taken in range(3):
+            await context.read()
+            await context.write(ingest_pb2.PushReply(credit=256, next_sequence=taken))
+        while await context.read() is not grpc.aio.EOF:
+            pass
+
+
+async def test_a_decoder_that_hangs_before_its_last_reply_was_told(make, monkeypatch):
+    """What was sent since that reply is unanswered, however late the agent is told of it."""
+    monkeypatch.setattr(ingest_proxy, "STALL_S", 0.5)
+    monkeypatch.setattr(ingest_proxy, "MOVED_S", 0.1)
+    gateway = Gateway("", idle_reply_s=0.5)
+    async with serving(Dies()) as gateway.address, serving(gateway.servicer) as address, pusher(address) as client:
+        await client.open()
+        for number in range(3):
+            await client.send(make.packet(number))
+            await asyncio.sleep(0.1)
+        code, details = await asyncio.wait_for(client.status(), 10.0)
+        assert (code, details) == ("UNAVAILABLE", "the decoder of camera 'gate' has acknowledged nothing for 0.5 s")
+
+
+async def test_a_push_to_a_node_without_power_ends_when_its_camera_has_moved(make, monkeypatch):
+    """Nothing ends the connection for as long as keepalive takes; the controller knows sooner."""
+    monkeypatch.setattr(ingest_proxy, "MOVED_S", 0.1)
+    gateway = Gateway("")
+    async with serving(Dies()) as gateway.address, serving(gateway.servicer) as address, pusher(address) as client:
+        await client.open()
+        await client.send(make.packet(0), make.packet(1))
+        await client.send(make.packet(2))
+        await client.send(make.packet(3))
+        await asyncio.sleep(0.5)
+        assert not client.call.done(), "the controller still says that it is there"
+        # Between two decoders there is none.
+        gateway.address = None
+        await asyncio.sleep(0.5)
+        assert not client.call.done()
+        gateway.address = "127.0.0.1:1"
+        code, details = await asyncio.wait_for(client.status(), 5.0)
+        assert (code, details) == ("UNAVAILABLE", "the decoder of camera 'gate' is another one by now")
 
 
 async def test_a_silent_client_is_not_kept(make):
@@ -275,7 +337,7 @@ async def test_a_second_agent_is_refused_while_the_first_is_there(make, hops, un
         await first.send(make.packet(0))
         await first.read_until(1)
         first.call.cancel()
-        await until(lambda: not decoder.servicer.pushing)
+        await until(lambda: not decoder.pushing)
         async with pusher(address) as third:
             assert (await third.open(session="s3")).next_sequence == 0
 
@@ -292,7 +354,7 @@ async def test_a_quiet_agent_of_a_camera_that_moved_is_told_without_a_packet(mak
         decoder.sinks["gate"].retire()
         code, details = await asyncio.wait_for(client.status(), 10.0)
         assert (code, details) == ("UNAVAILABLE", "the camera no longer runs here")
-        assert decoder.servicer.pushing == []
+        assert decoder.pushing == []
 
 
 @HOPS
@@ -386,8 +448,8 @@ async def test_a_client_that_never_reads_is_cut_off(make, until):
     async with chain("decoder", reply_s=0.1) as (decoder, address):
         deaf = await DeafClient.connect(address)
         await deaf.send(ingest_pb2.PushRequest(open=ingest_pb2.Open(camera="gate", codec="h264", session="deaf")))
-        await until(lambda: decoder.servicer.pushing)
-        await until(lambda: not decoder.servicer.pushing, "the deaf client was cut off")
+        await until(lambda: decoder.pushing)
+        await until(lambda: not decoder.pushing, "the deaf client was cut off")
         await deaf.send(batch(*make.packets(3)))
         decoder.consume()
         async with pusher(address) as other:

@@ -326,7 +326,7 @@ async def test_cancelling_ends_everything(make, until):
             await task
         assert source.closed.is_set()
         assert not [thread for thread in threading.enumerate() if thread.name == "push gate"]
-        await until(lambda: not decoder.servicer.pushing)
+        await until(lambda: not decoder.pushing)
 
 
 class Refusing(ingest_pb2_grpc.IngestServicer):

@@ -15,7 +15,7 @@ from kv_parts import OURS, Node
 from memory_parts import Replica
 from prometheus_client import CollectorRegistry, Counter
 from security_parts import guarded_gateway
-from sightline.v1 import memory_pb2, memory_pb2_grpc
+from sightline.v1 import memory_pb2, memory_pb2_grpc, results_pb2, results_pb2_grpc
 
 from cluster.codec.supervisor import Backoff
 from cluster.config import load_config
@@ -76,6 +76,25 @@ async def test_only_processes_of_the_cluster_get_in(tmp_path, authority):
 async def test_a_server_with_a_certificate_for_something_else_is_not_believed(tmp_path, authority):
     async with serving(peers(authority, tmp_path, "other", host="other"), ResultsServicer(AnswerHub())) as address:
         assert not await is_serving(address, tls=peers(authority, tmp_path))
+
+
+async def test_what_the_authority_signed_for_others_may_not_call(tmp_path, authority):
+    """As of a company's own, which signs for every service there is."""
+    tls, printer = peers(authority, tmp_path), peers(authority, tmp_path, "printer", host="printer")
+    services = ResultsServicer(AnswerHub()), memory.MemoryServicer(Replica())
+    async with serving(tls, *services) as address:
+        assert await is_serving(address, tls=peers(authority, tmp_path, "another"), timeout_s=30.0)
+        assert not await is_serving(address, tls=printer, timeout_s=30.0)
+        async with open_channel(address, tls=printer) as channel:
+            described = memory_pb2_grpc.MemoryStub(channel).Describe(memory_pb2.DescribeRequest(camera="gate"))
+            watched = results_pb2_grpc.ResultsStub(channel).Watch(results_pb2.WatchRequest()).read()
+            for call in (described, watched):
+                with pytest.raises(grpc.aio.AioRpcError, match="not for sightline") as caught:
+                    await asyncio.wait_for(call, 30)
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    # Who scrapes the pages of metrics has one of its own, with which it can do nothing else.
+    with page(tls) as address:
+        assert up(address, printer) == (2, 1)
 
 
 async def test_answers_frames_and_questions_over_it(tmp_path, authority, make, until):

@@ -103,7 +103,7 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
         clips = make_clips(out / "clips", lambda: screen.phase("making four clips", next(made), len(CAMERAS)))
         config_file = write_config(out, clips, model, engine, ModelSettings.load(Path(locate(model)).expanduser()))
         # Any free ports: the demo must not collide with a running cluster.
-        config = load_config(config_file, {"gateway": {"port": 0, "metrics_port": 0}})
+        config = load_config(config_file, {"gateway": {"port": 0, "http_port": 0}})
         truths = {name: LoopedTruth.of_clip(clip, config.window.length_s) for name, clip in clips.items()}
 
         screen.phase("loading the libraries")

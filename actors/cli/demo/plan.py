@@ -93,7 +93,7 @@ HEAD = """\
 # Window and sampling as the model was trained; a shorter window than the default, so that the demo need not take
 # minutes. A camera without a source is pushed by an agent, see above.
 """
-PUSH = "#   sightline push {clip} --to 127.0.0.1:50051 --camera {camera} --realtime --loop"
+PUSH = "#   sightline push {clip} --gateway 127.0.0.1:50051 --camera {camera} --realtime --loop"
 
 
 def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: str, settings: ModelSettings) -> Path:

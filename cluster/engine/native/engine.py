@@ -61,7 +61,7 @@ class NativeEngine(Engine):
     * ``memories``: stores KV of frames that leave their window, and serves questions; ``None``: no memory
     * ``kv_bytes``, ``host_kv_bytes``: see :class:`~cluster.engine.window.kv.KVPool`
     * ``idle_kv_share``: of the pool that windows may fill between their strides, before some wait in host memory
-    * ``index_bytes``: of the device for ``memories``; ``None``: ``MEMORY_SHARE`` of what is free on it
+    * ``waiting_bytes``: of the device for ``memories``; ``None``: ``MEMORY_SHARE`` of what is free on it
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class NativeEngine(Engine):
         kv_bytes: int | None = None,
         host_kv_bytes: int | None = None,
         idle_kv_share: float = 0.75,
-        index_bytes: int | None = None,
+        waiting_bytes: int | None = None,
     ) -> None:
         check_unquantised(model.model.name_or_path, model.model.config.to_dict())
         super().__init__(model, max_new_tokens)
@@ -89,9 +89,9 @@ class NativeEngine(Engine):
             # Before it is measured what the pool may fill.
             warm_up(model)
         free = free_bytes(model)
-        self._index_bytes = int(MEMORY_SHARE * free) if index_bytes is None else index_bytes
+        self._waiting_bytes = int(MEMORY_SHARE * free) if waiting_bytes is None else waiting_bytes
         # A GPU holds the pool and the memories side by side.
-        beside = 0 if memories is None else self._index_bytes
+        beside = 0 if memories is None else self._waiting_bytes
         self.pool = KVPool(model, kv_bytes, pass_rows=self.pass_rows, host_bytes=host_kv_bytes, beside=beside)
         self.kernel.warm_up(model.text_config.num_attention_heads, self.pool.k[0])
         self.decode = GraphedDecode(model, self.pool, self.kernel)
@@ -123,8 +123,8 @@ class NativeEngine(Engine):
         return float(self.pool.capacity + self.pool.host_capacity // token)
 
     @property
-    def index_bytes(self) -> float:
-        return math.inf if self.memories is None else float(self._index_bytes)
+    def waiting_bytes(self) -> float:
+        return math.inf if self.memories is None else float(self._waiting_bytes)
 
     @property
     def remembers(self) -> bool:

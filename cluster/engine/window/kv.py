@@ -5,11 +5,8 @@ that a sliding window changes nothing of what it keeps (see :func:`~cluster.engi
 of a window need no order, so nothing is ever moved, and a stream that leaves gives its slots back.
 """
 
-import contextlib
-import os
 from collections.abc import Callable, Iterator
 from math import prod
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -19,6 +16,7 @@ from torch import Tensor
 from cluster.engine.window.host_copies import HostCopies, HostCopy
 from cluster.engine.window.planner import IntArray
 from cluster.errors import CapacityError, ConfigError
+from cluster.hosts import host_memory_bytes
 from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import head_size
 from cluster.models.upload import to_device, upload
@@ -34,8 +32,7 @@ HOST_BLOCK = 1 << 22
 GPU_SHARE = 0.9
 """Share of a GPU's free memory for a pool, embeddings of the tokens it holds, and the activations of a pass."""
 MEMORY_SHARE = 1 / 8
-"""Share of it for cameras' memories, before the pool's."""
-_CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Share of it for waiting frames of cameras' memories, before the pool's."""
 
 
 class KVPool:
@@ -355,16 +352,6 @@ def free_bytes(model: VisionLanguageModel) -> int:
 
 def _on_gpu(model: VisionLanguageModel) -> bool:
     return model.device.type == "cuda" and torch.cuda.is_available()
-
-
-def host_memory_bytes() -> int:
-    """Memory of the host, or of its container."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for file in _CONTAINER_LIMITS:
-        # "max" where there is none.
-        with contextlib.suppress(OSError, ValueError):
-            limits.append(int(Path(file).read_text()))
-    return min(limits)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

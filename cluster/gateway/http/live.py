@@ -23,7 +23,7 @@ from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import encoded, jsonable
 from cluster.types import MICROSECONDS, Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
-from cluster.wire.answers import AnswerHub, giving_way
+from cluster.wire.answers import AnswerHub, giving_way, rest_s
 from cluster.wire.mapping import from_message
 
 T = TypeVar("T")
@@ -239,8 +239,6 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0
 QUIET_POLL_S = 5.0
 """Between looks at the cameras while no browser follows."""
-REST, MOST_REST_S = 4.0, 10.0
-"""Longer pauses, of so many times what the last look took: of many thousand cameras it costs the controller as much."""
 COUNTERS_S = 5.0
 """A camera of which only counters and ages changed is told so seldom."""
 RETRY_S = 5.0
@@ -349,7 +347,7 @@ class Live:
     async def _look(self) -> None:
         while True:
             self._wake.clear()
-            before, began_s, rest_s = self.trouble, time.monotonic(), 0.0
+            before, began_s, poll_s = self.trouble, time.monotonic(), self._poll_s
             try:
                 cameras = await self._directory.list_cameras()
                 self.replicas = await self._directory.list_replicas()
@@ -358,11 +356,11 @@ class Live:
                 self.trouble = str(error)
             else:
                 await self._tell(cameras)
-                rest_s = min(MOST_REST_S, REST * (time.monotonic() - began_s))
+                poll_s = rest_s(poll_s, time.monotonic() - began_s)
             if self.trouble != before:
                 self.feed.put(self.trouble_event())
             try:
-                async with asyncio.timeout(max(self._poll_s, rest_s, 0.0 if self.feed else QUIET_POLL_S)):
+                async with asyncio.timeout(poll_s if self.feed else max(poll_s, QUIET_POLL_S)):
                     await self._wake.wait()
                 # However often it is asked for: a look costs the controller something.
                 await asyncio.sleep(self._poll_s / 4)

@@ -205,8 +205,7 @@ class HttpServer:
             # Python adds where it was, in words of its own.
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
             raise SightlineError(
-                f"cannot serve HTTP on {host}:{port}: {reason}; "
-                "choose another gateway.metrics_port, or 0 for any free one"
+                f"cannot serve HTTP on {host}:{port}: {reason}; choose another gateway.http_port, or 0 for any free one"
             ) from None
         listener.setblocking(False)
         self._listener = listener

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from cluster.config.memory import DEFAULT_TOKENS
 from cluster.engine.native import NativeEngine
 from cluster.engine.native.kernels.slots import TILES
 from cluster.engine.native.passes import ahead_rows, pass_rows
@@ -27,9 +28,10 @@ from cluster.lab.bench.frames import made_clips, prune_clip, read_clip, span_sec
 from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S
 from cluster.lab.planning.model_card import kv_token_bytes
 from cluster.models.base import VisionLanguageModel
+from cluster.models.checkpoint import head_size
 from cluster.models.loading import load_shape, load_truncated
 from cluster.types import MICROSECONDS, FrameSample, MemorySpec
-from cluster.types.cameras import DEVICE_SHARE
+from cluster.types.cameras import WAITING
 
 PREFILL_MFU, TOWER_MFU = 0.60, 0.45
 """Shares of the peak that the engine is to reach on a card; not measured."""
@@ -133,6 +135,7 @@ def _row(model: VisionLanguageModel, card: Card, load: WindowLoad, precision: st
     # Embeddings and output head stay bf16; they are two, as published, though a shape shares one.
     table_bytes = 2 * config.vocab_size * config.hidden_size
     slot_bytes = kv_token_bytes(model)
+    key_heads = len(model.layers) * config.num_key_value_heads
     # A pass reads every weight, and is shared by the rows of many cameras.
     rows = ahead_rows(torch.device("cuda"))[1]
     prefill_bytes = (layers * width + table_bytes) * load.computed / rows
@@ -147,7 +150,7 @@ def _row(model: VisionLanguageModel, card: Card, load: WindowLoad, precision: st
     pool = gpu_pool_bytes(model, free - memories, slot_bytes, pass_rows(torch.device("cuda")))
     by_time = STRIDE_S / (prefill_s + tower_s)
     by_windows = min(MOST_SLOTS, pool // slot_bytes) / load.slots
-    by_memories = memories / (DEVICE_SHARE * MemorySpec().cap_bytes)
+    by_memories = memories * WAITING / (DEFAULT_TOKENS * key_heads * MemorySpec().token_bytes(head_size(config), 2))
     by_pcie = STRIDE_S * card.pcie / load.patch_bytes
     return {
         "card": card.name,

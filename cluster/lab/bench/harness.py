@@ -38,7 +38,7 @@ BENCHES: dict[str, str] = {
     "ingest": "packets per second through the gateway by gRPC push, flow control on",
     "streams": "milliseconds of a core for each second of a pushed camera, by process",
     "batch": "streams stepped together against one by one",
-    "engines": "our engine against vLLM: full, pruned, with reuse, on the same windows",
+    "engines": "our engine against vLLM: full and pruned, on the same windows",
     "cost": "seconds of steps over windows of many sizes, and the cost model fitted to them",
     "scheduler": "placement, queue, ladder and admission on simulated time",
     "memory": "what compressors cost and cover, under a cap, on the KV that leaves real windows",

@@ -111,7 +111,7 @@ def check_memory(shape: VisionLanguageModel, device: torch.device, dtype: torch.
     import psutil
     import torch
 
-    from cluster.engine.window.kv import host_memory_bytes
+    from cluster.hosts import host_memory_bytes
 
     config = shape.text_config
     weights = sum(parameter.numel() for parameter in shape.model.parameters()) * dtype.itemsize

@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass
 
+from cluster.config.memory import MemoryConfig, TiersConfig
+from cluster.config.model import ModelConfig
 from cluster.engine.vllm.served_model import why_not_served
 from cluster.models.base import VisionLanguageModel
 from cluster.models.checkpoint import head_size
-from cluster.models.loading import PUBLISHED, load_shape
-from cluster.models.presets import PRESETS, SHAPES
+from cluster.models.loading import load_shape
+from cluster.models.presets import PRESETS, PUBLISHED, SHAPES
 from cluster.registry import families
 
 HALF = 2
@@ -37,6 +39,7 @@ class ModelCard:
 
     * ``tokens_per_frame``: visual ones, and text around them; a frame is ``frame_s`` long
     * ``kv_token_bytes``, ``kv_second_bytes``: KV of one token, and of a second of video
+    * ``memory_cap``, ``memory_token_bytes``: memory of a camera by default, and what a token takes in it
     * ``windows``: GPU -> windows of 40 s that fit beside the weights; 0 where not even these do
     """
 
@@ -52,6 +55,8 @@ class ModelCard:
     frame_s: float
     kv_token_bytes: int
     kv_second_bytes: int
+    memory_cap: int
+    memory_token_bytes: int
     windows: dict[str, int]
 
 
@@ -83,6 +88,7 @@ def model_card(name: str) -> ModelCard:
     frame_s = model.geometry.temporal / FPS
     tokens = grid.tokens + model.frame_text_tokens(grid)
     token_bytes = kv_token_bytes(model)
+    memory, settings = MemoryConfig(), ModelConfig(name=name, dtype="bfloat16")
     second = round(tokens / frame_s * token_bytes)
     return ModelCard(
         model=name,
@@ -97,6 +103,8 @@ def model_card(name: str) -> ModelCard:
         frame_s=frame_s,
         kv_token_bytes=token_bytes,
         kv_second_bytes=second,
+        memory_cap=memory.with_cap(settings, TiersConfig()).cap or 0,
+        memory_token_bytes=memory.token_bytes(settings) or 0,
         windows={
             gpu: max(0, int((memory * USABLE - parameters * HALF) / (WINDOW_S * second)))
             for gpu, memory in GPUS.items()

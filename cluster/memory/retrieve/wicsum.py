@@ -18,8 +18,9 @@ from cluster.memory.retrieve import Retriever
 
 # Of equal width between a row's lowest and highest score (V-Rex, WiCSum threshold unit).
 _BUCKETS = 2**11
-# Clusters of which all are sorted, as buckets would cost more; and scores of groups that select at once.
-_FEW, _SCORES = 512, 2**24
+# Clusters of which all are sorted, as buckets would cost more; one in how many scores may be sorted apart from others
+# before sorting all costs less; and scores of groups that select at once.
+_FEW, _WORTH, _SCORES = 1024, 8, 2**24
 
 
 class WiCSum(Retriever):
@@ -45,7 +46,8 @@ class WiCSum(Retriever):
 
     def select_groups(self, query: Tensor, sizes: Sequence[int], tables: Sequence[ClusterTable]) -> list[Tensor]:
         """All heads at once, and as many groups as have few scores."""
-        mean, count = _padded(tables)
+        mean = pad_sequence([table.mean for table in tables], batch_first=True)
+        count = pad_sequence([table.count for table in tables], batch_first=True)
         groups: list[Tensor] = []
         at = 0
         while at < len(sizes):
@@ -83,12 +85,6 @@ class WiCSum(Retriever):
         return WiCSum(ratio=min(1.0, 2 * self.ratio), tokens=None if self.tokens is None else 2 * self.tokens)
 
 
-def _padded(tables: Sequence[ClusterTable]) -> tuple[Tensor, Tensor]:
-    """Means ``[H, c, D]`` and counts ``[H, c]`` of a layer's heads."""
-    mean = pad_sequence([table.mean for table in tables], batch_first=True)
-    return mean, pad_sequence([table.count for table in tables], batch_first=True)
-
-
 def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
     """Which row takes which cluster ``[H, r, c]`` bool, and the clusters' scores for it. Those taken hold more than
     ``ratio`` of the attention that the row is expected to give; at 1 everything.
@@ -111,28 +107,31 @@ def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> tuple[T
     # A head may have no cluster at all.
     scores -= scores.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
     weight = scores.exp() * count.repeat_interleave(rows, dim=0)
-    if clusters <= _FEW:
-        order = scores.argsort(dim=1, descending=True, stable=True)
-        running = F.pad(weight.gather(1, order).double().cumsum(1), (1, 0))
-        taken = running[:, :-1] <= ratio * running[:, -1:]
-        chosen = torch.zeros_like(taken).scatter_(1, order, taken)
-        return chosen.view(heads, rows, clusters) & there[:, None], scores.view(heads, rows, clusters)
-    lowest = scores.masked_fill(scores == -torch.inf, 0.0).amin(1, keepdim=True).clamp(max=-1e-30)
-    top = _BUCKETS - 1
-    bucket = (scores * (-top / lowest)).add_(top).clamp_(min=0).int()
-    first = torch.arange(len(scores), dtype=torch.int32)[:, None] * _BUCKETS
-    held = torch.bincount((bucket + first).flatten(), weight.double().flatten(), minlength=len(scores) * _BUCKETS)
-    held = held.view(len(scores), _BUCKETS)
-    # Of each bucket and all of higher scores; none is above the last.
-    downwards = F.pad(held.flip(1).cumsum(1).flip(1), (0, 1))
-    wanted = ratio * downwards[:, :1]
-    last = (downwards > wanted).sum(1, keepdim=True) - 1
-    chosen = bucket > last
-    row, number, running = _sorted(scores, weight, bucket == last, downwards.gather(1, last + 1)[:, 0])
-    # The cluster with which a row exceeds its share is its last.
-    taken = running <= wanted[row, 0]
-    chosen[row[taken], number[taken]] = True
-    return chosen.view(heads, rows, clusters) & there[:, None], scores.view(heads, rows, clusters)
+    shape = heads, rows, clusters
+    if clusters > _FEW:
+        # Below -104 a weight is 0.
+        lowest = scores.masked_fill(scores == -torch.inf, 0.0).amin(1, keepdim=True).clamp(-104.0, -1e-30)
+        top = _BUCKETS - 1
+        bucket = torch.fmax((scores * (-top / lowest)).add_(top), torch.zeros(())).int()
+        first = torch.arange(len(scores), dtype=torch.int32)[:, None] * _BUCKETS
+        held = torch.bincount((bucket + first).flatten(), weight.double().flatten(), minlength=len(scores) * _BUCKETS)
+        # Of each bucket and all of higher scores; none is above the last.
+        downwards = F.pad(held.view(-1, _BUCKETS).flip(1).cumsum(1).flip(1), (0, 1))
+        wanted = ratio * downwards[:, :1]
+        last = (downwards > wanted).sum(1, keepdim=True) - 1
+        among = bucket == last
+        if among.sum() * _WORTH <= among.numel():
+            chosen = bucket > last
+            row, number, running = _sorted(scores, weight, among, downwards.gather(1, last + 1)[:, 0])
+            # The cluster with which a row exceeds its share is its last.
+            taken = running <= wanted[row, 0]
+            chosen[row[taken], number[taken]] = True
+            return chosen.view(shape) & there[:, None], scores.view(shape)
+    order = scores.argsort(dim=1, descending=True, stable=True)
+    running = F.pad(weight.gather(1, order).double().cumsum(1), (1, 0))
+    taken = running[:, :-1] <= ratio * running[:, -1:]
+    chosen = torch.zeros_like(taken).scatter_(1, order, taken)
+    return chosen.view(shape) & there[:, None], scores.view(shape)
 
 
 def _sorted(scores: Tensor, weight: Tensor, among: Tensor, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -209,7 +209,7 @@ MASK = [[0.0, 0.0], [0.5, 0.0], [0.5, 1.0]]
     "change", [["update", "gate", "--priority", "critical"], ["pause", "gate"], ["resume", "gate"]], ids=lambda c: c[0]
 )
 def test_a_mask_that_is_drawn_between_reading_and_saving_is_not_overwritten(rules, run, monkeypatch, change):
-    run("cameras", "add", "gate", "rtsp://u:s3cret@10.0.0.1/stream")
+    run("cameras", "add", "gate", "rtsp://u:s3cret@10.0.0.1/stream", "--no-wait")
 
     async def read_then_masked(names=()):
         read = rules.table.managed(names)

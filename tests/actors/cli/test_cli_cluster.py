@@ -17,7 +17,7 @@ CONFIG = """
 model: {name: tiny-qwen2_5_vl}
 window: {length_s: 4, stride_s: 2}
 sampling: {anchor_interval_s: 4}
-gateway: {port: 0, metrics_port: 0}
+gateway: {port: 0, http_port: 0}
 cluster: {decoders: 1}
 questions: [{id: person, text: "Is anyone there?"}]
 cameras:
@@ -56,7 +56,7 @@ def test_a_cluster_from_the_command_line(cli, wait_for):
     # A camera that pushes, from waiting to ended, and what is told of it.
     statuses = {each["name"]: each for each in json.loads(run("cameras", "list", "--json", "-").stdout)}
     assert statuses["depot"]["state"] == "waiting"
-    pushed = run("push", "street.mp4", "--to", gateway, "--camera", "depot", "--json", "pushed.json")
+    pushed = run("push", "street.mp4", "--gateway", gateway, "--camera", "depot", "--json", "pushed.json")
     assert "sent 80 packets" in pushed.stdout
     assert read_json(cli.folder / "pushed.json")["packets"] == 80
 
@@ -73,7 +73,7 @@ def test_a_cluster_from_the_command_line(cli, wait_for):
     assert (checked["gateway"]["state"], checked["replicas"]["state"]) == ("ok", "ok")
     assert checked["cameras"]["found"] == "1 of 2 running"
     assert checked["memory"]["state"] == checked["alerts"]["state"] == "ok"
-    run("cameras", "add", "lost", NOBODY, "-q", "Is anyone there?")
+    run("cameras", "add", "lost", NOBODY, "-q", "Is anyone there?", code=3)
     wait_for(lambda: "refuses" in cli("doctor", "-g", gateway).stdout)
     assert "lost: rtsp://127.0.0.1:9/stream1 refuses the connection" in run("doctor", "-g", gateway, code=1).stdout
     run("cameras", "remove", "lost", "--yes")
@@ -89,13 +89,13 @@ def test_a_cluster_from_the_command_line(cli, wait_for):
     assert "there is no camera 'gatr'" in run("cameras", "remove", "gatr", "--yes", code=1).stderr
     assert run("cameras", "remove", "gate", "--yes").stdout == "gate: removed\n"
     assert not re.search(r"\bgate\b", run("cameras", "list").stdout)
-    refused = run("push", "street.mp4", "--to", gateway, "--camera", "nobody", code=1)
+    refused = run("push", "street.mp4", "--gateway", gateway, "--camera", "nobody", code=1)
     assert "there is no camera 'nobody'" in refused.stderr
 
     # What runs until Ctrl-C ends with it.
     for endless in (
         ["watch", "-g", gateway],
-        ["push", "street.mp4", "--to", gateway, "--camera", "depot", "--realtime", "--loop"],
+        ["push", "street.mp4", "--gateway", gateway, "--camera", "depot", "--realtime", "--loop"],
     ):
         running, output = cli.start(*endless)
         wait_for(lambda output=output: output.read_text())
@@ -166,7 +166,8 @@ def test_terminating_serve_is_a_clean_end(cli, wait_for):
     gateway = read_json(cli.folder / "addresses.json")["gateway"]
     added = cli("cameras", "add", "late", NOBODY, SIGHTLINE_GATEWAY=gateway)
     assert "late: backoff" in added.stdout, added.stderr
-    assert "nothing listens there" in added.stdout
+    assert (added.returncode, "late is added but does not answer" in added.stderr) == (3, True)
+    assert "nothing listens there" in added.stderr
     # Whoever watches is told why nothing comes.
     watching, said = cli.start("watch", "street", "-g", gateway)
     wait_for(lambda: "street: " in said.read_text() and "nothing listens there" in said.read_text())
@@ -248,7 +249,7 @@ def test_the_demo_from_start_to_end(cli, clips):
     page = (cli.folder / "out" / "report.html").read_text()
     assert page.count("data:image/jpeg;base64,") == 20
     # What it ran can be run again by hand.
-    assert cli("config", "check", "out/config.yaml").returncode == 0
+    assert cli("config", "check", "-c", "out/config.yaml").returncode == 0
     assert cli.orphans() == []
 
 

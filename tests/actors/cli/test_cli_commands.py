@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.cli import configuration, doctor, serve
+from actors.cli.app import command
 from actors.cli.options import parse_questions, parse_settings
 from actors.cli.output import plural, print_json
 from cluster.config import load_config
@@ -77,8 +78,8 @@ def test_the_overview_names_every_command_and_the_exit_codes(cli):
 
 def test_configurations_of_examples_need_no_password(monkeypatch):
     monkeypatch.delenv("CAMERA_PASSWORD", raising=False)
-    for command in (serve.serve, configuration.check, doctor.doctor):
-        for path in re.findall(r"configs/[\w.]+", command.__doc__):
+    for each in (serve.serve, configuration.check, doctor.doctor):
+        for path in re.findall(r"configs/[\w.]+", each.__doc__):
             load_config(ROOT / path)
 
 
@@ -94,7 +95,7 @@ def test_help_loads_neither_torch_nor_ray_nor_grpc():
 # Command line -> exit code and what the one line on standard error must hold.
 WRONG = {
     "no such command": (["srve"], 2, "No such command 'srve'. Did you mean 'serve'?"),
-    "missing argument": (["push", "--to", "a:1", "--camera", "x"], 2, "Missing argument 'SOURCE'"),
+    "missing argument": (["push", "--gateway", "a:1", "--camera", "x"], 2, "Missing argument 'SOURCE'"),
     "nothing to ask of all": (["ask", "--all"], 2, "no question; write it, as in: sightline ask --all"),
     "nobody to ask": (["ask"], 2, "no camera; name it, as in: sightline ask gate"),
     "missing option": (["serve"], 2, "Missing option '--config'"),
@@ -112,6 +113,12 @@ WRONG = {
         2,
         "no model 'no/such/model'",
     ),
+    "a shape without weights": (
+        ["serve", "-c", "right.yaml", "--set", "model.name=qwen2_5_vl-7b"],
+        2,
+        "'qwen2_5_vl-7b' is a shape without weights, for `models show` and benches; name the checkpoint, "
+        "Qwen/Qwen2.5-VL-7B-Instruct, or its folder",
+    ),
     "unknown model in the demo": (["demo", "--model", "tiny-qwen"], 2, "there is no model 'tiny-qwen'; name a"),
     "unknown engine in the demo": (["demo", "--engine", "vlm"], 2, "engine: must be 'native'"),
     "an engine that is not installed": (["demo", "--engine", "vllm"], 2, "vLLM, which is not installed here"),
@@ -125,10 +132,14 @@ WRONG = {
         2,
         "windw: unknown key; did you mean 'window'",
     ),
-    "nothing to push": (["push", "no.mp4", "--to", "127.0.0.1:1", "--camera", "x"], 1, "no.mp4 does not exist"),
-    "nowhere to push": (["push", "right.yaml", "--to", "nowhere", "--camera", "x"], 2, "'nowhere' is not an address"),
+    "nothing to push": (["push", "no.mp4", "--gateway", "127.0.0.1:1", "--camera", "x"], 1, "no.mp4 does not exist"),
+    "nowhere to push": (
+        ["push", "right.yaml", "--gateway", "nowhere", "--camera", "x"],
+        2,
+        "'nowhere' is not an address",
+    ),
     "a camera has its pace": (
-        ["push", "rtsp://127.0.0.1:1/x", "--to", "127.0.0.1:1", "--camera", "x", "--loop"],
+        ["push", "rtsp://127.0.0.1:1/x", "--gateway", "127.0.0.1:1", "--camera", "x", "--loop"],
         2,
         "--loop, --realtime and --speed are for files",
     ),
@@ -139,6 +150,25 @@ WRONG = {
     ),
     "unknown bench": (["bench", "speed"], 2, "unknown bench 'speed'; there are: window, codec"),
 }
+
+
+def options(of):
+    for each in getattr(of, "commands", {}).values():
+        yield from options(each)
+    yield from of.params
+
+
+def test_an_option_has_one_meaning_in_all_commands():
+    """-n is a number, -c a configuration; a gateway is named with --gateway wherever one is."""
+    found = {}
+    for each in options(command()):
+        for flag in each.opts:
+            found.setdefault(flag, []).append(each)
+    assert {each.type_descriptor.annotation for each in found["-n"]} == {int}
+    assert len(found["-c"]) >= 4
+    assert {each.name for each in found["-c"]} == {"config"}
+    assert found["-c"] == found["--config"]
+    assert "--to" not in found
 
 
 @pytest.mark.parametrize(("arguments", "code", "message"), WRONG.values(), ids=WRONG)
@@ -160,7 +190,7 @@ def test_the_port_of_another_program_is_named_before_anything_starts(cli):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (cli.folder / "c.yaml").write_text(
-            f"model: {{name: tiny-qwen2_5_vl}}\ngateway: {{port: {port}, metrics_port: 0}}\n"
+            f"model: {{name: tiny-qwen2_5_vl}}\ngateway: {{port: {port}, http_port: 0}}\n"
         )
         done = cli("serve", "-c", "c.yaml")
     assert done.returncode == 2
@@ -173,7 +203,7 @@ def test_the_port_of_another_program_is_named_before_anything_starts(cli):
 def test_a_file_for_addresses_is_tried_before_anything_starts_and_keeps_none_of_before(cli):
     import socket
 
-    (cli.folder / "c.yaml").write_text("model: {name: tiny-qwen2_5_vl}\ngateway: {port: 1, metrics_port: 0}\n")
+    (cli.folder / "c.yaml").write_text("model: {name: tiny-qwen2_5_vl}\ngateway: {port: 1, http_port: 0}\n")
     done = cli("serve", "-c", "c.yaml", "--json", cli.folder)
     assert (done.returncode, done.stdout) == (1, "")
     assert "it is a folder; name a file in it" in done.stderr
@@ -200,7 +230,7 @@ def test_an_end_that_is_asked_for_while_the_libraries_load_is_no_failure(cli, mo
 
 def test_ctrl_c_while_nobody_answers(cli, wait_for):
     make_clip("street", cli.folder / "street.mp4", seconds=1, fps=10, size=(64, 64))
-    process, log = cli.start("push", "street.mp4", "--to", "127.0.0.1:1", "--camera", "x", "--realtime", "--loop")
+    process, log = cli.start("push", "street.mp4", "--gateway", "127.0.0.1:1", "--camera", "x", "--realtime", "--loop")
     wait_for(lambda: "backoff" in log.read_text())
     assert cli.interrupt(process) == 130
     assert "Traceback" not in log.read_text()
@@ -221,16 +251,16 @@ def test_a_bench_gets_its_options_untouched(cli):
 
 def test_config_check_lists_every_problem(cli):
     (cli.folder / "c.yaml").write_text("sampling: {fps: 0}\nmodel: {seed: -1}\n")
-    done = cli("config", "check", "c.yaml", "--json", "out/problems.json")
+    done = cli("config", "check", "-c", "c.yaml", "--json", "out/problems.json")
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 2
     report = json.loads((cli.folder / "out" / "problems.json").read_text())
     assert not report["ok"]
     assert {(p["key"], p["line"]) for p in report["problems"]} == {("sampling.fps", 1), ("model.seed", 2)}
     (cli.folder / "c.yaml").write_text("questions: [{id: q, text: t}]\ncameras: [{name: a}, {name: b}]\n")
-    done = cli("config", "check", "c.yaml")
+    done = cli("config", "check", "-c", "c.yaml")
     assert (done.returncode, done.stdout) == (0, "c.yaml: ok, 2 cameras, 2 questions in all\n")
-    assert json.loads(cli("config", "check", "c.yaml", "--json", "-").stdout)["ok"]
+    assert json.loads(cli("config", "check", "-c", "c.yaml", "--json", "-").stdout)["ok"]
 
 
 def test_the_schema_is_json(cli):

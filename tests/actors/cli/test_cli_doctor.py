@@ -31,12 +31,12 @@ MODEL = {"name": "tiny-qwen2_5_vl"}
 
 
 def cautions(**config):
-    config = load_config(None, {"model": MODEL, "gateway": {"port": 0, "metrics_port": 0}, **config})
+    config = load_config(None, {"model": MODEL, "gateway": {"port": 0, "http_port": 0}, **config})
     return [(each.found, each.remedy) for each in findings(config) if (each.what, each.state) == ("caution", "warning")]
 
 
 def found(**config):
-    config = {"model": MODEL, "gateway": {"port": 0, "metrics_port": 0}, **config}
+    config = {"model": MODEL, "gateway": {"port": 0, "http_port": 0}, **config}
     return {each.what: each for each in findings(load_config(None, config))}
 
 
@@ -53,7 +53,7 @@ def test_what_is_wrong_is_said_with_a_remedy(tmp_path):
         port = taken.getsockname()[1]
         rows = found(
             model={"name": "tiny-nothing"},
-            gateway={"port": port, "metrics_port": 0},
+            gateway={"port": port, "http_port": 0},
             alerts={"folder": str(tmp_path / "file" / "below")},
             tiers={"redis_url": "redis://:secret-1@127.0.0.1:1"},
             cluster={"decode": "cuda"},
@@ -67,7 +67,7 @@ def test_what_is_wrong_is_said_with_a_remedy(tmp_path):
 
 def test_the_folder_of_state_is_the_one_that_serve_would_use(cli):
     (cli.folder / "file").touch()
-    ports = ("--set", "gateway.port=0", "--set", "gateway.metrics_port=0", "--json", "-")
+    ports = ("--set", "gateway.port=0", "--set", "gateway.http_port=0", "--json", "-")
     below = str(cli.folder / "file" / "below")
     for done in (cli("doctor", "--state", below, *ports), cli("doctor", *ports, SIGHTLINE_STATE=below)):
         rows = {each["what"]: each for each in json.loads(done.stdout)}
@@ -118,7 +118,7 @@ def test_of_a_ray_cluster_its_address_is_asked_and_not_this_machine(tmp_path):
         port = taken.getsockname()[1]
         cluster = {"ray_address": f"127.0.0.1:{port}", "state_dir": str(tmp_path / "file" / "below")}
         device = MODEL | {"device": "cuda"}
-        rows = found(cluster=cluster, gateway={"port": port, "metrics_port": 0}, model=device, security=plain)
+        rows = found(cluster=cluster, gateway={"port": port, "http_port": 0}, model=device, security=plain)
         assert rows["Ray"] == ("Ray", "ok", f"answers at 127.0.0.1:{port}", "")
         assert not [each for each in rows.values() if each.state == "wrong"]
     row = found(cluster={"ray_address": "127.0.0.1:1"}, security=plain)["Ray"]
@@ -127,9 +127,9 @@ def test_of_a_ray_cluster_its_address_is_asked_and_not_this_machine(tmp_path):
 
 def test_ports_are_those_that_serve_would_take():
     several = found(
-        gateway={"port": 23_451, "metrics_port": 0}, cluster={"gateways": 2, "placement": {"gateway": "gate"}}
+        gateway={"port": 23_451, "http_port": 0}, cluster={"gateways": 2, "placement": {"gateway": "gate"}}
     )["ports"]
-    assert (several.state, "gateway.metrics_port to 0" in several.remedy) == ("wrong", True)
+    assert (several.state, "gateway.http_port to 0" in several.remedy) == ("wrong", True)
     assert found()["ports"].state == "ok"
 
 
@@ -170,6 +170,27 @@ def test_an_accelerator_whose_load_nobody_knows_is_warned_of():
     assert unset not in str(cautions())
 
 
+def test_memories_that_the_tiers_cannot_hold_are_warned_of(monkeypatch):
+    seven = {"name": "Qwen/Qwen2.5-VL-7B-Instruct"}
+    monkeypatch.setattr("cluster.control.fleet_settings.host_memory_bytes", lambda: 8 * 2**30)
+    cameras = [{"name": f"c{n}", "questions": [{"id": "q", "text": "Fire?"}]} for n in range(24)]
+    # 7/8 of 176 MiB by tokens of 30,016 bytes.
+    held = found(model=seven, cameras=cameras[:23])["memory.cap"].found
+    assert "176MiB a camera hold about 5,379 tokens, 1.3 min" in held
+
+    def short(**config):
+        return [pair for pair in cautions(model=seven, **config) if "memory.cap" in "".join(pair)]
+
+    assert short(cameras=cameras[:23]) == []
+    [(said, remedy)] = short(cameras=cameras)
+    assert said.startswith("tiers.node_bytes has 4.0 GiB, and 24 cameras at their memory.cap take 4.1 GiB")
+    assert "lower memory.cap" in remedy
+    assert short(cameras=cameras, memory={"cap": "64MiB"}) == []
+    assert short(cameras=cameras, tiers={"redis_url": "redis://127.0.0.1:1"}) == []
+    large = short(cameras=cameras, tiers={"host_bytes": "4GiB", "node_bytes": "5GiB"})
+    assert any("take up to 9.2 GiB of this machine's 8.0 GiB" in said for said, _ in large)
+
+
 @pytest.mark.parametrize(
     ("options", "state", "remedy"),
     [
@@ -187,9 +208,13 @@ def test_a_redis_that_does_not_take_what_comes(tmp_path, options, state, remedy)
     server.start(*options)
     try:
         row = found(tiers={"redis_url": server.url})["Redis"]
+        camera = {"name": "gate", "questions": [{"id": "q", "text": "Fire?"}], "memory": {"cap": "9MiB"}}
+        full = found(tiers={"redis_url": server.url}, cameras=[camera])["Redis"]
     finally:
         server.kill()
     assert (row.state, remedy in row.remedy) == (state, True), row
+    if state == "ok":
+        assert (full.state, "lower memory.cap" in full.remedy) == ("warning", True)
 
 
 def test_an_option_that_redis_does_not_have_is_said():
@@ -199,7 +224,7 @@ def test_an_option_that_redis_does_not_have_is_said():
 
 
 def test_the_command(cli):
-    done = cli("doctor", "--set", "gateway.port=0", "--set", "gateway.metrics_port=0", "--json", "-")
+    done = cli("doctor", "--set", "gateway.port=0", "--set", "gateway.http_port=0", "--json", "-")
     assert done.returncode == 0, done.stderr
     assert {each["state"] for each in json.loads(done.stdout)} <= {"ok", "warning"}
     assert cli("doctor", "--set", "model.name=tiny-nothing", "--set", "gateway.port=0").returncode == 1

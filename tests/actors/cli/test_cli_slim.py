@@ -71,7 +71,7 @@ def test_the_agent_reaches_a_gateway_and_the_command_line_asks_it(tmp_path):
         assert listed.returncode == 0, listed.stderr
         assert "cam-000" in listed.stdout
         clip = next(Path(ROOT, "cluster", "codec", "clips").glob("*.mp4"))
-        pushed = sightline("push", str(clip), "--to", served.rpc, "--camera", "nobody", "--give-up", "1")
+        pushed = sightline("push", str(clip), "--gateway", served.rpc, "--camera", "nobody", "--give-up", "1")
         assert "nobody" in pushed.stderr, pushed.stderr
 
 

@@ -8,11 +8,24 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
+import typer
 from rich.console import Console
 
 from actors.cli.cameras import add, list_cameras
-from actors.cli.output import JsonLines, cameras_table, memory, print_json, reasons, reconnecting, save, size, span
+from actors.cli.output import (
+    JsonLines,
+    cameras_table,
+    console,
+    memory,
+    print_json,
+    reasons,
+    reconnecting,
+    save,
+    size,
+    span,
+)
 from actors.cli.serve import changes, local, state_text, with_state
+from actors.cli.watch import line as answer_line
 from actors.cli.watch import silence_lines
 from cluster.config import load_config
 from cluster.errors import SightlineError, UnavailableError
@@ -233,3 +246,43 @@ def test_what_changes_in_a_running_cluster_is_a_line_each():
     del more["replica-0"]
     assert changes(more, before | {"replica-0": "died"})[0] == "replica-0: died"
     assert changes(before, {"gateway": before["gateway"]}) == ["replica-0: ended", "memory of replica-0: ended"]
+
+
+@pytest.mark.parametrize("state", ["backoff", "error", "connecting"])
+def test_an_added_camera_that_does_not_answer_is_a_failure_of_its_own_code(monkeypatch, capsys, state):
+    client = Mock()
+    client.camera_add.return_value = CameraStatus("gate", state="connecting")
+    client.camera_get.return_value = CameraStatus("gate", state=state, reason="rtsp://u:s3cret@h/1 refuses")
+    monkeypatch.setattr("actors.cli.cameras.connect", lambda _: contextlib.nullcontext(client))
+    monkeypatch.setattr("actors.cli.cameras.CONNECT_S", 0.1)
+    with pytest.raises(typer.Exit) as ended:
+        add("gate", "rtsp://h/1")
+    assert ended.value.exit_code == 3
+    assert "gate is added but does not answer: rtsp://u:***@h/1 refuses" in capsys.readouterr().err
+    client.camera_get.reset_mock()
+    add("gate", "rtsp://h/1", no_wait=True)
+    client.camera_get.assert_not_called()
+    assert capsys.readouterr().err == ""
+
+
+def test_in_a_pipe_tables_are_whole_unless_columns_limits_them(monkeypatch, capsys):
+    long = replace(CAMERAS[0], tokens_full=10_000, tokens_kept=2_690, tokens_computed=901, latency_s=0.5)
+    for columns, widest in (("80", 80), ("60", 60), (None, 200)):
+        monkeypatch.delenv("COLUMNS", raising=False)
+        if columns is not None:
+            monkeypatch.setenv("COLUMNS", columns)
+        screen = console()
+        screen.print(cameras_table([long], screen.width), markup=False)
+        screen.print("x" * 300)
+        *table, line, end = capsys.readouterr().out.split("\n")
+        assert (line, end) == ("x" * 300, ""), "text is never cut"
+        assert max(map(len, table)) <= widest
+        assert any("gate" in each for each in table)
+        assert any("decode" in each for each in table) == (columns is None), "what matters most is shown"
+
+
+def test_what_the_model_wrote_is_in_quotes_beside_the_verdict():
+    counts = {"start": 0, "end": 40_000_000, "score": 0.12, "positive": False, "gated": True, "lag_s": 0.1}
+    said = answer_line(Mock(stream="gate", question="fence", text="no", **counts))
+    assert said.endswith('0.12 [dim]no [/]  0.0–40.0 s  [dim]nothing moved[/]  "no"')
+    assert '"' not in answer_line(Mock(stream="gate", question="fence", text="", **counts))

@@ -224,9 +224,7 @@ async def test_a_port_that_is_taken_is_named():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         server = HttpServer(bare_application())
-        with pytest.raises(
-            SightlineError, match=rf"cannot serve HTTP on 127\.0\.0\.1:{port}: .* gateway\.metrics_port"
-        ):
+        with pytest.raises(SightlineError, match=rf"cannot serve HTTP on 127\.0\.0\.1:{port}: .* gateway\.http_port"):
             await server.start("127.0.0.1", port)
         await server.stop()
 

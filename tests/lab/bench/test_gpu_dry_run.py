@@ -270,9 +270,10 @@ def test_the_roofline_is_the_least_of_time_memory_and_link(load):
     products = 2 * 1500 * 6.525e9 + 4 * 28 * 28 * 128 * 3e6
     assert row["prefill_ms"] == pytest.approx(1e3 * products / 989e12 / PREFILL_MFU, rel=0.01)
     assert row["tower_ms"] == pytest.approx(1e3 * 3e12 / 989e12 / TOWER_MFU)
-    # An eighth of what 16.6 GB of weights leave for memories of 24 MiB on the device; nine tenths of the rest, less a
-    # pass's activations; 57,344 bytes a slot beside 7,168 of its embedding.
-    assert row["by_memories"] == pytest.approx((80e9 - 16.6e9) / 8 / (24 * 2**20), rel=0.01)
+    # An eighth of what 16.6 GB of weights leave for frames that wait for memories, 22 MiB each (an eighth of 6,144
+    # tokens of 30,016 bytes); nine tenths of the rest, less a pass's activations; 57,344 bytes a slot beside 7,168 of
+    # its embedding.
+    assert row["by_memories"] == pytest.approx((80e9 - 16.6e9) / 8 / (22 * 2**20), rel=0.01)
     pool = 0.9 * 7 / 8 * (80e9 - 16.6e9) - 16384 * (3 * 18944 + 8 * 3584) * 2
     assert row["by_windows"] == pytest.approx(pool / (57344 + 7168) / 2600, rel=0.01)
     slow = replace(h100, bandwidth=h100.bandwidth / 100)

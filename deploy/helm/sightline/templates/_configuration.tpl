@@ -41,7 +41,7 @@
 {{- end -}}
 {{- $own := dict
       "model" (dict "device" (ternary "cuda" "cpu" (gt (int .Values.replicas.gpusPerPod) 0)))
-      "gateway" (dict "host" "0.0.0.0" "port" 50051 "metrics_port" 9464)
+      "gateway" (dict "host" "0.0.0.0" "port" 50051 "http_port" 9464)
       "security" $security
       "cluster" $cluster
       "alerts" (dict "folder" "/var/lib/sightline/alerts")

@@ -48,7 +48,8 @@ tolerations:
 {{- end }}
 {{- end -}}
 
-{{/* Part -> name of its Secret and whether the chart makes it (secrets.yaml), of the parts in use. */}}
+{{/* Part -> name of its Secret, and whether the chart makes it (secrets.yaml) or cert-manager (certificates.yaml), of the parts
+in use. */}}
 {{- define "sightline.secrets" -}}
 {{- $values := .Values -}}{{- $gateway := .Values.gateway -}}
 {{- $redis := or $values.kvRedis.enabled (ne (dig "tiers" "redis_url" "" $values.config) "") -}}
@@ -64,9 +65,18 @@ tolerations:
 {{- if or (index $each 0) $own }}
 {{ $part }}:
   name: {{ $own | default (printf "%s-%s" (include "sightline.fullname" $) (kebabcase $part)) | quote }}
-  made: {{ not $own }}
+  {{- $issued := and $values.certManager.enabled (hasSuffix "ls" $part) }}
+  made: {{ not (or $own $issued) }}
+  issued: {{ and $issued (not $own) }}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Host names of the gateway's certificate. */}}
+{{- define "sightline.hosts" -}}
+{{- $service := printf "%s-gateway" (include "sightline.fullname" .) -}}
+{{- $inNamespace := printf "%s.%s" $service .Release.Namespace -}}
+{{- toYaml (list $service $inNamespace (printf "%s.svc" $inNamespace) (printf "%s.svc.cluster.local" $inNamespace) "localhost") -}}
 {{- end -}}
 
 {{/* Whether the chart runs the Redis of Ray's tables. */}}

@@ -5,6 +5,12 @@ the schema. */}}
 {{- if and $gateway.tokens.secretName $gateway.allowUnauthenticated -}}
 {{- fail "gateway.tokens.secretName and gateway.allowUnauthenticated contradict each other: leave one out" -}}
 {{- end -}}
+{{- if and $gateway.tls.secretName $gateway.allowPlaintext -}}
+{{- fail "gateway.tls.secretName and gateway.allowPlaintext contradict each other: leave one out" -}}
+{{- end -}}
+{{- if and .Values.internalTls.secretName .Values.internalTls.allowPlain -}}
+{{- fail "internalTls.secretName and internalTls.allowPlain contradict each other: leave one out" -}}
+{{- end -}}
 {{- if and $gateway.allowUnauthenticated (dig "security" "oidc" "" .Values.config) -}}
 {{- fail "config.security.oidc asks who people are, and gateway.allowUnauthenticated nobody: leave one out" -}}
 {{- end -}}
