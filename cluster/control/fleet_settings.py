@@ -129,11 +129,11 @@ def memory_shortages(config: SightlineConfig) -> list[str]:
     """Notices that the lowest tier, if it is not Redis, or this machine cannot hold the memories of all cameras."""
     tiers, replicas = config.tiers, config.cluster.replicas
     here = config.cluster.ray_address is None and config.cluster.placement.replica is None
-    host, wanted = replicas * tiers.host_bytes, sum(_caps(config))
+    host, wanted = replicas * tiers.rooms.get("host_bytes", 0), sum(_caps(config))
     # Elsewhere each replica has a node of its own at best.
-    node = tiers.node * tiers.node_bytes * (1 if here else replicas)
-    lowest = ("tiers.node_bytes", node) if tiers.node else ("tiers.host_bytes", host)
-    found = [] if tiers.redis_url is not None else room_shortage(config, *lowest)
+    node = tiers.rooms.get("node_bytes", 0) * (1 if here else replicas)
+    lowest = ("tiers.node_bytes", node) if node else ("tiers.host_bytes", host)
+    found = room_shortage(config, *lowest) if tiers.redis_url is None and lowest[1] else []
     needed, has = min(wanted, host) + min(wanted, node) + wanted // INDEX, host_memory_bytes()
     if here and needed > has:
         found.append(
