@@ -29,9 +29,10 @@ MOST_REMARKS = 5
 
 def preflight(config: SightlineConfig) -> SightlineConfig:
     """Check model and ports; returns the configuration with ports of 0 replaced by free ones, so that a restarted
-    gateway keeps its address; of several each takes its own when it starts. Raises ``ConfigError``: one sentence that
-    names what to change."""
+    gateway keeps its address (of several each takes its own when it starts), and with the default cap of memories: not
+    every node has the model's files. Raises ``ConfigError``: one sentence that names what to change."""
     check_settings(config)
+    config = config.model_copy(update={"memory": config.memory.with_cap(config.model, config.tiers)})
     if config.cluster.ray_address is not None:
         check_ray(config.cluster.ray_address)
         return config  # The gateway may run on another machine.

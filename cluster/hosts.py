@@ -71,6 +71,11 @@ def host_memory_bytes() -> int:
     return min(limits)
 
 
+def gib(nbytes: float) -> str:
+    """``4.1 GiB``, of memory."""
+    return f"{nbytes / 2**30:.1f} GiB"
+
+
 def raise_file_limit(count: int) -> int:
     """Raise the file descriptor limit to ``count``, as far as the host allows; returns the limit.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, connect
+from actors.cli.options import DEFAULT_GATEWAY, Gateway, Json, Output, connect
 from actors.cli.output import Progress, console, plural, print_json, save
 from cluster.errors import ConfigError, ManagedElsewhereError, SightlineError
 from cluster.files import replacing, writing
@@ -139,16 +139,14 @@ def _carry_out(
 
 def export(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Cameras; default all.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file; default standard output.")
-    ] = None,
+    output: Output = None,
     manager: Annotated[str | None, typer.Option(metavar="NAME", help="Only the cameras of this manager.")] = None,
     secrets: Annotated[
         bool, typer.Option("--secrets", help="Write passwords instead of references to variables.")
     ] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
-    """Write cameras as a file for `apply`, with a variable for each secret of a source.
+    """Write cameras as a file for `apply`, or to standard output, with a variable for each secret of a source.
 
     $ sightline cameras export -o cameras.yaml
     """
@@ -194,13 +192,10 @@ def _literal(value: object) -> dict[str, object]:
 def discover(
     network: Annotated[str, typer.Argument(metavar="NETWORK", help="IPv4 network, like 10.0.0.0/24.")],
     user: Annotated[str, typer.Option(metavar="NAME", help="The cameras' user.")] = "",
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write them as a file for `sightline cameras apply`."),
-    ] = None,
+    output: Output = None,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
-    """Search a network for ONVIF cameras and list their streams; nothing is added.
+    """Search a network for ONVIF cameras and list their streams, with --output as a file for `apply`; nothing is added.
 
     The network must be within `security.discovery_networks`. The password of --user is read from the variable
     CAMERA_PASSWORD, or asked for. Files refer to CAMERA_PASSWORD_ESCAPED: the same password percent-escaped, as it

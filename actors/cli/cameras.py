@@ -1,6 +1,5 @@
 """``sightline cameras``: add, change, list and remove cameras of a running cluster."""
 
-import contextlib
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from actors.cli.options import (
     CameraPriority,
     Gateway,
     Json,
+    Output,
     Questions,
     Settings,
     Yes,
@@ -103,18 +103,18 @@ def add(
     asked = [item.question() for item in entry.questions or []]
     with connect(gateway) as client:
         status = client.camera_add(name, entry.source, asked, wanted, force=force)
-        deadline = time.monotonic() + (0.0 if no_wait else CONNECT_S)
-        looked = False
-        # It is added, also where the gateway is gone a moment later.
-        with contextlib.suppress(UnavailableError):
-            while entry.source and status.state in ("waiting", "connecting") and time.monotonic() < deadline:
+        deadline, waits = time.monotonic() + CONNECT_S, bool(entry.source) and not no_wait
+        try:
+            while waits and status.state in ("waiting", "connecting") and time.monotonic() < deadline:
                 time.sleep(CONNECT_S / 40)
                 status = client.camera_get(name)
-            looked = bool(entry.source) and not no_wait
+        except UnavailableError:
+            # It is added, also where the gateway is gone a moment later.
+            waits = False
     if print_json(json, status):
         print(f"{name}: {status.state}" + (f", {status.reason}" if status.reason else ""))
         print(expectation(status))
-    if looked and status.state in ("connecting", "backoff", "error"):
+    if waits and status.state in ("connecting", "backoff", "error"):
         print(f"{name} is added but does not answer: {redact(status.reason) or status.state}", file=sys.stderr)
         raise typer.Exit(UNANSWERED)
 
@@ -206,13 +206,12 @@ def _set_paused(name: str, paused: bool, takeover: bool, gateway: str) -> None:
 def try_source(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Address, or a file the cluster can read.")],
     name: Annotated[str, typer.Option(metavar="NAME", help="The camera that has it or would get it.")] = "test",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Save a picture, as the model would see it.")
-    ] = None,
+    output: Output = None,
     settings: Settings = None,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
-    """Open a source for some seconds as a camera would and say what it sends, without adding a camera.
+    """Open a source for some seconds as a camera would and say what it sends, without adding a camera; with --output
+    save a picture, as the model would see it.
 
     $ sightline cameras test rtsp://10.0.0.11/stream1 -o gate.jpg
     """
@@ -270,14 +269,12 @@ def list_cameras(
 @app.command("picture")
 def picture(
     name: Name,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file; default NAME.jpg.")
-    ] = None,
+    output: Output = None,
     kept: Annotated[bool, typer.Option("--kept", help="Darken the patches that the model does not see.")] = False,
     width: Annotated[int, typer.Option(min=0, help="Pixels; 0 is the model's input size.")] = 0,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
-    """Save a camera's newest picture, as the model sees it: after privacy masks, in its size.
+    """Save a camera's newest picture (NAME.jpg), as the model sees it: after privacy masks, in its size.
 
     $ sightline cameras picture gate -o gate.jpg --kept
     """

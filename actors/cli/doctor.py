@@ -70,6 +70,8 @@ def doctor(
 def findings(config: SightlineConfig) -> Iterator[Finding]:
     """Every check, in order."""
     from actors.preflight import cautions, check_folders, check_ray, check_settings, free_ports
+    from cluster.config.memory import held_text
+    from cluster.config.root import every_camera
 
     yield _versions()
     # The processes of a Ray cluster may be on any machine.
@@ -85,18 +87,10 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
     if config.tiers.redis_url is not None:
         yield redis_finding(config)
     yield _checked("model and settings", config.model.name, partial(check_settings, config))
-    yield from _memory(config)
-    yield from (Finding.said("caution", "warning", sentence) for sentence in cautions(config))
-
-
-def _memory(config: SightlineConfig) -> Iterator[Finding]:
-    """What a camera without settings of its own can remember."""
-    from cluster.config.memory import held_text
-    from cluster.config.root import every_camera
-
     memory, token = every_camera(config).memory, config.memory.token_bytes(config.model)
     if memory.enabled and token and config.engine == "native":
         yield Finding("memory.cap", "ok", held_text(memory.cap or 0, token))
+    yield from (Finding.said("caution", "warning", sentence) for sentence in cautions(config))
 
 
 def _checked(what: str, good: str, check: Callable[[], object]) -> Finding:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from loadtest.search import Search, Try
     from loadtest.target import Target
 
-LINE_EVERY_S = 5.0
 HELP = "Put a fleet of simulated cameras on a real cluster: what it keeps up with, and what happens when things break."
 app = typer.Typer(no_args_is_help=True, help=HELP)
 
@@ -344,7 +343,7 @@ class _LoadProgress(Progress):
     """What a load test is doing, on a bar or in lines."""
 
     def __init__(self) -> None:
-        super().__init__(every_s=LINE_EVERY_S)
+        super().__init__()
         self._phase = ""
 
     def phase(self, text: str) -> None:

@@ -92,6 +92,7 @@ Stride = Annotated[float | None, typer.Option(metavar="S", help="Seconds between
 Fps = Annotated[float | None, typer.Option(help="Samples per second.")]
 AnchorInterval = Annotated[float | None, typer.Option(metavar="S", help="Seconds between anchors.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before everything of a camera is deleted.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file.")]
 OutFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="For the report and what is made.")]
 
 Questions = Annotated[

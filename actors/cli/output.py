@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from actors.cli.options import spoken
 from cluster.errors import UnavailableError
 from cluster.files import check_file_writable, check_writable, replacing, write_text, writing
 from cluster.lab.report.number_format import compact
@@ -55,8 +56,8 @@ def windows(camera: CameraStatus) -> str:
 
 
 def memory(camera: CameraStatus) -> str:
-    """``12 MB, 2 h``: size and time range; marked where part of it is unreachable."""
-    held = f"{size(camera.memory_bytes)}, {span(camera.memory_oldest_s)}" if camera.memory_frames else ""
+    """``12 MB, 2 h 05 min``: size and time range; marked where part of it is unreachable."""
+    held = f"{size(camera.memory_bytes)}, {spoken(camera.memory_oldest_s)}" if camera.memory_frames else ""
     return " ".join(filter(None, (held, "(degraded)" if camera.memory_state else "")))
 
 
@@ -67,14 +68,6 @@ def size(nbytes: float) -> str:
             value = nbytes / unit
             return f"{value:.1f} {letter}" if value < 9.95 else f"{value:.0f} {letter}"
     return f"{nbytes:.0f} B"
-
-
-def span(seconds: float) -> str:
-    """7300 -> 2 h: the largest unit of which there are at least two."""
-    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds:.0f} s"
 
 
 def last_answers(camera: CameraStatus) -> str:
@@ -251,15 +244,14 @@ class Progress:
     Args:
         what: stands before every text on a terminal.
         total: of the bar; ``None`` for one that only moves.
-        every_s: seconds between two lines where there is no terminal.
     """
 
-    def __init__(self, what: str = "", total: float | None = None, *, every_s: float = LINE_EVERY_S) -> None:
+    def __init__(self, what: str = "", total: float | None = None) -> None:
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
         self._screen = console(stderr=True)
-        self._what, self._every_s = what, every_s
+        self._what = what
         self._key, self._said_at, self._done = "", time.monotonic(), 0
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
         bars = (*columns, TimeRemainingColumn()) if total else columns
@@ -281,7 +273,7 @@ class Progress:
         """Show how it goes; without a terminal also as a line, at once when ``key`` has changed."""
         self._bars.update(self._task, description=f"{self._what}  {text}".strip(), completed=done, total=total)
         moment = time.monotonic()
-        if not self._screen.is_terminal and (key != self._key or moment - self._said_at >= self._every_s):
+        if not self._screen.is_terminal and (key != self._key or moment - self._said_at >= LINE_EVERY_S):
             self._key, self._said_at = key, moment
             self.say(text)
 

@@ -14,8 +14,6 @@ from cluster.errors import ConfigError
 if TYPE_CHECKING:
     from cluster.wire.push import PushStatus
 
-LINE_EVERY_S = 5.0
-
 
 def push(
     source: Annotated[
@@ -60,7 +58,7 @@ def push(
         raise ConfigError("--loop, --realtime and --speed are for files; a camera has its own pace")
     assert isinstance(opened, FileSource | NetworkSource)
     began_s = time.monotonic()
-    with Progress(f"{address} → {camera} at {gateway}", every_s=LINE_EVERY_S) as progress:
+    with Progress(f"{address} → {camera} at {gateway}") as progress:
 
         def show(status: PushStatus) -> None:
             # An error is about to be raised, and reported like every error.

@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from cluster.config.model import ModelConfig
 from cluster.config.problems import Duration, OneOf, Section, Size, size_text
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, ModelError
 from cluster.memory.tiers.redis_link import connection_pool
 from cluster.models.catalog import key_heads
 from cluster.registry import compressors, frame_retrievals, organisers, retrievers, tiers
@@ -83,8 +83,12 @@ class TiersConfig(Section):
     @property
     def rooms(self) -> dict[str, int]:
         """What bounds one camera's memory, by key."""
-        keys = ("host_bytes", *(("node_bytes",) if self.node else ()), "camera_bytes")
-        return {key: room for key in keys if (room := getattr(self, key)) is not None}
+        rooms = {
+            "host_bytes": self.host_bytes if "host" in self.levels else None,
+            "node_bytes": self.node_bytes if self.node and "node" in self.levels else None,
+            "camera_bytes": self.camera_bytes,
+        }
+        return {key: room for key, room in rooms.items() if room is not None}
 
 
 class AskingConfig(Section):
@@ -159,9 +163,10 @@ class MemoryConfig(Section):
 
     def token_bytes(self, model: ModelConfig) -> int | None:
         """Stored bytes of one token, all layers and heads; ``None`` where the model's shape is not known here."""
-        if (shape := key_heads(model.name)) is None:
+        try:
+            heads, width = key_heads(model.name)
+        except ModelError:
             return None
-        heads, width = shape
         spec = MemorySpec(kv_dtype=self.kv_dtype)
         return heads * spec.token_bytes(width, 4 if model.dtype == "float32" else 2)
 
@@ -170,7 +175,7 @@ class MemoryConfig(Section):
         if self.cap is not None:
             return self
         wanted = -(-DEFAULT_TOKENS * (self.token_bytes(model) or 0) // 2**20) * 2**20
-        cap = min(max(_DEFAULTS.cap_bytes, wanted), *tiers.rooms.values())
+        cap = min([max(_DEFAULTS.cap_bytes, wanted), *tiers.rooms.values()])
         return self.model_copy(update={"cap": cap})
 
 

@@ -10,7 +10,7 @@ from cluster.control.demand import Demand
 from cluster.control.fleet import Fleet
 from cluster.control.ladder import FILE, FULL, Ladder, LadderPolicy, default
 from cluster.errors import ConfigError
-from cluster.hosts import host_memory_bytes
+from cluster.hosts import gib, host_memory_bytes
 from cluster.models.catalog import locate
 from cluster.types import PatchGeometry
 from cluster.types.cameras import INDEX, WAITING, Priority
@@ -129,15 +129,15 @@ def memory_shortages(config: SightlineConfig) -> list[str]:
     """Notices that the lowest tier, if it is not Redis, or this machine cannot hold the memories of all cameras."""
     tiers, replicas = config.tiers, config.cluster.replicas
     here = config.cluster.ray_address is None and config.cluster.placement.replica is None
-    host, wanted = replicas * tiers.host_bytes, sum(_caps(config))
+    host, wanted = replicas * tiers.rooms.get("host_bytes", 0), sum(_caps(config))
     # Elsewhere each replica has a node of its own at best.
-    node = tiers.node * tiers.node_bytes * (1 if here else replicas)
-    lowest = ("tiers.node_bytes", node) if tiers.node else ("tiers.host_bytes", host)
-    found = [] if tiers.redis_url is not None else room_shortage(config, *lowest)
+    node = tiers.rooms.get("node_bytes", 0) * (1 if here else replicas)
+    lowest = ("tiers.node_bytes", node) if node else ("tiers.host_bytes", host)
+    found = room_shortage(config, *lowest) if tiers.redis_url is None and lowest[1] else []
     needed, has = min(wanted, host) + min(wanted, node) + wanted // INDEX, host_memory_bytes()
     if here and needed > has:
         found.append(
-            f"{len(config.cameras)} cameras' memories take up to {_gib(needed)} of this machine's {_gib(has)} in "
+            f"{len(config.cameras)} cameras' memories take up to {gib(needed)} of this machine's {gib(has)} in "
             "tiers.host_bytes, tiers.node_bytes and their index; lower memory.cap or these"
         )
     return found
@@ -149,7 +149,7 @@ def room_shortage(config: SightlineConfig, where: str, room: int) -> list[str]:
     if sum(caps) <= room:
         return []
     return [
-        f"{where} has {_gib(room)}, and {len(caps)} cameras at their memory.cap take {_gib(sum(caps))}: it evicts what "
+        f"{where} has {gib(room)}, and {len(caps)} cameras at their memory.cap take {gib(sum(caps))}: it evicts what "
         "was unused longest; raise it, or lower memory.cap"
     ]
 
@@ -159,10 +159,6 @@ def _caps(config: SightlineConfig) -> list[int]:
         return []
     specs = (resolve(config, each).memory.spec() for each in config.cameras)
     return [spec.cap_bytes for spec in specs if spec is not None]
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.1f} GiB"
 
 
 def _costs(config: SightlineConfig) -> CostModel | None:

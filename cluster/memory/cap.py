@@ -40,6 +40,11 @@ class CappedMemory:
         return sum(chunk.nbytes for chunk in self.recent)
 
     @property
+    def device_bytes(self) -> int:
+        """Bytes of waiting frames on a device of their own."""
+        return sum(chunk.nbytes for chunk in self.recent if chunk.key.device.type != "cpu")
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of blocks and index in the lowest tier, plus waiting frames."""
         return self.stored.nbytes + self.waiting_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -315,11 +316,16 @@ def join_frames(block: Sequence[KVChunk]) -> list[LayerKV]:
     """Concatenate frames in time, per layer; on the host, where all that follows is computed. A GPU that is asked for
     its data answers behind all that it was given before: head by head and block by block, that would be thousands of
     times."""
-    key = torch.cat([chunk.key for chunk in block], dim=2).cpu()
-    value = torch.cat([chunk.value for chunk in block], dim=2).cpu()
-    cell = torch.cat([chunk.cell for chunk in block]).cpu()
+    key, value = _on_host([chunk.key for chunk in block], 2), _on_host([chunk.value for chunk in block], 2)
+    cell = _on_host([chunk.cell for chunk in block], 0)
     frame = torch.cat([torch.full((chunk.tokens,), chunk.index) for chunk in block])
     heads = key.shape[1]
     return [
         LayerKV(key[layer], value[layer], frame.expand(heads, -1), cell.expand(heads, -1)) for layer in range(len(key))
     ]
+
+
+def _on_host(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Concatenate tensors, some of which may be there already; the others in one transfer, if they stand together."""
+    runs = itertools.groupby(parts, key=lambda part: part.device)
+    return torch.cat([torch.cat(list(run), dim).cpu() for _, run in runs], dim)

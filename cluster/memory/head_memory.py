@@ -49,6 +49,11 @@ class KVChunk:
         """The same with keys and values of another type."""
         return replace(self, key=self.key.to(dtype), value=self.value.to(dtype))
 
+    def on_host(self) -> KVChunk:
+        """The same in host memory, once the device has computed it."""
+        parts = {name: getattr(self, name).cpu() for name in ("key", "value", "cell", "mean_embedding")}
+        return replace(self, **parts)
+
     def on_grid(self, rows: int, columns: int) -> KVChunk:
         """The same with cells at their place of the picture in another grid; a memory has one, a camera may change its
         picture's size."""

@@ -166,6 +166,9 @@ class StreamMemory(TieredHeads):
             raise ValueError(f"KV {tuple(chunk.key.shape)} of {self.stream} does not fit a memory of other shape")
         self.counts.frames += 1
         self.newest_s = time.monotonic()
+        if self.device_bytes + chunk.nbytes > self.spec.cap_bytes // WAITING:
+            # Admission counts no more on the device, however long a tier is down or the memory's threads are behind.
+            chunk = chunk.on_host()
         with self._lock:
             # The compressor was made for the grid of the heads.
             if not self.heads and not self.log.times:

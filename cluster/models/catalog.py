@@ -40,23 +40,23 @@ def cached_config(hub_id: str) -> Path | None:
 
 
 @cache
-def key_heads(name: str) -> tuple[int, int] | None:
-    """Key heads of all layers of a model, and their width; ``None``: this machine has no ``config.json`` of it, or one
-    that leaves them to the library."""
+def key_heads(name: str) -> tuple[int, int]:
+    """Key heads of all layers of a model, and their width. ``ModelError``, which is not cached: this machine has no
+    ``config.json`` of it (yet), or one that leaves them to the library."""
     name = PUBLISHED.get(name, name)
+    if shape := SHAPES.get(name) or PRESETS.get(name):
+        text: Mapping[str, Any] = shape.text
+    else:
+        folder = Path(locate(name)).expanduser()
+        config = folder / "config.json" if folder.is_dir() else cached_config(name)
+        body = _read(name, config or folder)[0]
+        text = body.get("text_config") or body
     try:
-        if shape := SHAPES.get(name) or PRESETS.get(name):
-            text: Mapping[str, Any] = shape.text
-        else:
-            folder = Path(locate(name)).expanduser()
-            config = folder / "config.json" if folder.is_dir() else cached_config(name)
-            body = _read(name, config or folder)[0]
-            text = body.get("text_config", body)
         heads = text["num_attention_heads"]
         width = text.get("head_dim") or text["hidden_size"] // heads
-        return text["num_hidden_layers"] * text.get("num_key_value_heads", heads), width
-    except (ModelError, KeyError):
-        return None
+        return text["num_hidden_layers"] * (text.get("num_key_value_heads") or heads), width
+    except (KeyError, TypeError) as error:
+        raise ModelError(f"the config.json of model {name!r} does not give its key heads: {error}") from None
 
 
 def check_model(name: str, *, quantised: bool = False) -> None:

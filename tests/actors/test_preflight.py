@@ -1,5 +1,6 @@
 """Ports that a cluster chooses and folders that it looks at before it starts."""
 
+import json
 import os
 import socket
 
@@ -7,8 +8,9 @@ import pytest
 from ray._private import accelerators
 
 from actors.preflight import check_folders, check_gpus, check_settings, free_port, preflight
-from cluster.config import load_config
+from cluster.config import camera_settings, load_config
 from cluster.errors import ConfigError
+from cluster.models.catalog import key_heads
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
@@ -112,3 +114,17 @@ def test_of_gpus_of_other_nodes_this_machine_knows_nothing(monkeypatch):
         cluster = {"ray_address": f"127.0.0.1:{ray.getsockname()[1]}"}
         named = {"model": {"name": "tiny-qwen2_5_vl", "device": "cuda"}, "security": {"allow_plain_inside": True}}
         preflight(load_config(None, named | {"cluster": cluster}))
+
+
+def test_every_node_takes_the_default_cap_of_the_one_that_started_the_cluster(tmp_path):
+    """Where a restarted controller does not have the model's files, cameras' caps would change."""
+    shape = {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_vl"} | shape))
+    camera = {"name": "a", "questions": [{"id": "fire", "text": "Fire?"}]}
+    free = {"port": 0, "http_port": 0}
+    read = load_config(None, {"model": {"name": str(tmp_path)}, "cameras": [camera], "gateway": free})
+    started = preflight(read)
+    (tmp_path / "config.json").unlink()
+    key_heads.cache_clear()
+    assert camera_settings(read, "a").memory.cap == 64 * 2**20
+    assert camera_settings(started, "a").memory.cap == 176 * 2**20

@@ -83,6 +83,29 @@ def test_a_default_cap_follows_what_is_configured(tmp_path):
         text = dict.fromkeys(body, shape) or shape
         (folder / "config.json").write_text(json.dumps({"model_type": "qwen2_vl"} | text))
         assert cap_of({"name": str(folder)}) == 176 * 2**20
+    # Null stands for as many key heads as heads, and for a text model at the top.
+    shape = {"num_hidden_layers": 28, "num_attention_heads": 4, "num_key_value_heads": None, "head_dim": 128}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "text_config": None} | shape))
+    assert cap_of({"name": str(tmp_path)}) == 176 * 2**20
+
+
+def test_a_default_cap_is_right_once_the_model_is_there(tmp_path):
+    """Configurations are read before a hub's ``config.json`` is fetched, in the same process."""
+    name = {"name": str(tmp_path / "later")}
+    assert cap_of(name) == 64 * 2**20
+    (tmp_path / "later").mkdir()
+    shape = {"num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "hidden_size": 3584}
+    (tmp_path / "later" / "config.json").write_text(json.dumps({"model_type": "qwen2_vl"} | shape))
+    assert cap_of(name) == 176 * 2**20
+
+
+def test_only_tiers_that_there_are_bound_a_cap():
+    llava = {"name": "llava-hf/LLaVA-NeXT-Video-7B-hf"}
+    redis = {"redis_url": "redis://127.0.0.1:1"}
+    wanted = -(-6144 * 32 * 32 * 268 // 2**20) * 2**20
+    assert cap_of(llava, tiers={"levels": ["node", "redis"], "node_bytes": "4GiB"} | redis) == wanted
+    assert cap_of(llava, tiers={"levels": ["redis"]} | redis) == wanted
+    assert cap_of(llava, memory={"cap": "2GiB"}, tiers={"levels": ["host"], "host_bytes": "3GiB", "node_bytes": "1MiB"})
 
 
 def test_a_camera_overrides_single_keys_and_another_policy_drops_the_options_of_the_first(load):

@@ -979,6 +979,24 @@ def test_what_lies_on_the_device_stays_within_what_admission_counts(organiser: s
     assert cap / 16 < waiting <= cap / WAITING
 
 
+def test_frames_that_wait_for_a_tier_take_their_share_of_the_device_and_the_host_the_rest() -> None:
+    """Admission counts an eighth of a cap: with a tier down, cameras would fill the device with whole ones."""
+    cap = 64 * MIB // 28
+    with FakeCuda():
+        memory = StreamMemory("cam", MemorySpec(cap_bytes=cap, organiser="frames"), stack())
+        for each in made_chunks("cam", 30, layers=1, heads=4, rows=5, columns=7, width=128):
+            parts = (each.key.bfloat16(), each.value.bfloat16(), each.cell, each.mean_embedding)
+            key, value, cell, look = (part.to(DEVICE) for part in parts)
+            memory.accept_chunk(replace(each, key=key, value=value, cell=cell, mean_embedding=look))
+            there = [one for one in memory.recent if one.key.device == DEVICE]
+            assert sum(one.key.nbytes + one.value.nbytes for one in there) <= cap // 8
+        # All of them wait, and some on either side.
+        assert len(memory.recent) == 30 > len(there) > 0
+        assert memory.settle()
+    assert not memory.recent
+    assert memory.counts.frames_dropped == 0
+
+
 def test_frames_that_only_some_heads_hold_have_their_times_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tier refuses in the middle of a block of frames, and the process ends after its next manifest."""
     monkeypatch.setattr("cluster.memory.tiered_heads._BATCH", 1)

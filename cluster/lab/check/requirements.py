@@ -111,7 +111,7 @@ def check_memory(shape: VisionLanguageModel, device: torch.device, dtype: torch.
     import psutil
     import torch
 
-    from cluster.hosts import host_memory_bytes
+    from cluster.hosts import gib, host_memory_bytes
 
     config = shape.text_config
     weights = sum(parameter.numel() for parameter in shape.model.parameters()) * dtype.itemsize
@@ -126,12 +126,8 @@ def check_memory(shape: VisionLanguageModel, device: torch.device, dtype: torch.
     for name, nbytes in needed.items():
         if nbytes > free[name]:
             raise ModelError(
-                f"the model is too large for this machine: {_gib(weights)} of weights in "
-                f"{str(dtype).removeprefix('torch.')} and {_gib(windows)} for windows, of which {name} must hold "
-                f"{_gib(nbytes)} and has {_gib(free[name])} free; take --dtype bfloat16, a larger machine or a smaller "
+                f"the model is too large for this machine: {gib(weights)} of weights in "
+                f"{str(dtype).removeprefix('torch.')} and {gib(windows)} for windows, of which {name} must hold "
+                f"{gib(nbytes)} and has {gib(free[name])} free; take --dtype bfloat16, a larger machine or a smaller "
                 "model"
             )
-
-
-def _gib(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.1f} GiB"

@@ -22,7 +22,6 @@ from actors.cli.output import (
     reconnecting,
     save,
     size,
-    span,
 )
 from actors.cli.serve import changes, local, state_text, with_state
 from actors.cli.watch import line as answer_line
@@ -99,13 +98,6 @@ def test_a_memory_out_of_reach_is_marked_and_says_why():
 )
 def test_sizes(nbytes, text):
     assert size(nbytes) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2 h"), (2e5, "2 d")]
-)
-def test_spans(seconds, text):
-    assert span(seconds) == text
 
 
 def test_a_silent_camera_is_explained():
