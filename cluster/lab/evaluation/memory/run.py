@@ -53,8 +53,7 @@ class _Clip:
     def key(self, setting: ShareSetting) -> Key:
         """Cache key of its answers."""
         asked = str([(e.turns, e.answers, e.at_s, e.since_s, e.evidence) for e in self.footage.questions])
-        spec = setting.spec(frames=10**6, full_bytes=10**12, tier_bytes=10**12)
-        return self.recording.stem, digest(asked), f"{setting!r} {spec!r}"
+        return self.recording.stem, digest(asked), repr(setting)
 
     def read(self, body: dict[str, Any]) -> SceneAnswers:
         return read_answers(body, self.footage.name, self.footage.questions)
