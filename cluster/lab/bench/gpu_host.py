@@ -23,12 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cluster.engine.base import Engine
 from cluster.engine.native import NativeEngine
 from cluster.hosts import end_with_parent
 from cluster.lab.bench.soak import SyntheticCamera
 from cluster.models.base import PatchBatch, VisionLanguageModel
 from cluster.models.loading import load_shape
-from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, Question, StreamSpec
+from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, Question, StreamSpec, WindowRequest
 
 RUNS = 5
 WINDOW_S, STRIDE_S = 40.0, 8.0
@@ -44,6 +45,19 @@ class HostCost:
     step: float
     end: float
     ahead: float
+
+
+def admit_cameras(engine: Engine, spec: StreamSpec, count: int, **options: Any) -> list[StreamSpec]:
+    """So many cameras, which are alike."""
+    specs = [replace(spec, stream=f"camera-{number}", **options) for number in range(count)]
+    for each in specs:
+        engine.admit(each)
+    return specs
+
+
+def push_all(engine: Engine, specs: Sequence[StreamSpec], sample: FrameSample) -> list[WindowRequest]:
+    """Give every camera this frame; returns the windows that closed."""
+    return [request for spec in specs for request in engine.push(replace(sample, stream=spec.stream))]
 
 
 @functools.cache
@@ -92,14 +106,12 @@ def _drive(
 ) -> tuple[list[float], list[float]]:
     """Seconds of each ``step``, and before it."""
     engine = NativeEngine(model, kernel="slots", kv_bytes=2**37)
-    names = [f"camera-{number}" for number in range(streams)]
-    for name in names:
-        engine.admit(replace(spec, stream=name))
+    specs = admit_cameras(engine, spec, streams)
     steps: list[float] = []
     aheads: list[float] = []
     ahead = 0.0
     for sample in samples:
-        requests = [request for name in names for request in engine.push(replace(sample, stream=name))]
+        requests = push_all(engine, specs, sample)
         began = time.thread_time()
         if requests:
             engine.step(requests)

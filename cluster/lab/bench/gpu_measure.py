@@ -29,7 +29,7 @@ from cluster.errors import CapacityError, ConfigError
 from cluster.lab.bench.engines import start_vllm
 from cluster.lab.bench.frames import prune_clip, read_clip
 from cluster.lab.bench.gpu_frontend import DecodeLoad, decode_rates, host_nvdec
-from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S
+from cluster.lab.bench.gpu_host import SPEC, STRIDE_S, WINDOW_S, admit_cameras, push_all
 from cluster.lab.bench.harness import BenchResult, Goals, print_progress
 from cluster.lab.bench.window import Measured
 from cluster.lab.report.compare import push_window
@@ -190,9 +190,9 @@ class Rig:
     def _window_bytes(self) -> int:
         """Of one camera's last window on the device."""
         engine = self.engine()
-        [spec] = _admit(engine, 1, patient=True)
+        [spec] = admit_cameras(engine, SPEC, 1, patient=True)
         for sample in self.ours:
-            if requests := _push(engine, [spec], sample):
+            if requests := push_all(engine, [spec], sample):
                 engine.step(requests)
         return engine.device_bytes(spec.stream)
 
@@ -209,11 +209,11 @@ class Rig:
         """Windows after the first of cameras that are stepped together, each of which sends ``samples``. ``anew``:
         nothing of the window before is kept. ``engine``: the native one with ``options`` if none."""
         engine = engine or self.engine(**options)
-        specs = _admit(engine, cameras, patient=True, refresh=refresh)
+        specs = admit_cameras(engine, SPEC, cameras, patient=True, refresh=refresh)
         found = Measured()
         clocks: list[float | None] = []
         for place, sample in enumerate(samples):
-            requests = _push(engine, specs, sample)
+            requests = push_all(engine, specs, sample)
             if not requests:
                 # Patient cameras have no work ahead, but their windows may leave the pool.
                 engine.prefill_ahead()
@@ -245,13 +245,13 @@ class Rig:
     def _strides(self, rows: list[dict[str, Any]], count: int) -> tuple[float, float]:
         """Seconds of the last two windows of so many cameras, in steps of ``STEP``; infinite where they do not fit."""
         engine = self.engine()
-        specs = _admit(engine, count, patient=True)
+        specs = admit_cameras(engine, SPEC, count, patient=True)
         times = []
         try:
             for sample in self.ours:
                 self.wait()
                 began = time.perf_counter()
-                requests = _push(engine, specs, sample)
+                requests = push_all(engine, specs, sample)
                 steps = [requests[first : first + STEP] for first in range(0, len(requests), STEP)]
                 for step, following in itertools.zip_longest(steps, steps[1:], fillvalue=()):
                     engine.step(step, following)
@@ -293,9 +293,9 @@ class Rig:
             counted[1] += time.perf_counter() - began
             return chosen
 
-        specs = _admit(engine, STEP, questions=(replace(SPEC.questions[0], explain=True),))
+        specs = admit_cameras(engine, SPEC, STEP, questions=(replace(SPEC.questions[0], explain=True),))
         for sample in self.ours:
-            if requests := _push(engine, specs, sample):
+            if requests := push_all(engine, specs, sample):
                 engine.step(requests)
                 engine.decode = timed  # type: ignore[assignment]
         tokens_s = counted[0] / counted[1] if counted[0] else math.nan
@@ -375,19 +375,6 @@ def search_streams(strides: Callable[[int], tuple[float, float]], most: int, *, 
         # In proportion, a little below, and between what is known.
         count = min(max(round(0.97 * count * STRIDE_S / seconds), stable + 1), unstable - 1)
     return stable
-
-
-def _admit(engine: Engine, count: int, **options: Any) -> list[StreamSpec]:
-    """So many cameras, which are alike."""
-    specs = [replace(SPEC, stream=f"camera-{number}", **options) for number in range(count)]
-    for spec in specs:
-        engine.admit(spec)
-    return specs
-
-
-def _push(engine: Engine, specs: Sequence[StreamSpec], sample: FrameSample) -> list[WindowRequest]:
-    """Give every camera this frame; returns the windows that closed."""
-    return [request for spec in specs for request in engine.push(replace(sample, stream=spec.stream))]
 
 
 def _again(

@@ -5,10 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import cluster.memory
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SourceError
-from cluster.lab.evaluation import replay as one_pass
 from cluster.lab.evaluation.datasets import LabelledVideo, SkippedVideo
 from cluster.lab.evaluation.metrics import CONSECUTIVE
 from cluster.lab.evaluation.replay import replay
@@ -20,17 +18,10 @@ from cluster.lab.evaluation.work import (
     ResultCache,
     WorkerPool,
     all_skipped_error,
-    code_digest,
-    digest,
     model_digest,
     video_digest,
 )
-from cluster.lab.report import compare
-from cluster.lab.scenes import encode
 from cluster.models.base import VisionLanguageModel
-
-CODE = (cluster.memory, one_pass, compare, encode)
-"""Code of an answer besides that of the model and its input (see :func:`model_digest`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +66,7 @@ def evaluate(
     runs: dict[tuple[str, str], VideoRun] = {}
     failed: dict[str, SkippedVideo] = {}
     with ResultCache(work) as file, WorkerPool(model, jobs) as workers:
-        code = digest(model_digest(workers.engine, questions), code_digest(CODE))
+        code = model_digest(workers.engine, questions)
         passes = _passes(videos, settings, code, file, runs, failed)
         total = sum(len(each.settings) for each in passes) + len(runs)
         done = len(runs)

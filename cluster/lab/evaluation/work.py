@@ -7,24 +7,18 @@ import json
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any, Self, TypeVar
 
 import torch
 
-import cluster.codec
-import cluster.engine
-import cluster.models
-import cluster.registry
-import cluster.types
-import cluster.vision
+import cluster
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
 from cluster.hosts import hold_interrupts, start_pool_process
@@ -115,9 +109,6 @@ def all_skipped_error(what: str, given: int, skipped: Mapping[str, SkippedVideo]
 
 
 # -- results on disk -------------------------------------------------------------------------------
-# Code that determines answers: results of another version are not reused.
-CODE = (cluster.codec, cluster.vision, cluster.engine, cluster.models, cluster.types, cluster.registry)
-_ROOT = Path(cluster.__path__[0]).parent
 _LIBRARIES = ("av", "numpy", "torch", "transformers")
 
 Key = tuple[str, str, str]
@@ -198,8 +189,8 @@ def video_digest(path: Path) -> str:
 
 
 def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
-    """Digest of all that results depend on but video, setting and the evaluation's own code: weights, device, settings,
-    prompts, pixels, code, libraries."""
+    """Digest of all that results depend on but video and setting: weights, device, settings, prompts, pixels, code,
+    libraries."""
     model = engine.model
     return digest(
         weights_digest(model.model),
@@ -209,22 +200,16 @@ def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
         str(model.geometry),
         str(model.system_ids()),
         *(f"{kind}:{model.question_ids(text)}" for kind, text in sorted(questions.items())),
-        code_digest(CODE),
+        code_digest(),
         *map(metadata.version, _LIBRARIES),
     )
 
 
 @functools.cache
-def code_digest(parts: tuple[ModuleType, ...]) -> str:
-    """Digest of the sources of modules and packages."""
+def code_digest() -> str:
+    """Digest of all sources of the package: which of them decide a result is not worth a list kept by hand."""
+    root = Path(cluster.__path__[0])
     hasher = hashlib.blake2b(digest_size=16)
-    for path in code_files(parts):
-        hasher.update(os.fsencode(path.relative_to(_ROOT)) + path.read_bytes())
+    for path in sorted(root.rglob("*.py")):
+        hasher.update(os.fsencode(path.relative_to(root)) + path.read_bytes())
     return hasher.hexdigest()
-
-
-def code_files(parts: Iterable[ModuleType]) -> Iterator[Path]:
-    """Source files of modules and packages."""
-    for part in parts:
-        for place in map(Path, part.__path__ if hasattr(part, "__path__") else [str(part.__file__)]):
-            yield from sorted(place.rglob("*.py")) if place.is_dir() else [place]

@@ -18,7 +18,6 @@ FAR_WALK, NEAR_WALK = 0.44, 0.95
 DOOR_X = 0.4 * ASPECT
 # Colours that stand out from wall, pavement and road.
 _COLORS = ("red", "blue", "white", "black", "yellow")
-_GOP_S = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,13 @@ def make_clip(
     size: tuple[int, int] = (640, 360),
     seed: int = 0,
     crf: int | None = None,
+    gop_s: float = 4.0,
 ) -> SceneTruth:
     """Draw and encode one clip of :data:`CLIP_KINDS`, save its truth as JSON beside it and return it.
 
     The story repeats with variations every 24 s; same ``seed``, same clip. ``size``: width and height in pixels, both
-    even. ``crf``: quality for x264 or x265, 0 to 51, instead of the kind's own. Raises ``ConfigError``: unknown kind,
+    even. ``crf``: quality for x264 or x265, 0 to 51, instead of the kind's own; ``gop_s``:
+    seconds between I-frames. Raises ``ConfigError``: unknown kind,
     or invalid length, rate or size.
     """
     if kind not in CLIP_KINDS:
@@ -69,7 +70,7 @@ def make_clip(
         raise ConfigError(f"a clip needs at least one frame, not {seconds} s at {fps} frames per second")
     style = CLIP_KINDS[kind]
     quality = style.crf if crf is None else crf
-    camera = CameraSettings(width, height, fps, style.codec, _GOP_S, style.bframes, quality)
+    camera = CameraSettings(width, height, fps, style.codec, gop_s, style.bframes, quality)
     return encode_scene(street_scene(style, camera, seconds, seed), path, event=None)
 
 

@@ -5,7 +5,6 @@ questions vary each time.
 """
 
 import functools
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import cluster.codec
-import cluster.lab.scenes
-import cluster.vision
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.errors import ConfigError
 from cluster.files import replacing
@@ -24,7 +20,6 @@ from cluster.lab.evaluation.work import code_digest, digest
 from cluster.lab.report.compare import video_samples
 from cluster.lab.scenes import Scene, SceneRenderer, make_scene
 from cluster.lab.scenes.truth import SceneTruth, truth_path
-from cluster.lab.training import pruning as labelling
 from cluster.lab.training.config import SHAPES, Shape
 from cluster.lab.training.examples import Example, growing_window_example, limit_tokens, sliding_window_example
 from cluster.lab.training.pruning import LabelledInstant, PrunedFrame, TokenLabels, make_pruned_frame, picture_grid
@@ -32,9 +27,8 @@ from cluster.types import MICROSECONDS, PatchGeometry
 from cluster.vision import make_pruner
 from cluster.vision.sampler import PatchSampler
 
-# Cached prunings per clip, and the code that they come from.
+# Cached prunings per clip.
 VARIANTS = 4
-_CODE = (cluster.codec, cluster.vision, cluster.lab.scenes, labelling, sys.modules[__name__])
 _TRAIN = "train"
 
 
@@ -60,7 +54,7 @@ class EncodedExamples:
 
     def _frames(self, clip: Path, scene: Scene, variant: int) -> list[PrunedFrame]:
         """The clip under its ``variant``-th pruning, cached as this version of the code makes it."""
-        made = digest(str(clip.stat().st_size), self.shape, str(self.seed), code_digest(_CODE))
+        made = digest(str(clip.stat().st_size), self.shape, str(self.seed), code_digest())
         path = Path(self.cache) / f"{clip.stem}-{variant}-{made}.pt"
         if not path.is_file():
             rng = np.random.default_rng([self.seed, 4, scene.index, variant])

@@ -31,6 +31,7 @@ from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.evaluation.metrics import estimate
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.lab.scenes.truth import TrueObject, TrueSample
+from cluster.memory.bank import MemoryBank
 from cluster.memory.organise.table import ClusterTable, NewTokens
 from cluster.memory.retrieve import HeadRetriever
 from cluster.memory.retrieve.nearest import TopK
@@ -125,16 +126,16 @@ def test_a_day_stays_below_the_cap_and_is_asked_twice(clip: Path, tmp_path: Path
 def test_planted_evidence_is_looked_for_with_every_compressor(
     clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    filled, bytes_held = evidence._filled, []
+    filled, bytes_held = evidence.filled_memory, []
 
-    def noted(*args: Any) -> StreamMemory:
-        memory = filled(*args)
+    def noted(*args: Any) -> tuple[MemoryBank, StreamMemory]:
+        bank, memory = filled(*args)
         bytes_held.append(memory.held_bytes / memory.spec.cap_bytes)
-        return memory
+        return bank, memory
 
     monkeypatch.setattr(evidence, "SHARES", (8,))
     monkeypatch.setattr(evidence, "CAMERA", SMALL)
-    monkeypatch.setattr(evidence, "_filled", noted)
+    monkeypatch.setattr(evidence, "filled_memory", noted)
     options = ("--part", "evidence", "--model", "demo", "--scenes", "1", "--scene-seconds", "80")
     found = measured(clip, tmp_path, *options)
     rows = {row["compressor"]: row for row in found["rows"] if "retriever" not in row}

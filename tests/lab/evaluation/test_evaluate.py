@@ -1,7 +1,5 @@
 """The evaluation as a whole: resumed, in processes, and with videos that cannot be used."""
 
-import ast
-import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +17,10 @@ from cluster.lab.evaluation import work as working
 from cluster.lab.evaluation.results import VideoRun
 from cluster.lab.evaluation.run import evaluate
 from cluster.lab.evaluation.settings import codecsight, full_computation, ours
-from cluster.lab.evaluation.work import ModelSpec, ResultCache, code_files, model_digest, video_digest
+from cluster.lab.evaluation.work import ModelSpec, ResultCache, model_digest, video_digest
 from cluster.lab.scenes.street_clips import make_clip
 from cluster.models import load_model
 
-ROOT = Path(cluster.vision.sampler.__file__).parents[2]
 SETTINGS = [full_computation(SHAPE), codecsight(SHAPE), ours(replace(SHAPE, anchor_interval_s=2), 0.2)]
 
 
@@ -206,35 +203,6 @@ def test_a_digest_has_every_weight_and_setting(tiny_engine):
             row.copy_(kept)
 
 
-# Of no answer: what errors and redaction say, how reports write pictures, rungs of the ladder (their values are in the
-# key), and scenes that are drawn beforehand (their bytes are).
-DECIDES_NOTHING = (
-    "cluster.control.ladder",
-    "cluster.decoder.footage",
-    "cluster.errors",
-    "cluster.hosts",
-    "cluster.metrics",
-    "cluster.redaction",
-    "cluster.wire",
-    "cluster.lab.evaluation.datasets",
-    "cluster.lab.evaluation.metrics",
-    "cluster.lab.evaluation.results",
-    "cluster.lab.evaluation.settings",
-    "cluster.files",
-    "cluster.lab.report",
-    "cluster.lab.scenes",
-)
-
-
-def test_the_cache_key_covers_the_code_that_an_answer_comes_from():
-    covered = set(code_files((*working.CODE, *runner.CODE)))
-    exempt = set(code_files(importlib.import_module(name) for name in DECIDES_NOTHING))
-    passed = _imported("cluster.lab.evaluation.replay")
-    assert {"replay.py", "replenish.py", "processor.py", "layers.py"} <= {path.name for path in covered}
-    assert len(passed) > 80
-    assert [path for path in passed if path not in covered | exempt and path.name != "__init__.py"] == []
-
-
 @pytest.mark.parametrize("module", [one_pass, cluster.memory.head_memory, cluster.vision.sampler], ids=str)
 def test_results_of_other_code_are_not_reused(model, videos, tmp_path, monkeypatch, passes, module):
     work, changed, read = tmp_path / "work.jsonl", Path(module.__file__), Path.read_bytes
@@ -246,24 +214,3 @@ def test_results_of_other_code_are_not_reused(model, videos, tmp_path, monkeypat
     finally:
         working.code_digest.cache_clear()
     assert len(passes) == 2
-
-
-def _imported(name: str) -> list[Path]:
-    """Files of the project that a module imports, and those that they import; names in the registry are not followed,
-    as their packages are covered whole."""
-    found: dict[str, Path] = {}
-    todo = [name]
-    while todo:
-        module = todo.pop()
-        path = ROOT / module.replace(".", "/")
-        path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        if module in found or not path.is_file():
-            continue
-        found[module] = path
-        todo.append(module.rpartition(".")[0])
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Import):
-                todo += [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                todo += [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return list(found.values())

@@ -67,7 +67,7 @@ def test_a_finished_pass_is_not_repeated_and_the_model_is_as_before(tiny_engine,
 
 
 def test_a_pass_of_other_code_is_repeated(tiny_engine, street, errors, work, monkeypatch):
-    monkeypatch.setattr("cluster.lab.evaluation.run.code_digest", lambda _: "other")
+    monkeypatch.setattr("cluster.lab.evaluation.work.code_digest", lambda: "other")
     monkeypatch.setattr("cluster.lab.evaluation.run.replay", None)
     with pytest.raises(TypeError):
         measure_errors(tiny_engine.model, [street], QUESTIONS, SHAPE, work=work)

@@ -10,7 +10,7 @@ from cluster.codec.file import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
-from cluster.lab.evaluation.memory.answer import _filled, answer_scene, full_bytes, load_head_tokens
+from cluster.lab.evaluation.memory.answer import answer_scene, filled_memory, full_bytes, load_head_tokens
 from cluster.lab.evaluation.memory.questions import Footage, Question, multiple_choice
 from cluster.lab.evaluation.memory.recording import Recording, record
 from cluster.lab.evaluation.memory.report import chance, make_report
@@ -180,7 +180,7 @@ def test_the_tokens_of_a_head_are_those_that_its_clusters_name(recording, asking
     number = torch.cat([torch.full((chunk.tokens,), n) for n, chunk in enumerate(chunks)])
     cell = torch.cat([chunk.cell for chunk in chunks])
     for setting in (FULL, ShareSetting("sliding", "resv", "wicsum", share=0.6)):
-        memory = _filled(asking, chunks, setting)
+        asking.memories, memory = filled_memory(chunks, setting)
         for layer, heads in enumerate(memory.heads):
             for h, head in enumerate(heads):
                 there = set(zip(head.frame.tolist(), head.cell.tolist(), strict=True))

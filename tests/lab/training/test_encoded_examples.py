@@ -82,7 +82,7 @@ def test_examples_come_from_the_cache_once_it_is_there(
         assert np.array_equal(one.context, other.context)
     assert any(question.answer == "yes" for example in made for question in example.questions)
     # Frames of other code are made anew.
-    monkeypatch.setattr("cluster.lab.training.encoded_examples.code_digest", lambda _: "other")
+    monkeypatch.setattr("cluster.lab.training.encoded_examples.code_digest", lambda: "other")
     make(0)
     assert len(list((tmp_path / "cache").iterdir())) == len(kept) + 1
 

@@ -6,19 +6,17 @@ keyframe interval.
 """
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import av
 import numpy as np
 
 from cluster.codec import FileSource, StreamHeader
 from cluster.codec.processor import CodecProcessor
 from cluster.engine.simulated import SimulatedEngine
 from cluster.lab.bench.harness import BenchResult
-from cluster.lab.scenes.encode import VideoEncoding, write_video
+from cluster.lab.scenes.street_clips import make_clip
 from cluster.models.base import VisionLanguageModel
 from cluster.models.loading import load_shape
 from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, Question, StreamSpec
@@ -28,7 +26,7 @@ from cluster.vision.sampler import PatchSampler
 LOSSES = 20
 LOSS_S, WINDOW_S, STRIDE_S = 1.0, 40.0, 8.0
 FPS, SECONDS = 10, 72
-WIDTH, HEIGHT = 160, 120
+SIZE = 160, 120
 KEYFRAMES_S = (1, 2, 4)
 """Seconds between keyframes; the figure is of the first."""
 
@@ -40,7 +38,10 @@ def measure(seed: int) -> BenchResult:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for every_s in KEYFRAMES_S:
-            header, packets = _video(Path(folder) / f"{every_s}.mp4", every_s, random)
+            clip = Path(folder) / f"{every_s}.mp4"
+            make_clip("street", clip, seconds=SECONDS, fps=FPS, size=SIZE, seed=seed, gop_s=every_s)
+            source = FileSource(clip)
+            header, packets = source.open(), list(source.packets())
             shares = [
                 _coverage_after_loss(shape, header, packets, at_s) for at_s in random.uniform(WINDOW_S, 60.0, LOSSES)
             ]
@@ -54,24 +55,6 @@ def measure(seed: int) -> BenchResult:
             )
     note = f"loss of {LOSS_S:g} s of packets; figure: of a camera with a keyframe every {KEYFRAMES_S[0]} s"
     return BenchResult({"window_after_gap": rows[0]["held"]}, rows, [note])
-
-
-def _video(path: Path, every_s: int, random: np.random.Generator) -> tuple[StreamHeader, list[EncodedPacket]]:
-    """A still scene with noise that something crosses."""
-    scene = random.integers(60, 180, (HEIGHT // 8, WIDTH // 8)).astype(np.uint8).repeat(8, axis=0).repeat(8, axis=1)
-
-    def frames() -> Iterator[av.VideoFrame]:
-        for number in range(SECONDS * FPS):
-            picture = np.full((HEIGHT * 3 // 2, WIDTH), 128, np.uint8)
-            picture[:HEIGHT] = scene + random.integers(0, 3, scene.shape).astype(np.uint8)
-            left = 2 * number % (WIDTH - 24)
-            picture[48:72, left : left + 24] = 230
-            yield av.VideoFrame.from_ndarray(picture, "yuv420p")
-
-    options = {"preset": "veryfast", "crf": "23"}
-    write_video(path, VideoEncoding("libx264", options, WIDTH, HEIGHT, FPS, every_s * FPS, 0), frames())
-    source = FileSource(path)
-    return source.open(), list(source.packets())
 
 
 def _coverage_after_loss(

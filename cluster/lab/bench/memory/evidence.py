@@ -22,7 +22,7 @@ from torch import Tensor
 from cluster.errors import ConfigError
 from cluster.lab.bench.harness import BenchResult, print_progress
 from cluster.lab.bench.memory.footage import Footage, IntArray, covered_cells
-from cluster.lab.evaluation.memory.answer import load_head_tokens, open_memory
+from cluster.lab.evaluation.memory.answer import filled_memory, load_head_tokens
 from cluster.lab.evaluation.memory.long_scene import LongScene
 from cluster.lab.evaluation.memory.recording import record
 from cluster.lab.evaluation.memory.settings import ShareSetting, ours
@@ -178,20 +178,12 @@ def _recall(watched: Sequence[Watched], setting: ShareSetting) -> tuple[Floats, 
     """(recall of every passage, share of the tokens that are held)."""
     found, held, total = [], 0, 0
     for each in watched:
-        memory = _filled(each, setting)
+        _, memory = filled_memory(each.chunks, setting)
         found.append(found_passages(memory, each))
         held += memory.tokens
         total += each.tokens * sum(map(len, memory.heads))
         memory.tiers.close()
     return np.concatenate(found), held / total
-
-
-def _filled(watched: Watched, setting: ShareSetting) -> StreamMemory:
-    _, memory = open_memory(watched.chunks, setting)
-    for chunk in watched.chunks:
-        memory.add_chunk(chunk)
-    memory.settle()
-    return memory
 
 
 def _read_rows(watched: Sequence[Watched], share: int) -> list[dict[str, Any]]:
@@ -200,7 +192,8 @@ def _read_rows(watched: Sequence[Watched], share: int) -> list[dict[str, Any]]:
     found: dict[tuple[str, str], list[tuple[Floats, float]]] = {}
     for organiser in organisers.names():
         for each in watched:
-            memory = _filled(each, ShareSetting(own.compressor, organiser, own.retriever, share=1 / share))
+            setting = ShareSetting(own.compressor, organiser, own.retriever, share=1 / share)
+            _, memory = filled_memory(each.chunks, setting)
             for name in retrievers.names():
                 found.setdefault((organiser, name), []).append(read_passages(memory, each, retrievers.get(name)()))
             memory.tiers.close()

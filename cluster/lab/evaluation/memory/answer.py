@@ -77,7 +77,7 @@ def answer_scene(
     incomplete = 0
     for at_s in sorted({question.at_s for question in questions}):
         chunks = recording.seen(instants[at_s])
-        memory = _filled(engine, chunks, setting)
+        engine.memories, memory = filled_memory(chunks, setting)
         asked = [(number, question) for number, question in enumerate(questions) if question.at_s == at_s]
         for number, question in asked:
             found[number], whole = _ask(engine, memory, recording, video, number, question)
@@ -103,15 +103,14 @@ def open_memory(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[Memor
     return bank, bank.get_memory(STREAM)[0]
 
 
-def _filled(engine: NativeEngine, chunks: Sequence[KVChunk], setting: ShareSetting) -> StreamMemory:
-    """A settled memory of these frames, attached to ``engine``."""
+def filled_memory(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[MemoryBank, StreamMemory]:
+    """:func:`open_memory` with these frames in it, settled."""
     bank, memory = open_memory(chunks, setting)
     for chunk in chunks:
         # Not through the bank, which restarts a memory whose policy fails.
         memory.add_chunk(chunk)
     memory.settle()
-    engine.memories = bank
-    return memory
+    return bank, memory
 
 
 def _ask(

@@ -9,13 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import cluster.memory
-import cluster.memory.head_memory
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
 from cluster.lab.evaluation.datasets import SkippedVideo
-from cluster.lab.evaluation.memory import answer, recording, results
-from cluster.lab.evaluation.memory import settings as sharing
 from cluster.lab.evaluation.memory.answer import SceneAnswers, answer_scene, read_answers
 from cluster.lab.evaluation.memory.questions import Footage
 from cluster.lab.evaluation.memory.recording import Recording, record
@@ -29,17 +25,11 @@ from cluster.lab.evaluation.work import (
     ResultCache,
     WorkerPool,
     all_skipped_error,
-    code_digest,
     digest,
     model_digest,
     video_digest,
 )
-from cluster.lab.report import compare
 from cluster.models.base import VisionLanguageModel
-
-# Code that determines answers, besides model and engine.
-_CODE = (cluster.memory, recording, answer, results, sharing)
-_RECORDING_CODE = (cluster.memory.head_memory, recording, compare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +53,7 @@ class _Clip:
     def key(self, setting: ShareSetting) -> Key:
         """Cache key of its answers."""
         asked = str([(e.turns, e.answers, e.at_s, e.since_s, e.evidence) for e in self.footage.questions])
-        spec = setting.spec(frames=10**6, full_bytes=10**12, tier_bytes=10**12)
-        return self.recording.stem, digest(asked, code_digest(_CODE)), f"{setting!r} {spec!r}"
+        return self.recording.stem, digest(asked), repr(setting)
 
     def read(self, body: dict[str, Any]) -> SceneAnswers:
         return read_answers(body, self.footage.name, self.footage.questions)
@@ -149,8 +138,7 @@ def _clips(
         except OSError as error:
             skipped[clip.name] = SkippedVideo(clip.path, f"cannot be read: {error.strerror or error}")
             continue
-        code = code_digest(_RECORDING_CODE)
-        name = digest(video, model_digest(engine, {}), asking, str(shape), str(_instants(clip)), code)
+        name = digest(video, model_digest(engine, {}), asking, str(shape), str(_instants(clip)))
         clips.append(_Clip(clip, shape, folder / "recordings" / f"{name}.pt"))
     return clips
 
