@@ -806,7 +806,7 @@ async def test_the_command_line_says_what_is_forgotten(tmp_path, h264, capsys):
         at = ["--gateway", await stack.enter_async_context(serving(proxy))]
         assert await asyncio.to_thread(main, ["forget", "gate", "--before", "1h", *at]) == 0
         assert capsys.readouterr().out == (
-            "gate: deleted 3 frames, 2.0 KiB of memory; 0 files, 0 B of footage; 0 incidents, 0 alerts\n"
+            "gate: deleted 3 frames, 2.0 kB of memory; 0 files, 0 B of footage; 0 incidents, 0 alerts\n"
         )
         assert await asyncio.to_thread(main, ["forget", "gate", "--yes", "--json", "-", *at]) == 0
         told = json.loads(capsys.readouterr().out)

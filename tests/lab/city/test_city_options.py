@@ -82,7 +82,7 @@ def test_a_city_is_simulated_shown_and_written(tmp_path, capsys):
         ("plan city -n 5 -g h100=1 --event 60:kil:1", "WHAT is one of"),
         ("plan city -g h100=2 --event 60:kill:1", "events need a number of cameras"),
         ("plan city --against nowhere.json --out city.html", "leave out"),
-        ("plan city --against nowhere.json", "nowhere.json cannot be read"),
+        ("plan city --against nowhere.json", "cannot read nowhere.json"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(words, complaint, capsys):
