@@ -32,6 +32,8 @@ if os.environ["SIGHTLINE_DEVICE"] == "cpu":
 os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 # Ray's workers run at a low priority, and would wait for whatever else this machine does.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Readline, which pytest loads, gives pytest-xdist's workers a terminal of 80 columns, to which tables would be fitted.
+os.environ.pop("COLUMNS", None)
 # Processes that tests start replace themselves at once: gRPC need not, and at times cannot, prepare for a fork.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
