@@ -208,8 +208,7 @@ def redis_finding(config: SightlineConfig) -> Finding:
         return Finding("Redis", "wrong", f"{shown} is in cluster mode, which is not supported", remedy)
     if "allkeys" in policy and most:
         for sentence in room_shortage(config, f"maxmemory of {shown}", most):
-            found, _, remedy = sentence.partition("; ")
-            return Finding("Redis", "warning", found, remedy)
+            return Finding.said("Redis", "warning", sentence)
         return Finding("Redis", "ok", f"{shown} evicts by {policy}")
     remedy = "set maxmemory and maxmemory-policy allkeys-lru: otherwise it refuses memories when full, or is killed"
     return Finding("Redis", "warning", f"{shown} has maxmemory {most} and maxmemory-policy {policy}", remedy)

@@ -61,8 +61,8 @@ ToldAs = Callable[[Incident, float], AlertEvent]
 class AlertService:
     """Runs on one event loop, between :meth:`start` and :meth:`stop`.
 
-    :meth:`accept_answer` never waits. An event is on disk before any sink gets it; if the
-    disk fails it is sent from memory (:class:`~cluster.alerts.journal.Journal`).
+    :meth:`accept_answer` never waits. An event is on disk before any sink gets it; if the disk fails it is sent from
+    memory (:class:`~cluster.alerts.journal.Journal`).
 
     ``folder``: of the database file. ``on_event``: called with every event, muted ones included; must not wait.
     """
@@ -255,10 +255,10 @@ class AlertService:
         kinds = self.routes.kinds
         lanes = {name: replace(status, kind=kinds[name]) for name, status in self._dispatcher.status().items()}
         journal = self._journal
+        waiting, free = journal.pending_events, journal.free_bytes
         return Outbox(
-            lanes, journal.trouble, journal.pending_events, journal.trimmed, self._lost, self.answers_missed, letters,
-            journal.free_bytes,
-        )  # fmt: skip
+            lanes, journal.trouble, waiting, journal.trimmed, self._lost, self.answers_missed, letters, free_bytes=free
+        )
 
     async def resend(self, sink: str = "", key: str = "", scope: Sequence[str] = EVERY) -> int:
         """Retry dead letters of cameras that match ``scope``; returns how many."""

@@ -57,9 +57,8 @@ def make_clip(
     """Draw and encode one clip of :data:`CLIP_KINDS`, save its truth as JSON beside it and return it.
 
     The story repeats with variations every 24 s; same ``seed``, same clip. ``size``: width and height in pixels, both
-    even. ``crf``: quality for x264 or x265, 0 to 51, instead of the kind's own; ``gop_s``:
-    seconds between I-frames. Raises ``ConfigError``: unknown kind,
-    or invalid length, rate or size.
+    even. ``crf``: quality for x264 or x265, 0 to 51, instead of the kind's own; ``gop_s``: seconds between I-frames.
+    Raises ``ConfigError``: unknown kind, or invalid length, rate or size.
     """
     if kind not in CLIP_KINDS:
         raise ConfigError(f"unknown clip {kind!r}; there are: {', '.join(sorted(CLIP_KINDS))}")
