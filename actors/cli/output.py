@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from actors.cli.options import spoken
 from cluster.errors import UnavailableError
-from cluster.files import check_file_writable, check_writable, replacing, write_text, writing
+from cluster.files import check_file_writable, check_writable, json_text, replacing, write_text, writing
 from cluster.lab.report.number_format import compact
 from cluster.redaction import redact
 
@@ -183,20 +181,14 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=not seen, width=width)
 
 
-def _json_text(body: Any, *, indent: int | None = None) -> str:
-    """JSON knows neither NaN nor infinity, as of a model that overflows: they become null."""
-    known = json.loads(json.dumps(body, default=asdict), parse_constant=lambda _: None)
-    return json.dumps(known, indent=indent)
-
-
 def print_json(target: str | None, body: Any) -> bool:
     """Write ``body``, which may hold dataclasses, where ``--json`` says, if it is given; returns whether people are to
     read it as well. Raises ``SightlineError``: the file cannot be written."""
     if target == "-":
-        print(_json_text(body, indent=2))
+        print(json_text(body))
     elif target is not None:
         check_writable(Path(target).parent)
-        write_text(Path(target), _json_text(body, indent=2) + "\n")
+        write_text(Path(target), json_text(body) + "\n")
     return target != "-"
 
 
@@ -311,7 +303,7 @@ class JsonLines:
     def write(self, body: Any) -> None:
         if self._file is not None:
             with writing(self._path or "standard output"):
-                self._file.write(_json_text(body) + "\n")
+                self._file.write(json_text(body, indent=None) + "\n")
                 self._file.flush()
 
 

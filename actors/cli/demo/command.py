@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 from itertools import count
-from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,7 +67,7 @@ def demo(
     screen = console(stderr=json == "-")
     report = _run(screen, out, seconds, model, engine)
     page, data = write_report(report, out)
-    print_json(json, loads(report.to_json()))
+    print_json(json, report.as_json())
     cost_table(report, "In full and ours, on the same windows").show(screen)
     if report.random_weights:
         screen.print(f"[yellow]{UNTRAINED.format(report.model)}[/]")
