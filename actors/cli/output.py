@@ -236,14 +236,16 @@ class Progress:
     Args:
         what: stands before every text on a terminal.
         total: of the bar; ``None`` for one that only moves.
+        screen: elsewhere than on standard error.
     """
 
-    def __init__(self, what: str = "", total: float | None = None) -> None:
+    def __init__(self, what: str = "", total: float | None = None, screen: Console | None = None) -> None:
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
-        self._screen = console(stderr=True)
+        self._screen = screen or console(stderr=True)
         self._what = what
+        self.phase = ""
         self._key, self._said_at, self._done = "", time.monotonic(), 0
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
         bars = (*columns, TimeRemainingColumn()) if total else columns
@@ -261,8 +263,16 @@ class Progress:
         """Print a line that stays."""
         self._screen.print(text, markup=False)
 
-    def show(self, text: str, done: float | None = None, total: float | None = None, *, key: str = "") -> None:
-        """Show how it goes; without a terminal also as a line, at once when ``key`` has changed."""
+    def begin(self, phase: str, total: float | None = None) -> None:
+        """Show what is done from now on."""
+        self.phase = phase
+        self._bars.reset(self._task, total=total)
+        self.show(phase)
+
+    def show(self, text: str, done: float | None = None, total: float | None = None, *, key: str | None = None) -> None:
+        """Show how it goes; without a terminal also as a line, at once when ``key``, by default the phase, has
+        changed."""
+        key = self.phase if key is None else key
         self._bars.update(self._task, description=f"{self._what}  {text}".strip(), completed=done, total=total)
         moment = time.monotonic()
         if not self._screen.is_terminal and (key != self._key or moment - self._said_at >= LINE_EVERY_S):
