@@ -12,7 +12,8 @@ from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.config.load import parse_camera
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.pipeline import CameraPipeline, make_source, pipeline_settings
-from cluster.errors import CapacityError, ConfigError, NotReadyError
+from cluster.errors import ConfigError, NotReadyError
+from cluster.security.limits import AtOnce
 from cluster.types import MICROSECONDS, BoolGrid, EncodedPacket, FrameSample, PatchGeometry, ShownPicture
 from cluster.types.cameras import SourceTest
 
@@ -156,7 +157,7 @@ class SourceTester:
 
     def __init__(self, config: SightlineConfig) -> None:
         self._config = config
-        self._running = 0
+        self._places = AtOnce(MOST_AT_ONCE, f"{MOST_AT_ONCE} sources are being tested already; try again in a moment")
         self.geometry: PatchGeometry | None = None
         """Of the model; None while no replica has said it."""
 
@@ -169,17 +170,12 @@ class SourceTester:
             CapacityError: too many tests run.
         """
         camera = camera_settings(self._config, parse_camera(name, source, settings=settings))
-        if self._running >= MOST_AT_ONCE:
-            raise CapacityError(f"{self._running} sources are being tested already; try again in a moment")
-        self._running += 1
-        geometry = self.geometry or USUAL_GEOMETRY
-        test = asyncio.ensure_future(asyncio.to_thread(watch_source, camera, self._config, geometry))
-        test.add_done_callback(self._ended)
+        test = asyncio.create_task(self._watch(camera))
+        # Nobody may wait for its error any more.
+        test.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         # A caller that leaves does not end the thread, which counts until it has ended.
         return await asyncio.shield(test)
 
-    def _ended(self, test: asyncio.Future[SourceTest]) -> None:
-        self._running -= 1
-        # Also where nobody waits for it any more.
-        if not test.cancelled():
-            test.exception()
+    async def _watch(self, camera: CameraConfig) -> SourceTest:
+        async with self._places:
+            return await asyncio.to_thread(watch_source, camera, self._config, self.geometry or USUAL_GEOMETRY)
