@@ -89,14 +89,11 @@ class _Watched(CameraFootage):
         self.first.set()
 
 
-def watch_source(
-    camera: CameraConfig, config: SightlineConfig, geometry: PatchGeometry, *, longest_s: float = LONGEST_S
-) -> SourceTest:
+def watch_source(camera: CameraConfig, config: SightlineConfig, geometry: PatchGeometry) -> SourceTest:
     """Run the camera's own pipeline on its source until two keyframes and enough samples have come; blocks.
 
-    ``config``: which files may be opened, redirects. ``longest_s``: beyond the time to connect. Raises ``ConfigError``:
-    a camera that pushes, or another address that cannot be opened here; ``NotReadyError``: it sends no picture, with
-    the reason.
+    ``config``: which files may be opened, redirects. Raises ``ConfigError``: a camera that pushes, or another address
+    that cannot be opened here; ``NotReadyError``: it sends no picture, with the reason.
     """
     if camera.is_pushed:
         raise ConfigError(f"camera {camera.name!r} has no source to test: an agent pushes its packets")
@@ -117,7 +114,7 @@ def watch_source(
     first_s = 0.0
     pipeline.start()
     try:
-        while time.monotonic() - began_s < connect_s + longest_s:
+        while time.monotonic() - began_s < connect_s + LONGEST_S:
             ended = not pipeline.running
             if first.is_set() and not first_s:
                 first_s = time.monotonic() - began_s
@@ -130,7 +127,7 @@ def watch_source(
     finally:
         pipeline.stop(STOP_S)
     if not first.is_set():
-        reason = status.reason or f"no picture came within {connect_s + longest_s:g} s"
+        reason = status.reason or f"no picture came within {connect_s + LONGEST_S:g} s"
         raise NotReadyError(f"{camera.source} gives no picture: {reason}")
     plain, kept = watched.latest.render(), watched.latest.render(kept=True)
     pictures, gop_s = times.gop
