@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,13 @@ def read_json(path: Path) -> Any:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
+
+
+def json_text(body: Any, *, indent: int | None = 2) -> str:
+    """JSON of plain values and dataclasses. It knows neither NaN nor infinity, of what could not be measured or of a
+    model that overflows: they become null."""
+    known = json.loads(json.dumps(body, default=asdict), parse_constant=lambda _: None)
+    return json.dumps(known, indent=indent)
 
 
 def write_text(path: Path, text: str) -> None:

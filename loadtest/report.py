@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.lab.bench.harness import machine
 from cluster.lab.report.charts import Axis, Point, Series, Span, chart
-from cluster.lab.report.number_format import compact, finite, seconds_text
+from cluster.lab.report.number_format import compact, seconds_text
 from cluster.lab.report.page import Page, Section, Table
 from loadtest.profile import Profile
 from loadtest.result import FaultResult, Measurement, Tick
@@ -45,7 +45,7 @@ def run_json(facts: Facts, result: RunResult) -> dict[str, Any]:
         "others_cores": _others(result.ticks),
         "ticks": [asdict(tick) for tick in result.ticks],
     }
-    return dict(finite(body | _about(facts)))
+    return body | _about(facts)
 
 
 def search_json(facts: Facts, results: Sequence[SearchResult], *, two_cores: bool) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def search_json(facts: Facts, results: Sequence[SearchResult], *, two_cores: boo
         for each in results
     ]
     figures = search_figures(results, two_cores=two_cores)
-    return dict(finite({"loadtest": "search", "figures": figures, "searches": searches} | _about(facts)))
+    return {"loadtest": "search", "figures": figures, "searches": searches} | _about(facts)
 
 
 def run_figures(result: RunResult) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,7 @@ from actors.cli.evaluate_memory import memory
 from actors.cli.options import AnchorInterval, Device, Dtype, Fps, Jobs, Json, Model, OutFolder, Stride, Window
 from actors.cli.output import Progress, check_json_target, console, print_json
 from cluster.errors import ConfigError
-from cluster.files import check_writable
+from cluster.files import check_writable, json_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -361,9 +360,9 @@ def finish(
     it was written: on standard error where the JSON is on standard output."""
     from cluster.lab.report.page import write_page
 
-    text = report.to_json()
-    written = write_page(page, out, stem, text)
-    print_json(json, loads(text))
+    body = report.as_json()
+    written = write_page(page, out, stem, json_text(body))
+    print_json(json, body)
     screen = console(stderr=json == "-")
     for table in tables:
         table.show(screen)

@@ -106,7 +106,7 @@ def run(
         footage = _footage(chosen, progress)
         with _target(loaded, gateway, metrics, progress, redis="kill-redis" in (fault or ())) as target:
             found = asyncio.run(
-                run_test(target, chosen, footage, faults=fault or (), on_tick=progress.tick, on_phase=progress.phase)
+                run_test(target, chosen, footage, faults=fault or (), on_tick=progress.tick, on_phase=progress.begin)
             )
     facts = _facts("Load test", profile, chosen, target.config, own=target.own)
     head, good = verdict_text(found)
@@ -238,7 +238,7 @@ def _config(path: Path | None, gateway: str | None, settings: list[str] | None) 
 def _footage(profile: Profile, progress: _LoadProgress) -> dict[str, Footage]:
     from loadtest.footage import gather
 
-    progress.phase("making footage")
+    progress.begin("making footage")
     return gather(profile.kinds, fps=profile.fps, size=(profile.width, profile.height), crf=profile.crf)
 
 
@@ -253,7 +253,7 @@ def _target(
         if gateway is not None:
             target = Target(gateway, metrics, config, credentials=credentials)
         else:
-            target = stack.enter_context(own_cluster(config, progress.phase, credentials, redis=redis))
+            target = stack.enter_context(own_cluster(config, progress.begin, credentials, redis=redis))
         if trouble := target.metrics_trouble():
             progress.say(f"the metrics page at {target.metrics} cannot be read: {trouble}; losses have no reasons")
         yield target
@@ -286,7 +286,7 @@ def _search(
     path = state.with_name(f"{state.stem}-{replicas}{state.suffix}") if replicas > 1 else state
     known = plan.load(path)
     if known:
-        progress.phase(f"resuming the search in {path}, which has {known} measurements")
+        progress.begin(f"resuming the search in {path}, which has {known} measurements")
     return plan, lambda: plan.save(path)
 
 
@@ -342,24 +342,15 @@ def _list(screen: Console, rows: Sequence[tuple[str, str]]) -> None:
 class _LoadProgress(Progress):
     """What a load test is doing, on a bar or in lines."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._phase = ""
-
-    def phase(self, text: str) -> None:
-        self._phase = text
-        self.show(text, key=text)
-
     def trying(self, streams: int, phase: str) -> None:
-        self.phase(f"trying {streams} streams ({phase})")
+        self.begin(f"trying {streams} streams ({phase})")
 
     def tried(self, result: Try, measurement: Measurement) -> None:
         word = "kept up" if result.stable else f"did not keep up: {result.note}"
         self.say(f"{result.streams} streams: p99 lag {seconds_text(measurement.lag.p99)}, {word}")
 
     def tick(self, tick: Tick) -> None:
-        text = (
-            f"{self._phase}: {tick.at_s:.0f} s, {tick.streams} streams, {tick.answers} answers a second, "
+        self.show(
+            f"{self.phase}: {tick.at_s:.0f} s, {tick.streams} streams, {tick.answers} answers a second, "
             f"lag {seconds_text(tick.lag_p50_s)} (p99 {seconds_text(tick.lag_p99_s)}), machine {tick.use.busy:.0%} busy"
         )
-        self.show(text, key=self._phase)

@@ -88,7 +88,7 @@ def check(
             clip=clip,
             on_step=lambda what, done: progress.show(what, done, key=what),
         )
-    if print_json(json, report.to_json()):
+    if print_json(json, report.as_json()):
         rows = [(each.name, each.verdict, each.sentence) for each in report.stages]
         console().print(make_table("stage|verdict|found", rows), markup=False)
         print(verdict(report))

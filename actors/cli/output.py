@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from actors.cli.options import spoken
 from cluster.errors import UnavailableError
-from cluster.files import check_file_writable, check_writable, replacing, write_text, writing
+from cluster.files import check_file_writable, check_writable, json_text, replacing, write_text, writing
 from cluster.lab.report.number_format import compact
 from cluster.redaction import redact
 
@@ -183,20 +181,14 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=not seen, width=width)
 
 
-def _json_text(body: Any, *, indent: int | None = None) -> str:
-    """JSON knows neither NaN nor infinity, as of a model that overflows: they become null."""
-    known = json.loads(json.dumps(body, default=asdict), parse_constant=lambda _: None)
-    return json.dumps(known, indent=indent)
-
-
 def print_json(target: str | None, body: Any) -> bool:
     """Write ``body``, which may hold dataclasses, where ``--json`` says, if it is given; returns whether people are to
     read it as well. Raises ``SightlineError``: the file cannot be written."""
     if target == "-":
-        print(_json_text(body, indent=2))
+        print(json_text(body))
     elif target is not None:
         check_writable(Path(target).parent)
-        write_text(Path(target), _json_text(body, indent=2) + "\n")
+        write_text(Path(target), json_text(body) + "\n")
     return target != "-"
 
 
@@ -244,14 +236,16 @@ class Progress:
     Args:
         what: stands before every text on a terminal.
         total: of the bar; ``None`` for one that only moves.
+        screen: elsewhere than on standard error.
     """
 
-    def __init__(self, what: str = "", total: float | None = None) -> None:
+    def __init__(self, what: str = "", total: float | None = None, screen: Console | None = None) -> None:
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
-        self._screen = console(stderr=True)
+        self._screen = screen or console(stderr=True)
         self._what = what
+        self.phase = ""
         self._key, self._said_at, self._done = "", time.monotonic(), 0
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
         bars = (*columns, TimeRemainingColumn()) if total else columns
@@ -269,8 +263,16 @@ class Progress:
         """Print a line that stays."""
         self._screen.print(text, markup=False)
 
-    def show(self, text: str, done: float | None = None, total: float | None = None, *, key: str = "") -> None:
-        """Show how it goes; without a terminal also as a line, at once when ``key`` has changed."""
+    def begin(self, phase: str, total: float | None = None) -> None:
+        """Show what is done from now on."""
+        self.phase = phase
+        self._bars.reset(self._task, total=total)
+        self.show(phase)
+
+    def show(self, text: str, done: float | None = None, total: float | None = None, *, key: str | None = None) -> None:
+        """Show how it goes; without a terminal also as a line, at once when ``key``, by default the phase, has
+        changed."""
+        key = self.phase if key is None else key
         self._bars.update(self._task, description=f"{self._what}  {text}".strip(), completed=done, total=total)
         moment = time.monotonic()
         if not self._screen.is_terminal and (key != self._key or moment - self._said_at >= LINE_EVERY_S):
@@ -311,7 +313,7 @@ class JsonLines:
     def write(self, body: Any) -> None:
         if self._file is not None:
             with writing(self._path or "standard output"):
-                self._file.write(_json_text(body) + "\n")
+                self._file.write(json_text(body, indent=None) + "\n")
                 self._file.flush()
 
 

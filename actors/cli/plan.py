@@ -137,8 +137,10 @@ def city(
         price_per_hour=price,
     )
     plan.check()
-    with _CityProgress() as shown:
-        told = Audience(shown.share, shown.begins, shown.tried)
+    with Progress(total=1.0) as shown:
+        told = Audience(
+            lambda share: shown.show(shown.phase, share), shown.begin, lambda trial: shown.say(_trial_text(trial))
+        )
         found = study(plan, wanted, cameras=cameras is not None, replicas=counted, told=told)
     screen.print(report.verdict(found.result, wanted), markup=False)
     screen.print("\n".join(f"{name}: {value}" for name, value in report.facts(found.result)), markup=False)
@@ -165,26 +167,12 @@ def _compare(screen: Console, path: Path, ladder: Ladder | None, seed: int) -> d
     return {"bench": "city", "figures": {"sim_error": error}, "runs": [each.as_json() for each in compared]}
 
 
-class _CityProgress(Progress):
-    """Shows the running simulation, and a line for each count tried."""
-
-    def __init__(self) -> None:
-        super().__init__(total=1.0)
-        self._now = ""
-
-    def share(self, share: float) -> None:
-        self.show(self._now, share, key=self._now)
-
-    def begins(self, what: str) -> None:
-        self._now = what
-        self.share(0.0)
-
-    def tried(self, trial: Trial) -> None:
-        word = "holds" if trial.met else "does not hold"
-        self.say(
-            f"{trial.cameras:,} cameras on {trial.replicas:,}: {word} ({trial.on_time:.2%} on time, "
-            f"{trial.answered:.2%} answered, quality {trial.quality:.3f})"
-        )
+def _trial_text(trial: Trial) -> str:
+    word = "holds" if trial.met else "does not hold"
+    return (
+        f"{trial.cameras:,} cameras on {trial.replicas:,}: {word} ({trial.on_time:.2%} on time, "
+        f"{trial.answered:.2%} answered, quality {trial.quality:.3f})"
+    )
 
 
 @app.command("accelerator")

@@ -16,7 +16,8 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from cluster.errors import CapacityError, ConfigError, NotReadyError
+from cluster.errors import ConfigError, NotReadyError
+from cluster.security.limits import AtOnce
 from cluster.types.cameras import DiscoveredCamera, DiscoveredStream, Discovery
 
 MOST_ADDRESSES = 1024
@@ -71,7 +72,7 @@ class NetworkSearch:
 
     def __init__(self, allowed: Sequence[Network], *, probe_port: int = PORT) -> None:
         self._allowed, self._port = allowed, probe_port
-        self._running = False
+        self._places = AtOnce(1, "a network is being searched already; try again in a moment")
 
     async def search(self, network: str, user: str = "", password: str = "") -> AsyncGenerator[Discovery, None]:
         """Progress and cameras as they come. Raises ``ConfigError``: see :func:`named_network`, as for
@@ -81,20 +82,15 @@ class NetworkSearch:
             import onvif  # noqa: F401
         except ImportError:
             raise ConfigError("searching for cameras needs the package onvif-zeep-async on the decoders") from None
-        if self._running:
-            raise CapacityError("a network is being searched already; try again in a moment")
-        self._running = True
-        log.info("searching %s for ONVIF cameras", named)
         try:
-            async with contextlib.aclosing(self._search(named, user, password)) as found:
+            async with self._places, contextlib.aclosing(self._search(named, user, password)) as found:
+                log.info("searching %s for ONVIF cameras", named)
                 async for each in found:
                     yield each
         except TimeoutError:
             raise NotReadyError(
                 f"the devices of {named} took longer than {LONGEST_S:g} s; name a smaller network"
             ) from None
-        finally:
-            self._running = False
 
     async def _search(self, network: Network, user: str, password: str) -> AsyncGenerator[Discovery, None]:
         replies = _Replies(network)

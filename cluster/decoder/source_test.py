@@ -12,7 +12,8 @@ from cluster.config import CameraConfig, SightlineConfig, camera_settings
 from cluster.config.load import parse_camera
 from cluster.decoder.footage.camera import CameraFootage
 from cluster.decoder.pipeline import CameraPipeline, make_source, pipeline_settings
-from cluster.errors import CapacityError, ConfigError, NotReadyError
+from cluster.errors import ConfigError, NotReadyError
+from cluster.security.limits import AtOnce
 from cluster.types import MICROSECONDS, BoolGrid, EncodedPacket, FrameSample, PatchGeometry, ShownPicture
 from cluster.types.cameras import SourceTest
 
@@ -88,14 +89,11 @@ class _Watched(CameraFootage):
         self.first.set()
 
 
-def watch_source(
-    camera: CameraConfig, config: SightlineConfig, geometry: PatchGeometry, *, longest_s: float = LONGEST_S
-) -> SourceTest:
+def watch_source(camera: CameraConfig, config: SightlineConfig, geometry: PatchGeometry) -> SourceTest:
     """Run the camera's own pipeline on its source until two keyframes and enough samples have come; blocks.
 
-    ``config``: which files may be opened, redirects. ``longest_s``: beyond the time to connect. Raises ``ConfigError``:
-    a camera that pushes, or another address that cannot be opened here; ``NotReadyError``: it sends no picture, with
-    the reason.
+    ``config``: which files may be opened, redirects. Raises ``ConfigError``: a camera that pushes, or another address
+    that cannot be opened here; ``NotReadyError``: it sends no picture, with the reason.
     """
     if camera.is_pushed:
         raise ConfigError(f"camera {camera.name!r} has no source to test: an agent pushes its packets")
@@ -116,7 +114,7 @@ def watch_source(
     first_s = 0.0
     pipeline.start()
     try:
-        while time.monotonic() - began_s < connect_s + longest_s:
+        while time.monotonic() - began_s < connect_s + LONGEST_S:
             ended = not pipeline.running
             if first.is_set() and not first_s:
                 first_s = time.monotonic() - began_s
@@ -129,7 +127,7 @@ def watch_source(
     finally:
         pipeline.stop(STOP_S)
     if not first.is_set():
-        reason = status.reason or f"no picture came within {connect_s + longest_s:g} s"
+        reason = status.reason or f"no picture came within {connect_s + LONGEST_S:g} s"
         raise NotReadyError(f"{camera.source} gives no picture: {reason}")
     plain, kept = watched.latest.render(), watched.latest.render(kept=True)
     pictures, gop_s = times.gop
@@ -156,7 +154,7 @@ class SourceTester:
 
     def __init__(self, config: SightlineConfig) -> None:
         self._config = config
-        self._running = 0
+        self._places = AtOnce(MOST_AT_ONCE, f"{MOST_AT_ONCE} sources are being tested already; try again in a moment")
         self.geometry: PatchGeometry | None = None
         """Of the model; None while no replica has said it."""
 
@@ -169,17 +167,12 @@ class SourceTester:
             CapacityError: too many tests run.
         """
         camera = camera_settings(self._config, parse_camera(name, source, settings=settings))
-        if self._running >= MOST_AT_ONCE:
-            raise CapacityError(f"{self._running} sources are being tested already; try again in a moment")
-        self._running += 1
-        geometry = self.geometry or USUAL_GEOMETRY
-        test = asyncio.ensure_future(asyncio.to_thread(watch_source, camera, self._config, geometry))
-        test.add_done_callback(self._ended)
+        test = asyncio.create_task(self._watch(camera))
+        # Nobody may wait for its error any more.
+        test.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         # A caller that leaves does not end the thread, which counts until it has ended.
         return await asyncio.shield(test)
 
-    def _ended(self, test: asyncio.Future[SourceTest]) -> None:
-        self._running -= 1
-        # Also where nobody waits for it any more.
-        if not test.cancelled():
-            test.exception()
+    async def _watch(self, camera: CameraConfig) -> SourceTest:
+        async with self._places:
+            return await asyncio.to_thread(watch_source, camera, self._config, self.geometry or USUAL_GEOMETRY)

@@ -13,8 +13,9 @@ import grpc.aio
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
 from cluster import metrics
-from cluster.errors import CapacityError, ConfigError, NotReadyError, SightlineError
+from cluster.errors import ConfigError, NotReadyError, SightlineError
 from cluster.replica.ask_queue import Conversations
+from cluster.security.limits import AtOnce
 from cluster.types import MICROSECONDS, AskResult, AskSpec
 from cluster.wire.memory_wire import (
     Told,
@@ -95,7 +96,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         self._conversations = Conversations(limit=max(64, 2 * max_asks)) if conversations is None else conversations
         if max_asks >= self._conversations.limit:
             raise ValueError(f"{max_asks} questions at once need more than {self._conversations.limit} conversations")
-        self._max_asks, self._asks = max_asks, 0
+        self._places = AtOnce(max_asks, f"{max_asks} questions are being answered or wait already; ask again later")
         self._longest = max_new_tokens
         self._ask_s, self._call_s = ask_s, call_s
 
@@ -183,16 +184,10 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
             return ()
         return pictures
 
-    @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        if self._asks >= self._max_asks:
+    def _place(self) -> AtOnce:
+        if self._places.full:
             metrics.asks.labels("refused").inc()
-            raise CapacityError(f"{self._max_asks} questions are being answered or wait already; ask again later")
-        self._asks += 1
-        try:
-            yield
-        finally:
-            self._asks -= 1
+        return self._places
 
     @asynccontextmanager
     async def _answering(self, limit_s: float) -> AsyncIterator[None]:

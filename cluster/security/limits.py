@@ -1,4 +1,4 @@
-"""Rate limit per principal, and a limit of resources held by unauthenticated callers."""
+"""Limits of what is under way at once, of calls per principal, and of resources that callers without a token hold."""
 
 import threading
 import time
@@ -12,6 +12,27 @@ T = TypeVar("T")
 
 KEPT = 4096
 """Principals whose rate is remembered; the one without calls for longest is evicted first."""
+
+
+class AtOnce:
+    """A context that at most ``limit`` may be in; one more is refused with ``CapacityError``, which says ``refusal``.
+    Used on one event loop."""
+
+    def __init__(self, limit: int, refusal: str) -> None:
+        self._limit, self.refusal = limit, refusal
+        self._inside = 0
+
+    @property
+    def full(self) -> bool:
+        return self._inside >= self._limit
+
+    async def __aenter__(self) -> None:
+        if self.full:
+            raise CapacityError(self.refusal)
+        self._inside += 1
+
+    async def __aexit__(self, *_: object) -> None:
+        self._inside -= 1
 
 
 class RateLimit:

@@ -15,6 +15,7 @@ from toy_cluster import config, profile
 from actors.cli import main
 from cluster.config import load_config
 from cluster.errors import SightlineError
+from cluster.files import json_text
 from cluster.lab.bench.window_accounting import CameraLedger
 from cluster.lab.city.mix import Mix
 from cluster.lab.report.charts import svg
@@ -84,7 +85,7 @@ def searches() -> list[SearchResult]:
 def test_a_good_run() -> None:
     assert GOOD.verdict == Verdict(True)
     assert verdict_text(run_result()) == ("The cluster kept up with 10 streams.", True)
-    body = json.loads(json.dumps(run_json(FACTS, run_result())))
+    body = json.loads(json_text(run_json(FACTS, run_result())))
     assert body["figures"]["silent_losses"] == 0
     assert body["figures"]["answered_share"] == 1
     assert body["figures"]["lag_p99_s"] == 1.2
@@ -130,7 +131,7 @@ def test_faults_count_by_the_slowest_and_losses_over_the_whole_test() -> None:
     assert verdict_text(lost) == ("After freeze-decoder not all cameras were on time again.", False)
     refused = run_result(faults=(KILLED,), during=replace(GOOD, failures=("load-1: refused",)))
     assert verdict_text(refused) == ("1 cameras failed while things went wrong, the first: load-1: refused.", False)
-    body = run_json(FACTS, lost)
+    body = json.loads(json_text(run_json(FACTS, lost)))
     assert body["figures"]["recovery_s"] is None, "it never recovered"
     assert [each["recovered"] for each in body["faults"]] == [True, False]
 

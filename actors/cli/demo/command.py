@@ -6,7 +6,6 @@ import os
 import shlex
 import sys
 from itertools import count
-from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,7 +67,7 @@ def demo(
     screen = console(stderr=json == "-")
     report = _run(screen, out, seconds, model, engine)
     page, data = write_report(report, out)
-    print_json(json, loads(report.to_json()))
+    print_json(json, report.as_json())
     cost_table(report, "In full and ours, on the same windows").show(screen)
     if report.random_weights:
         screen.print(f"[yellow]{UNTRAINED.format(report.model)}[/]")
@@ -100,32 +99,31 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
             f"Model {escape(model)}{weights}. It takes about {seconds + ABOUT_S:.0f} seconds.\n"
         )
         made, measured_windows = count(1), count(1)
-        clips = make_clips(out / "clips", lambda: screen.phase("making four clips", next(made), len(CAMERAS)))
+        screen.begin("making four clips", len(CAMERAS))
+        clips = make_clips(out / "clips", lambda: screen.show(screen.phase, next(made)))
         config_file = write_config(out, clips, model, engine, ModelSettings.load(Path(locate(model)).expanduser()))
         # Any free ports: the demo must not collide with a running cluster.
         config = load_config(config_file, {"gateway": {"port": 0, "http_port": 0}})
         truths = {name: LoopedTruth.of_clip(clip, config.window.length_s) for name, clip in clips.items()}
 
-        screen.phase("loading the libraries")
+        screen.begin("loading the libraries")
         from actors.cli.demo.live import LiveRun, run_live
 
         def look(run: LiveRun, now: float) -> None:
-            screen.phase("watching four cameras", now, seconds, f"{now:.0f} of {seconds:.0f} s")
+            screen.show(f"watching four cameras, {now:.0f} of {seconds:.0f} s", now, seconds)
             screen.cameras(run, truths)
 
         pushed = {camera.name: clips[camera.name] for camera in CAMERAS if camera.pushed}
-        run = run_live(config, pushed, seconds, screen.phase, look)
+        run = run_live(config, pushed, seconds, screen.begin, look)
         screen.end_live()
 
-        screen.phase("loading the model")
+        screen.begin("loading the model")
         from actors.cli.demo.record import make_report, measure, windows_to_measure
 
-        total = windows_to_measure(config, clips)
-
-        def on_window() -> None:
-            screen.phase("measuring: in full and ours, window by window", next(measured_windows), total)
-
-        measured = measure(config, clips, truths, on_window)
+        measuring, total = "measuring: in full and ours, window by window", windows_to_measure(config, clips)
+        measured = measure(
+            config, clips, truths, lambda: screen.show(measuring, next(measured_windows), total, key=measuring)
+        )
         command = f"sightline demo --model {shlex.quote(model)} --seconds {seconds:g} --out {shlex.quote(str(out))}"
         return make_report(config, run, measured, truths, command)
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from actors.cli.demo.plan import CAMERAS
-from actors.cli.output import state, tokens, windows
+from actors.cli.output import Progress, state, tokens, windows
 from cluster.lab.report.records import verdict
 from cluster.types import CameraStatus, LastAnswer
 
@@ -29,60 +27,39 @@ LEGEND = "✓ true   ✗ false   ~ too little in the window to tell"
 PLAIN_EVERY_S = 5.0
 
 
-class Screen:
-    """The phase under way, and the live camera table. A context manager."""
+class Screen(Progress):
+    """The phase under way, below the live camera table."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live: Live | None = None
+        super().__init__(screen=console)
+        self._live = Live(self._bars, console=console, refresh_per_second=8, transient=True)
         self._table: Table | None = None
-        self._said_at = 0.0
-        self._phase = ""
-        note = TextColumn("{task.fields[note]}")
-        self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=40), note, TimeElapsedColumn(), console=console
-        )
-        self._task = self._bars.add_task("", total=None, note="")
+        self._cameras_at = 0.0
 
-    def __enter__(self) -> Screen:
-        if self._console.is_terminal:
-            self._live = Live(self._bars, console=self._console, refresh_per_second=8, transient=True)
+    def __enter__(self) -> Self:
+        if self._screen.is_terminal:
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-        if self._table is not None:
-            self._console.print(self._table)
-
-    def phase(self, text: str, done: float = 0.0, total: float | None = None, note: str = "") -> None:
-        """Show the current phase, and how much of it is done."""
-        if text != self._phase:
-            self._phase = text
-            self._bars.reset(self._task, total=total, description=escape(text))
-            if self._live is None:
-                self._console.print(escape(text))
-        self._bars.update(self._task, completed=done, note=note)
+        self._live.stop()
+        self.end_live()
 
     def cameras(self, run: LiveRun, truths: Mapping[str, LoopedTruth]) -> None:
         """Show the cameras' current state, and whether their answers are true."""
         self._table = cameras_table(run, truths)
-        if self._live is not None:
-            self._live.update(Group(self._table, self._bars))
-            return
+        self._live.update(Group(self._table, self._bars))
         now = time.monotonic()
-        if now - self._said_at >= PLAIN_EVERY_S:
-            self._said_at = now
+        if not self._screen.is_terminal and now - self._cameras_at >= PLAIN_EVERY_S:
+            self._cameras_at = now
             for status in run.statuses.values():
-                line = f"{run.seconds:4.0f} s  {status.name:8} {_one_line(status, truths.get(status.name))}"
-                self._console.print(escape(line))
+                self.say(f"{run.seconds:4.0f} s  {status.name:8} {_one_line(status, truths.get(status.name))}")
 
     def end_live(self) -> None:
-        if self._live is not None:
-            self._live.update(self._bars)
-            if self._table is not None:
-                self._console.print(self._table)
+        """Leave the table as it is."""
+        self._live.update(self._bars)
+        if self._table is not None:
+            self._screen.print(self._table)
         self._table = None
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MISSING = "the kafka sink needs confluent-kafka, which is not installed: " + install_hint("kafka")
-_POLL_S = 0.2
+_AT_ONCE = 8
+"""Alerts that the dispatcher sends at once."""
+_POLL_S = 0.05
+"""Longest wait for a report that another alert's thread has served."""
 _OURS = ("bootstrap.servers", "message.timeout.ms", "enable.idempotence", "acks")
 
 
@@ -54,37 +58,32 @@ class KafkaSink:
             raise ConfigError(f"settings must leave {ours[0]} alone; it follows from brokers and timeout_s")
         check_above_0(timeout_s=self.timeout_s)
         self._producer: Producer | None = None
-        self._polling: threading.Thread | None = None
-        self._closed = threading.Event()
         self._starting = threading.Lock()
+        # Not the common pool, which a broker that is down would fill.
+        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="kafka")
 
     async def send(self, event: AlertEvent) -> None:
-        loop = asyncio.get_running_loop()
-        taken: asyncio.Future[None] = loop.create_future()
+        await asyncio.get_running_loop().run_in_executor(self._threads, self._deliver, event)
 
-        def settle(error: DeliveryError | None) -> None:
-            if taken.done():
-                return
-            if error is None:
-                taken.set_result(None)
-            else:
-                taken.set_exception(error)
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._drop()
+        await asyncio.to_thread(self._threads.shutdown)
 
-        def delivered(error: Any, _message: Any) -> None:
-            # Called on the polling thread, possibly after the loop has closed.
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(settle, None if error is None else _refusal(error))
-
-        producer = await asyncio.to_thread(self._started)
+    # -- inside ---------------------------------------------------------------------------------
+    def _deliver(self, event: AlertEvent) -> None:
+        """Produce the record and wait until its delivery is reported; ``poll`` releases the GIL while it waits."""
+        producer = self._started()
         from confluent_kafka import KafkaError, KafkaException
 
+        reports: list[Any] = []
         try:
             producer.produce(
                 self.topic,
                 key=event.incident.id,
                 value=json.dumps(event.body(), ensure_ascii=False).encode(),
                 headers=[("idempotency-key", event.key.encode())],
-                on_delivery=delivered,
+                on_delivery=lambda error, _message: reports.append(error),
             )
         except BufferError:
             raise DeliveryError("kafka: the client's queue is full", retryable=True) from None
@@ -92,31 +91,25 @@ class KafkaSink:
             refused = error.args[0]
             if refused.code() == KafkaError._FATAL:
                 # It takes nothing any more: the next alert gets another one.
-                await self.close()
+                self._drop()
             raise _refusal(refused) from None
-        await taken
+        while not reports:
+            producer.poll(_POLL_S)
+        if reports[0] is not None:
+            raise _refusal(reports[0])
 
-    async def close(self) -> None:
-        with self._starting:
-            producer, self._producer = self._producer, None
-            polling, self._polling = self._polling, None
-            closed = self._closed
-        if producer is not None and polling is not None:
-            producer.purge()
-            closed.set()
-            await asyncio.to_thread(polling.join)
-
-    # -- inside ---------------------------------------------------------------------------------
     def _started(self) -> Producer:
         with self._starting:
             if self._producer is None:
                 self._producer = self._make()
-                self._closed = threading.Event()
-                self._polling = threading.Thread(
-                    target=_poll, args=(self._producer, self._closed), name="kafka", daemon=True
-                )
-                self._polling.start()
             return self._producer
+
+    def _drop(self) -> None:
+        """What is on its way is reported as failed."""
+        with self._starting:
+            producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
 
     def _make(self) -> Producer:
         try:
@@ -135,13 +128,6 @@ class KafkaSink:
             return Producer(settings, logger=log)
         except (KafkaException, ValueError) as error:
             raise DeliveryError(f"kafka settings: {error}", retryable=False) from None
-
-
-def _poll(producer: Producer, closed: threading.Event) -> None:
-    """Poll for delivery reports; ``poll`` releases the GIL while it waits."""
-    while not closed.is_set():
-        producer.poll(_POLL_S)
-    producer.flush(0)
 
 
 def _refusal(error: Any) -> DeliveryError:

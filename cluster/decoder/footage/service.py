@@ -21,7 +21,8 @@ from cluster.decoder.footage.clip import LIVE, Remuxer, Transcoder, clip_writer
 from cluster.decoder.footage.pictures import Picture, still
 from cluster.decoder.footage.ring import Recording
 from cluster.decoder.source_test import SourceTester
-from cluster.errors import CapacityError, NotReadyError, SourceError, UnavailableError
+from cluster.errors import NotReadyError, SourceError, UnavailableError
+from cluster.security.limits import AtOnce
 from cluster.wire.channel import ChannelPool
 from cluster.wire.convert import settings_from_json
 from cluster.wire.mapping import to_message
@@ -55,7 +56,13 @@ class Recorder:
         self._stills = ThreadPoolExecutor(1, "stills", initializer=_lower_thread_priority)
         self._clips = ThreadPoolExecutor(1, "clips", initializer=_lower_thread_priority)
         self._live = ThreadPoolExecutor(1, "live")
-        self._asked = self._recording = self._reencoding = self._watching = 0
+        at_once = settings.at_once
+        self._asked = AtOnce(MOST_PICTURES, f"{MOST_PICTURES} pictures are being made already; ask again in a moment")
+        self._recording = AtOnce(at_once, f"{at_once} clips are being recorded already (clips.at_once)")
+        self._watching = AtOnce(
+            MOST_WATCHING, f"{MOST_WATCHING} live views of this decoder's cameras are open already; close one"
+        )
+        self._reencoding = AtOnce(MOST_REENCODED, f"{MOST_REENCODED} clips are being re-encoded already")
 
     def close(self) -> None:
         """Accept no more work; running work ends by itself."""
@@ -71,13 +78,8 @@ class Recorder:
             CapacityError: too many concurrent requests.
         """
         footage = self._cameras(camera)
-        if self._asked >= MOST_PICTURES:
-            raise CapacityError(f"{MOST_PICTURES} pictures are being made already; ask again in a moment")
-        self._asked += 1
-        try:
+        async with self._asked:
             return await self._on(self._pictures, lambda: footage.latest.render(kept=kept, width=width))
-        finally:
-            self._asked -= 1
 
     def delete_footage(self, camera: str, before_s: float = 0.0) -> int:
         """Delete footage of a camera older than ``before_s`` seconds; returns bytes. Raises ``UnknownCameraError``."""
@@ -95,28 +97,25 @@ class Recorder:
         footage = self._cameras(order.camera)
         if footage.ring is None:
             raise NotReadyError("clips are disabled (clips.enabled)")
-        if self._recording >= self._settings.at_once:
-            raise CapacityError(f"{self._recording} clips are being recorded already (clips.at_once)")
-        self._recording += 1
         recording: Recording | None = None
-        try:
-            for _ in range(round(order.deadline_s / POLL_S)):
-                if footage.ring.arrived_s:
-                    break
-                # This process, or the camera, has just been started.
-                await asyncio.sleep(POLL_S)
-            recording = footage.ring.record(order.start, order.until, order.moment)
-            if not order.only_clip:
-                snapshot = await self._snapshot(footage, order.moment)
-                if snapshot:
-                    yield RecordPart(snapshot=snapshot)
-            async for part in self._clip(footage, recording, order.deadline_s):
-                yield part
-        finally:
-            # Also when the reader leaves: nothing more is recorded.
-            self._recording -= 1
-            if recording is not None:
-                recording.end("its reader left")
+        async with self._recording:
+            try:
+                for _ in range(round(order.deadline_s / POLL_S)):
+                    if footage.ring.arrived_s:
+                        break
+                    # This process, or the camera, has just been started.
+                    await asyncio.sleep(POLL_S)
+                recording = footage.ring.record(order.start, order.until, order.moment)
+                if not order.only_clip:
+                    snapshot = await self._snapshot(footage, order.moment)
+                    if snapshot:
+                        yield RecordPart(snapshot=snapshot)
+                async for part in self._clip(footage, recording, order.deadline_s):
+                    yield part
+            finally:
+                # Also when the reader leaves: nothing more is recorded.
+                if recording is not None:
+                    recording.end("its reader left")
 
     async def watch(self, camera: str) -> AsyncGenerator[bytes, None]:
         """The camera's packets as a fragmented MP4, unchanged, from the newest keyframe on; parts are whole boxes.
@@ -136,30 +135,27 @@ class Recorder:
             )
         if footage.ring is None:
             raise NotReadyError("no packets are held, so there is no live view (clips.enabled)")
-        if self._watching >= MOST_WATCHING:
-            raise CapacityError(f"{MOST_WATCHING} live views of this decoder's cameras are open already; close one")
-        recording = footage.ring.follow(SLOW_BYTES)
-        if recording.segment is None:
-            raise UnavailableError("the camera sends no video at the moment")
-        if recording.segment.codec not in LIVE:
-            recording.end("it is not shown")
-            raise NotReadyError(f"browsers do not play {recording.segment.codec}: there is no live view of it")
-        self._watching += 1
-        writer = Remuxer(recording.segment, live=True, decoded_bytes=footage.decoded_bytes)
-        try:
-            while packets := recording.pop_packets() or not recording.done:
-                if packets is True:
-                    await asyncio.sleep(LIVE_POLL_S)
-                elif data := await self._on(self._live, writer.feed, packets):
-                    if self._cameras(camera) is not footage:
-                        # Begun again, as when a mask is drawn: what is queued may show what is masked now.
-                        return
-                    yield data
-        finally:
-            self._watching -= 1
-            recording.end("its viewer left")
-            with contextlib.suppress(SourceError):
-                await self._on(self._live, writer.close)
+        async with self._watching:
+            recording = footage.ring.follow(SLOW_BYTES)
+            if recording.segment is None:
+                raise UnavailableError("the camera sends no video at the moment")
+            if recording.segment.codec not in LIVE:
+                recording.end("it is not shown")
+                raise NotReadyError(f"browsers do not play {recording.segment.codec}: there is no live view of it")
+            writer = Remuxer(recording.segment, live=True, decoded_bytes=footage.decoded_bytes)
+            try:
+                while packets := recording.pop_packets() or not recording.done:
+                    if packets is True:
+                        await asyncio.sleep(LIVE_POLL_S)
+                    elif data := await self._on(self._live, writer.feed, packets):
+                        if self._cameras(camera) is not footage:
+                            # Begun again, as when a mask is drawn: what is queued may show what is masked now.
+                            return
+                        yield data
+            finally:
+                recording.end("its viewer left")
+                with contextlib.suppress(SourceError):
+                    await self._on(self._live, writer.close)
 
     # -- inside ---------------------------------------------------------------------------------
     async def _snapshot(self, footage: CameraFootage, moment: int) -> bytes:
@@ -188,12 +184,10 @@ class Recorder:
             decoded_bytes=footage.decoded_bytes,
         )
         anew = isinstance(writer, Transcoder)
-        if anew and self._reencoding >= MOST_REENCODED:
-            note = f"{self._reencoding} clips are being re-encoded already"
-            yield RecordPart(end=RecordEnd(note=note))
+        if anew and self._reencoding.full:
+            yield RecordPart(end=RecordEnd(note=self._reencoding.refusal))
             return
-        self._reencoding += anew
-        try:
+        async with self._reencoding if anew else contextlib.nullcontext():
             trouble = ""
             try:
                 async for data in self._written(writer, recording, deadline_s):
@@ -209,8 +203,6 @@ class Recorder:
             lost = "packets were lost on the way" if recording.losses else ""
             note = "; ".join(filter(None, (recording.missing, lost, trouble, recording.end_reason)))
             yield RecordPart(end=RecordEnd(first=first, last=last, note=note))
-        finally:
-            self._reencoding -= anew
 
     async def _written(
         self, writer: Remuxer | Transcoder, recording: Recording, deadline_s: float

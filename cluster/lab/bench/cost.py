@@ -25,15 +25,13 @@ from cluster.lab.bench.soak import SyntheticCamera
 from cluster.lab.planning.accelerator import platforms
 from cluster.lab.planning.model_card import HALF, kv_token_bytes
 from cluster.models import load_model
+from cluster.models.checkpoint import linear_weights
 from cluster.models.loading import load_shape
 from cluster.types import Question, StreamSpec
 
 PLATFORMS = ("a100", "h100", "h200")
 
 MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
-LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, MLP, VOCABULARY = 28, 3584, 28, 4, 128, 18944, 152064
-TOWER_LAYERS, TOWER_FULL_LAYERS, TOWER_WIDTH, TOWER_MLP, MERGE, TOWER_WINDOW = 32, 4, 1280, 3420, 4, 64
-"""Of the published config.json; the tower's attention is over 64 patches (112 x 112 pixels) in all but four layers."""
 
 LINEAR, ATTENTION, MEMORY = 0.50, 0.30, 0.80
 """Shares of peak in steps of thousands of rows; of bandwidth, ``cluster.lab.planning``'s."""
@@ -45,7 +43,7 @@ WINDOW_S = 1.0e-3
 """Planning, rotating and reading one window out, as on a CPU core; it runs beside no kernel."""
 
 PATCHES = 1024
-"""Patches of a picture of 448 x 448, over which the tower's four full layers attend."""
+"""Patches of a picture of 448 x 448, over which a few of the tower's layers attend in full, the others in windows."""
 
 ERROR = 0.35
 """Half the span of published shares of peak; not a measured error."""
@@ -55,16 +53,16 @@ def platform_costs(name: str) -> CostModel:
     """Seconds per step, window and token on one GPU. Raises ``ConfigError``: no such platform."""
     platform = platforms.get(name)
     linear, attention = platform.flops * LINEAR, platform.flops * ATTENTION
-    layer = WIDTH * HEAD_DIM * (2 * HEADS + 2 * KV_HEADS) + 3 * WIDTH * MLP
-    tower = TOWER_LAYERS * (4 * TOWER_WIDTH**2 + 3 * TOWER_WIDTH * TOWER_MLP)
-    merger = (MERGE * TOWER_WIDTH) ** 2 + MERGE * TOWER_WIDTH * WIDTH
-    seen = TOWER_FULL_LAYERS * PATCHES + (TOWER_LAYERS - TOWER_FULL_LAYERS) * TOWER_WINDOW
-    weights = 2.0 * (LAYERS * layer + WIDTH * VOCABULARY + tower + merger)
+    shape = load_shape(MODEL)
+    config, visual = shape.model.config.vision_config, shape.model.model.visual
+    full = len(config.fullatt_block_indexes)
+    seen = full * PATCHES + (config.depth - full) * (config.window_size // config.patch_size) ** 2
+    merge = config.spatial_merge_size**2
+    of_token = merge * linear_weights(visual.blocks) + linear_weights(visual.merger)
     source = (
         f"computed, not measured: {MODEL} in BF16 at {LINEAR:.0%} of the {platform.title}'s peak in products and "
         f"{ATTENTION:.0%} in attention ({platform.source}); sightline bench cost --platform {name}"
     )
-    shape = load_shape(MODEL)
     slot = kv_token_bytes(shape)
     # As an engine measures it once the weights are loaded, with memories beside the pool.
     free = platform.memory_bytes - HALF * sum(weight.numel() for weight in shape.model.parameters())
@@ -74,11 +72,12 @@ def platform_costs(name: str) -> CostModel:
         device=platform.title,
         source=source,
         # Weights are read once per step; with thousands of rows the products hide it, so the launches are what is left.
-        step_s=LAUNCH_S * (LAYERS + TOWER_LAYERS) + weights / (platform.memory * MEMORY),
+        step_s=LAUNCH_S * (len(shape.layers) + config.depth)
+        + 2.0 * linear_weights(shape.model) / (platform.memory * MEMORY),
         window_s=WINDOW_S,
-        encoded_s=(2.0 * (MERGE * tower + merger)) / linear + 4.0 * MERGE * TOWER_WIDTH * seen / attention,
-        computed_s=2.0 * LAYERS * layer / linear,
-        attended_s=4.0 * LAYERS * HEADS * HEAD_DIM / attention,
+        encoded_s=2.0 * of_token / linear + 4.0 * merge * config.hidden_size * seen / attention,
+        computed_s=shape.llm_flops(1, 0) / linear,
+        attended_s=shape.llm_flops(0, 1) / attention,
         spread=0.10,
         error=ERROR,
         window_tokens=pool // slot,

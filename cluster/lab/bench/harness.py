@@ -8,7 +8,6 @@ run the same code.
 import argparse
 import functools
 import importlib
-import json
 import logging
 import operator
 import os
@@ -24,8 +23,8 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from cluster.errors import ConfigError
-from cluster.files import check_file_writable, write_text
-from cluster.lab.report.number_format import figure_text, finite
+from cluster.files import check_file_writable, json_text, write_text
+from cluster.lab.report.number_format import figure_text
 
 log = logging.getLogger(__name__)
 
@@ -92,9 +91,9 @@ class BenchResult:
     notes: list[str] = field(default_factory=list)
     goals: list[dict[str, Any]] = field(default_factory=list)
 
-    def to_json(self, bench: str) -> str:
-        """NaN and infinity, of what could not be measured, become null."""
-        body = {
+    def as_json(self, bench: str) -> dict[str, Any]:
+        """The object that ``--json`` writes."""
+        return {
             "bench": bench,
             "figures": self.figures,
             **({"goals": self.goals} if self.goals else {}),
@@ -102,7 +101,6 @@ class BenchResult:
             "notes": self.notes,
             "machine": machine(),
         }
-        return json.dumps(finite(body), indent=2, allow_nan=False)
 
 
 def machine() -> dict[str, Any]:
@@ -195,9 +193,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         for key, value in result.figures.items():
             print(f"{key} = {figure_text(value)}")
     if alone:
-        print(result.to_json(name))
+        print(json_text(result.as_json(name)))
     elif args.json is not None:
-        write_text(args.json, result.to_json(name) + "\n")
+        write_text(args.json, json_text(result.as_json(name)) + "\n")
         print(f"written: {args.json}")
     return 1 if result.figures.get("parts_failed") else 0
 

@@ -96,7 +96,7 @@ class CheckReport:
     def wrong(self) -> tuple[Stage, ...]:
         return tuple(stage for stage in self.stages if stage.verdict == "wrong")
 
-    def to_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """All of it, the verdict first."""
         return {"verdict": "wrong" if self.wrong else "right", **asdict(self)}
 

@@ -1,6 +1,5 @@
 """Figures, rows and breakdowns of an evaluation, from which JSON, Markdown and HTML are made."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,6 @@ from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.metrics import Accuracy, Bools, Estimate, accuracy, f1_drop, recall_drop
 from cluster.lab.evaluation.results import Results, Thresholds
 from cluster.lab.evaluation.settings import Role, Setting
-from cluster.lab.report.number_format import finite
 from cluster.models.base import VisionLanguageModel
 
 DEFAULT_THRESHOLD = 0.5
@@ -311,7 +309,7 @@ class EvaluationReport:
             lines.setdefault(setting.key, next(line for line in self.lines if line.setting.key == setting.key))
         return list(lines.values())
 
-    def to_json(self) -> str:
+    def as_json(self) -> dict[str, Any]:
         """The object every bench writes, with intervals, breakdowns, calibration and skipped videos added."""
         figures, calibration = self.figures, self.figures.calibration
         more = {
@@ -334,17 +332,17 @@ class EvaluationReport:
             },
         }
         result = BenchResult(figures.values, [line.row for line in self.lines], figures.notes)
-        return report_json("accuracy", result, self.facts, self.skipped, more)
+        return report_json("accuracy", result, self.facts, self.skipped) | more
 
 
 def report_json(
-    bench: str, result: BenchResult, facts: Mapping[str, str], skipped: Sequence[SkippedVideo], more: Mapping[str, Any]
-) -> str:
-    """JSON of a bench result, with facts among its notes, ``more`` entries and skipped videos; NaN becomes null."""
-    body = json.loads(result.to_json(bench)) | more
-    body["notes"] = [*(f"{name}: {value}" for name, value in facts.items()), *result.notes]
-    body["skipped"] = [{"path": str(each.path), "reason": each.reason} for each in skipped]
-    return json.dumps(finite(body), indent=2, allow_nan=False)
+    bench: str, result: BenchResult, facts: Mapping[str, str], skipped: Sequence[SkippedVideo]
+) -> dict[str, Any]:
+    """The object every bench writes, with facts among its notes, and skipped videos."""
+    return result.as_json(bench) | {
+        "notes": [*(f"{name}: {value}" for name, value in facts.items()), *result.notes],
+        "skipped": [{"path": str(each.path), "reason": each.reason} for each in skipped],
+    }
 
 
 def make_report(

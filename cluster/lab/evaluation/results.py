@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
 
 import numpy as np
 
@@ -55,16 +54,6 @@ class VideoRun:
     windows: tuple[WindowResult, ...]
     motion: float | None
     change: float
-
-    def to_json(self) -> dict[str, Any]:
-        windows = [list(astuple(window)) for window in self.windows]
-        return {"kinds": list(self.kinds), "motion": self.motion, "change": self.change, "windows": windows}
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """Raises ``KeyError, TypeError, ValueError`` for invalid JSON."""
-        windows = tuple(WindowResult(a, b, tuple(scores), *rest) for a, b, scores, *rest in body["windows"])
-        return cls(tuple(body["kinds"]), windows, body["motion"], float(body["change"]))
 
     def scores(self, kind: str) -> list[float]:
         column = self.kinds.index(kind)

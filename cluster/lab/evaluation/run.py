@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SourceError
 from cluster.lab.evaluation.datasets import LabelledVideo, SkippedVideo
@@ -22,6 +24,8 @@ from cluster.lab.evaluation.work import (
     video_digest,
 )
 from cluster.models.base import VisionLanguageModel
+
+_SAVED = TypeAdapter(VideoRun)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def evaluate(
                 failed.setdefault(each.video.name, SkippedVideo(each.video.path, found))
             else:
                 for key, run in found.items():
-                    file.add((each.digest, code, key), run.to_json())
+                    file.add((each.digest, code, key), run)
                     runs[each.video.name, key] = run
             on_progress(done, total, each.video.name)
     return _results(videos, settings, runs, failed, consecutive)
@@ -109,7 +113,7 @@ def _passes(
             continue
         passes: dict[tuple[float, float, str], dict[str, Setting]] = {}
         for setting in settings:
-            run = file.get((content, model, setting.key), VideoRun.from_json)
+            run = file.get((content, model, setting.key), _SAVED.validate_python)
             if run is not None and run.kinds == video.kinds:
                 runs[video.name, setting.key] = run
             else:

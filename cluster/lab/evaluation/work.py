@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
@@ -146,13 +146,13 @@ class ResultCache:
         except (ValueError, KeyError, TypeError):
             return None
 
-    def add(self, key: Key, run: Mapping[str, Any]) -> None:
-        """Append a result and flush. Raises ``SightlineError``: the file cannot be written."""
+    def add(self, key: Key, run: Any) -> None:
+        """Append a result, a dataclass, and flush. Raises ``SightlineError``: the file cannot be written."""
         if self._file is None:
             return
         body = dict(zip(("video", "model", "setting"), key, strict=True)) | {"run": run}
         try:
-            self._file.write(json.dumps(body, separators=(",", ":")) + "\n")
+            self._file.write(json.dumps(body, default=asdict, separators=(",", ":")) + "\n")
             self._file.flush()
         except OSError as error:
             raise self._unusable(error) from None

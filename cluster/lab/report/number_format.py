@@ -1,8 +1,6 @@
 """Number formats of reports and JSON."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 
 def compact(value: float) -> str:
@@ -42,12 +40,3 @@ def times_text(value: float | None) -> str:
     if value > 1000:
         return "over 1000×"
     return f"{value:.0f}×" if value >= 20 else f"{value:.1f}×"
-
-
-def finite(value: Any) -> Any:
-    """``value`` for JSON: NaN and infinity become null."""
-    if isinstance(value, Mapping):
-        return {str(key): finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

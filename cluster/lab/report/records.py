@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
@@ -306,7 +305,7 @@ class Report:
         """Windows dropped or lost live."""
         return sum(camera.windows_dropped + camera.windows_lost for camera in self.cameras)
 
-    def to_json(self) -> str:
+    def as_json(self) -> dict[str, Any]:
         """Everything but the pictures."""
         body = asdict(self)
         for camera, record in zip(body["cameras"], self.cameras, strict=True):
@@ -317,4 +316,4 @@ class Report:
             camera["live_truth"] = asdict(record.live_truth)
         body["comparison"] = asdict(self.comparison) | self.comparison.summary()
         body["live_truth"] = asdict(self.live_truth)
-        return json.dumps(body, indent=2)
+        return body

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from cluster.files import json_text
 from cluster.lab.report.charts import COLOR, add_legend, new_figure, set_tooltips
 from cluster.lab.report.number_format import compact, percent_text, seconds_text, times_text
 from cluster.lab.report.page import Card, Chip, Page, Picture, Section, Table, write_files
@@ -62,7 +63,7 @@ _JUDGED = (
 
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
     """Write both files; returns the paths of HTML and JSON. Raises ``SightlineError``: the folder cannot be written."""
-    write_files(folder, {"report.html": make_page(report).html(), "report.json": report.to_json() + "\n"})
+    write_files(folder, {"report.html": make_page(report).html(), "report.json": json_text(report.as_json()) + "\n"})
     return folder / "report.html", folder / "report.json"
 
 

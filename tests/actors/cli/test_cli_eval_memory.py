@@ -64,7 +64,7 @@ def test_videos_with_questions_end_to_end_and_again(cli, videos):
 def test_json_on_standard_output_is_alone_there(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("cluster.lab.report.page.write_page", lambda page, out, stem, json: out / f"{stem}.html")
-    report = SimpleNamespace(to_json=lambda: '{"figures": {}}', notes=["something"], skipped=[])
+    report = SimpleNamespace(as_json=lambda: {"figures": {}}, notes=["something"], skipped=[])
     evaluate.finish(report, None, [], tmp_path, "accuracy", "-")
     printed = capsys.readouterr()
     assert json.loads(printed.out) == {"figures": {}}

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from cluster.errors import ConfigError, SightlineError
+from cluster.files import json_text
 from cluster.lab.bench import harness
 from cluster.lab.bench.harness import BENCHES, IN_CHECKOUT, BenchResult, load_module, machine, main, run_parts, table
 
@@ -28,7 +29,7 @@ def test_a_row_of_another_kind_has_columns_of_its_own():
 
 def test_json_has_figures_rows_and_machine():
     figures = {"front_end_ratio": 0.9, "change_missed": math.nan, "sent_late_s": math.inf}
-    text = BenchResult(figures, [{"clip": "a"}]).to_json("codec")
+    text = json_text(BenchResult(figures, [{"clip": "a"}]).as_json("codec"))
     body = json.loads(text)
     assert body["bench"] == "codec"
     assert body["figures"] == {"front_end_ratio": 0.9, "change_missed": None, "sent_late_s": None}

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.errors import ModelError
+from cluster.files import json_text
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.metrics import window_truth
 from cluster.lab.evaluation.page import make_charts, make_page
@@ -289,7 +290,7 @@ def report(results):
 
 
 def test_json_is_as_every_bench_writes_it(report):
-    body = json.loads(report.to_json())
+    body = json.loads(json_text(report.as_json()))
     assert body["bench"] == "accuracy"
     assert body["figures"]["f1_drop_at_15"] == 0
     assert {"cpu", "cores", "torch"} <= body["machine"].keys()
@@ -350,7 +351,7 @@ def test_charts_are_documents_of_their_own(report, tmp_path):
 
 
 def test_the_page_stands_alone(report, tmp_path):
-    written = write_page(make_page(report), tmp_path / "out", "accuracy", report.to_json())
+    written = write_page(make_page(report), tmp_path / "out", "accuracy", json_text(report.as_json()))
     text = (written.parent / "accuracy.html").read_text()
     assert "tiny &amp; random" in text
     assert "bad &lt;video&gt;.mp4" in text

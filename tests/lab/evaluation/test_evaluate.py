@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from evaluation_cases import QUESTIONS, SHAPE
+from pydantic import TypeAdapter
 
 import cluster.memory.head_memory
 import cluster.vision.sampler
@@ -170,10 +171,10 @@ def test_a_work_file_that_is_none(make_run, tmp_path, tiny_engine, street):
     key = (video_digest(street.path), model_digest(tiny_engine, QUESTIONS), SETTINGS[0].key)
     run = make_run([0.25, 0.75])
     with ResultCache(path) as file:
-        assert file.get(key, VideoRun.from_json) is None
-        file.add(key, run.to_json())
+        assert file.get(key, TypeAdapter(VideoRun).validate_python) is None
+        file.add(key, run)
     with ResultCache(path) as file:
-        assert file.get(key, VideoRun.from_json) == run
+        assert file.get(key, TypeAdapter(VideoRun).validate_python) == run
     assert json.loads(path.read_bytes().splitlines()[-1])["setting"] == SETTINGS[0].key
     with pytest.raises(SightlineError, match="cannot be used"), ResultCache(tmp_path):
         pass

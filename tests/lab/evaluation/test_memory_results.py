@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from cluster.errors import SightlineError
+from cluster.files import json_text
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.memory.questions import Footage, Question
 from cluster.lab.evaluation.memory.report import make_page, make_report, memory_charts
@@ -93,7 +94,7 @@ def report():
 
 
 def test_json_is_finite_and_holds_rows_drops_and_answers(report):
-    body = json.loads(report.to_json())
+    body = json.loads(json_text(report.as_json()))
     assert [row["accuracy_all"] for row in body["rows"]] == [1.0, 0.5, 0.75]
     assert "drop_all" not in body["rows"][0]
     assert [row["drop_all"] for row in body["rows"][1:]] == [0.5, 0.25]
@@ -133,7 +134,7 @@ def test_curves_are_drawn_of_what_was_measured(report):
 
 
 def test_files_are_written_and_a_folder_that_cannot_be_is_named(report, tmp_path):
-    path = write_page(make_page(report), tmp_path / "out", "memory", report.to_json())
+    path = write_page(make_page(report), tmp_path / "out", "memory", json_text(report.as_json()))
     assert path.read_text() == make_page(report).html()
     assert path.with_suffix(".md").read_text() == make_page(report).markdown()
     names = {each.name for each in path.parent.iterdir()}

@@ -10,6 +10,7 @@ from cluster.codec.file import FileSource
 from cluster.codec.processor import CodecOptions, CodecProcessor
 from cluster.engine.native.engine import NativeEngine
 from cluster.errors import ConfigError, SightlineError
+from cluster.files import json_text
 from cluster.lab.evaluation.memory.answer import answer_scene, filled_memory, full_bytes, load_head_tokens
 from cluster.lab.evaluation.memory.questions import Footage, Question, multiple_choice
 from cluster.lab.evaluation.memory.recording import Recording, record
@@ -341,7 +342,7 @@ def test_chance_is_what_the_commonest_answer_of_each_kind_gets():
 def test_the_summary_has_the_headline_and_says_that_a_model_at_chance_shows_nothing(clip, tiny_engine, tmp_path):
     found, _ = evaluated([Footage("street", clip, QUESTIONS)], tiny_engine.model, tmp_path)
     report = make_report("Memory", found, tiny_engine.model, facts={"model": "tiny"})
-    body = json.loads(report.to_json())
+    body = json.loads(json_text(report.as_json()))
     full, eighth = (result.accuracy["all"].value for result in found.results)
     assert body["figures"]["accuracy_full"] == full
     assert body["figures"]["accuracy_drop_at_eighth"] == pytest.approx(full - eighth)

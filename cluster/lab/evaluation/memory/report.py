@@ -6,7 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cluster.lab.bench.harness import BenchResult
 from cluster.lab.evaluation.datasets import SkippedVideo
@@ -146,7 +146,7 @@ class MemoryReport:
         found |= {f"drop {setting.name}": drop["all"].value for setting, drop in self.drops.items()}
         return self.headline | {name: value for name, value in found.items() if math.isfinite(value)}
 
-    def to_json(self) -> str:
+    def as_json(self) -> dict[str, Any]:
         """The object every bench writes, with answers and skipped videos added."""
         more = {
             "baseline": None if self.baseline is None else self.baseline.setting.name,
@@ -157,7 +157,7 @@ class MemoryReport:
             rows.append(result.row())
             for kind, drop in self.drops.get(result.setting, {}).items():
                 rows[-1] |= drop.row(f"drop_{kind}")
-        return report_json("memory", BenchResult(self.figures, rows, list(self.notes)), self.facts, self.skipped, more)
+        return report_json("memory", BenchResult(self.figures, rows, list(self.notes)), self.facts, self.skipped) | more
 
 
 def chance(questions: Sequence[Question]) -> float:

@@ -5,7 +5,7 @@ Each clip runs through the model once (``recording.py``); every setting then get
 
 import functools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def evaluate_memory(
             on_progress(done, total, name)
         for (clip, setting), run in workers.do(_answer, tasks):
             done += 1
-            file.add(clip.key(setting), asdict(run))
+            file.add(clip.key(setting), run)
             runs[clip.footage.name, setting] = run
             on_progress(done, total, clip.footage.name)
     kept = tuple(clip for clip in footage if clip.name not in skipped)
