@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 RECENT_S = 60.0
 """What is no older than this is sent first to watchers who ask for it."""
+RECENT_ANSWERS = 20_000
+"""Most answers of that time that are kept: 300 a second, some 10 MB."""
 
 
 AT_ONCE = 200

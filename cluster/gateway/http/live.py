@@ -373,6 +373,7 @@ class Live:
         gone = [name for name, status in before.items() if name not in now or now[name].life != status.life]
         for name in gone:
             self._told.pop(name, None)
+            self._hub.forget(name)
             self.feed.put(Event.of("removed", name, {"name": name}))
         # Also of answers that were on their way when their camera was removed.
         self.history.keep(now.keys() - set(gone))
