@@ -28,7 +28,7 @@ Width = Annotated[Count, Query(description="Pixels; as large as the sample unles
 Part = Annotated[str, Query(description="begin (unless given) or end.")]
 
 
-@router.on("GET /v1/cameras/{name}/picture.jpg", f"{SERVICE}Picture", media=JPEG, errors=(404,))
+@router.on("GET /v1/cameras/{name}/picture.jpg", f"{SERVICE}Picture", media=JPEG, errors=(304, 404))
 async def picture(request: Request, name: str, gateway: Gateway, kept: Kept = False, width: Width = 0) -> Response:
     """The newest sample, as the model sees it; 304 where the client names it by its ETag."""
     asked = pictures_pb2.PictureRequest(camera=name, kept=kept, width=min(width, WIDEST))
@@ -38,7 +38,7 @@ async def picture(request: Request, name: str, gateway: Gateway, kept: Kept = Fa
         raise _not_there(error) from None
     tag = _tag(found.etag)
     headers = {"ETag": tag, "Cache-Control": "no-store", "X-Age-Seconds": f"{found.age_s:.3f}", "X-Pts": str(found.pts)}
-    if request.headers.get("If-None-Match") == tag:
+    if _has(request, tag):
         return Response(status_code=304, headers=headers)
     return Response(found.jpeg, media_type=JPEG, headers=headers)
 
@@ -64,13 +64,13 @@ async def _watched(gateway: Backend, camera: str, request: Request) -> AsyncGene
             yield part.data
 
 
-@router.on("GET /v1/incidents/{id}/snapshot.jpg", FOOTAGE, media=JPEG, errors=(404, 416))
+@router.on("GET /v1/incidents/{id}/snapshot.jpg", FOOTAGE, media=JPEG, errors=(206, 304, 404, 416))
 async def snapshot(request: Request, id: str, gateway: Gateway) -> Response:
     """The incident's picture."""
     return await _footage(request, gateway.calls, id, "snapshot")
 
 
-@router.on("GET /v1/incidents/{id}/clip.mp4", FOOTAGE, media=MP4, errors=(404, 416))
+@router.on("GET /v1/incidents/{id}/clip.mp4", FOOTAGE, media=MP4, errors=(206, 304, 404, 416))
 async def clip(request: Request, id: str, gateway: Gateway, part: Part = "begin") -> Response:
     """The incident's clip, also in ranges."""
     if part not in ("begin", "end"):
@@ -81,7 +81,9 @@ async def clip(request: Request, id: str, gateway: Gateway, part: Part = "begin"
 async def _footage(request: Request, calls: Calls, incident: str, kind: str) -> Response:
     about = await _about(calls, pictures_pb2.FootageRequest(incident=incident, kind=kind, only_about=True))
     tag = _tag(about.etag)
-    headers = {"Accept-Ranges": "bytes", "ETag": tag}
+    headers = {"Accept-Ranges": "bytes", "ETag": tag, "Cache-Control": "no-store"}
+    if _has(request, tag):
+        return Response(status_code=304, headers=headers)
     if about.note:
         headers["X-Note"] = about.note.encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ")
     wanted = _range(request, about.size, tag)
@@ -123,6 +125,12 @@ def _not_there(error: RefusedError | NotReadyError) -> Exception:
 
 def _tag(etag: str) -> str:
     return f'"{"".join(letter for letter in etag if letter.isalnum() or letter in "-_.")}"'
+
+
+def _has(request: Request, tag: str) -> bool:
+    """Whether the client has what ``tag`` names: one of a list, be it a weak one, or anything (RFC 9110, 13.1.2)."""
+    named = {each.strip().removeprefix("W/") for each in request.headers.get("If-None-Match", "").split(",")}
+    return not named.isdisjoint((tag, "*"))
 
 
 def _range(request: Request, size: int, tag: str) -> tuple[int, int] | None:

@@ -85,6 +85,10 @@ class Route(APIRoute):
         async def guarded(request: Request) -> Response:
             backend: Backend = request.app.state.backend
             await backend.door.admit(request, self.rule)
+            known = [each.alias for each in self.dependant.query_params]
+            # Elsewhere sign-in providers and scrapers add their own.
+            if self.rule != OPEN and self.path != "/metrics" and (more := request.query_params.keys() - set(known)):
+                raise ConfigError(f"unknown parameter {min(more)[:80]!r}; there are: {', '.join(known) or 'none'}")
             if self.body_field is not None:
                 request = await _read(request, backend.stall_s, self.body_bytes)
             try:
@@ -99,6 +103,8 @@ class Route(APIRoute):
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 _SAID = {
+    206: "The part that Range asks for.",
+    304: "It is what If-None-Match names.",
     400: "The request is wrong.",
     401: "No token, or one that is unknown or has expired.",
     403: "The token may not do this, or not with this camera; or the request came from another web page.",
@@ -135,7 +141,7 @@ class Routes(APIRouter):
             rule: see :class:`Route`.
             reply: type of the JSON reply, None where ``media`` says what it is.
             media: type of the reply's body.
-            errors: statuses that it may have besides 400, 401, 403, 429 and 503.
+            errors: statuses that it may have besides 200, 400, 401, 403, 429 and 503.
             openai: errors have OpenAI's form.
             body_bytes: most that its body may have.
         """
@@ -143,7 +149,8 @@ class Routes(APIRouter):
         failure = OpenAiFailure if openai else Failure
         statuses = {400, 403, 503, *errors, *(() if rule == OPEN else (401, 429))}
         responses: dict[int | str, dict[str, Any]] = {
-            status: {"model": failure, "description": _SAID[status]} for status in sorted(statuses)
+            status: {"model": failure if status >= 400 else None, "description": _SAID[status]}
+            for status in sorted(statuses)
         }
         return self.api_route(
             path,
