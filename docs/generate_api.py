@@ -39,7 +39,7 @@ keys and unknown query parameters are refused. Errors have a status and `{"error
 | 400 | `INVALID_ARGUMENT` | invalid request |
 | 401 | `UNAUTHENTICATED` | no valid token |
 | 403 | `PERMISSION_DENIED` | not allowed for this token, or sent by another web page |
-| 404 | `NOT_FOUND` | not found, as are incidents of other cameras than the token's; a picture or clip that is not there (yet) |
+| 404 | `NOT_FOUND` | not found, as are incidents of cameras that are not the token's; no picture or clip (yet) |
 | 405 | | the path has no such method; `Allow` says which |
 | 408, 413, 415 | | a body that does not arrive, is too large, or is no `application/json` |
 | 409 | `ALREADY_EXISTS`, `FAILED_PRECONDITION`, `ABORTED` | not possible in its present state |
@@ -98,7 +98,7 @@ connection ended (`after`).
 |---|---|
 | `hello` | the first event |
 | `camera` | a changed `CameraStatus`: at most one a second, or every five seconds if only counters and ages changed |
-| `answer` | the keys of gRPC's [Answer](#answer-message) but `missed` and `number`, and `end_unix_s`, the end of its window |
+| `answer` | as gRPC's [Answer](#answer-message) without `missed` and `number`; `end_unix_s`: the end of its window |
 | `incident` | `key`, `event` (new, update or end), `cause`, `at_s`, `silent`, `incident` |
 | `removed` | the `name` of a removed camera |
 | `trouble` | why the gateway cannot see the cameras, empty while it does: after `hello`, and when it changes |

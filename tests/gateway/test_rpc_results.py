@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 import rpc_serving
 from sightline.v1 import results_pb2, results_pb2_grpc
+from waiting import until_async
 
 from cluster.errors import CapacityError
 from cluster.gateway.merger import ResultsMerger
@@ -337,6 +338,4 @@ async def test_whoever_comes_back_to_the_gateway_gets_what_was_told_meanwhile(tm
         assert [each.camera for each in await watched(1, recent=True)] == ["cam-001"]
         del served.world.cameras["cam-001"]
         served.gateway._live.look()
-        async with asyncio.timeout(30):
-            while served.gateway._hub._recent:
-                await asyncio.sleep(0.05)
+        await until_async(lambda: not served.gateway._hub._recent)
