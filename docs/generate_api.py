@@ -43,7 +43,7 @@ keys and unknown query parameters are refused. Errors have a status and `{"error
 | 405 | | the path has no such method; `Allow` says which |
 | 408, 413, 415 | | a body that does not arrive, is too large, or is no `application/json` |
 | 409 | `ALREADY_EXISTS`, `FAILED_PRECONDITION`, `ABORTED` | not possible in its present state |
-| 416 | `OUT_OF_RANGE` | the file has no such bytes |
+| 416 | | the file has no such bytes |
 | 429 | `RESOURCE_EXHAUSTED` | too many requests, or no room; with `Retry-After` |
 | 500 | `INTERNAL` | our own mistake; the gateway's log has more |
 | 503 | `UNAVAILABLE` | another process is unavailable; with `Retry-After` |

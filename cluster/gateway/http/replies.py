@@ -118,9 +118,7 @@ STATUS: Mapping[grpc.StatusCode, int] = {
     Code.ALREADY_EXISTS: 409,
     Code.FAILED_PRECONDITION: 409,
     Code.ABORTED: 409,
-    Code.OUT_OF_RANGE: 416,
     Code.RESOURCE_EXHAUSTED: 429,
-    Code.UNIMPLEMENTED: 501,
     Code.UNAVAILABLE: 503,
     Code.DEADLINE_EXCEEDED: 504,
 }
