@@ -54,7 +54,7 @@ class WrittenCamera(Body):
         return {
             "source": self.source,
             "questions": [cameras_pb2.Question(**each.model_dump()) for each in self.questions],
-            "settings_json": json.dumps(self.settings) if self.settings else "",
+            "settings_json": json.dumps(self.settings),
             "takeover": self.takeover,
         }
 
@@ -103,9 +103,8 @@ class TestedSource(Body):
 @router.on("POST /v1/cameras/test", TEST, SourceTest, errors=(409, 504))
 async def test_source(body: TestedSource, gateway: Gateway) -> Reply:
     """Open a source for some seconds, and say what it sends; nothing is added. Pictures: JPEG in base64."""
-    asked = pictures_pb2.TestRequest(
-        camera=body.name, source=body.source, settings_json=json.dumps(body.settings) if body.settings else ""
-    )
+    settings = json.dumps(body.settings)
+    asked = pictures_pb2.TestRequest(camera=body.name, source=body.source, settings_json=settings)
     return Reply(jsonable(from_message(SourceTest, await gateway.calls.unary(TEST, asked))))
 
 

@@ -10,7 +10,6 @@ import grpc
 from fastapi import Query, Request, Response
 from sightline.v1 import pictures_pb2
 
-from cluster.errors import NotReadyError
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import HttpError, Stream
 from cluster.gateway.http.routes import Backend, Count, Flag, Gateway, Routes
@@ -34,7 +33,7 @@ async def picture(request: Request, name: str, gateway: Gateway, kept: Kept = Fa
     asked = pictures_pb2.PictureRequest(camera=name, kept=kept, width=min(width, WIDEST))
     try:
         found = await gateway.calls.unary(f"{SERVICE}Picture", asked)
-    except (RefusedError, NotReadyError) as error:
+    except RefusedError as error:
         raise _not_there(error) from None
     tag = _tag(found.etag)
     headers = {"ETag": tag, "Cache-Control": "no-store", "X-Age-Seconds": f"{found.age_s:.3f}", "X-Pts": str(found.pts)}
@@ -48,7 +47,7 @@ async def live(request: Request, name: str, gateway: Gateway) -> Response:
     """What the camera sends, unchanged, as a fragmented MP4 without end; 404 says why there is none."""
     try:
         return await Stream.begin(_watched(gateway, name, request), MP4)
-    except (RefusedError, NotReadyError) as error:
+    except RefusedError as error:
         raise _not_there(error) from None
 
 
@@ -112,15 +111,13 @@ async def _about(calls: Calls, asked: pictures_pb2.FootageRequest) -> Any:
         async with aclosing(calls.stream(FOOTAGE, asked)) as parts:
             async for part in parts:
                 return part.about
-    except (RefusedError, NotReadyError) as error:
+    except RefusedError as error:
         raise _not_there(error) from None
     raise HttpError(404, "there is nothing of this incident")
 
 
-def _not_there(error: RefusedError | NotReadyError) -> Exception:
-    if isinstance(error, RefusedError) and error.code is not grpc.StatusCode.FAILED_PRECONDITION:
-        return error
-    return HttpError(404, str(error))
+def _not_there(error: RefusedError) -> Exception:
+    return HttpError(404, str(error)) if error.code is grpc.StatusCode.FAILED_PRECONDITION else error
 
 
 def _tag(etag: str) -> str:

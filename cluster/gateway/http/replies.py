@@ -21,6 +21,8 @@ from cluster.errors import SightlineError
 from cluster.redaction import redact
 from cluster.wire.status import code_of
 
+SSE = "text/event-stream"
+
 
 def jsonable(value: Any) -> Any:
     """Dictionaries, lists, text and numbers; what is no number (an infinite age) is None, as JSON knows none, and bytes
