@@ -162,7 +162,7 @@ class Gateway(ActorProcess):
 
     async def forget_scores(self, camera: str, before_s: float) -> None:
         """Delete the scores of a camera's windows that ended before this Unix time, as another gateway was told to."""
-        self._hub.forget(camera, time.time() - before_s)
+        self._hub.forget(lambda name: name == camera, time.time() - before_s)
         if self._live is not None:
             self._live.history.forget(camera, before_s)
 

@@ -54,8 +54,8 @@ async def fleet(gateway: Gateway) -> Reply:
     """Capacity, lag and the ladder."""
     live, sees = gateway.live, current_principal().sees
     body = summary([status for name, status in live.cameras.items() if sees(name)])
-    ago_s = time.monotonic() - live.seen_s
-    seen_ago_s = round(ago_s, 3) if math.isfinite(ago_s) else None
+    # Before anything was seen it is infinite, which JSON has as null.
+    seen_ago_s = round(time.monotonic() - live.seen_s, 3)
     return Reply({**body, "replicas": live.replicas, "seen_ago_s": seen_ago_s, "trouble": live.trouble})
 
 

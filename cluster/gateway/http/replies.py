@@ -21,8 +21,6 @@ from cluster.errors import SightlineError
 from cluster.redaction import redact
 from cluster.wire.status import code_of
 
-SSE = "text/event-stream"
-
 
 def jsonable(value: Any) -> Any:
     """Dictionaries, lists, text and numbers; what is no number (an infinite age) is None, as JSON knows none, and bytes
@@ -67,6 +65,7 @@ class Reply(JSONResponse):
         return (content if isinstance(content, bytes) else encoded(content)) + b"\n"
 
 
+SSE = "text/event-stream"
 _WORTH_PACKING = 16 * 2**10
 
 
