@@ -145,9 +145,6 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
             for each in reply.cameras
         ]
 
-    def replicas_list(self) -> list[ReplicaStatus]:
-        return self.replicas_and_decoders()[0]
-
     def replicas_and_decoders(self) -> tuple[list[ReplicaStatus], DecoderNumbers | None]:
         """Every replica, and how many decoders run and are wanted; ``None`` where their number is fixed."""
         reply = self._call(self._replicas.List, replicas_pb2.ListReplicasRequest())

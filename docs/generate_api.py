@@ -32,7 +32,7 @@ the gRPC port answers reflection.
 # HTTP
 
 Request bodies are JSON (`Content-Type: application/json`, at most 64 KiB, lists of cameras to import 2 MiB). Unknown
-keys and unknown query parameters are refused. Errors have a status and `{"error": "one sentence"}`:
+keys and query parameters are refused, but for OpenAI's. Errors have a status and `{"error": "one sentence"}`:
 
 | status | gRPC | meaning |
 |---|---|---|

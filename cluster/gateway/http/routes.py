@@ -21,7 +21,7 @@ from cluster.errors import ConfigError
 from cluster.gateway.console import Files
 from cluster.gateway.http.answering import Answering
 from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.door import OPEN, Door
+from cluster.gateway.http.door import OPEN, OPENAI, Door
 from cluster.gateway.http.forms import Failure, OpenAiFailure
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.replies import HttpError, Reply, packed
@@ -82,8 +82,10 @@ class Route(APIRoute):
             backend: Backend = request.app.state.backend
             await backend.door.admit(request, self.rule)
             known = [each.alias for each in self.dependant.query_params]
-            # Elsewhere sign-in providers and scrapers add their own. Not named: it may be a secret, and is logged.
-            if self.rule != OPEN and self.path != "/metrics" and not request.query_params.keys() <= set(known):
+            # Sign-in providers, OpenAI's clients and scrapers add their own.
+            strict = self.rule != OPEN and not self.path.startswith((*OPENAI, "/metrics"))
+            if strict and not request.query_params.keys() <= set(known):
+                # Not named: it may be a secret, and is logged.
                 raise ConfigError(f"unknown parameter; there are: {', '.join(known) or 'none'}")
             if self.body_field is not None:
                 request = await _read(request, backend.stall_s, int((self.openapi_extra or {})["x-body-bytes"]))
