@@ -57,7 +57,7 @@ class Gateway(ActorProcess):
         self._directory = ControllerDirectory()
         self._controller = self._directory.controller
         self._channels = ChannelPool(tls=self._tls)
-        self._hub = results.AnswerHub(limit=config.cluster.answer_queue)
+        self._hub = results.AnswerHub(limit=config.cluster.answer_queue, recent=results.RECENT_ANSWERS)
         self._merger = ResultsMerger(self._hub, tls=self._tls)
         self._pictures = pictures.PicturesProxy(
             self._decoder_of,
@@ -162,6 +162,7 @@ class Gateway(ActorProcess):
 
     async def forget_scores(self, camera: str, before_s: float) -> None:
         """Delete the scores of a camera's windows that ended before this Unix time, as another gateway was told to."""
+        self._hub.forget(lambda name: name == camera, time.time() - before_s)
         if self._live is not None:
             self._live.history.forget(camera, before_s)
 

@@ -48,9 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RECENT_ANSWERS = 20_000
-"""Most answers of the last minute kept for reconnecting subscribers: 300 a second, some 10 MB."""
-
 
 class Replica(InnerProcess):
     """Loads the model, serves ``Frames`` and ``Results``, and registers with the controller."""
@@ -114,7 +111,7 @@ class Replica(InnerProcess):
         metrics.REGISTRY.register(self._tier_metrics)
         if (gpus := metrics.gpu_collector()) is not None:
             metrics.REGISTRY.register(gpus)
-        self._hub = results.AnswerHub(limit=cluster.answer_queue, recent=RECENT_ANSWERS)
+        self._hub = results.AnswerHub(limit=cluster.answer_queue, recent=results.RECENT_ANSWERS)
         self._worker = EngineWorker(
             engine,
             ReplicaEvents(self._hub, self._answered, traces, self._window_settled),

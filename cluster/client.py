@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
@@ -47,17 +46,6 @@ T = TypeVar("T")
 FILE_S = 300.0
 _TLS_REASON = re.compile(r"OPENSSL_internal:(\w+)|Hostname Verification")
 TEST_S = 35.0
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a file of an incident is; ``size``: bytes; ``note``: what is missing in it, empty when it is whole."""
-
-    camera: str
-    media_type: str
-    size: int
-    etag: str
-    note: str
 
 
 class GatewayClient(AbstractContextManager["GatewayClient"]):
@@ -114,7 +102,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
             name=name,
             source=SourceAddress(source).reveal(),
             questions=[to_message(cameras_pb2.Question, question) for question in questions],
-            settings_json=_settings_json(settings),
+            settings_json=json.dumps(settings or {}),
             force=force,
             manager=manager,
             takeover=takeover,
@@ -136,7 +124,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         request = cameras_pb2.UpdateCameraRequest(
             name=name,
             source=SourceAddress(source).reveal(),
-            settings_json=_settings_json(settings),
+            settings_json=json.dumps(settings or {}),
             manager=manager,
             takeover=takeover,
             revision=revision,
@@ -156,9 +144,6 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
             ManagedCamera(entry=entry_from_json(each.entry_json), manager=each.manager, revision=each.revision)
             for each in reply.cameras
         ]
-
-    def replicas_list(self) -> list[ReplicaStatus]:
-        return self.replicas_and_decoders()[0]
 
     def replicas_and_decoders(self) -> tuple[list[ReplicaStatus], DecoderNumbers | None]:
         """Every replica, and how many decoders run and are wanted; ``None`` where their number is fixed."""
@@ -329,7 +314,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
 
     def footage(
         self, incident: str, kind: Kind = "clip", *, offset: int = 0, length: int = 0
-    ) -> tuple[About, Iterator[bytes]]:
+    ) -> tuple[pictures_pb2.FootageAbout, Iterator[bytes]]:
         """What the file is, and its bytes: from ``offset`` on, at most ``length`` (0: to the end)."""
         request = pictures_pb2.FootageRequest(incident=incident, kind=kind, offset=offset, length=length)
         call = self._pictures.Footage(request, timeout=FILE_S, metadata=self._metadata)
@@ -339,7 +324,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
             raise self._explain(error) from None
         except StopIteration:
             raise UnavailableError(f"{self.address} sent nothing") from None
-        return from_message(About, about), self._data(call)
+        return about, self._data(call)
 
     def test_source(
         self, name: str, source: str | SourceAddress, settings: dict[str, Any] | None = None
@@ -348,7 +333,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         request = pictures_pb2.TestRequest(
             camera=memory_wire.check_camera(name),
             source=SourceAddress(source).reveal(),
-            settings_json=_settings_json(settings),
+            settings_json=json.dumps(settings or {}),
         )
         reply: pictures_pb2.TestReply = self._call(self._pictures.Test, request, TEST_S)
         return reply
@@ -413,7 +398,3 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
             f"no Sightline gateway answers at {self.address}; check that it runs there, listens on that port "
             "(gateway.host, gateway.port) and no firewall is in between, and if it speaks TLS, set SIGHTLINE_CA"
         )
-
-
-def _settings_json(settings: dict[str, Any] | None) -> str:
-    return json.dumps(settings) if settings else ""

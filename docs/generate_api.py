@@ -31,19 +31,27 @@ the gRPC port answers reflection.
 
 # HTTP
 
-Request bodies are JSON (`Content-Type: application/json`, at most 64 KiB, no unknown keys). Errors have a status and
-`{"error": "one sentence"}`:
+Request bodies are JSON (`Content-Type: application/json`, at most 64 KiB, lists of cameras to import 2 MiB). Unknown
+keys and query parameters are refused, but for OpenAI's. Errors have a status and `{"error": "one sentence"}`:
 
-| status | meaning |
-|---|---|
-| 400 | invalid request |
-| 401 | no valid token |
-| 403 | not allowed for this token, or sent by another web page |
-| 404 | not found, or outside the token's cameras |
-| 409 | not possible in its present state |
-| 429 | too many requests |
-| 503 | another process is unavailable |
-| 504 | timed out |
+| status | gRPC | meaning |
+|---|---|---|
+| 400 | `INVALID_ARGUMENT` | invalid request |
+| 401 | `UNAUTHENTICATED` | no valid token |
+| 403 | `PERMISSION_DENIED` | not allowed for this token, or sent by another web page |
+| 404 | `NOT_FOUND` | not found, as are incidents of cameras that are not the token's; no picture or clip (yet) |
+| 405 | | the path has no such method; `Allow` says which |
+| 408, 413, 415 | | a body that does not arrive, is too large, or is no `application/json` |
+| 409 | `ALREADY_EXISTS`, `FAILED_PRECONDITION`, `ABORTED` | not possible in its present state |
+| 416 | | the file has no such bytes |
+| 429 | `RESOURCE_EXHAUSTED` | too many requests, or no room; with `Retry-After` |
+| 500 | `INTERNAL` | our own mistake; the gateway's log has more |
+| 503 | `UNAVAILABLE` | another process is unavailable; with `Retry-After` |
+| 504 | `DEADLINE_EXCEEDED` | timed out |
+
+Keys that end in `_s` are seconds, those that are a time since 1970; `start`, `end`, `oldest` and `newest` are
+microseconds of the camera's own clock, in answers about the past of its memory's. Clients have to take keys, values and
+events that they do not know: `v1` may gain some.
 
 Every reply has an `X-Request-Id`, which the gateway's log has too; a request may bring its own. Requests that another
 web page makes a browser send are refused. A gateway without tokens that listens on this machine only also refuses
@@ -81,14 +89,16 @@ client.chat.completions.create(model="camera/gate", messages=[{"role": "user", "
 
 ## Live events
 
-`GET /v1/events` is a stream of server-sent events, with a comment every 15 seconds. Fetch the cameras after `hello`,
-and nothing is missed.
+`GET /v1/events` is a stream of server-sent events, with a comment every 15 seconds. Nothing is kept for a reader that
+was away: after every `hello`, also of a reconnect, fetch the cameras and incidents, and the answers from
+`/v1/cameras/{name}/history`. Events may tell again what these lists have. gRPC's `Results.Watch` goes on where a
+connection ended (`after`).
 
 | event | data |
 |---|---|
 | `hello` | the first event |
 | `camera` | a changed `CameraStatus`: at most one a second, or every five seconds if only counters and ages changed |
-| `answer` | an answer; `end_unix_s` is the end of its window |
+| `answer` | as gRPC's [Answer](#answer-message) without `missed` and `number`; `end_unix_s`: the end of its window |
 | `incident` | `key`, `event` (new, update or end), `cause`, `at_s`, `silent`, `incident` |
 | `removed` | the `name` of a removed camera |
 | `trouble` | why the gateway cannot see the cameras, empty while it does: after `hello`, and when it changes |
@@ -97,6 +107,12 @@ and nothing is missed.
 Of an incident's updates, the cause `acknowledged` means that somebody handles it, `review` that somebody has confirmed
 or rejected it (`verdict`), and `clip` that its clip is ready or unavailable (`clip` and `footage_note`). It may have
 ended by then.
+
+## Pictures and clips
+
+Pictures, snapshots and clips have an `ETag`; `If-None-Match` with it is answered 304 until there is another one.
+Snapshots and clips also come in ranges (`Range`, `If-Range`). Of a picture, `X-Age-Seconds` is how long ago it was
+sampled and `X-Pts` when, on the camera's clock in microseconds; of a file, `X-Note` is what is missing in it.
 """
 
 
@@ -133,8 +149,11 @@ def _routes(document: Mapping[str, Any]) -> Iterator[str]:
             said = f"`{media}`" if media != "application/json" else ""
             form = _kind(content["schema"]) if content["schema"] else ""
             known = _ALWAYS if rule else _ALWAYS - {"401"}
-            errors = ", ".join(status for status in operation["responses"] if status not in known)
-            yield f"Reply: {', '.join(filter(None, (said, form)))}.{f' Errors: {errors}.' if errors else ''}\n"
+            more = [status for status in operation["responses"] if status not in known]
+            also = ", ".join(status for status in more if status < "400")
+            errors = ", ".join(status for status in more if status >= "400")
+            told = f"{f' Also: {also}.' if also else ''}{f' Errors: {errors}.' if errors else ''}"
+            yield f"Reply: {', '.join(filter(None, (said, form)))}.{told}\n"
 
 
 def _forms(document: Mapping[str, Any]) -> Iterator[str]:
@@ -191,6 +210,14 @@ def _services() -> Iterator[str]:
                 text = _cell(comments.get((6, number, 2, order), ""))
                 yield f"| `{method.name}` | {role} | {takes} | {gives} | {text} |"
             yield ""
+        for number, kind in enumerate(file.enum_type):
+            if kind.name not in used:
+                continue
+            yield "\n\n".join(filter(None, (f"### {kind.name} (enum)", comments.get((5, number))))) + "\n"
+            yield "| value | meaning |\n|---|---|"
+            for order, value in enumerate(kind.value):
+                yield f"| `{value.name}` = {value.number} | {_cell(comments.get((5, number, 2, order), ''))} |"
+            yield ""
         for number, message in enumerate(file.message_type):
             if message.name not in used:
                 continue
@@ -204,12 +231,15 @@ def _services() -> Iterator[str]:
 
 
 def _used(file: descriptor_pb2.FileDescriptorProto, kinds: set[str]) -> set[str]:
-    """Names of the messages that ``kinds`` contain."""
+    """Names of the messages and enums that ``kinds`` contain."""
     known = {f".sightline.v1.{message.name}": message for message in file.message_type}
+    enums = {f".sightline.v1.{kind.name}" for kind in file.enum_type}
     found: set[str] = set()
     left = list(kinds)
     while left:
         kind = left.pop()
+        if kind in enums:
+            found.add(_short(kind))
         if kind in known and known[kind].name not in found:
             found.add(known[kind].name)
             left += [field.type_name for field in known[kind].field]

@@ -107,7 +107,7 @@ class Target:
         if self.own:
             return self.config.cluster.replicas
         with GatewayClient(self.gateway, credentials=self.credentials) as client:
-            return len(client.replicas_list())
+            return len(client.replicas_and_decoders()[0])
 
     def metrics_trouble(self) -> str:
         """Why the metrics page cannot be read; empty if it can, or if there is none to read. Blocks."""

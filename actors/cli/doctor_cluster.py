@@ -56,7 +56,7 @@ def cluster_findings(client: GatewayClient) -> Iterator[Finding]:
         return
     yield Finding("gateway", "ok", f"answers at {client.address}")
     yield from camera_findings(cameras)
-    yield from _asked("replicas", lambda: replica_findings(client.replicas_list()))
+    yield from _asked("replicas", lambda: replica_findings(client.replicas_and_decoders()[0]))
     yield from _asked("alerts", lambda: _alerts(client))
 
 

@@ -67,9 +67,9 @@ class Incident:
     acknowledged_by: str = ""
     acknowledged_s: float | None = None
     muted: bool = False
-    events: int = field(default=0, metadata={"wire": ""})
-    announced_s: float | None = field(default=None, metadata={"wire": ""})
-    told_s: float | None = field(default=None, metadata={"wire": ""})
+    events: int = 0
+    announced_s: float | None = None
+    told_s: float | None = None
     snapshot_url: str = ""
     clip_url: str = ""
     clip: ClipState = ""
@@ -125,7 +125,7 @@ class AlertEvent:
     incident: Incident
     silent: bool = False
     cause: EventCause = ""
-    before_s: float | None = field(default=None, metadata={"wire": ""})
+    before_s: float | None = None
 
     def body(self) -> dict[str, Any]:
         """JSON form sent by every sink; described in ``docs/alerts.md``."""

@@ -66,11 +66,16 @@ def _same(message: Any) -> Any:
 Message: TypeAlias = Callable[[Any], Any]
 
 
-def _handed_on(name: str, request: Message = _same, reply: Message = _same, limit_s: float = CALL_S) -> Any:
-    """A method that alerting answers: what it is asked, and what the caller gets of its ``reply``."""
+def _handed_on(
+    name: str, request: Message = _same, reply: Message = _same, limit_s: float = CALL_S, *, of_mine: bool = False
+) -> Any:
+    """A method that alerting answers: what it is asked, and what the caller gets of its ``reply``. ``of_mine``: asked
+    of an incident that the caller may change."""
 
     async def method(self: IncidentsProxy, asked: Any, _context: Context) -> Any:
         async with self.alerting() as stub:
+            if of_mine:
+                await self._of_mine(stub, asked.id, Role.ASK)
             return reply(await getattr(stub, name)(request(asked), timeout=limit_s))
 
     return method
@@ -94,20 +99,12 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
     Outbox = _handed_on("Outbox", _scoped)
     Resend = _handed_on("Resend", _scoped)
     TestSink = _handed_on("TestSink", limit_s=TEST_S + 5.0)
+    Acknowledge = _handed_on("Acknowledge", _signed, of_mine=True)
+    Review = _handed_on("Review", _signed, of_mine=True)
 
     async def Get(self, request: pb.GetIncidentRequest, _context: Context) -> pb.IncidentDetail:
         async with self.alerting() as stub:
             return await self._of_mine(stub, request.id, Role.VIEW)
-
-    async def Acknowledge(self, request: pb.AcknowledgeRequest, _context: Context) -> pb.Incident:
-        async with self.alerting() as stub:
-            await self._of_mine(stub, request.id, Role.ASK)
-            return await stub.Acknowledge(_signed(request), timeout=CALL_S)
-
-    async def Review(self, request: pb.ReviewRequest, _context: Context) -> pb.Incident:
-        async with self.alerting() as stub:
-            await self._of_mine(stub, request.id, Role.ASK)
-            return await stub.Review(_signed(request), timeout=CALL_S)
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> None:
         async with self.alerting() as stub:

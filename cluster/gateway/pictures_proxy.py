@@ -93,7 +93,7 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
     async def _read(self, stored: StoredFile, offset: int, length: int) -> AsyncIterator[bytes]:
         file = await asyncio.to_thread(self._collector.store.open, stored)
         try:
-            await asyncio.to_thread(file.seek, offset)
+            await asyncio.to_thread(file.seek, min(offset, stored.size))
             left = length or stored.size
             while left > 0 and (data := await asyncio.to_thread(file.read, min(left, READ_BYTES))):
                 left -= len(data)

@@ -131,7 +131,7 @@ class WorkerMemory:
         """
         newest = self._album.newest_pts(camera)
         deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s, only_open=only_here))
-        self.answers.forget(camera, ago_s or 0.0)
+        self.answers.forget(lambda name: name == camera, ago_s or 0.0)
         # Before the tiers are waited for, which may be down.
         self._album.delete(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
         forgotten: DeletedMemory = await asyncio.wrap_future(deletion)
@@ -247,7 +247,7 @@ class MemoryDeletions:
     def _end_camera(self, camera: str) -> None:
         self._memory.delete_pictures(camera)
         self._conversations.end_camera(camera)
-        self._memory.answers.forget(camera)
+        self._memory.answers.forget(lambda name: name == camera)
 
     def schedule(self, orders: Mapping[str, str]) -> None:
         """Schedule deletions, names of removed cameras by their lives, without waiting."""

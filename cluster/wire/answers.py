@@ -22,6 +22,8 @@ T = TypeVar("T")
 
 RECENT_S = 60.0
 """What is no older than this is sent first to watchers who ask for it."""
+RECENT_ANSWERS = 20_000
+"""Most answers of that time that are kept: 300 a second, some 10 MB."""
 
 
 AT_ONCE = 200
@@ -172,11 +174,11 @@ class FanOut(Generic[T]):
                 for subscription in self._subscriptions:
                     self.missed += subscription.put(camera, published)
 
-    def forget(self, camera: str, ago_s: float = 0.0) -> None:
-        """Nobody gets any more what is recent of a camera and older than so many seconds."""
+    def forget(self, gone: Callable[[str], bool], ago_s: float = 0.0) -> None:
+        """Nobody gets any more what is recent of cameras that are ``gone`` and older than so many seconds."""
         with self.lock:
             before_s = time.monotonic() - ago_s
-            kept = (each for each in self._recent if self._camera_of(each.item) != camera or each.at_s > before_s)
+            kept = (each for each in self._recent if each.at_s > before_s or not gone(self._camera_of(each.item)))
             self._recent = deque(kept, maxlen=self._recent.maxlen)
 
     def subscribe(

@@ -201,7 +201,10 @@ def test_overload_loss_and_recovery_leave_no_window_uncounted(cluster: Cluster, 
 
         # One of the two is to be stopped. This engine has no memory to hand windows over through: they are counted.
         client.replica_drain("replica-1")
-        until("an empty replica", lambda: [each.held for each in client.replicas_list() if each.draining] == [0])
+        until(
+            "an empty replica",
+            lambda: [each.held for each in client.replicas_and_decoders()[0] if each.draining] == [0],
+        )
         assert {status.replica for status in statuses().values()} == {"replica-0"}
         for name in names[:FEW]:
             answers.wait_for_more(name, 2)

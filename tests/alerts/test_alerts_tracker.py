@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from alert_parts import Make
+from doc_parts import ROOT, blocks, read
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -359,6 +360,9 @@ def test_the_json_form(make):
         "footage_note": "",
         "question": "",
     }
+    [shown] = [json.loads(text) for text in blocks(read(ROOT / "docs" / "alerts.md"), "json")]
+    assert shown.pop("incident").keys() == incident.keys()
+    assert shown.keys() == body.keys()
 
 
 def test_a_video_that_is_over_leaves_nothing_open(make):

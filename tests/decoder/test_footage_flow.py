@@ -84,7 +84,8 @@ async def test_parts_of_a_file(tmp_path, h264):
         incident = await running.alert(5.0)
         await running.settled(incident.id)
         _, clip = await fetched(running.address, incident.id)
-        for offset, length in ((0, 10), (7, 1000), (len(clip) - 5, 0), (len(clip) - 5, 500), (len(clip), 0)):
+        parts = ((0, 10), (7, 1000), (len(clip) - 5, 0), (len(clip) - 5, 500), (len(clip), 0), (2**64 - 1, 0))
+        for offset, length in parts:
             about, part = await fetched(running.address, incident.id, offset=offset, length=length)
             assert (about.size, part) == (len(clip), clip[offset : offset + length if length else None])
 

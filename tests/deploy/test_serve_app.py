@@ -55,7 +55,7 @@ def test_deployed_changed_and_taken_away(tmp_path) -> None:
         with GatewayClient(address) as client:
             until("answers of the file's camera", lambda: client.camera_get("gate").last_answers)
             client.camera_add("late", str(clip), settings=FAST)
-            replica = client.replicas_list()[0]
+            replica = client.replicas_and_decoders()[0][0]
             # What the readiness probe of its pod looks for.
             assert "@sightline-replica-" in Path("/proc/net/unix").read_text()
             until("answers of a camera added later", lambda: client.camera_get("late").last_answers)
@@ -82,7 +82,7 @@ def test_deployed_changed_and_taken_away(tmp_path) -> None:
         with GatewayClient(address) as client:
             until("answers to it", lambda: [a.question for a in client.camera_get("gate").last_answers] == ["car"])
             until("the other camera", lambda: client.camera_get("late").last_answers)
-            assert client.replicas_list()[0].address == replica.address
+            assert client.replicas_and_decoders()[0][0].address == replica.address
 
         deploy({"proxy_location": "Disabled", "applications": []})
         until("the end", lambda: not states())

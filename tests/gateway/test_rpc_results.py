@@ -6,11 +6,13 @@ import time
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
+import gateway_parts
 import grpc
 import grpc.aio
 import pytest
 import rpc_serving
 from sightline.v1 import results_pb2, results_pb2_grpc
+from waiting import until_async
 
 from cluster.errors import CapacityError
 from cluster.gateway.merger import ResultsMerger
@@ -278,7 +280,7 @@ async def test_what_a_replica_has_sent_already_is_not_published_again(make, unti
 async def test_a_removed_cameras_recent_answers_are_sent_to_nobody(make):
     hub = AnswerHub(recent=10)
     hub.publish([make.answer(0), make.answer(0, stream="yard"), make.answer(1)])
-    hub.forget("gate")
+    hub.forget(lambda camera: camera == "gate")
     with hub.subscribe(recent=True) as watcher:
         assert [answer.stream for answer, _ in await take(watcher, 1)] == ["yard"]
         hub.publish([make.answer(2)])
@@ -304,3 +306,36 @@ async def test_what_the_gateway_missed_is_told_to_its_watchers(make, until):
         await until(lambda: hub.subscribers == 1)
         hub.publish([make.answer(5)], missed=3)
         assert await take(merged, 1) == [(make.answer(5), 3)]
+
+
+async def test_whoever_comes_back_to_the_gateway_gets_what_was_told_meanwhile(tmp_path):
+    """As results.proto says: first those since ``after``, or with ``recent`` those of the last minute."""
+    async with gateway_parts.serving(tmp_path, cameras=2) as served, open_channel(served.rpc) as channel:
+        stub = results_pb2_grpc.ResultsStub(channel)
+
+        def publish(camera, *windows):
+            served.publish([gateway_parts.make_answer(camera, "person", 0.9, window) for window in windows])
+
+        async def watched(count, **request):
+            call = stub.Watch(results_pb2.WatchRequest(**request))
+            await call.initial_metadata()
+            async with asyncio.timeout(30):
+                if not request:
+                    publish("cam-000", 1)
+                got = [await call.read() for _ in range(count)]
+            call.cancel()
+            return got
+
+        [first] = await watched(1)
+        publish("cam-000", 2, 3)
+        publish("cam-001", 3)
+        for request in {"after": first.number}, {"recent": True, "after": first.number}:
+            again = [(each.camera, each.window, each.missed) for each in await watched(3, **request)]
+            assert again == [("cam-000", 2, 0), ("cam-000", 3, 0), ("cam-001", 3, 0)]
+        assert [each.window for each in await watched(3, recent=True, cameras=["cam-000"])] == [1, 2, 3]
+        # What a camera is made to forget is told to nobody, nor is anything of one that is gone.
+        await served.gateway.forget_scores("cam-000", time.time() + 1)
+        assert [each.camera for each in await watched(1, recent=True)] == ["cam-001"]
+        del served.world.cameras["cam-001"]
+        served.gateway._live.look()
+        await until_async(lambda: not served.gateway._hub._recent)

@@ -175,7 +175,7 @@ class TwoNodes(WatchedCameras):
         for role, count in PROCESSES.items():
             if (found := len(self.processes(role))) != count:
                 return f"{found} of {count} {role} processes run"
-        replicas = self.client.replicas_list()
+        replicas = self.client.replicas_and_decoders()[0]
         if len(replicas) != PROCESSES["replica"]:
             return f"{len(replicas)} replicas take cameras"
         incidents = known_incidents(self)

@@ -103,6 +103,8 @@ def document() -> dict[str, Any]:
                 "description": text,
             }
             done["content"] = {operation.pop("x-media"): done["content"]["application/json"]}
+            if "206" in operation["responses"]:
+                operation["responses"]["206"]["content"] = done["content"]
             del operation["x-body-bytes"]
     session = {"type": "apiKey", "in": "cookie", "name": COOKIE, "description": "Made by POST /v1/session."}
     found["components"]["securitySchemes"] = {

@@ -54,7 +54,7 @@ class WrittenCamera(Body):
         return {
             "source": self.source,
             "questions": [cameras_pb2.Question(**each.model_dump()) for each in self.questions],
-            "settings_json": json.dumps(self.settings) if self.settings else "",
+            "settings_json": json.dumps(self.settings),
             "takeover": self.takeover,
         }
 
@@ -87,7 +87,7 @@ async def list_cameras(gateway: Gateway) -> Reply:
 
 @router.on("POST /v1/cameras", f"{SERVICE}Add", CameraStatus, errors=(409,))
 async def add_camera(body: NewCamera, gateway: Gateway) -> Reply:
-    """Add a camera."""
+    """Add a camera; repeated, it gives what there is. 409: there is one with other settings, or of another manager."""
     asked = cameras_pb2.AddCameraRequest(name=body.name, force=body.force, **body.request())
     return await _changed(gateway, "Add", asked)
 
@@ -103,9 +103,8 @@ class TestedSource(Body):
 @router.on("POST /v1/cameras/test", TEST, SourceTest, errors=(409, 504))
 async def test_source(body: TestedSource, gateway: Gateway) -> Reply:
     """Open a source for some seconds, and say what it sends; nothing is added. Pictures: JPEG in base64."""
-    asked = pictures_pb2.TestRequest(
-        camera=body.name, source=body.source, settings_json=json.dumps(body.settings) if body.settings else ""
-    )
+    settings = json.dumps(body.settings)
+    asked = pictures_pb2.TestRequest(camera=body.name, source=body.source, settings_json=settings)
     return Reply(jsonable(from_message(SourceTest, await gateway.calls.unary(TEST, asked))))
 
 
@@ -177,8 +176,8 @@ async def import_cameras(body: CameraList, gateway: Gateway) -> Reply:
 
 @router.on("GET /v1/cameras/{name}/settings", f"{SERVICE}Export", forms.CameraSettings, errors=(404,))
 async def camera_settings(name: str, gateway: Gateway) -> Reply:
-    """The settings that were written for a camera; *** is in place of the secrets of its source. Sent back as it is,
-    the source keeps them."""
+    """The settings that were written for a camera; *** is in place of the secrets of its source, which a source that is
+    sent back as it is keeps. PUT takes source, settings and revision."""
     found = await gateway.calls.unary(f"{SERVICE}Export", cameras_pb2.ExportCamerasRequest(names=[name]))
     if not found.cameras:
         raise UnknownCameraError(f"there is no camera {name!r}")

@@ -14,7 +14,7 @@ from sightline.v1 import replicas_pb2
 
 from cluster.gateway.http.door import names
 from cluster.gateway.http.forms import Fleet, Replicas
-from cluster.gateway.http.replies import Reply, Stream
+from cluster.gateway.http.replies import SSE, Reply, Stream
 from cluster.gateway.http.routes import Backend, Body, Gateway, Routes
 from cluster.security.roles import EVENTS, FLEET, current_principal
 from cluster.types import CameraStatus
@@ -22,7 +22,6 @@ from cluster.types.reports import ReplicaStatus
 from cluster.wire.mapping import from_message
 
 SERVICE = "/sightline.v1.Replicas/"
-SSE = "text/event-stream"
 PACE_S = 0.1
 """Events of so long go out as one piece."""
 _WINDOWS = ("done", "gated", "dropped", "lost")
@@ -55,8 +54,8 @@ async def fleet(gateway: Gateway) -> Reply:
     """Capacity, lag and the ladder."""
     live, sees = gateway.live, current_principal().sees
     body = summary([status for name, status in live.cameras.items() if sees(name)])
-    ago_s = time.monotonic() - live.seen_s
-    seen_ago_s = round(ago_s, 3) if math.isfinite(ago_s) else None
+    # Before anything was seen it is infinite, which JSON has as null.
+    seen_ago_s = round(time.monotonic() - live.seen_s, 3)
     return Reply({**body, "replicas": live.replicas, "seen_ago_s": seen_ago_s, "trouble": live.trouble})
 
 

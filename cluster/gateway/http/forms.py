@@ -196,12 +196,18 @@ class AskLine(TypedDict, total=False):
     error: str
 
 
-class AskAllLine(TypedDict, total=False):
-    """One line of a question to all: a camera's answer (an ``AskReply``, or its ``error`` and whether that is only that
-    it remembers nothing of that time: ``empty``), progress (``cameras``, ``answered``, ``failed``, ``empty``,
-    ``tokens``, ``finished``), or what went wrong."""
+class Unanswered(TypedDict):
+    """A camera that did not answer. ``empty``: it only remembers nothing of that time."""
 
-    answer: AskReply
+    camera: str
+    error: str
+    empty: bool
+
+
+class AskAllLine(TypedDict, total=False):
+    """One line of a question to all: a camera's answer, progress, or what went wrong."""
+
+    answer: AskReply | Unanswered
     progress: AskAllProgress
     error: str
 
@@ -232,6 +238,13 @@ class Usage(TypedDict):
     total_tokens: int
 
 
+class FleetReply(TypedDict):
+    """What an answer of the model ``fleet`` rests on."""
+
+    progress: AskAllProgress
+    answers: list[AskReply | Unanswered]
+
+
 class ChatCompletion(TypedDict):
     """OpenAI's form; ``sightline`` is ours: what the answer rests on."""
 
@@ -241,7 +254,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[Choice]
     usage: Usage
-    sightline: AskReply
+    sightline: AskReply | FleetReply
 
 
 class Model(TypedDict):

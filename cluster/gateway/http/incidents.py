@@ -7,7 +7,7 @@ from pydantic import Field
 from sightline.v1 import incidents_pb2
 
 from cluster.alerts.dispatcher import Outbox
-from cluster.alerts.grpc_service import mutes_from_proto, outbox_from_proto
+from cluster.alerts.grpc_service import LONGEST_MUTE_S, MOST_LISTED, mutes_from_proto, outbox_from_proto
 from cluster.alerts.incident import Incident, IncidentDetail
 from cluster.gateway.http.forms import Incidents, Mutes, Nothing
 from cluster.gateway.http.replies import Reply
@@ -15,8 +15,6 @@ from cluster.gateway.http.routes import Body, Count, Flag, Gateway, Number, Rout
 from cluster.wire.mapping import from_message
 
 SERVICE = "/sightline.v1.Incidents/"
-MOST = 1000
-YEAR_S = 366 * 86_400
 router = Routes()
 
 
@@ -38,7 +36,7 @@ class MuteFor(Body):
 
     camera: Text = ""
     subject: Text = ""
-    for_s: float = Field(gt=0, le=YEAR_S, description="Seconds from now on.")
+    for_s: float = Field(gt=0, le=LONGEST_MUTE_S, description="Seconds from now on.")
     by: Text = ""
 
 
@@ -72,7 +70,7 @@ async def list_incidents(
         only_open=only_open,
         since_s=since_s,
         verdict=verdict,
-        limit=min(limit, MOST),
+        limit=min(limit, MOST_LISTED),
     )
     found = await gateway.calls.unary(f"{SERVICE}List", asked)
     return Reply({"incidents": [from_message(Incident, each) for each in found.incidents]})
@@ -124,7 +122,7 @@ async def _mutes(gateway: Gateway, method: str, asked: Any) -> Reply:
 @router.on("GET /v1/outbox", f"{SERVICE}Outbox", Outbox)
 async def outbox(gateway: Gateway, dead: Dead = 0) -> Reply:
     """How sinks and disk are doing."""
-    asked = incidents_pb2.OutboxRequest(dead=min(dead, MOST))
+    asked = incidents_pb2.OutboxRequest(dead=min(dead, MOST_LISTED))
     return Reply(outbox_from_proto(await gateway.calls.unary(f"{SERVICE}Outbox", asked)))
 
 

@@ -375,7 +375,9 @@ class Live:
             self._told.pop(name, None)
             self.feed.put(Event.of("removed", name, {"name": name}))
         # Also of answers that were on their way when their camera was removed.
-        self.history.keep(now.keys() - set(gone))
+        kept = now.keys() - set(gone)
+        self.history.keep(kept)
+        self._hub.forget(lambda name: name not in kept)
         async for name, status in giving_way(now.items()):
             self.history.status(status)
             told_s, told = self._told.get(name, (float("-inf"), None))

@@ -20,7 +20,7 @@ from sightline.v1 import cameras_pb2, memory_pb2
 from cluster.errors import ConfigError
 from cluster.gateway.http.answering import ASK, ASK_ALL, answer_body, result_body, written
 from cluster.gateway.http.forms import ChatCompletion, Model, Models
-from cluster.gateway.http.replies import HttpError, Reply, Stream, jsonable, openai_error
+from cluster.gateway.http.replies import SSE, HttpError, Reply, Stream, jsonable, openai_error
 from cluster.gateway.http.routes import MAX_NUMBER, Body, Gateway, Routes
 from cluster.security.roles import MODELS
 from cluster.wire.memory_wire import MAX_TURNS, AskAllProgress, CameraTold, Told, check_camera, check_question, ranked
@@ -29,7 +29,6 @@ PREFIX = "camera/"
 FLEET = "fleet"
 MOST_RANKED = 10
 CAMERAS = "/sightline.v1.Cameras/"
-SSE = "text/event-stream"
 TIMEOUT_S = 300.0
 router = Routes()
 _BEGAN_S = int(time.time())

@@ -10,7 +10,6 @@ import grpc
 from fastapi import Query, Request, Response
 from sightline.v1 import pictures_pb2
 
-from cluster.errors import NotReadyError
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import HttpError, Stream
 from cluster.gateway.http.routes import Backend, Count, Flag, Gateway, Routes
@@ -28,17 +27,17 @@ Width = Annotated[Count, Query(description="Pixels; as large as the sample unles
 Part = Annotated[str, Query(description="begin (unless given) or end.")]
 
 
-@router.on("GET /v1/cameras/{name}/picture.jpg", f"{SERVICE}Picture", media=JPEG, errors=(404,))
+@router.on("GET /v1/cameras/{name}/picture.jpg", f"{SERVICE}Picture", media=JPEG, errors=(304, 404))
 async def picture(request: Request, name: str, gateway: Gateway, kept: Kept = False, width: Width = 0) -> Response:
     """The newest sample, as the model sees it; 304 where the client names it by its ETag."""
     asked = pictures_pb2.PictureRequest(camera=name, kept=kept, width=min(width, WIDEST))
     try:
         found = await gateway.calls.unary(f"{SERVICE}Picture", asked)
-    except (RefusedError, NotReadyError) as error:
+    except RefusedError as error:
         raise _not_there(error) from None
     tag = _tag(found.etag)
     headers = {"ETag": tag, "Cache-Control": "no-store", "X-Age-Seconds": f"{found.age_s:.3f}", "X-Pts": str(found.pts)}
-    if request.headers.get("If-None-Match") == tag:
+    if _has(request, tag):
         return Response(status_code=304, headers=headers)
     return Response(found.jpeg, media_type=JPEG, headers=headers)
 
@@ -48,7 +47,7 @@ async def live(request: Request, name: str, gateway: Gateway) -> Response:
     """What the camera sends, unchanged, as a fragmented MP4 without end; 404 says why there is none."""
     try:
         return await Stream.begin(_watched(gateway, name, request), MP4)
-    except (RefusedError, NotReadyError) as error:
+    except RefusedError as error:
         raise _not_there(error) from None
 
 
@@ -64,13 +63,13 @@ async def _watched(gateway: Backend, camera: str, request: Request) -> AsyncGene
             yield part.data
 
 
-@router.on("GET /v1/incidents/{id}/snapshot.jpg", FOOTAGE, media=JPEG, errors=(404, 416))
+@router.on("GET /v1/incidents/{id}/snapshot.jpg", FOOTAGE, media=JPEG, errors=(206, 304, 404, 416))
 async def snapshot(request: Request, id: str, gateway: Gateway) -> Response:
     """The incident's picture."""
     return await _footage(request, gateway.calls, id, "snapshot")
 
 
-@router.on("GET /v1/incidents/{id}/clip.mp4", FOOTAGE, media=MP4, errors=(404, 416))
+@router.on("GET /v1/incidents/{id}/clip.mp4", FOOTAGE, media=MP4, errors=(206, 304, 404, 416))
 async def clip(request: Request, id: str, gateway: Gateway, part: Part = "begin") -> Response:
     """The incident's clip, also in ranges."""
     if part not in ("begin", "end"):
@@ -81,7 +80,9 @@ async def clip(request: Request, id: str, gateway: Gateway, part: Part = "begin"
 async def _footage(request: Request, calls: Calls, incident: str, kind: str) -> Response:
     about = await _about(calls, pictures_pb2.FootageRequest(incident=incident, kind=kind, only_about=True))
     tag = _tag(about.etag)
-    headers = {"Accept-Ranges": "bytes", "ETag": tag}
+    headers = {"Accept-Ranges": "bytes", "ETag": tag, "Cache-Control": "no-store"}
+    if _has(request, tag):
+        return Response(status_code=304, headers=headers)
     if about.note:
         headers["X-Note"] = about.note.encode("ascii", "replace").decode().replace("\n", " ").replace("\r", " ")
     wanted = _range(request, about.size, tag)
@@ -110,19 +111,23 @@ async def _about(calls: Calls, asked: pictures_pb2.FootageRequest) -> Any:
         async with aclosing(calls.stream(FOOTAGE, asked)) as parts:
             async for part in parts:
                 return part.about
-    except (RefusedError, NotReadyError) as error:
+    except RefusedError as error:
         raise _not_there(error) from None
     raise HttpError(404, "there is nothing of this incident")
 
 
-def _not_there(error: RefusedError | NotReadyError) -> Exception:
-    if isinstance(error, RefusedError) and error.code is not grpc.StatusCode.FAILED_PRECONDITION:
-        return error
-    return HttpError(404, str(error))
+def _not_there(error: RefusedError) -> Exception:
+    return HttpError(404, str(error)) if error.code is grpc.StatusCode.FAILED_PRECONDITION else error
 
 
 def _tag(etag: str) -> str:
     return f'"{"".join(letter for letter in etag if letter.isalnum() or letter in "-_.")}"'
+
+
+def _has(request: Request, tag: str) -> bool:
+    """Whether the client has what ``tag`` names: one of a list, be it a weak one, or anything (RFC 9110, 13.1.2)."""
+    named = {each.strip().removeprefix("W/") for each in request.headers.get("If-None-Match", "").split(",")}
+    return not named.isdisjoint((tag, "*"))
 
 
 def _range(request: Request, size: int, tag: str) -> tuple[int, int] | None:

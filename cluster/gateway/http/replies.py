@@ -65,6 +65,7 @@ class Reply(JSONResponse):
         return (content if isinstance(content, bytes) else encoded(content)) + b"\n"
 
 
+SSE = "text/event-stream"
 _WORTH_PACKING = 16 * 2**10
 
 
@@ -118,9 +119,7 @@ STATUS: Mapping[grpc.StatusCode, int] = {
     Code.ALREADY_EXISTS: 409,
     Code.FAILED_PRECONDITION: 409,
     Code.ABORTED: 409,
-    Code.OUT_OF_RANGE: 416,
     Code.RESOURCE_EXHAUSTED: 429,
-    Code.UNIMPLEMENTED: 501,
     Code.UNAVAILABLE: 503,
     Code.DEADLINE_EXCEEDED: 504,
 }

@@ -21,7 +21,7 @@ from cluster.errors import ConfigError
 from cluster.gateway.console import Files
 from cluster.gateway.http.answering import Answering
 from cluster.gateway.http.calls import Calls
-from cluster.gateway.http.door import OPEN, Door
+from cluster.gateway.http.door import OPEN, OPENAI, Door
 from cluster.gateway.http.forms import Failure, OpenAiFailure
 from cluster.gateway.http.live import Live
 from cluster.gateway.http.replies import HttpError, Reply, packed
@@ -72,10 +72,6 @@ class Route(APIRoute):
         return str((self.openapi_extra or {})["x-rule"])
 
     @property
-    def body_bytes(self) -> int:
-        return int((self.openapi_extra or {})["x-body-bytes"])
-
-    @property
     def method(self) -> str:
         return "".join(self.methods or ())
 
@@ -85,8 +81,14 @@ class Route(APIRoute):
         async def guarded(request: Request) -> Response:
             backend: Backend = request.app.state.backend
             await backend.door.admit(request, self.rule)
+            known = [each.alias for each in self.dependant.query_params]
+            # Sign-in providers, OpenAI's clients and scrapers add their own.
+            strict = self.rule != OPEN and not self.path.startswith((*OPENAI, "/metrics"))
+            if strict and not request.query_params.keys() <= set(known):
+                # Not named: it may be a secret, and is logged.
+                raise ConfigError(f"unknown parameter; there are: {', '.join(known) or 'none'}")
             if self.body_field is not None:
-                request = await _read(request, backend.stall_s, self.body_bytes)
+                request = await _read(request, backend.stall_s, int((self.openapi_extra or {})["x-body-bytes"]))
             try:
                 response = await handle(request)
             except RecursionError:
@@ -99,6 +101,8 @@ class Route(APIRoute):
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 _SAID = {
+    206: "The part that Range asks for.",
+    304: "It is what If-None-Match names.",
     400: "The request is wrong.",
     401: "No token, or one that is unknown or has expired.",
     403: "The token may not do this, or not with this camera; or the request came from another web page.",
@@ -135,7 +139,7 @@ class Routes(APIRouter):
             rule: see :class:`Route`.
             reply: type of the JSON reply, None where ``media`` says what it is.
             media: type of the reply's body.
-            errors: statuses that it may have besides 400, 401, 403, 429 and 503.
+            errors: statuses that it may have besides 200, 400, 401, 403, 429 and 503.
             openai: errors have OpenAI's form.
             body_bytes: most that its body may have.
         """
@@ -143,7 +147,8 @@ class Routes(APIRouter):
         failure = OpenAiFailure if openai else Failure
         statuses = {400, 403, 503, *errors, *(() if rule == OPEN else (401, 429))}
         responses: dict[int | str, dict[str, Any]] = {
-            status: {"model": failure, "description": _SAID[status]} for status in sorted(statuses)
+            status: {"model": failure if status >= 400 else None, "description": _SAID[status]}
+            for status in sorted(statuses)
         }
         return self.api_route(
             path,

@@ -70,19 +70,25 @@ class CamerasServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Add(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Once; whoever repeats it with the same settings gets what there is. ALREADY_EXISTS: there is one of this name with
+        other settings, or of another manager. RESOURCE_EXHAUSTED: there is no room for it. INVALID_ARGUMENT: the settings
+        cannot be, or the source may not be opened; the sentence says why.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Remove(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """With its memory, incidents and clips. NOT_FOUND: there is none, or it was removed before. ALREADY_EXISTS: it belongs
+        to another manager.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def List(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """All that the caller may see, at once.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -94,7 +100,8 @@ class CamerasServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Update(self, request, context):
-        """New settings for a camera there is, as a whole; what can be kept of its window and memory is kept.
+        """New settings for a camera there is, as a whole; what can be kept of its window and memory is kept. NOT_FOUND: there
+        is none. ALREADY_EXISTS: it belongs to another manager. FAILED_PRECONDITION: it has another `revision` by now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

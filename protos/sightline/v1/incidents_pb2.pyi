@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Incident(_message.Message):
-    __slots__ = ("id", "camera", "kind", "subject", "severity", "start", "end", "score", "windows", "opened_s", "updated_s", "ended_s", "text", "reason", "acknowledged_by", "acknowledged_s", "muted", "snapshot_url", "clip_url", "clip", "footage_note", "question", "verdict", "reviewed_by", "reviewed_s", "level", "memory_shift")
+    __slots__ = ("id", "camera", "kind", "subject", "severity", "start", "end", "score", "windows", "opened_s", "updated_s", "ended_s", "text", "reason", "acknowledged_by", "acknowledged_s", "muted", "snapshot_url", "clip_url", "clip", "footage_note", "question", "verdict", "reviewed_by", "reviewed_s", "level", "memory_shift", "events", "announced_s", "told_s")
     ID_FIELD_NUMBER: _ClassVar[int]
     CAMERA_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,9 @@ class Incident(_message.Message):
     REVIEWED_S_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     MEMORY_SHIFT_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCED_S_FIELD_NUMBER: _ClassVar[int]
+    TOLD_S_FIELD_NUMBER: _ClassVar[int]
     id: str
     camera: str
     kind: str
@@ -62,10 +65,13 @@ class Incident(_message.Message):
     reviewed_s: float
     level: float
     memory_shift: int
-    def __init__(self, id: _Optional[str] = ..., camera: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., severity: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., score: _Optional[float] = ..., windows: _Optional[int] = ..., opened_s: _Optional[float] = ..., updated_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., text: _Optional[str] = ..., reason: _Optional[str] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_s: _Optional[float] = ..., muted: _Optional[bool] = ..., snapshot_url: _Optional[str] = ..., clip_url: _Optional[str] = ..., clip: _Optional[str] = ..., footage_note: _Optional[str] = ..., question: _Optional[str] = ..., verdict: _Optional[str] = ..., reviewed_by: _Optional[str] = ..., reviewed_s: _Optional[float] = ..., level: _Optional[float] = ..., memory_shift: _Optional[int] = ...) -> None: ...
+    events: int
+    announced_s: float
+    told_s: float
+    def __init__(self, id: _Optional[str] = ..., camera: _Optional[str] = ..., kind: _Optional[str] = ..., subject: _Optional[str] = ..., severity: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., score: _Optional[float] = ..., windows: _Optional[int] = ..., opened_s: _Optional[float] = ..., updated_s: _Optional[float] = ..., ended_s: _Optional[float] = ..., text: _Optional[str] = ..., reason: _Optional[str] = ..., acknowledged_by: _Optional[str] = ..., acknowledged_s: _Optional[float] = ..., muted: _Optional[bool] = ..., snapshot_url: _Optional[str] = ..., clip_url: _Optional[str] = ..., clip: _Optional[str] = ..., footage_note: _Optional[str] = ..., question: _Optional[str] = ..., verdict: _Optional[str] = ..., reviewed_by: _Optional[str] = ..., reviewed_s: _Optional[float] = ..., level: _Optional[float] = ..., memory_shift: _Optional[int] = ..., events: _Optional[int] = ..., announced_s: _Optional[float] = ..., told_s: _Optional[float] = ...) -> None: ...
 
 class IncidentEvent(_message.Message):
-    __slots__ = ("key", "event", "at_s", "incident", "missed", "silent", "cause")
+    __slots__ = ("key", "event", "at_s", "incident", "missed", "silent", "cause", "before_s")
     KEY_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     AT_S_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +79,7 @@ class IncidentEvent(_message.Message):
     MISSED_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_S_FIELD_NUMBER: _ClassVar[int]
     key: str
     event: str
     at_s: float
@@ -80,7 +87,8 @@ class IncidentEvent(_message.Message):
     missed: int
     silent: bool
     cause: str
-    def __init__(self, key: _Optional[str] = ..., event: _Optional[str] = ..., at_s: _Optional[float] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., missed: _Optional[int] = ..., silent: _Optional[bool] = ..., cause: _Optional[str] = ...) -> None: ...
+    before_s: float
+    def __init__(self, key: _Optional[str] = ..., event: _Optional[str] = ..., at_s: _Optional[float] = ..., incident: _Optional[_Union[Incident, _Mapping]] = ..., missed: _Optional[int] = ..., silent: _Optional[bool] = ..., cause: _Optional[str] = ..., before_s: _Optional[float] = ...) -> None: ...
 
 class Delivery(_message.Message):
     __slots__ = ("event", "sink", "state", "attempts", "error")

@@ -155,7 +155,8 @@ class IncidentsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """Everything that happens from now on; with `open`, first one event for each incident that is open.
+        """Everything that happens from now on; with `open`, first an update for each incident that is open, as it is now: its
+        key is that of no alert, and comes again with every call.
         Not recorded for who is not there: after a break, or after `missed`, List and Get have what was not told.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -51,7 +51,11 @@ class IngestServicer:
     """
 
     def Push(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """INVALID_ARGUMENT: a codec, size or order that cannot be. NOT_FOUND: no such camera. FAILED_PRECONDITION: it does not
+        push, or the session has ended. ALREADY_EXISTS: another session pushes for it. ABORTED: a newer connection of this
+        session took over. RESOURCE_EXHAUSTED: more packets than there was credit for, or replies that nobody reads.
+        UNAVAILABLE: its decoder is not there or another one by now; open again, with growing pauses.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -329,8 +329,8 @@ class WithoutAlerts:
     def cameras_list(self):
         return [CameraStatus("gate", state="running")]
 
-    def replicas_list(self):
-        return [ReplicaStatus("replica-0")]
+    def replicas_and_decoders(self):
+        return [ReplicaStatus("replica-0")], None
 
     def outbox(self, dead):
         raise NotReadyError("this cluster makes no incidents; alerts.enabled is off")

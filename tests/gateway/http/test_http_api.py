@@ -156,6 +156,10 @@ async def test_incidents_from_their_beginning_to_a_mute(tmp_path):
         _, detail = await client("GET", path)
         assert [event["kind"] for event in detail["events"]] == ["new"]
         assert detail["events"][0]["incident"]["id"] == incident["id"]
+        # Alerting's own record, over whichever wire.
+        [recorded] = (await served.alerts.incident(incident["id"])).events
+        told = {key: detail["incident"][key] for key in ("events", "announced_s", "told_s")}
+        assert told == {"events": 1, "announced_s": recorded.at_s, "told_s": recorded.at_s}
         timeline = (await client("GET", "/v1/cameras/cam-000/timeline?since_s=5"))[1]
         assert timeline["bin_s"] == 60
         assert sum(row[3] for row in timeline["scores"]["person"]) == 2
@@ -174,12 +178,23 @@ async def test_incidents_from_their_beginning_to_a_mute(tmp_path):
         for _ in range(2):
             unmuted = await client("DELETE", "/v1/mutes?camera=cam-000&subject=person")
             assert unmuted == (200, {"mutes": []}), "once more is no error"
+        # Clients of OpenAI and scrapers add what they like.
+        for path in ("/v1/models?api-version=1", "/metrics?format=text"):
+            async with client.open("GET", path) as reply:
+                assert reply.status == 200, path
+        # Named wrongly, no mute is ended: one without names is that of all cameras.
+        await client("POST", "/v1/mutes", {"for_s": 60})
+        assert (await client("DELETE", "/v1/mutes?name=cam-000"))[0] == 400
+        assert len((await client("GET", "/v1/mutes"))[1]["mutes"]) == 1
         assert (await client("GET", "/v1/outbox?dead=5"))[1]["sinks"] == {}
         assert (await client("GET", "/v1/incidents?camera=cam-001"))[1] == {"incidents": []}
         for path, sentence in {
             "/v1/incidents?open=yes": "open is 'yes'; it is 0 or 1",
             "/v1/incidents?since_s=-1": "since_s is '-1'; it must be a number that is not negative",
             "/v1/incidents?limit=nan": "limit is 'nan'",
+            # Else all incidents look like those of one camera.
+            "/v1/incidents?cameras=cam-001": "unknown parameter; there are: camera, subject, open,",
+            "/v1/cameras?limit=5": "unknown parameter; there are: none",
         }.items():
             status, reply = await client("GET", path)
             assert (status, sentence in reply["error"]) == (400, True), path

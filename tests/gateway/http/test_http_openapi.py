@@ -1,14 +1,17 @@
 """The OpenAPI document is one, knows every route, and the page made of it is the one that is here."""
 
 import importlib.util
+import json
+import re
 from pathlib import Path
 
 from gateway_parts import serving
-from http_parts import Client, document, operations
+from http_parts import Client, check, document, operations
 from openapi_spec_validator import validate
 
 from cluster.gateway.http import application
 from cluster.gateway.http.application import table
+from cluster.types import CameraStatus
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,3 +44,27 @@ def test_the_page_is_up_to_date():
     generate = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generate)
     assert (ROOT / "docs" / "api.md").read_text(encoding="utf-8") == generate.page(), "run `make api-docs`"
+
+
+async def test_whatever_all_cameras_answer_is_what_the_document_says(tmp_path):
+    """Of each form of answer one, a camera that remembers nothing and one that fails among them."""
+    async with serving(tmp_path, cameras=1) as served, Client(served.url) as client:
+        served.world.cameras["dark"] = CameraStatus("dark")
+        async with client.open("POST", "/v1/ask/all", json={"text": "Who?"}) as reply:
+            lines = [json.loads(line) async for line in reply.content]
+        for line in lines:
+            check("POST", "/v1/ask/all", 200, line)
+        assert {each["answer"]["camera"] for each in lines if "answer" in each} == {"cam-000", "dark"}
+        said = {"messages": [{"role": "user", "content": "Who?"}]}
+        for model, key in {"fleet": "progress", "camera/cam-000": "moments"}.items():
+            status, body = await client("POST", "/v1/chat/completions", {"model": model, **said})
+            assert (status, key in body["sightline"]) == (200, True), model
+
+
+def test_every_type_of_a_field_is_described_on_the_page():
+    """Enums too: their values are nowhere else."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    described = set(re.findall(r"^### (\w+) \((?:message|enum)\)$", page, re.MULTILINE))
+    rows = re.findall(r"^\| `\w+` = \d+ \| (?:repeated |optional )?([A-Z]\w+) \|", page, re.MULTILINE)
+    assert rows
+    assert set(rows) <= described

@@ -82,6 +82,11 @@ async def test_what_is_asked_for_of_an_incident(tmp_path):
         status, data, headers = await fetch(client, f"{path}/snapshot.jpg")
         assert (status, data[:2], headers["X-Note"]) == (200, b"\xff\xd8", "it begins late")
         tag = headers["ETag"]
+        # What has a tag is not sent again to whoever names it (RFC 9110, 13.1.2 and 13.2.2: before any range).
+        for named in (tag, f"W/{tag}", f'"another", {tag}', "*"):
+            status, data, headers = await fetch(client, f"{path}/clip.mp4", If_None_Match=named, Range="bytes=0-9")
+            assert (status, data, headers["ETag"]) == (304, b"", tag), named
+        assert (await fetch(client, f"{path}/snapshot.jpg", If_None_Match='"another"'))[0] == 200
         assert (await fetch(client, f"{path}/clip.mp4", Range="bytes=0-9", If_Range='"another"'))[0] == 200
         assert (await fetch(client, f"{path}/clip.mp4", Range="bytes=0-9", If_Range=tag))[0] == 206
         async with client.open("HEAD", f"{path}/clip.mp4") as reply:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from urllib.parse import urlencode
 
 import aiohttp
 import grpc
@@ -88,7 +89,9 @@ async def test_no_route_tells_of_another_camera(tmp_path, role):
                 served.world.cameras.setdefault(MINE, served.world._camera(MINE, 0))
                 path = route.path.replace("{name}", "replica-0" if "replicas" in route.path else camera)
                 path = path.replace("{id}", incidents[camera]).replace("{model:path}", f"camera/{camera}")
-                for query in ("", f"?camera={camera}&cameras={camera}&subject=person&dead=100&recent=1"):
+                given = {"camera": camera, "cameras": camera, "subject": "person", "dead": "100"}
+                taken = {each.alias: given[each.alias] for each in route.dependant.query_params if each.alias in given}
+                for query in ("", f"?{urlencode(taken)}"):
                     body = BODIES.get(name, lambda *_: None)(camera, served.secrets[role])
                     status, data = await fetched(served, client, route.method, served.url + path + query, body)
                     asked.add(route.rule)
@@ -199,6 +202,9 @@ async def test_no_call_tells_of_another_camera(tmp_path):
             telling.cancel()
             if tells(data, incidents[OTHER]):
                 leaks.append((method, code, data[:300]))
+            if request(OTHER, incidents[OTHER]) == request("cam-999", "0" * 16):
+                # It names neither, and its replies have the ages of what is its own.
+                continue
             refused = [
                 (code, told.replace(camera.encode(), b"").replace(incident.encode(), b""))
                 for camera, incident in ((OTHER, incidents[OTHER]), ("cam-999", "0" * 16))
