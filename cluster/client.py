@@ -244,12 +244,19 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         subject: str = "",
         only_open: bool = False,
         since_s: float = 0.0,
+        before: str = "",
         verdict: str = "",
         limit: int = 0,
     ) -> list[Incident]:
         """Newest first; see ``ListIncidentsRequest``."""
         request = incidents_pb2.ListIncidentsRequest(
-            camera=camera, subject=subject, only_open=only_open, since_s=since_s, verdict=verdict, limit=limit
+            camera=camera,
+            subject=subject,
+            only_open=only_open,
+            since_s=since_s,
+            before=before,
+            verdict=verdict,
+            limit=limit,
         )
         return [from_message(Incident, each) for each in self._call(self._incidents.List, request).incidents]
 

@@ -51,6 +51,7 @@ def list_incidents(
     since: Annotated[str, typer.Option(metavar="DURATION", help="Only of the last 90s, 10m, 2h, 1d.")] = "",
     verdict: Annotated[str, typer.Option(metavar="VERDICT", help="Only confirmed, rejected or unreviewed ones.")] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Most to show.")] = 50,
+    before: Annotated[str, typer.Option(metavar="ID", help="Those that follow this one: the next page.")] = "",
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
@@ -63,9 +64,15 @@ def list_incidents(
     since_s = time.time() - parse_duration(since, "--since") if since else 0.0
     with connect(gateway) as client:
         found = client.incidents(
-            camera=camera, subject=question, only_open=only_open, since_s=since_s, verdict=verdict, limit=limit
+            camera=camera,
+            subject=question,
+            only_open=only_open,
+            since_s=since_s,
+            before=before,
+            verdict=verdict,
+            limit=limit,
         )
-        if camera and not found:
+        if camera and not found and not before:
             # An unknown camera is an error, not one without incidents.
             client.camera_get(camera)
     if print_json(json, found):

@@ -1,5 +1,6 @@
 """gRPC ``Incidents`` service: list, acknowledge, mute and follow incidents, and inspect the outbox."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TypeAlias, cast
@@ -10,11 +11,11 @@ from sightline.v1 import incidents_pb2 as pb
 from sightline.v1 import incidents_pb2_grpc
 
 from cluster.alerts.dispatcher import Outbox, SinkStatus
-from cluster.alerts.incident import UNREVIEWED, VERDICTS, AlertEvent, IncidentQuery, Mute, Verdict
+from cluster.alerts.incident import UNREVIEWED, VERDICTS, AlertEvent, IncidentQuery, Mute, Verdict, unknown_incident
 from cluster.alerts.service import AlertService
 from cluster.alerts.timeline_store import CameraTimeline, ScoreBin, StateChange
 from cluster.errors import ConfigError
-from cluster.security.roles import EVERY
+from cluster.security.roles import EVERY, in_scope
 from cluster.wire.mapping import from_message, to_message
 
 
@@ -55,14 +56,19 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
         self._service = service
 
     async def List(self, request: pb.ListIncidentsRequest, _context: Context) -> pb.ListIncidentsResponse:
+        scope = request.scope or EVERY
+        last = (await self._service.incident(request.before)).incident if request.before else None
+        if last is not None and not in_scope(last.camera, scope):
+            raise unknown_incident(request.before)
         query = IncidentQuery(
             camera=request.camera,
             subject=request.subject,
             only_open=request.only_open,
             since_s=request.since_s,
+            before=(math.inf, "") if last is None else (last.opened_s, last.id),
             verdict=_verdict(request.verdict, UNREVIEWED),
             limit=min(request.limit or LISTED, MOST_LISTED),
-            scope=request.scope or EVERY,
+            scope=scope,
         )
         found = await self._service.incidents(query)
         return pb.ListIncidentsResponse(incidents=[to_message(pb.Incident, each) for each in found])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
@@ -86,17 +87,24 @@ class Incident:
         return self.ended_s is None
 
 
+def newest_first(incident: Incident) -> tuple[float, str]:
+    """Key to sort by; incidents of one moment are in the order of their ids."""
+    return -incident.opened_s, incident.id
+
+
 @dataclass(frozen=True, slots=True)
 class IncidentQuery:
     """Which incidents are listed, newest first: of cameras that match ``scope``; empty strings match all.
 
-    ``verdict``: a :data:`Verdict` or :data:`UNREVIEWED`; ``since_s``: Unix time of the first; ``clip``: its state.
+    ``verdict``: a :data:`Verdict` or :data:`UNREVIEWED`; ``since_s``: Unix time of the first; ``clip``: its state;
+    ``before``: time of opening and id of one, after which those of the next page come.
     """
 
     camera: str = ""
     subject: str = ""
     only_open: bool = False
     since_s: float = 0.0
+    before: tuple[float, str] = (math.inf, "")
     verdict: str = ""
     limit: int = 100
     scope: Sequence[str] = EVERY
@@ -107,7 +115,8 @@ class IncidentQuery:
         named = self.camera in ("", incident.camera) and self.subject in ("", incident.subject)
         said = self.verdict in ("", incident.verdict or UNREVIEWED) and self.clip in ("", incident.clip)
         recent = incident.opened_s >= self.since_s and (incident.open or not self.only_open)
-        return named and said and recent and in_scope(incident.camera, self.scope)
+        due = newest_first(incident) > (-self.before[0], self.before[1])
+        return named and said and recent and due and in_scope(incident.camera, self.scope)
 
 
 @dataclass(frozen=True, slots=True)

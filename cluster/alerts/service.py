@@ -27,6 +27,7 @@ from cluster.alerts.incident import (
     Mute,
     Verdict,
     clip_settled,
+    newest_first,
     reviewed,
     unknown_incident,
 )
@@ -171,7 +172,7 @@ class AlertService:
             kept = await self._journal.incidents(query)
             # Memory is newer than the disk for open incidents.
             found = {incident.id: incident for incident in kept if not incident.open} | found
-        return sorted(found.values(), key=lambda incident: -incident.opened_s)[: query.limit]
+        return sorted(found.values(), key=newest_first)[: query.limit]
 
     async def incident(self, incident_id: str) -> IncidentDetail:
         """One incident. Raises ``UnknownIncidentError``, or ``UnavailableError`` while the store cannot be read and it

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import math
 import signal
 import sqlite3
 import subprocess
@@ -83,6 +84,16 @@ def test_incidents_are_found(path, make):
     assert [i.opened_s - NOW for i in find(IncidentQuery(scope=["y*"], limit=2))] == [2, 0]
     assert store.dead(scope=["y*"], limit=1) == []
     assert [len(store.load().pending), len(store.dead())] == [4, 1]
+    # Page by page, also through those of one moment.
+    alike = [make.event(number, at_s=NOW + 5, opened_s=NOW + 5) for number in (22, 20, 21)]
+    for event in alike:
+        store.write(told(event, "ops"))
+    paged, before = [], (math.inf, "")
+    while page := find(IncidentQuery(limit=2, before=before)):
+        paged += page
+        before = (page[-1].opened_s, page[-1].id)
+    assert paged == find(IncidentQuery(limit=100))
+    assert [i.id for i in paged[1:4]] == [f"{number:016x}" for number in (20, 21, 22)]
 
 
 def test_what_there_is_of_others_costs_nothing(tmp_path, make, monkeypatch):

@@ -80,6 +80,8 @@ async def test_everything_a_person_does(tmp_path, make, until):
             found = await in_thread(client.incidents)
             assert {each.camera for each in found} == {"gate", "yard"}
             assert [each.camera for each in await in_thread(client.incidents, camera="gate", limit=5)] == ["gate"]
+            assert await in_thread(client.incidents, before=found[0].id) == found[1:]
+            assert await in_thread(client.incidents, before=found[1].id) == []
             gate = next(each for each in found if each.camera == "gate")
             detail = await in_thread(client.incident, gate.id)
             assert [(each.sink, each.state) for each in detail.deliveries] == [("log", "delivered")]
@@ -346,6 +348,10 @@ async def test_an_incident_that_a_token_is_not_for_is_answered_as_one_that_never
                 for incident in (yard, "0" * 16)
             ]
             assert answers[0] == answers[1], (method, who)
+        pages = [incidents_pb2.ListIncidentsRequest(before=incident) for incident in (yard, "0" * 16)]
+        answers = [await refusal(stub.List(page, **calls("viewer")), page.before) for page in pages]
+        assert answers[0] == answers[1]
+        assert answers[0][0] is grpc.StatusCode.NOT_FOUND
         assert not service.open_incidents()[0].acknowledged_by
 
 

@@ -48,6 +48,7 @@ OfCamera = Annotated[str, Query(description="Of this camera only.")]
 OfSubject = Annotated[str, Query(description="Of this question or state of health only.")]
 OnlyOpen = Annotated[Flag, Query(alias="open", description="1: only those that go on.")]
 Since = Annotated[Number, Query(description="Opened after this Unix time.")]
+Before = Annotated[str, Query(description="Only those that follow this incident in the list: the next page.")]
 Reviewed = Annotated[str, Query(description="Only `confirmed`, `rejected` or `unreviewed` ones.")]
 Limit = Annotated[Count, Query(description="At most so many; 100 unless given, 1000 at most.")]
 Dead = Annotated[Count, Query(description="How many dead letters to list.")]
@@ -60,6 +61,7 @@ async def list_incidents(
     subject: OfSubject = "",
     only_open: OnlyOpen = False,
     since_s: Since = 0.0,
+    before: Before = "",
     verdict: Reviewed = "",
     limit: Limit = 0,
 ) -> Reply:
@@ -69,6 +71,7 @@ async def list_incidents(
         subject=subject,
         only_open=only_open,
         since_s=since_s,
+        before=before,
         verdict=verdict,
         limit=min(limit, MOST_LISTED),
     )
