@@ -12,8 +12,8 @@ from sightline.v1 import memory_pb2
 from cluster.errors import CapacityError, SightlineError, UnavailableError
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import Stream, jsonable
-from cluster.redaction import redact
 from cluster.wire.memory_wire import AskAllProgress, CameraTold, Told, ago_s, all_from_proto, told_from_proto
+from cluster.wire.status import sentence_of
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ async def written(
 
 async def lines(events: AsyncGenerator[Event, None], body: Callable[[Event], dict[str, Any]]) -> Stream:
     """Newline-delimited JSON, a line for each event; what goes wrong after the first one is the last: its ``error``."""
-    pieces = written(events, lambda event: _line(body(event)), lambda error: _line({"error": redact(str(error))}))
+    pieces = written(events, lambda event: _line(body(event)), lambda error: _line({"error": sentence_of(error)}))
     return await Stream.begin(pieces, NDJSON)
 
 
