@@ -233,8 +233,17 @@ def _serialised(source: SourceAddress, info: SerializationInfo) -> str:
 log = logging.getLogger(__name__)
 
 
+def one_line(text: str) -> str:
+    """Readable in every language, but what ends lines or steers terminals is escaped as in JSON."""
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+
+
 class RedactingFormatter(logging.Formatter):
-    """Formats log records and redacts the result, tracebacks included."""
+    """Formats log records and redacts the result, tracebacks included. Messages, which may quote anybody, are one line
+    each."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(super().formatMessage(record))
 
     def format(self, record: logging.LogRecord) -> str:
         return redact_log(super().format(record))

@@ -40,6 +40,12 @@ class RateLimit:
         if early:
             raise CapacityError(f"{principal!r} calls too often; try again in {early:.1f} s")
 
+    def charge(self, principal: str, cost: float) -> None:
+        """Count what a call under way costs besides: later ones wait for it."""
+        with self._lock:
+            left, since = self._buckets.get(principal, (float(self._burst), self._clock()))
+            self._buckets[principal] = (left - cost, since)
+
 
 class AnonymousPool(Generic[T]):
     """At most ``limit`` items of callers without a token. One more replaces the oldest item of the peer that holds
