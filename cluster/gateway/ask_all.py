@@ -11,7 +11,8 @@ import grpc
 import grpc.aio
 from sightline.v1 import incidents_pb2, memory_pb2
 
-from cluster.errors import CapacityError, ConfigError, SightlineError
+from cluster.errors import ConfigError, SightlineError
+from cluster.security.limits import SharedPlaces
 from cluster.security.roles import current_principal, in_scope
 from cluster.types import CameraStatus
 from cluster.wire.memory_wire import check_name, check_question, check_seconds
@@ -49,7 +50,7 @@ class AskAll:
         self._ask = ask
         self._cameras = cameras
         self._incidents = incidents
-        self._most, self._running = most, 0
+        self._places = SharedPlaces(most, "questions to all cameras are being answered already; ask again later")
 
     async def answers(
         self, request: memory_pb2.AskAllRequest, remaining_s: float | None = None
@@ -68,10 +69,7 @@ class AskAll:
             )
         for pattern in request.cameras:
             check_name(pattern, "a camera's pattern")
-        if self._running >= self._most:
-            raise CapacityError(f"{self._most} questions to all cameras are being answered already; ask again later")
-        self._running += 1
-        try:
+        with self._places.taken():
             ends_s = time.monotonic() + min(deadline_s, remaining_s or LONGEST_S)
             sees, asked = current_principal().sees, request.cameras
             statuses = [
@@ -82,8 +80,6 @@ class AskAll:
             async with contextlib.aclosing(run.events(at_once)) as events:
                 async for event in events:
                     yield event
-        finally:
-            self._running -= 1
 
     async def _clips(
         self, request: memory_pb2.AskAllRequest, limit_s: float

@@ -8,7 +8,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from cluster.errors import CapacityError, UnavailableError
+from cluster.errors import UnavailableError
+from cluster.security.limits import SharedPlaces
 from cluster.wire.channel import ChannelPool
 from cluster.wire.status import as_told, is_ours
 
@@ -29,8 +30,7 @@ class Forwarding:
 
     def __init__(self, channels: ChannelPool, what: str, *, max_calls: int = 256) -> None:
         self.channels = channels
-        self._what = what
-        self._max_calls, self._calls = max_calls, 0
+        self._places = SharedPlaces(max_calls, f"{what} are under way already; try again later")
 
     @asynccontextmanager
     async def to(
@@ -41,20 +41,16 @@ class Forwarding:
         ``route``: its ``host:port``; raises ``UnavailableError`` while there is none. ``unserved``: why it may not have
         the service.
         """
-        if self._calls >= self._max_calls:
-            raise CapacityError(f"{self._max_calls} {self._what} are under way already; try again later")
-        self._calls += 1
         late = TimeoutError(f"{who} did not answer within {limit_s:.3g} s")
         try:
-            async with asyncio.timeout(limit_s):
-                address = await route()
-            async with self.channels.lease(address) as channel:
-                yield channel
+            with self._places.taken():
+                async with asyncio.timeout(limit_s):
+                    address = await route()
+                async with self.channels.lease(address) as channel:
+                    yield channel
         except grpc.aio.AioRpcError as error:
             if is_ours(error) or error.code() not in (Code.DEADLINE_EXCEEDED, Code.UNIMPLEMENTED):
                 raise as_told(error, who) from None
             raise (UnavailableError(unserved) if error.code() is Code.UNIMPLEMENTED else late) from None
         except TimeoutError:
             raise late from None
-        finally:
-            self._calls -= 1

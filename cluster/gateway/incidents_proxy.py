@@ -21,8 +21,6 @@ from cluster.wire.status import as_refused
 
 CALL_S = 30.0
 """Longest that any call but ``Follow`` may take."""
-MAX_CALLS = 4096
-"""Calls at once: each of those who follow incidents is one."""
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -84,7 +82,8 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
 
     def __init__(self, route: Callable[[], Awaitable[str]], channels: ChannelPool) -> None:
         self._route = route
-        self._forwarding = Forwarding(channels, "calls about incidents", max_calls=MAX_CALLS)
+        self._forwarding = Forwarding(channels, "calls about incidents")
+        self._following = Forwarding(channels, "calls that follow incidents")
 
     List = _handed_on("List", _scoped)
     Timeline = _handed_on("Timeline", _of_camera)
@@ -97,22 +96,22 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
 
     async def Get(self, request: pb.GetIncidentRequest, _context: Context) -> pb.IncidentDetail:
         async with self.alerting() as stub:
-            return await self._of_mine(stub, request.id, Role.VIEW)
+            return await self._of_mine(stub, request.id)
 
     async def Acknowledge(self, request: pb.AcknowledgeRequest, _context: Context) -> pb.Incident:
         async with self.alerting() as stub:
-            await self._of_mine(stub, request.id, Role.ASK)
+            await self._of_mine(stub, request.id)
             return await stub.Acknowledge(_signed(request), timeout=CALL_S)
 
     async def Review(self, request: pb.ReviewRequest, _context: Context) -> pb.Incident:
         async with self.alerting() as stub:
-            await self._of_mine(stub, request.id, Role.ASK)
+            await self._of_mine(stub, request.id)
             return await stub.Review(_signed(request), timeout=CALL_S)
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> None:
-        async with self.alerting() as stub:
+        async with self._following.to("alerting", self._route, CALL_S) as channel:
             sees = current_principal().sees
-            call = stub.Follow(request)
+            call = incidents_pb2_grpc.IncidentsStub(channel).Follow(request)
             try:
                 await call.initial_metadata()
                 await context.send_initial_metadata(())
@@ -130,9 +129,8 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
         async with self._forwarding.channels.lease(await self._route()) as channel:
             return await incidents_pb2_grpc.IncidentsStub(channel).List(request, timeout=CALL_S)
 
-    async def _of_mine(self, stub: Any, incident_id: str, role: Role) -> pb.IncidentDetail:
+    async def _of_mine(self, stub: Any, incident_id: str) -> pb.IncidentDetail:
         detail = await stub.Get(pb.GetIncidentRequest(id=incident_id), timeout=CALL_S)
-        current_principal().require(role)
         if not current_principal().sees(detail.incident.camera):
             raise as_refused(unknown_incident(incident_id))
         return detail

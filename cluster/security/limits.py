@@ -1,12 +1,14 @@
-"""Rate limit per principal, and a limit of resources held by unauthenticated callers."""
+"""Limits of one principal's calls, by rate and at once, and of resources held by unauthenticated callers."""
 
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from cluster.errors import CapacityError
+from cluster.security.roles import ANYBODY, current_principal
 
 T = TypeVar("T")
 
@@ -45,6 +47,27 @@ class RateLimit:
         with self._lock:
             left, since = self._buckets.get(principal, (float(self._burst), self._clock()))
             self._buckets[principal] = (left - cost, since)
+
+
+class SharedPlaces:
+    """``most`` of ``what`` at once, half of them of one principal: no token keeps others out. Of one event loop."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most, self._what = most, what
+        self._held: list[str] = []
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """A place for the current principal. Raises ``CapacityError``: there is none, or none for it."""
+        who = current_principal()
+        own = self._most if who is ANYBODY else (self._most + 1) // 2
+        if len(self._held) >= self._most or self._held.count(who.name) >= own:
+            raise CapacityError(f"{min(len(self._held), own)} {self._what}")
+        self._held.append(who.name)
+        try:
+            yield
+        finally:
+            self._held.remove(who.name)
 
 
 class AnonymousPool(Generic[T]):

@@ -60,10 +60,6 @@ class FederatedCollector(Collector):
         self._addresses, self._own, self._others = addresses, own, others
         self._timeout_s, self._tls = timeout_s, tls
 
-    def describe(self) -> list[Metric]:
-        """Nothing is known before a scrape; also keeps registration from scraping."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         merged: dict[str, Metric] = {}
         for process, registry in self._own().items():

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 from sightline.v1 import memory_pb2
 
-from cluster.errors import CapacityError, SightlineError, UnavailableError
+from cluster.errors import SightlineError, UnavailableError
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import Stream, jsonable
+from cluster.security.limits import SharedPlaces
 from cluster.wire.memory_wire import AskAllProgress, CameraTold, Told, ago_s, all_from_proto, told_from_proto
 from cluster.wire.status import sentence_of
 
@@ -28,16 +29,12 @@ class Answering:
 
     def __init__(self, calls: Calls, limit: int = 32) -> None:
         self._calls = calls
-        self._limit = limit
-        self.under_way = 0
+        self._places = SharedPlaces(limit, "questions are being answered over HTTP already; ask again later")
 
     async def ask(self, request: memory_pb2.AskRequest, timeout_s: float) -> AsyncGenerator[str | Told, None]:
         """The answer's pieces, then how it came about. Raises ``CapacityError``: too many are under way;
         ``SightlineError``: what the camera's replica says."""
-        if self.under_way >= self._limit:
-            raise CapacityError(f"{self._limit} questions are being answered over HTTP already; ask again later")
-        self.under_way += 1
-        try:
+        with self._places.taken():
             async with aclosing(self._calls.stream(ASK, request, timeout_s=timeout_s)) as events:
                 async for event in events:
                     if event.WhichOneof("event") == "result":
@@ -45,8 +42,6 @@ class Answering:
                         return
                     yield event.piece
             raise UnavailableError("the gateway ended the answer without a result")
-        finally:
-            self.under_way -= 1
 
     async def ask_all(self, request: memory_pb2.AskAllRequest) -> AsyncGenerator[CameraTold | AskAllProgress, None]:
         """Cameras' answers as they come, with progress. Raises ``SightlineError``: what the gateway says."""

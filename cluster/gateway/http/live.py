@@ -17,10 +17,11 @@ from sightline.v1 import incidents_pb2
 
 from cluster import metrics
 from cluster.alerts.incident import AlertEvent
-from cluster.errors import CapacityError, SightlineError
+from cluster.errors import SightlineError
 from cluster.gateway.directory import Directory
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import encoded, jsonable
+from cluster.security.limits import SharedPlaces
 from cluster.types import MICROSECONDS, Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.answers import AnswerHub, giving_way, rest_s
@@ -201,7 +202,8 @@ class Feed:
     """Hands events to readers. Used on one event loop."""
 
     def __init__(self, *, limit: int = QUEUE, most: int = MOST_READERS) -> None:
-        self._limit, self._most = limit, most
+        self._limit = limit
+        self._places = SharedPlaces(most, "pages follow this gateway already; close one of them")
         self._readers: set[Reader] = set()
         self._closed = False
 
@@ -215,18 +217,17 @@ class Feed:
     @contextmanager
     def read(self, wants: Callable[[str], bool]) -> Iterator[Reader]:
         """Events from now on, of cameras that are wanted. Raises ``CapacityError``: too many read already."""
-        if len(self._readers) >= self._most:
-            raise CapacityError(f"{self._most} pages follow this gateway already; close one of them")
-        reader = Reader(wants, self._limit)
-        if self._closed:
-            reader.close()
-        self._readers.add(reader)
-        metrics.http_readers.set(len(self._readers))
-        try:
-            yield reader
-        finally:
-            self._readers.discard(reader)
+        with self._places.taken():
+            reader = Reader(wants, self._limit)
+            if self._closed:
+                reader.close()
+            self._readers.add(reader)
             metrics.http_readers.set(len(self._readers))
+            try:
+                yield reader
+            finally:
+                self._readers.discard(reader)
+                metrics.http_readers.set(len(self._readers))
 
     def close(self) -> None:
         self._closed = True
