@@ -25,6 +25,10 @@ def config(source: str = "", **security: Any):
         ("gopher://10.0.0.1/1", "unknown scheme; there are: rtsp, rtsps, http"),
         ("rtsp://", "names no host"),
         ("v4l2:///", "names no path"),
+        # FFmpeg writes the address into its request as it is: these would be commands to whatever listens there.
+        ("rtsp://10.0.0.1:6379/\r\nFLUSHALL\r\n", "holds a control character"),
+        ("rtsp://10.0.0.1:8265/ HTTP/1.1\nHost: x\n\nPOST /api/jobs/", "holds a control character"),
+        ("http://10.0.0.1/\x1b[2J", "holds a control character"),
         ("rstp://viewer:hunter22@10.0.0.1/1", r"rstp://viewer:\*\*\*@10.0.0.1/1 has an unknown scheme"),
     ],
 )
