@@ -110,6 +110,16 @@ def test_nobody_writes_a_line_of_somebody_else(written, formatter):
     assert line[:-1].isprintable()
 
 
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter("p")], ids=["text", "json"])
+def test_a_long_message_is_cut_between_words(written, formatter):
+    """To look for secrets in what somebody wrote takes time that others wait for, and half a secret is not found."""
+    secret = "rtsp://viewer:hunter2-hunter2@10.0.0.7/live"
+    for text in ("x" * 2**20, "://@/@" * 2**18, "word " * 2**18, "w" * 1985 + f" {secret} more"):
+        line = written(formatter, lambda logger, text=text: logger.info("%s", text))
+        assert len(line) < 2500
+        assert "hunter" not in line
+
+
 def test_a_traceback_has_lines(written):
     def say(logger):
         try:

@@ -30,6 +30,8 @@ SHORTEST_UNKNOWN = 8
 """The same for pieces that may be a secret or a word."""
 WHOLE_WORD = 8
 """Secrets shorter than this match only as whole words."""
+MOST_SAID = 2000
+"""Characters of a sentence that may quote anybody."""
 
 _MARKS = re.compile(r"[/?#@:=&;]")
 
@@ -233,6 +235,14 @@ def _serialised(source: SourceAddress, info: SerializationInfo) -> str:
 log = logging.getLogger(__name__)
 
 
+def shortened(text: str) -> str:
+    """The beginning, up to a word: to look for secrets in all that somebody sent takes time that others wait for."""
+    if len(text) <= MOST_SAID:
+        return text
+    before, _, last = text[:MOST_SAID].rpartition(" ")
+    return (before or last) + " …"
+
+
 def one_line(text: str) -> str:
     """Readable in every language, but what ends lines or steers terminals is escaped as in JSON."""
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
@@ -243,7 +253,7 @@ class RedactingFormatter(logging.Formatter):
     each."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return one_line(super().formatMessage(record))
+        return one_line(shortened(super().formatMessage(record)))
 
     def format(self, record: logging.LogRecord) -> str:
         return redact_log(super().format(record))

@@ -27,7 +27,7 @@ from cluster.errors import (
     UnknownCameraError,
     UnknownIncidentError,
 )
-from cluster.redaction import KNOWN, KnownSecrets, redact
+from cluster.redaction import KNOWN, KnownSecrets, redact, shortened
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def sentence_of(error: BaseException) -> str:
     """What a caller is told of an error. In one that was raised on purpose, secrets are hidden by their form alone: it
     may quote its caller, who would see by what is hidden that a guessed word is a camera's password."""
     meant = isinstance(error, SightlineError) or code_of(error) is not Code.INTERNAL
-    return redact(str(error), KnownSecrets() if meant else KNOWN) or type(error).__name__
+    return redact(shortened(str(error)), KnownSecrets() if meant else KNOWN) or type(error).__name__
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:
