@@ -30,8 +30,8 @@ SHORTEST_UNKNOWN = 8
 """The same for pieces that may be a secret or a word."""
 WHOLE_WORD = 8
 """Secrets shorter than this match only as whole words."""
-MOST_SAID = 2000
-"""Characters of a sentence that may quote anybody."""
+MOST_SAID, MOST_ADDRESS = 2000, 4096
+"""Characters of a sentence that may quote anybody, and of a source."""
 
 _MARKS = re.compile(r"[/?#@:=&;]")
 
@@ -225,6 +225,8 @@ def _validated(value: object) -> SourceAddress:
 
     if not isinstance(value, str | SourceAddress):
         raise PydanticKnownError("string_type")
+    if isinstance(value, str) and len(value) > MOST_ADDRESS:
+        raise ValueError(f"an address has at most {MOST_ADDRESS} characters")
     return SourceAddress(value)
 
 
