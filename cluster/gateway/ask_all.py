@@ -47,9 +47,7 @@ class AskAll:
     def __init__(
         self, ask: AskCamera, cameras: ListCameras, incidents: ListIncidents | None = None, *, most: int = 4
     ) -> None:
-        self._ask = ask
-        self._cameras = cameras
-        self._incidents = incidents
+        self._ask, self._cameras, self._incidents = ask, cameras, incidents
         self._places = SharedPlaces(most, "questions to all cameras are being answered already; ask again later")
 
     async def answers(

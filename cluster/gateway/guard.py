@@ -156,18 +156,6 @@ class Guard(grpc.aio.ServerInterceptor):
             raise UnauthenticatedError("this gateway wants a token; set SIGHTLINE_TOKEN, or send it as a bearer token")
         return self._verify(secret.strip())
 
-    def sign_in(self, secret: str, peer: str) -> Principal:
-        """Whose token it is; a sign-in counts as a call. Raises as :meth:`admit`."""
-        principal = None
-        try:
-            principal = self.identify(f"Bearer {secret}")
-            if self._rate is not None:
-                self._rate.acquire(principal.name)
-        except SightlineError as error:
-            self.note_sign_in("POST /v1/session", principal, error, peer)
-            raise
-        return principal
-
     def note_sign_in(self, call: str, principal: Principal | None, error: Exception | None, peer: str) -> None:
         self._note((principal or STRANGER).name, peer, call, [], error)
 

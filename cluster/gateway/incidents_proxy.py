@@ -64,11 +64,16 @@ def _same(message: Any) -> Any:
 Message: TypeAlias = Callable[[Any], Any]
 
 
-def _handed_on(name: str, request: Message = _same, reply: Message = _same, limit_s: float = CALL_S) -> Any:
-    """A method that alerting answers: what it is asked, and what the caller gets of its ``reply``."""
+def _handed_on(
+    name: str, request: Message = _same, reply: Message = _same, limit_s: float = CALL_S, *, of_mine: bool = False
+) -> Any:
+    """A method that alerting answers: what it is asked, and what the caller gets of its ``reply``; ``of_mine``: about
+    an incident that the caller may see."""
 
     async def method(self: IncidentsProxy, asked: Any, _context: Context) -> Any:
         async with self.alerting() as stub:
+            if of_mine:
+                await self._of_mine(stub, asked.id)
             return reply(await getattr(stub, name)(request(asked), timeout=limit_s))
 
     return method
@@ -86,6 +91,8 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
         self._following = Forwarding(channels, "calls that follow incidents")
 
     List = _handed_on("List", _scoped)
+    Acknowledge = _handed_on("Acknowledge", _signed, of_mine=True)
+    Review = _handed_on("Review", _signed, of_mine=True)
     Timeline = _handed_on("Timeline", _of_camera)
     Mute = _handed_on("Mute", lambda request: _signed(_muting(request)), _seen)
     Unmute = _handed_on("Unmute", _muting, _seen)
@@ -97,16 +104,6 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
     async def Get(self, request: pb.GetIncidentRequest, _context: Context) -> pb.IncidentDetail:
         async with self.alerting() as stub:
             return await self._of_mine(stub, request.id)
-
-    async def Acknowledge(self, request: pb.AcknowledgeRequest, _context: Context) -> pb.Incident:
-        async with self.alerting() as stub:
-            await self._of_mine(stub, request.id)
-            return await stub.Acknowledge(_signed(request), timeout=CALL_S)
-
-    async def Review(self, request: pb.ReviewRequest, _context: Context) -> pb.Incident:
-        async with self.alerting() as stub:
-            await self._of_mine(stub, request.id)
-            return await stub.Review(_signed(request), timeout=CALL_S)
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> None:
         async with self._following.to("alerting", self._route, CALL_S) as channel:

@@ -37,6 +37,7 @@ IMPLIED: Mapping[Role, frozenset[Role]] = {
 class Rule:
     """Requirements of a call.
 
+    * ``role``: None: whoever has a token
     * ``camera``: the request's field with the camera's name; empty where the request names none, and the reply is
       filtered by the caller's scope
     * ``about``: fields of the request that the audit log tells besides
@@ -45,7 +46,7 @@ class Rule:
     * ``everybody``: concerns all cameras: a token for some may not make it
     """
 
-    role: Role
+    role: Role | None
     camera: str = ""
     about: tuple[str, ...] = ()
     audited: bool = True
@@ -54,6 +55,7 @@ class Rule:
 
 
 PUSH = "/sightline.v1.Ingest/Push"
+SIGN_IN = "POST /v1/session"
 METRICS = "GET /metrics"
 EVENTS = "GET /v1/events"
 HISTORY = "GET /v1/cameras/{name}/history"
@@ -64,6 +66,7 @@ IMPORT = "POST /v1/cameras/import"
 
 RULES: Mapping[str, Rule] = {
     PUSH: Rule(Role.INGEST),
+    SIGN_IN: Rule(None),
     METRICS: Rule(Role.VIEW, audited=False),
     EVENTS: Rule(Role.VIEW, "cameras"),
     HISTORY: Rule(Role.VIEW, "name", audited=False),
@@ -138,10 +141,10 @@ class Principal:
     def sees(self, camera: str) -> bool:
         return in_scope(camera, self.cameras)
 
-    def require(self, role: Role, cameras: Iterable[str] = (), *, everybody: bool = False) -> None:
+    def require(self, role: Role | None, cameras: Iterable[str] = (), *, everybody: bool = False) -> None:
         """Check role and scope. Raises ``ForbiddenError``: it lacks the role, a camera is out of its scope, or not
         every camera is in it, where ``everybody``'s are concerned."""
-        if not self.may(role):
+        if role is not None and not self.may(role):
             own = ", ".join(sorted(self.roles))
             raise ForbiddenError(f"this needs a token with the role {role}; {self.name!r} has: {own}")
         for camera in cameras:

@@ -129,13 +129,7 @@ class FanOut(Generic[T]):
         recent: most items of the last ``RECENT_S`` held for watchers who ask for them.
     """
 
-    def __init__(
-        self,
-        camera_of: Callable[[T], str],
-        *,
-        limit: int = 256,
-        recent: int = 0,
-    ) -> None:
+    def __init__(self, camera_of: Callable[[T], str], *, limit: int = 256, recent: int = 0) -> None:
         self._camera_of = camera_of
         self.lock = threading.Lock()
         self._recent: deque[Published[T]] = deque(maxlen=recent)
@@ -146,10 +140,6 @@ class FanOut(Generic[T]):
         self._closed = False
         self.published = 0
         self.missed = 0
-
-    @property
-    def subscribers(self) -> int:
-        return len(self._subscriptions)
 
     def publish(self, items: Iterable[T], missed: int = 0) -> None:
         """Hand items to every subscriber; never blocks. ``missed``: items lost on the way here, before these."""
@@ -220,7 +210,6 @@ class FanOut(Generic[T]):
                 subscription.close()
 
 
-SERVICE = "sightline.v1.Results"
 NUMBER = "number"
 """Initial metadata of ``Watch``: number of the answer before the first."""
 

@@ -159,7 +159,7 @@ async def test_following(tmp_path, make, until):
         assert (third.event, third.cause, third.incident.clip) == ("update", "clip", "none")
         assert third.incident.footage_note == "no clip: the disk is full"
         call.cancel()
-        await until(lambda: not service._feed.subscribers)
+        await until(lambda: not service._feed._subscriptions)
 
 
 async def test_what_is_open_is_told_once_whatever_is_still_on_its_way(tmp_path, make):

@@ -222,7 +222,7 @@ async def test_a_stream_ends_with_its_token(monkeypatch, tmp_path, make, cameras
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await asyncio.wait_for(call.read(), 5.0)
         assert ended.value.code() is code
-        assert gateway._hub.subscribers == 1, "of the watchers only the console's is left"
+        assert len(gateway._hub._subscriptions) == 1, "of the watchers only the console's is left"
     if cameras is None:
         last = json.loads((tmp_path / "audit.jsonl").read_text().splitlines()[-1])
         assert (last["who"], last["call"], last["outcome"]) == (

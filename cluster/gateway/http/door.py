@@ -18,7 +18,7 @@ from cluster.errors import SightlineError, UnavailableError
 from cluster.gateway.guard import Credentials, Guard
 from cluster.gateway.http.replies import HttpError, failure, status_of
 from cluster.hosts import is_loopback
-from cluster.security.roles import ANYBODY, RULES, Principal, Role, serve_as
+from cluster.security.roles import ANYBODY, RULES, SIGN_IN, Principal, Role, serve_as
 from cluster.security.sessions import Sessions, SessionStore
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Door:
         ``UnauthenticatedError``, ``CapacityError``."""
         if self.guard is None:
             return ANYBODY, ""
-        principal = self.guard.sign_in(secret, peer_of(request))
+        principal = self.guard.admit(f"Bearer {secret}", SIGN_IN, peer_of(request))
         return principal, await self._sessions.begin_session(principal.name, secret, _browser(request))
 
     async def keep_session(self, request: Request, principal: Principal, lifetime_s: float) -> str:

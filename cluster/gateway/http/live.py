@@ -76,9 +76,6 @@ class History:
     def __init__(self) -> None:
         self._cameras: dict[str, _Camera] = {}
 
-    def __len__(self) -> int:
-        return len(self._cameras)
-
     def answer(self, answer: Answer, now_s: float | None = None) -> float:
         """Note its score; returns the Unix time of the window's end.
 
@@ -252,10 +249,7 @@ class Live:
     """
 
     def __init__(self, directory: Directory, hub: AnswerHub, calls: Calls, *, poll_s: float = POLL_S) -> None:
-        self._directory = directory
-        self._hub = hub
-        self._calls = calls
-        self._poll_s = poll_s
+        self._directory, self._hub, self._calls, self._poll_s = directory, hub, calls, poll_s
         # What the browsers were last told of each camera, or what was there before any followed; and when it was told.
         self._told: dict[str, tuple[float, CameraStatus]] = {}
         self._listing: asyncio.Task[Mapping[str, bytes]] | None = None
