@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 
 from cluster import metrics
-from cluster.redaction import redact_log
+from cluster.redaction import one_line, redact_log, shortened
 from cluster.redaction.known_secrets import RedactingFormatter
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -39,12 +39,12 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "process": self._process,
             "logger": record.name,
-            "message": redact_log(record.getMessage()),
+            "message": redact_log(shortened(record.getMessage())),
         }
-        line |= {name: redact_log(value) for name, value in _about(record).items()}
+        line |= {name: redact_log(shortened(value)) for name, value in _about(record).items()}
         if record.exc_info:
             line["error"] = redact_log(self.formatException(record.exc_info))
-        return json.dumps(line, ensure_ascii=False)
+        return one_line(json.dumps(line, ensure_ascii=False))
 
 
 class CountingHandler(logging.Handler):

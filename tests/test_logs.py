@@ -101,6 +101,37 @@ def test_a_message_with_line_breaks_is_one_json_line(written):
     assert json.loads(line)["message"] == "one\ntwo\r\u2028three"
 
 
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter("p")], ids=["text", "json"])
+def test_nobody_writes_a_line_of_somebody_else(written, formatter):
+    """Paths and names of strangers are quoted in messages."""
+    path = "/x\n2026-01-01 00:00:00,000 INFO actors.gateway: all is well\x1b[2J\x9b2J\x85\u2028\u202e"
+    line = written(formatter, lambda logger: logger.info("request %s: 404", path))
+    assert line.endswith("\n")
+    assert line[:-1].isprintable()
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter("p")], ids=["text", "json"])
+def test_a_long_message_is_cut_between_words(written, formatter):
+    """To look for secrets in what somebody wrote takes time that others wait for, and half a secret is not found."""
+    secret = "rtsp://viewer:hunter2-hunter2@10.0.0.7/live"
+    for text in ("x" * 2**20, "://@/@" * 2**18, "word " * 2**18, "w" * 1985 + f" {secret} more"):
+        line = written(formatter, lambda logger, text=text: logger.info("%s", text))
+        assert len(line) < 2500
+        assert "hunter" not in line
+
+
+def test_a_traceback_has_lines(written):
+    def say(logger):
+        try:
+            raise ValueError("lost")
+        except ValueError:
+            logger.exception("failed\nagain")
+
+    first, *more = written(TextFormatter(), say).splitlines()
+    assert first.endswith(r"failed\nagain")
+    assert more[-1] == "ValueError: lost"
+
+
 def test_messages_are_counted_by_level_and_alerts_are_not():
     def count():
         return metrics.log_records.labels("error")._value.get()

@@ -89,7 +89,7 @@ class AlertService:
         self.timelines = TimelineStore(folder / TIMELINES, keep_s=min(KEEP_S, alerts.retention))
         self.routes = SinkRoutes(alerts.sinks)
         self._dispatcher = Dispatcher(self.routes.sinks, self._settle, retry=alerts.retry, most=2 * alerts.max_events)
-        self._feed = FanOut[AlertEvent](lambda event: event.incident.camera, "follow incidents", max_subscribers=256)
+        self._feed = FanOut[AlertEvent](lambda event: event.incident.camera)
         self._settled: dict[tuple[str, str], Delivery] = {}
         self._revised: list[tuple[str, ToldAs]] = []
         self._clock = WallClock(self._shift)

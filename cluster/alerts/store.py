@@ -415,8 +415,8 @@ class AlertStore:
     def incidents(self, query: IncidentQuery = IncidentQuery()) -> list[Incident]:
         verdict = query.verdict if query.verdict in VERDICTS else ""
         rows = self._db.execute(
-            f"SELECT camera, body FROM incidents WHERE {_of(query.camera)} AND opened_s BETWEEN ?2 AND ?6 AND "
-            "?3 IN ('', subject) AND ?4 IN ('', body->>'verdict') AND ?5 IN ('', body->>'clip') ORDER BY opened_s DESC, id",
+            f"SELECT camera, body FROM incidents WHERE {_of(query.camera)} AND opened_s BETWEEN ?2 AND ?6 AND ?3 IN "
+            "('', subject) AND ?4 IN ('', body->>'verdict') AND ?5 IN ('', body->>'clip') ORDER BY opened_s DESC, id",
             (query.camera, query.since_s, query.subject, verdict, query.clip, query.before[0]),
         )
         # Only what may match is worth parsing.

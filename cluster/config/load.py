@@ -15,7 +15,7 @@ from cluster.config.camera import CameraEntry
 from cluster.config.problems import InvalidConfigError, KeyPath, Problem, from_validation
 from cluster.config.root import SightlineConfig, deep_merge
 from cluster.errors import ConfigError
-from cluster.redaction import SourceAddress
+from cluster.redaction import KnownSecrets, SourceAddress
 
 MAX_BYTES = 4 * 2**20
 MAX_NODES = 200_000
@@ -232,7 +232,8 @@ def parse_camera(
     try:
         return CameraEntry.model_validate(body)
     except ValidationError as error:
-        raise InvalidConfigError(from_validation(error, CameraEntry), where=f"camera {name}") from None
+        problems = from_validation(error, CameraEntry, known=KnownSecrets())
+        raise InvalidConfigError(problems, where=f"camera {name}") from None
 
 
 def _place(problem: Problem, document: Document, overrides: Mapping[str, Any]) -> Problem:

@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
 from cluster.errors import ConfigError
-from cluster.redaction import redact
+from cluster.redaction import KNOWN, KnownSecrets, redact
 from cluster.registry import Registry, near
 
 
@@ -194,8 +194,11 @@ class InvalidConfigError(ConfigError):
         return [problem.sentence(self.where) for problem in self.problems]
 
 
-def from_validation(error: ValidationError, root: type[BaseModel], secret: Iterable[KeyPath] = ()) -> list[Problem]:
-    """Convert Pydantic's errors; values at the paths in ``secret`` (from the environment) are not shown."""
+def from_validation(
+    error: ValidationError, root: type[BaseModel], secret: Iterable[KeyPath] = (), known: KnownSecrets = KNOWN
+) -> list[Problem]:
+    """Convert Pydantic's errors; values at the paths in ``secret`` (from the environment) are not shown. ``known`` is
+    empty for whoever wrote them (:func:`cluster.wire.status.sentence_of`)."""
     hidden = set(secret)
     found: list[Problem] = []
     for details in error.errors(include_url=False):
@@ -209,7 +212,7 @@ def from_validation(error: ValidationError, root: type[BaseModel], secret: Itera
             found += [replace(problem, path=(*path, *problem.path)) for problem in inner]
         else:
             # The message may hold an address written under another key.
-            found.append(Problem(path, redact(_message(details, path, root, shown=path not in hidden))))
+            found.append(Problem(path, redact(_message(details, path, root, shown=path not in hidden), known)))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -26,13 +27,16 @@ _LOCAL_SCHEMES = ("", "file", DEVICE_SCHEME)
 
 
 def check_address(source: SourceAddress) -> SourceAddress:
-    """Check the form of an address. Raises ``ValueError``: an unknown scheme, or an address without host or path."""
+    """Check the form of an address. Raises ``ValueError``: an unknown scheme, an address without host or path, or one
+    with a control character, which FFmpeg would write into its request."""
     schemes = (*NETWORK_SCHEMES, "file", DEVICE_SCHEME, DEMO_SCHEME)
     if source.scheme and source.scheme not in schemes:
         known = ", ".join(schemes)
         raise ValueError(f"{source} has an unknown scheme{near(source.scheme, schemes) or ';'} there are: {known}")
     if source.scheme and not source.reveal().partition("://")[2].strip("/"):
         raise ValueError(f"{source} names no {'path' if source.scheme in _LOCAL_SCHEMES else 'host'}")
+    if source.scheme and any(unicodedata.category(letter) == "Cc" for letter in source.reveal()):
+        raise ValueError("the address holds a control character, like a line break")
     return source
 
 

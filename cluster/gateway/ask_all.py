@@ -12,7 +12,7 @@ import grpc.aio
 from sightline.v1 import incidents_pb2, memory_pb2
 
 from cluster.errors import ConfigError, SightlineError
-from cluster.security.limits import AtOnce
+from cluster.security.limits import SharedPlaces
 from cluster.security.roles import current_principal, in_scope
 from cluster.types import CameraStatus
 from cluster.wire.memory_wire import check_name, check_question, check_seconds
@@ -47,10 +47,8 @@ class AskAll:
     def __init__(
         self, ask: AskCamera, cameras: ListCameras, incidents: ListIncidents | None = None, *, most: int = 4
     ) -> None:
-        self._ask = ask
-        self._cameras = cameras
-        self._incidents = incidents
-        self._places = AtOnce(most, f"{most} questions to all cameras are being answered already; ask again later")
+        self._ask, self._cameras, self._incidents = ask, cameras, incidents
+        self._places = SharedPlaces(most, "questions to all cameras are being answered already; ask again later")
 
     async def answers(
         self, request: memory_pb2.AskAllRequest, remaining_s: float | None = None
@@ -69,7 +67,7 @@ class AskAll:
             )
         for pattern in request.cameras:
             check_name(pattern, "a camera's pattern")
-        async with self._places:
+        with self._places.taken():
             ends_s = time.monotonic() + min(deadline_s, remaining_s or LONGEST_S)
             sees, asked = current_principal().sees, request.cameras
             statuses = [

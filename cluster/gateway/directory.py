@@ -109,7 +109,5 @@ class ReplicasServicer(replicas_pb2_grpc.ReplicasServicer):
         )
 
     async def Drain(self, request: replicas_pb2.DrainReplicaRequest, _context: Context) -> replicas_pb2.ReplicaStatus:
-        if not request.name:
-            raise ConfigError("name the replica, as `sightline replicas list` shows it")
         drained = await self._directory.drain_replica(request.name, request.undo)
         return to_message(replicas_pb2.ReplicaStatus, drained)

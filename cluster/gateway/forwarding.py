@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 
 from cluster.errors import UnavailableError
-from cluster.security.limits import AtOnce
+from cluster.security.limits import SharedPlaces
 from cluster.wire.channel import ChannelPool
 from cluster.wire.status import as_told, is_ours
 
@@ -30,7 +30,7 @@ class Forwarding:
 
     def __init__(self, channels: ChannelPool, what: str, *, max_calls: int = 256) -> None:
         self.channels = channels
-        self._places = AtOnce(max_calls, f"{max_calls} {what} are under way already; try again later")
+        self._places = SharedPlaces(max_calls, f"{what} are under way already; try again later")
 
     @asynccontextmanager
     async def to(
@@ -43,7 +43,7 @@ class Forwarding:
         """
         late = TimeoutError(f"{who} did not answer within {limit_s:.3g} s")
         try:
-            async with self._places:
+            with self._places.taken():
                 async with asyncio.timeout(limit_s):
                     address = await route()
                 async with self.channels.lease(address) as channel:

@@ -26,6 +26,7 @@ from cluster.security.audit import AuditLog, QueuedAuditLog
 from cluster.security.limits import RateLimit
 from cluster.security.roles import OPEN, RULES, Principal, Role, Rule, current_peer, serve_as
 from cluster.security.tokens import TokenFile
+from cluster.wire.memory_wire import MAX_NAME, MAX_QUESTION
 from cluster.wire.server import host_of
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ number of others and where they came from."""
 RECHECK_S = 15.0
 """Between looks whether the caller of a stream, which may have no end, may still make it; over HTTP it is
 ``ping_s``."""
+MOST_NAMED, NAMED_AT_ONCE = 5000, 50
+"""Most cameras that a call names, and how many of them cost as much as a call: each is written down."""
 PEERS_NAMED = 8
 """Most addresses that such a line names."""
 
@@ -158,9 +161,14 @@ class Guard(grpc.aio.ServerInterceptor):
 
     def check(self, principal: Principal, method: str, cameras: list[str], text: str = "") -> None:
         """Whether ``principal`` may do this with these cameras; written down either way. Raises ``ForbiddenError``:
-        it may not."""
+        it may not; ``ConfigError``: it names too much."""
         rule = _rule(method)
         try:
+            if len(cameras) > MOST_NAMED or any(len(each) > MAX_NAME for each in cameras):
+                cameras = []
+                raise ConfigError(f"a call names at most {MOST_NAMED} cameras, of {MAX_NAME} characters each")
+            if self._rate is not None:
+                self._rate.charge(principal.name, len(cameras) // NAMED_AT_ONCE)
             principal.require(rule.role, cameras, everybody=rule.everybody)
         except SightlineError as error:
             self._note(principal.name, current_peer(), method, cameras, error)
@@ -173,9 +181,8 @@ class Guard(grpc.aio.ServerInterceptor):
         rule = _rule(method)
         named = getattr(request, rule.camera) if rule.camera else []
         cameras = [named] if isinstance(named, str) else list(named)
-        # What the audit log tells besides: a question, or the network that is searched.
-        text = getattr(request, "text" if rule.role is Role.ASK else "network", "")
-        self.check(principal, method, cameras, str(text))
+        about = (str(getattr(request, each)).strip() or "*" for each in rule.about)
+        self.check(principal, method, cameras, ", ".join(about)[:MAX_QUESTION])
 
     def _guarded(
         self, behavior: Callable[..., Awaitable[Any]], method: str, principal: Principal

@@ -21,8 +21,6 @@ from cluster.wire.status import as_refused
 
 CALL_S = 30.0
 """Longest that any call but ``Follow`` may take."""
-MAX_CALLS = 4096
-"""Calls at once: each of those who follow incidents is one."""
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
@@ -69,13 +67,13 @@ Message: TypeAlias = Callable[[Any], Any]
 def _handed_on(
     name: str, request: Message = _same, reply: Message = _same, limit_s: float = CALL_S, *, of_mine: bool = False
 ) -> Any:
-    """A method that alerting answers: what it is asked, and what the caller gets of its ``reply``. ``of_mine``: asked
-    of an incident that the caller may change."""
+    """A method that alerting answers: what it is asked, and what the caller gets of its ``reply``; ``of_mine``: about
+    an incident that the caller may see."""
 
     async def method(self: IncidentsProxy, asked: Any, _context: Context) -> Any:
         async with self.alerting() as stub:
             if of_mine:
-                await self._of_mine(stub, asked.id, Role.ASK)
+                await self._of_mine(stub, asked.id)
             return reply(await getattr(stub, name)(request(asked), timeout=limit_s))
 
     return method
@@ -89,9 +87,12 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
 
     def __init__(self, route: Callable[[], Awaitable[str]], channels: ChannelPool) -> None:
         self._route = route
-        self._forwarding = Forwarding(channels, "calls about incidents", max_calls=MAX_CALLS)
+        self._forwarding = Forwarding(channels, "calls about incidents")
+        self._following = Forwarding(channels, "calls that follow incidents")
 
     List = _handed_on("List", _scoped)
+    Acknowledge = _handed_on("Acknowledge", _signed, of_mine=True)
+    Review = _handed_on("Review", _signed, of_mine=True)
     Timeline = _handed_on("Timeline", _of_camera)
     Mute = _handed_on("Mute", lambda request: _signed(_muting(request)), _seen)
     Unmute = _handed_on("Unmute", _muting, _seen)
@@ -104,12 +105,12 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
 
     async def Get(self, request: pb.GetIncidentRequest, _context: Context) -> pb.IncidentDetail:
         async with self.alerting() as stub:
-            return await self._of_mine(stub, request.id, Role.VIEW)
+            return await self._of_mine(stub, request.id)
 
     async def Follow(self, request: pb.FollowRequest, context: Context) -> None:
-        async with self.alerting() as stub:
+        async with self._following.to("alerting", self._route, CALL_S) as channel:
             sees = current_principal().sees
-            call = stub.Follow(request)
+            call = incidents_pb2_grpc.IncidentsStub(channel).Follow(request)
             try:
                 await call.initial_metadata()
                 await context.send_initial_metadata(())
@@ -127,9 +128,8 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
         async with self._forwarding.channels.lease(await self._route()) as channel:
             return await incidents_pb2_grpc.IncidentsStub(channel).List(request, timeout=CALL_S)
 
-    async def _of_mine(self, stub: Any, incident_id: str, role: Role) -> pb.IncidentDetail:
+    async def _of_mine(self, stub: Any, incident_id: str) -> pb.IncidentDetail:
         detail = await stub.Get(pb.GetIncidentRequest(id=incident_id), timeout=CALL_S)
-        current_principal().require(role)
         if not current_principal().sees(detail.incident.camera):
             raise as_refused(unknown_incident(incident_id))
         return detail

@@ -19,10 +19,6 @@ class GpuCollector(Collector):
     def __init__(self, nvml: Any, handles: dict[str, Any]) -> None:
         self._nvml, self._handles = nvml, handles
 
-    def describe(self) -> list[Metric]:
-        """Nothing, which keeps registration from collecting."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         busy = GaugeMetricFamily("sightline_gpu_busy_ratio", "Share of time in which a kernel ran.", labels=["gpu"])
         decoder = GaugeMetricFamily(

@@ -4,6 +4,15 @@ A camera's source is a :class:`SourceAddress` from input to opening; other texts
 :func:`redact`.
 """
 
-from cluster.redaction.known_secrets import REVEAL, KnownSecrets, SourceAddress, redact, redact_log
+from cluster.redaction.known_secrets import (
+    KNOWN,
+    REVEAL,
+    KnownSecrets,
+    SourceAddress,
+    one_line,
+    redact,
+    redact_log,
+    shortened,
+)
 
-__all__ = ["REVEAL", "KnownSecrets", "SourceAddress", "redact", "redact_log"]
+__all__ = ["KNOWN", "REVEAL", "KnownSecrets", "SourceAddress", "one_line", "redact", "redact_log", "shortened"]

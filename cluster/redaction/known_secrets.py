@@ -30,6 +30,8 @@ SHORTEST_UNKNOWN = 8
 """The same for pieces that may be a secret or a word."""
 WHOLE_WORD = 8
 """Secrets shorter than this match only as whole words."""
+MOST_SAID, MOST_ADDRESS = 2000, 4096
+"""Characters of a sentence that may quote anybody, and of a source."""
 
 _MARKS = re.compile(r"[/?#@:=&;]")
 
@@ -223,6 +225,8 @@ def _validated(value: object) -> SourceAddress:
 
     if not isinstance(value, str | SourceAddress):
         raise PydanticKnownError("string_type")
+    if isinstance(value, str) and len(value) > MOST_ADDRESS:
+        raise ValueError(f"an address has at most {MOST_ADDRESS} characters")
     return SourceAddress(value)
 
 
@@ -233,8 +237,25 @@ def _serialised(source: SourceAddress, info: SerializationInfo) -> str:
 log = logging.getLogger(__name__)
 
 
+def shortened(text: str) -> str:
+    """The beginning, up to a word: to look for secrets in all that somebody sent takes time that others wait for."""
+    if len(text) <= MOST_SAID:
+        return text
+    before, _, last = text[:MOST_SAID].rpartition(" ")
+    return (before or last) + " …"
+
+
+def one_line(text: str) -> str:
+    """Readable in every language, but what ends lines or steers terminals is escaped as in JSON."""
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
+
+
 class RedactingFormatter(logging.Formatter):
-    """Formats log records and redacts the result, tracebacks included."""
+    """Formats log records and redacts the result, tracebacks included. Messages, which may quote anybody, are one line
+    each."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return one_line(shortened(super().formatMessage(record)))
 
     def format(self, record: logging.LogRecord) -> str:
         return redact_log(super().format(record))

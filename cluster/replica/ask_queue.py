@@ -59,9 +59,6 @@ class Conversations:
         self._known: OrderedDict[str, Conversation] = OrderedDict()
         self._in_use: set[Conversation] = set()
 
-    def __len__(self) -> int:
-        return len(self._known)
-
     @asynccontextmanager
     async def begin_turn(self, camera: str, id: str) -> AsyncIterator[Conversation]:
         """Begin one question in conversation ``id``, or in a new one if empty; :meth:`add_turn` stores its answer.

@@ -325,10 +325,6 @@ class MemoryCollector(Collector):
         """Query the tiers' sizes, each up to its deadline: too slow for a scrape."""
         self._bytes = {tier.name: tier.nbytes() for tier in self._tiers.tiers}
 
-    def describe(self) -> list[Metric]:
-        """Nothing, which keeps registration from collecting."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         yield from self._of_tiers()
         yield from self._of_stack()

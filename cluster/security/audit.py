@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from cluster.redaction import one_line
 from cluster.security.private_files import make_private_folder, open_private
 
 log = logging.getLogger(__name__)
@@ -61,9 +62,7 @@ class AuditLog:
         line["outcome"] = outcome
         if text:
             line["text"] = text
-        # Readable in every language, but for what ends lines or steers terminals.
-        text = json.dumps(line, ensure_ascii=False)
-        self._put("".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text) + "\n")
+        self._put(one_line(json.dumps(line, ensure_ascii=False)) + "\n")
 
     def close(self) -> None:
         """Write what waits, if anything does."""

@@ -1,12 +1,14 @@
-"""Limits of what is under way at once, of calls per principal, and of resources that callers without a token hold."""
+"""Limits of one principal's calls, by rate and at once, and of resources held by unauthenticated callers."""
 
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from cluster.errors import CapacityError
+from cluster.security.roles import ANYBODY, current_principal
 
 T = TypeVar("T")
 
@@ -39,8 +41,6 @@ class RateLimit:
     """Token bucket of ``burst`` calls per principal, refilled at ``per_s`` calls a second."""
 
     def __init__(self, per_s: float, burst: int, *, clock: Callable[[], float] = time.monotonic) -> None:
-        if per_s <= 0 or burst < 1:
-            raise ValueError(f"a rate must let something through, not {per_s:g}/s in bursts of {burst}")
         self._per_s, self._burst = per_s, burst
         self._clock = clock
         self._lock = threading.Lock()
@@ -61,19 +61,41 @@ class RateLimit:
         if early:
             raise CapacityError(f"{principal!r} calls too often; try again in {early:.1f} s")
 
+    def charge(self, principal: str, cost: float) -> None:
+        """Count what a call under way costs besides: later ones wait for it."""
+        with self._lock:
+            left, since = self._buckets.get(principal, (float(self._burst), self._clock()))
+            self._buckets[principal] = (left - cost, since)
+
+
+class SharedPlaces:
+    """``most`` of ``what`` at once, half of them of one principal: no token keeps others out. Of one event loop."""
+
+    def __init__(self, most: int, what: str) -> None:
+        self._most, self._what = most, what
+        self._held: list[str] = []
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """A place for the current principal. Raises ``CapacityError``: there is none, or none for it."""
+        who = current_principal()
+        own = self._most if who is ANYBODY else (self._most + 1) // 2
+        if len(self._held) >= self._most or self._held.count(who.name) >= own:
+            raise CapacityError(f"{min(len(self._held), own)} {self._what}")
+        self._held.append(who.name)
+        try:
+            yield
+        finally:
+            self._held.remove(who.name)
+
 
 class AnonymousPool(Generic[T]):
     """At most ``limit`` items of callers without a token. One more replaces the oldest item of the peer that holds
     most, so that a flooding peer evicts its own. Used on one event loop."""
 
     def __init__(self, limit: int) -> None:
-        if limit < 1:
-            raise ValueError(f"a pool must hold something, not {limit} items")
         self._limit = limit
         self._held: dict[T, str] = {}
-
-    def __len__(self) -> int:
-        return len(self._held)
 
     def __contains__(self, item: object) -> bool:
         return item in self._held

@@ -37,21 +37,25 @@ IMPLIED: Mapping[Role, frozenset[Role]] = {
 class Rule:
     """Requirements of a call.
 
+    * ``role``: None: whoever has a token
     * ``camera``: the request's field with the camera's name; empty where the request names none, and the reply is
       filtered by the caller's scope
+    * ``about``: fields of the request that the audit log tells besides
     * ``audited``: written to the audit log, whoever calls
     * ``cost``: its weight in the rate limit
     * ``everybody``: concerns all cameras: a token for some may not make it
     """
 
-    role: Role
+    role: Role | None
     camera: str = ""
+    about: tuple[str, ...] = ()
     audited: bool = True
     cost: float = 1.0
     everybody: bool = False
 
 
 PUSH = "/sightline.v1.Ingest/Push"
+SIGN_IN = "POST /v1/session"
 METRICS = "GET /metrics"
 EVENTS = "GET /v1/events"
 HISTORY = "GET /v1/cameras/{name}/history"
@@ -62,6 +66,7 @@ IMPORT = "POST /v1/cameras/import"
 
 RULES: Mapping[str, Rule] = {
     PUSH: Rule(Role.INGEST),
+    SIGN_IN: Rule(None),
     METRICS: Rule(Role.VIEW, audited=False),
     EVENTS: Rule(Role.VIEW, "cameras"),
     HISTORY: Rule(Role.VIEW, "name", audited=False),
@@ -74,33 +79,33 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Cameras/Add": Rule(Role.ADMIN, "name"),
     "/sightline.v1.Cameras/Remove": Rule(Role.ADMIN, "name"),
     "/sightline.v1.Cameras/Update": Rule(Role.ADMIN, "name"),
-    "/sightline.v1.Cameras/Export": Rule(Role.ADMIN, "names"),
+    "/sightline.v1.Cameras/Export": Rule(Role.ADMIN, "names", ("secrets",)),
     "/sightline.v1.Replicas/List": Rule(Role.VIEW, audited=False),
-    "/sightline.v1.Replicas/Drain": Rule(Role.ADMIN, everybody=True),
+    "/sightline.v1.Replicas/Drain": Rule(Role.ADMIN, about=("name", "undo"), everybody=True),
     "/sightline.v1.Results/Watch": Rule(Role.VIEW, "cameras"),
-    "/sightline.v1.Memory/Ask": Rule(Role.ASK, "camera"),
-    "/sightline.v1.Memory/Replay": Rule(Role.ASK, "camera"),
-    "/sightline.v1.Memory/AskAll": Rule(Role.ASK, cost=5.0),
+    "/sightline.v1.Memory/Ask": Rule(Role.ASK, "camera", ("text",)),
+    "/sightline.v1.Memory/Replay": Rule(Role.ASK, "camera", ("text",)),
+    "/sightline.v1.Memory/AskAll": Rule(Role.ASK, about=("text",), cost=5.0),
     "/sightline.v1.Memory/Describe": Rule(Role.VIEW, "camera", audited=False),
-    "/sightline.v1.Memory/Forget": Rule(Role.ADMIN, "camera"),
+    "/sightline.v1.Memory/Forget": Rule(Role.ADMIN, "camera", ("before_s",)),
     "/sightline.v1.Incidents/List": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Incidents/Get": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Incidents/Follow": Rule(Role.VIEW, "cameras"),
-    "/sightline.v1.Incidents/Acknowledge": Rule(Role.ASK),
-    "/sightline.v1.Incidents/Review": Rule(Role.ASK),
+    "/sightline.v1.Incidents/Acknowledge": Rule(Role.ASK, about=("id",)),
+    "/sightline.v1.Incidents/Review": Rule(Role.ASK, about=("id", "verdict")),
     "/sightline.v1.Incidents/Timeline": Rule(Role.VIEW, "camera", audited=False),
-    "/sightline.v1.Incidents/Mute": Rule(Role.ASK),
-    "/sightline.v1.Incidents/Unmute": Rule(Role.ASK),
+    "/sightline.v1.Incidents/Mute": Rule(Role.ASK, about=("camera", "subject", "for_s")),
+    "/sightline.v1.Incidents/Unmute": Rule(Role.ASK, about=("camera", "subject")),
     "/sightline.v1.Incidents/ListMutes": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Incidents/Outbox": Rule(Role.VIEW, audited=False),
-    "/sightline.v1.Incidents/Resend": Rule(Role.ADMIN),
-    "/sightline.v1.Incidents/TestSink": Rule(Role.ADMIN, everybody=True),
+    "/sightline.v1.Incidents/Resend": Rule(Role.ADMIN, about=("sink", "key")),
+    "/sightline.v1.Incidents/TestSink": Rule(Role.ADMIN, about=("sink",), everybody=True),
     "/sightline.v1.Pictures/Picture": Rule(Role.VIEW, "camera", audited=False, cost=0.1),
     "/sightline.v1.Pictures/Test": Rule(Role.ADMIN, "camera"),
-    "/sightline.v1.Pictures/Discover": Rule(Role.ADMIN, cost=5.0, everybody=True),
+    "/sightline.v1.Pictures/Discover": Rule(Role.ADMIN, about=("network",), cost=5.0, everybody=True),
     "/sightline.v1.Pictures/Live": Rule(Role.VIEW, "camera"),
-    "/sightline.v1.Pictures/Footage": Rule(Role.VIEW),
-    "/sightline.v1.Pictures/Forget": Rule(Role.ADMIN, "camera"),
+    "/sightline.v1.Pictures/Footage": Rule(Role.VIEW, about=("incident", "kind")),
+    "/sightline.v1.Pictures/Forget": Rule(Role.ADMIN, "camera", ("before_s",)),
 }
 """gRPC method, or HTTP-only call -> rule. ``Push`` names its camera in its first message.
 
@@ -136,10 +141,10 @@ class Principal:
     def sees(self, camera: str) -> bool:
         return in_scope(camera, self.cameras)
 
-    def require(self, role: Role, cameras: Iterable[str] = (), *, everybody: bool = False) -> None:
+    def require(self, role: Role | None, cameras: Iterable[str] = (), *, everybody: bool = False) -> None:
         """Check role and scope. Raises ``ForbiddenError``: it lacks the role, a camera is out of its scope, or not
         every camera is in it, where ``everybody``'s are concerned."""
-        if not self.may(role):
+        if role is not None and not self.may(role):
             own = ", ".join(sorted(self.roles))
             raise ForbiddenError(f"this needs a token with the role {role}; {self.name!r} has: {own}")
         for camera in cameras:

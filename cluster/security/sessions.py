@@ -90,9 +90,6 @@ class CachedSessions:
         self._kept: dict[tuple[str, str], tuple[float, str | Principal]] = {}
         self._asked = self._ends = 0
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     async def begin_session(
         self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
     ) -> str:

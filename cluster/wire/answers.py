@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple, TypeVar
 import grpc.aio
 from sightline.v1 import results_pb2, results_pb2_grpc
 
-from cluster.errors import CapacityError
+from cluster.security.limits import SharedPlaces
 from cluster.security.roles import current_principal
 from cluster.types import Answer
 from cluster.wire.convert import answer_to_proto
@@ -128,34 +128,20 @@ class FanOut(Generic[T]):
 
     Args:
         camera_of: the camera that an item is of.
-        verb: what subscribers do, for the error of one too many.
         recent: most items of the last ``RECENT_S`` held for watchers who ask for them.
     """
 
-    def __init__(
-        self,
-        camera_of: Callable[[T], str],
-        verb: str,
-        *,
-        limit: int = 256,
-        max_subscribers: int = 1024,
-        recent: int = 0,
-    ) -> None:
-        self._camera_of, self._verb = camera_of, verb
+    def __init__(self, camera_of: Callable[[T], str], *, limit: int = 256, recent: int = 0) -> None:
+        self._camera_of = camera_of
         self.lock = threading.Lock()
         self._recent: deque[Published[T]] = deque(maxlen=recent)
         # Numbers of a process's items are above those of all that began before it.
         self._began = time.time_ns()
         self._limit = limit
-        self._max_subscribers = max_subscribers
         self._subscriptions: set[Subscription[T]] = set()
         self._closed = False
         self.published = 0
         self.missed = 0
-
-    @property
-    def subscribers(self) -> int:
-        return len(self._subscriptions)
 
     def publish(self, items: Iterable[T], missed: int = 0) -> None:
         """Hand items to every subscriber; never blocks. ``missed``: items lost on the way here, before these."""
@@ -193,10 +179,8 @@ class FanOut(Generic[T]):
         """Items from now on, of ``cameras`` or (empty) of all, as far as they are ``seen``; a context manager.
 
         ``recent``: those of the last ``RECENT_S`` first. ``after``: first those since the one of this number, as far as
-        they are still here; the others count as missed. Raises ``CapacityError``: too many subscribers."""
+        they are still here; the others count as missed."""
         with self.lock:
-            if len(self._subscriptions) >= self._max_subscribers:
-                raise CapacityError(f"{self._max_subscribers} clients {self._verb} already; close one of them")
             newest, since_s = self._began + self.published, time.monotonic() - RECENT_S
             if 0 < after <= newest:
                 number = max(after, self._began)
@@ -228,7 +212,6 @@ class FanOut(Generic[T]):
                 subscription.close()
 
 
-SERVICE = "sightline.v1.Results"
 NUMBER = "number"
 """Initial metadata of ``Watch``: number of the answer before the first."""
 
@@ -237,20 +220,22 @@ class AnswerHub(FanOut[Answer]):
     """Answers by their cameras."""
 
     def __init__(self, **limits: int) -> None:
-        super().__init__(lambda answer: answer.stream, "watch", **limits)
+        super().__init__(lambda answer: answer.stream, **limits)
 
 
 class ResultsServicer(results_pb2_grpc.ResultsServicer):
     """``Watch`` over a hub. A client that reads slowly loses the oldest answers; only its own queue fills."""
 
-    def __init__(self, hub: AnswerHub) -> None:
-        self._hub = hub
+    def __init__(self, hub: AnswerHub, *, most: int = 1024) -> None:
+        self._hub, self._places = hub, SharedPlaces(most, "clients watch already; close one of them")
 
     async def Watch(self, request: results_pb2.WatchRequest, context: grpc.aio.ServicerContext) -> None:
         """See protos/sightline/v1/results.proto; initial metadata tells the client that it is subscribed."""
-        with self._hub.subscribe(
-            request.cameras, seen=current_principal().sees, recent=request.recent, after=request.after
-        ) as subscription:
+        seen = current_principal().sees
+        with (
+            self._places.taken(),
+            self._hub.subscribe(request.cameras, seen=seen, recent=request.recent, after=request.after) as subscription,
+        ):
             await context.send_initial_metadata(((NUMBER, str(subscription.number)),))
             async for answer, missed in subscription:
                 waited_s = time.monotonic() - subscription.at_s

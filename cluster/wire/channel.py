@@ -140,9 +140,6 @@ class ChannelPool:
         self._channels: dict[tuple[str, int], grpc.aio.Channel] = {}
         self._users: dict[tuple[str, int], int] = {}
 
-    def __len__(self) -> int:
-        return len(self._channels)
-
     @asynccontextmanager
     async def lease(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
         """The channel to ``address``; closed when its last user leaves."""

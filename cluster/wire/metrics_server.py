@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import socket
 import threading
@@ -60,29 +61,21 @@ class FederatedCollector(Collector):
         self._addresses, self._own, self._others = addresses, own, others
         self._timeout_s, self._tls = timeout_s, tls
 
-    def describe(self) -> list[Metric]:
-        """Nothing is known before a scrape; also keeps registration from scraping."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         merged: dict[str, Metric] = {}
         for process, registry in self._own().items():
             _merge(merged, process, registry.collect())
         up = GaugeMetricFamily("sightline_process_up", "1 when a process answered the scrape.", labels=["process"])
         addresses = self._addresses()
+        answered = dict.fromkeys(addresses, False)
         for process, page in self._scrape(addresses).items():
-            try:
+            with contextlib.suppress(ValueError):
                 _merge(merged, process, list(text_string_to_metric_families(page)))
-                up.add_metric([process], 1)
-            except ValueError:
-                up.add_metric([process], 0)
-        for process in addresses.keys() - {sample.labels["process"] for sample in up.samples}:
-            up.add_metric([process], 0)
-        others = self._others()
-        for process, answers in others.items():
+                answered[process] = True
+        for process, answers in (answered | dict(self._others())).items():
             up.add_metric([process], int(answers))
         yield from merged.values()
-        if addresses or others:
+        if up.samples:
             yield up
 
     def _scrape(self, addresses: dict[str, str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from cluster.errors import (
     UnknownCameraError,
     UnknownIncidentError,
 )
-from cluster.redaction import redact
+from cluster.redaction import KNOWN, KnownSecrets, redact, shortened
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +74,14 @@ def as_refused(error: Exception) -> Exception:
     """What was raised on purpose as if the far server had sent it: callers cannot tell by the answer who of the two
     refused. Anything else stays what it is, and is logged by whoever answers the caller."""
     code = code_of(error)
-    return error if code is Code.INTERNAL else RefusedError(code, _sentence(error))
+    return error if code is Code.INTERNAL else RefusedError(code, sentence_of(error))
 
 
-def _sentence(error: Exception) -> str:
-    return redact(str(error)) or type(error).__name__
+def sentence_of(error: BaseException) -> str:
+    """What a caller is told of an error. In one that was raised on purpose, secrets are hidden by their form alone: it
+    may quote its caller, who would see by what is hidden that a guessed word is a camera's password."""
+    meant = isinstance(error, SightlineError) or code_of(error) is not Code.INTERNAL
+    return redact(shortened(str(error)), KnownSecrets() if meant else KNOWN) or type(error).__name__
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:
@@ -108,7 +111,7 @@ async def explained(context: grpc.aio.ServicerContext, peer: str | None = None) 
             code = code_of(error)
             if code is Code.INTERNAL:
                 log.error("call failed", exc_info=error)
-            await context.abort(code, _sentence(error), ((MARK, type(error).__name__),))
+            await context.abort(code, sentence_of(error), ((MARK, type(error).__name__),))
     except grpc.aio.InternalError:
         # There is nobody to tell, and nothing here that failed. Anything else would be logged.
         raise asyncio.CancelledError from None

@@ -46,7 +46,7 @@ def test_what_is_kept_can_be_read_also_after_a_restart(tmp_path):
             assert file.read() == b"a clip"
         assert each.find(incident(1), "snapshot").media_type == "image/jpeg"
         assert each.find(incident(1), "end") is None
-        assert (len(each), each.bytes_stored) == (2, 15)
+        assert (len(each._files), each.bytes_stored) == (2, 15)
 
 
 def test_nothing_is_seen_of_it_before_it_is_whole(tmp_path):
@@ -57,7 +57,7 @@ def test_nothing_is_seen_of_it_before_it_is_whole(tmp_path):
     assert store.bytes_stored == 10
     # The process dies here: another one finds nothing, and leaves nothing.
     again = store_in(tmp_path)
-    assert (len(again), again.bytes_stored, files(tmp_path)) == (0, 0, [])
+    assert (len(again._files), again.bytes_stored, files(tmp_path)) == (0, 0, [])
 
 
 def test_one_that_is_given_up_leaves_nothing(tmp_path):
@@ -77,7 +77,7 @@ def test_a_second_one_takes_the_place_of_the_first(tmp_path):
     put(store, 1, b"first", at_s=NOW)
     put(store, 1, b"the second", at_s=NOW)
     put(store, 1, b"third", at_s=NOW + 60)
-    assert (len(store), store.bytes_stored, len(files(tmp_path))) == (1, 5, 1)
+    assert (len(store._files), store.bytes_stored, len(files(tmp_path))) == (1, 5, 1)
 
 
 def test_the_oldest_make_room(tmp_path):
@@ -130,7 +130,7 @@ def test_a_camera_is_forgotten_and_the_others_are_not(tmp_path):
     for late in (lambda: draft.write(b"more"), draft.commit):
         with pytest.raises(StorageError, match="the camera was forgotten"):
             late()
-    assert len(files(tmp_path)) == len(store) == 3
+    assert len(files(tmp_path)) == len(store._files) == 3
     assert store.bytes_stored == 300
     assert store.trouble == ""
     put(store, 5, at_s=NOW + 60)
@@ -215,7 +215,7 @@ def test_whatever_is_done_the_index_is_the_folder(tmp_path_factory, steps):
         else:
             store = store_in(folder, max_bytes=1000)
         sizes = [entry.stat().st_size for entry in os.scandir(folder)]
-        assert (len(store), store.bytes_stored) == (len(sizes), sum(sizes))
+        assert (len(store._files), store.bytes_stored) == (len(sizes), sum(sizes))
         assert store.bytes_stored <= 1000
 
 

@@ -25,6 +25,12 @@ def config(source: str = "", **security: Any):
         ("gopher://10.0.0.1/1", "unknown scheme; there are: rtsp, rtsps, http"),
         ("rtsp://", "names no host"),
         ("v4l2:///", "names no path"),
+        # FFmpeg writes the address into its request as it is: these would be commands to whatever listens there.
+        ("rtsp://10.0.0.1:6379/\r\nFLUSHALL\r\n", "holds a control character"),
+        ("rtsp://10.0.0.1:8265/ HTTP/1.1\nHost: x\n\nPOST /api/jobs/", "holds a control character"),
+        ("http://10.0.0.1/\x1b[2J", "holds a control character"),
+        # To tell what of it is a password takes the longer the more of it may be one.
+        ("rtsp://h" + "/@" * 2**16, "at most 4096 characters"),
         ("rstp://viewer:hunter22@10.0.0.1/1", r"rstp://viewer:\*\*\*@10.0.0.1/1 has an unknown scheme"),
     ],
 )
@@ -143,5 +149,5 @@ def test_of_pictures_and_questions_that_the_bundled_model_does_not_know_it_is_sa
         assert "not real pictures and 'Fire?'; name" in said(real, "Fire?")
         assert said(real, "Fire?", model={"name": "tiny-qwen2_5_vl"}) == ""
         assert said(real, "Fire?", engine="simulated", simulated={"costs": "demo-cpu"}) == ""
-    for unfit in ("/", ".", f"{'a' * 300}.mp4", f"/{'a' * 5000}/gate.mp4"):
+    for unfit in ("/", ".", f"{'a' * 300}.mp4", f"/{'a' * 4000}/gate.mp4"):
         assert "not real pictures; name" in said(unfit), "every camera's status would fail with that of one"

@@ -247,7 +247,7 @@ async def test_a_hundred_incidents_at_once(tmp_path, h264):
         refused = {each.footage_note for each in found if each.clip == "none"}
         assert refused == {"no clip: 30 are being recorded already (clips.at_once)"}
         assert len(running.collector._work) == 0
-        assert len(running.store) == 60
+        assert len(running.store._files) == 60
 
 
 async def test_what_must_be_encoded_anew_is_bounded(tmp_path, monkeypatch):
@@ -375,9 +375,9 @@ async def test_a_camera_that_is_removed_takes_its_clips_along(tmp_path, h264):
         # While it is removed, alerting is away: it is done all the same.
         await running.stop_alerting()
         await running.start_alerting()
-        assert len(running.store) == 2
+        assert len(running.store._files) == 2
         await running.collector.retain_cameras({"yard": "1"})
-        assert (len(running.store), list((tmp_path / "clips").iterdir())) == (0, [])
+        assert (len(running.store._files), list((tmp_path / "clips").iterdir())) == (0, [])
         assert await running.service.incidents() == []
 
 
@@ -388,7 +388,7 @@ async def test_a_camera_that_is_added_again_shows_nothing_of_the_one_that_was_re
         await running.settled((await running.alert(5.0)).id)
         # Nobody has looked in between.
         await running.collector.retain_cameras({"gate": "2", "yard": "1"})
-        assert (len(running.store), list((tmp_path / "clips").iterdir())) == (0, [])
+        assert (len(running.store._files), list((tmp_path / "clips").iterdir())) == (0, [])
         assert await running.service.incidents() == []
 
 
@@ -406,7 +406,7 @@ async def test_what_could_not_be_deleted_is_tried_again(tmp_path, h264, monkeypa
         await running.collector.retain_cameras({"yard": "1"})
         assert running.store.find(incident.id, "clip") is not None
         file.rmdir()
-        await until_async(lambda: not len(running.store))
+        await until_async(lambda: not len(running.store._files))
         assert list((tmp_path / "clips").iterdir()) == []
 
 
@@ -515,7 +515,7 @@ async def test_cameras_of_another_run_are_not_taken_for_removed(tmp_path, h264):
     async with site(tmp_path) as running:
         running.collector._run, running.collector.cameras = "another", {}
         await running.collector.retain_cameras({"yard": "1"})
-        assert len(running.store) == 2
+        assert len(running.store._files) == 2
 
 
 async def test_what_an_earlier_run_could_not_delete_is_deleted_by_the_next(tmp_path, h264, monkeypatch):
@@ -532,7 +532,7 @@ async def test_what_an_earlier_run_could_not_delete_is_deleted_by_the_next(tmp_p
     async with site(tmp_path) as running:
         await until_async(lambda: not running.collector._unerased)
         assert await running.service.incidents() == []
-        assert len(running.store) == 0
+        assert len(running.store._files) == 0
 
 
 async def test_a_mute_goes_with_a_camera_that_is_removed_while_alerting_is_away(tmp_path):

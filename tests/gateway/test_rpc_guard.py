@@ -1,6 +1,7 @@
 """The gateway's door: every call times every role, in scope and out of it; the audit log; rates."""
 
 import asyncio
+import contextlib
 import json
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from security_parts import guarded_gateway
 from sightline.v1 import (
     cameras_pb2,
     cameras_pb2_grpc,
+    incidents_pb2,
     ingest_pb2,
     ingest_pb2_grpc,
     memory_pb2,
@@ -29,12 +31,12 @@ from cluster import metrics
 from cluster.client import GatewayClient
 from cluster.config import load_config
 from cluster.config.security import SecurityConfig
-from cluster.errors import ConfigError, ForbiddenError, UnauthenticatedError
+from cluster.errors import CapacityError, ConfigError, ForbiddenError, UnauthenticatedError
 from cluster.gateway.guard import REFUSALS_NOTED, Guard, make_guard
 from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
 from cluster.security.oidc import Attempt
-from cluster.security.roles import RULES, Role
+from cluster.security.roles import RULES, Principal, Role
 from cluster.security.tokens import read_tokens, write_tokens
 from cluster.wire.channel import open_channel
 from cluster.wire.tls import ClientCredentials
@@ -220,7 +222,7 @@ async def test_a_stream_ends_with_its_token(monkeypatch, tmp_path, make, cameras
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await asyncio.wait_for(call.read(), 5.0)
         assert ended.value.code() is code
-        assert gateway._hub.subscribers == 1, "of the watchers only the console's is left"
+        assert len(gateway._hub._subscriptions) == 1, "of the watchers only the console's is left"
     if cameras is None:
         last = json.loads((tmp_path / "audit.jsonl").read_text().splitlines()[-1])
         assert (last["who"], last["call"], last["outcome"]) == (
@@ -305,6 +307,75 @@ def test_strangers_push_nobody_out_of_the_audit_log(tmp_path):
         "and 999 refusals before, of which nothing was written: 500 from 10.0.0.1, 499 from 10.0.0.0",
     ]
     assert (lines[0]["peer"], lines[-1]["peer"]) == ("10.0.0.7", "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("call", "request_"),
+    [
+        ("Memory/Ask", memory_pb2.AskRequest(camera="gate", text="?" * 2**20)),
+        ("Memory/Ask", memory_pb2.AskRequest(camera="g" * 2**20, text="Who?")),
+        ("Results/Watch", results_pb2.WatchRequest(cameras=["g" * 2**20])),
+        ("Results/Watch", results_pb2.WatchRequest(cameras=[f"gate-{number}" for number in range(2**16)])),
+        ("Incidents/Mute", incidents_pb2.MuteRequest(camera="g" * 2**20, for_s=60)),
+    ],
+    ids=["text", "name", "watched name", "names", "mute"],
+)
+@pytest.mark.parametrize("scope", ["*", "yard"])
+def test_nobody_writes_others_out_of_the_audit_log_with_long_lines(tmp_path, caplog, call, request_, scope):
+    """It is turned over by its size, and a message may have megabytes; so is the log of the process."""
+    caplog.set_level("INFO")
+    guard = Guard(_nobody, audit=AuditLog(tmp_path / "audit.jsonl"))
+    with contextlib.suppress(ConfigError, ForbiddenError):
+        guard.check_request(Principal("ann", frozenset({Role.ASK}), (scope,)), f"/sightline.v1.{call}", request_)
+    [line] = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert len(line) < 10_000
+    assert json.loads(line)["who"] == "ann"
+    assert all(len(record.getMessage()) < 10_000 for record in caplog.records)
+
+
+def test_many_names_cost_what_they_write():
+    ann, watch = Principal("ann", frozenset({Role.VIEW})), "/sightline.v1.Results/Watch"
+    guard = Guard(lambda _: ann, rate=RateLimit(0.001, 100))
+    names = [f"gate-{number}" for number in range(1000)]
+
+    def call():
+        guard.check(guard.admit("Bearer sl_ann", watch, "10.0.0.1"), watch, names)
+
+    # One itself, and twenty for its names.
+    for _ in range(5):
+        call()
+    with pytest.raises(CapacityError, match="'ann' calls too often"):
+        call()
+
+
+def test_a_question_is_not_hidden_behind_white_space(tmp_path):
+    guard = Guard(_nobody, audit=AuditLog(tmp_path / "audit.jsonl"))
+    asked = memory_pb2.AskRequest(camera="gate", text=" " * 10_000 + "Who opens the safe?")
+    guard.check_request(Principal("ann", frozenset({Role.ASK})), "/sightline.v1.Memory/Ask", asked)
+    assert json.loads((tmp_path / "audit.jsonl").read_text())["text"] == "Who opens the safe?"
+
+
+@pytest.mark.parametrize(
+    ("call", "request_", "text"),
+    [
+        ("Incidents/Acknowledge", incidents_pb2.AcknowledgeRequest(id="af07"), "af07"),
+        ("Incidents/Review", incidents_pb2.ReviewRequest(id="af07", verdict="rejected"), "af07, rejected"),
+        ("Incidents/Mute", incidents_pb2.MuteRequest(camera="gate", for_s=60), "gate, *, 60.0"),
+        ("Incidents/Unmute", incidents_pb2.UnmuteRequest(camera="gate", subject="fence"), "gate, fence"),
+        ("Incidents/Resend", incidents_pb2.ResendRequest(sink="pager"), "pager, *"),
+        ("Incidents/TestSink", incidents_pb2.TestSinkRequest(sink="pager"), "pager"),
+        ("Pictures/Footage", pictures_pb2.FootageRequest(incident="af07", kind="clip"), "af07, clip"),
+        ("Pictures/Discover", pictures_pb2.DiscoverRequest(network="10.0.0.0/30"), "10.0.0.0/30"),
+        ("Replicas/Drain", replicas_pb2.DrainReplicaRequest(name="replica-0", undo=True), "replica-0, True"),
+        ("Memory/Forget", memory_pb2.ForgetRequest(camera="gate", before_s=60), "60.0"),
+        ("Cameras/Export", cameras_pb2.ExportCamerasRequest(secrets=True), "True"),
+    ],
+    ids=lambda each: each if isinstance(each, str) and "/" in each else "",
+)
+def test_the_audit_log_tells_what_was_changed_or_seen(tmp_path, call, request_, text):
+    guard = Guard(_nobody, audit=AuditLog(tmp_path / "audit.jsonl"))
+    guard.check_request(Principal("ann", frozenset({Role.ADMIN})), f"/sightline.v1.{call}", request_)
+    assert json.loads((tmp_path / "audit.jsonl").read_text())["text"] == text
 
 
 def _nobody(secret):

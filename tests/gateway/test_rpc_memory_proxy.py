@@ -59,7 +59,7 @@ async def test_everything_through_the_gateway():
                 assert await in_thread(lambda: client.memory("gate")) == STATUS
                 assert await in_thread(lambda: client.forget("gate", 5.0)) == ForgottenCamera(7, 2**40)
                 assert handler.forgotten == [("gate", 5.0)]
-        assert len(pool) == 0, "channels are given back"
+        assert len(pool._channels) == 0, "channels are given back"
 
 
 async def test_errors_keep_their_kind_and_sentence():
@@ -107,7 +107,7 @@ async def test_a_client_that_leaves_ends_the_answer_at_the_replica(until):
 
                 assert await in_thread(leave) == "two "
                 await until(lambda: handler.ended == 1 and handler.under_way == 0)
-                await until(lambda: len(pool) == 0)
+                await until(lambda: len(pool._channels) == 0)
 
 
 async def test_a_client_that_has_no_more_time():

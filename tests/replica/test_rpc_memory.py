@@ -61,10 +61,10 @@ async def test_a_history_that_the_client_keeps_is_not_kept_here():
     async with replica(**options) as (handler, address), open_channel(address) as channel:
         many = [(f"What {number}?", f"This {number}.") for number in range(20)]
         _, told = await ask(stub_of(channel), history=history(*many))
-        assert (told.conversation, len(conversations)) == ("", 0)
+        assert (told.conversation, len(conversations._known)) == ("", 0)
         assert handler.asked[0].turns == tuple(many[-16:])
         await ask(stub_of(channel), history=history())
-        assert (handler.asked[1].turns, len(conversations)) == ((), 0)
+        assert (handler.asked[1].turns, len(conversations._known)) == ((), 0)
         for turn, conversation, sentence in (
             (("a", "b"), "x", "a conversation or a history, not both"),
             (("a", "b" * 8001), "", "longer than 8,000 characters"),

@@ -89,7 +89,7 @@ def test_one_tree_from_packet_to_alert(clip, spans, replica, collector, tmp_path
     with EventLoopThread() as loop:
         running = asyncio.run_coroutine_threadsafe(alerting(hub, AlertTraces(spans["alerting"]), tmp_path), loop.loop)
         # An answer that comes before it is told to nobody.
-        until(lambda: hub.subscribers, "alerting among those who watch")
+        until(lambda: hub._subscriptions, "alerting among those who watch")
         with camera_bench(clip, spans=spans["decoder-0"]) as bench:
             bench.camera.route(bench.replica(frames))
             # Of one window: an answer behind it, perhaps a gated one, would be the newest when the alert is on disk.

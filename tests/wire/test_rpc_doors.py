@@ -15,13 +15,13 @@ from waiting import until_async
 
 from cluster.errors import UnauthenticatedError
 from cluster.gateway.guard import Guard
-from cluster.wire.answers import SERVICE, AnswerHub, ResultsServicer
+from cluster.wire.answers import AnswerHub, ResultsServicer
 from cluster.wire.channel import open_blocking_channel, open_channel
 from cluster.wire.server import MOST_READING, MOST_WATCHING, RpcServer, host_of
 from cluster.wire.status import Explaining, to_error
 
 Status = health_pb2.HealthCheckResponse
-CHECK, WATCH, RESULTS = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", f"/{SERVICE}/Watch"
+CHECK, WATCH, RESULTS = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/sightline.v1.Results/Watch"
 
 
 def nobody(secret):
@@ -86,7 +86,7 @@ async def test_an_unknown_name_is_not_kept():
         connection = await Http2.open(target)
         await connection.send(connection.begin(CHECK), message(2**21, name_request(2**21 - 5)))
         await until_async(lambda: target.seen["status 8"])
-        assert len(server._health._watching) == 0
+        assert len(server._health._watching._held) == 0
 
 
 async def test_the_newest_watches_are_kept():
@@ -96,11 +96,11 @@ async def test_the_newest_watches_are_kept():
             watches.append(health.Watch(health_pb2.HealthCheckRequest()))
             assert (await watches[-1].read()).status == Status.SERVING
         await until_async(lambda: sum(watch.done() for watch in watches) == 3)
-        assert len(server._health._watching) == MOST_WATCHING
+        assert len(server._health._watching._held) == MOST_WATCHING
         assert {await watch.code() for watch in watches if watch.done()} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
         for watch in watches:
             watch.cancel()
-        await until_async(lambda: not len(server._health._watching))
+        await until_async(lambda: not len(server._health._watching._held))
 
 
 async def test_what_is_packed_is_not_unpacked():

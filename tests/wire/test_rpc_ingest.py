@@ -85,7 +85,7 @@ async def test_a_camera_that_the_decoder_has_not_heard_of_may_be_tried_again():
             code, details = await client.status()
             assert code == "UNAVAILABLE"
             assert "no camera is called 'unheard-of'" in details
-        assert len(gateway.channels) == 0, "the channel to the decoder was given back"
+        assert len(gateway.channels._channels) == 0, "the channel to the decoder was given back"
 
 
 async def test_a_controller_that_takes_its_time_is_not_taken_for_the_decoder():
@@ -249,7 +249,7 @@ async def test_a_decoder_that_stands_still(make, monkeypatch, what):
             code, details = await client.status()
             assert code == "UNAVAILABLE"
             assert f"the decoder of camera 'gate' {what}" in details
-        assert len(gateway.channels) == 0
+        assert len(gateway.channels._channels) == 0
 
 
 async def test_a_decoder_that_hangs_loses_its_pushes_also_while_agents_wait_for_credit(make, monkeypatch):

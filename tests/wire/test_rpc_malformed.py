@@ -10,6 +10,7 @@ from kv_parts import OURS
 from memory_parts import Replica
 from sightline.v1 import memory_pb2, memory_pb2_grpc
 
+from cluster.alerts.incident import unknown_incident
 from cluster.decoder.ingest import IngestServicer
 from cluster.errors import CapacityError, ConfigError, UnknownCameraError
 from cluster.memory.tiers.arena import Arena
@@ -17,7 +18,7 @@ from cluster.memory.tiers.server import KVServicer
 from cluster.replica import memory_service as memory
 from cluster.wire import answers as results
 from cluster.wire.channel import open_channel
-from cluster.wire.status import is_ours, to_error
+from cluster.wire.status import is_ours, sentence_of, to_error
 
 JUNK = b"\xff\xff\xff\xff"
 
@@ -88,6 +89,14 @@ def test_what_is_exhausted_is_not_always_a_message(said, told):
     error = to_error(grpc.aio.AioRpcError(grpc.StatusCode.RESOURCE_EXHAUSTED, none, none, said))
     assert isinstance(error, CapacityError)
     assert str(error).startswith(told)
+
+
+@pytest.mark.parametrize("text", ["x" * 2**20, " " * 2**20, "x://h" + "/@" * 2**19], ids=["word", "spaces", "address"])
+def test_an_error_that_quotes_much_is_cut_before_secrets_are_looked_for(text):
+    """One of these took minutes, in which nobody else was answered."""
+    said = sentence_of(unknown_incident(text))
+    assert said.startswith("there is no incident")
+    assert len(said) < 2500
 
 
 async def test_messages_pass():

@@ -81,7 +81,7 @@ async def test_kill_minus_9_of_the_decoder_in_the_middle_of_a_push(make, until):
         assert status.packets == 2000
         assert status.reconnects >= 1
         assert 2000 - 1000 <= second.packets() <= 2000 - acknowledged + 256
-        assert len(gateway.channels) == 0
+        assert len(gateway.channels._channels) == 0
 
 
 @pytest.mark.parametrize("where", ["agent", "gateway"])
@@ -222,6 +222,6 @@ async def test_an_agent_that_leaves_takes_its_connection_to_the_decoder_with_it(
             async with pusher(address) as client:
                 await client.open()
                 assert list(decoder.servicer._connections) == ["gate"]
-                assert len(gateway.channels) == 1
+                assert len(gateway.channels._channels) == 1
             await until(lambda: not decoder.servicer._connections)
-            await until(lambda: len(gateway.channels) == 0)
+            await until(lambda: len(gateway.channels._channels) == 0)

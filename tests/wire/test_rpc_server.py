@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from sightline.v1 import results_pb2, results_pb2_grpc
 
 from cluster.errors import ConfigError
-from cluster.wire.answers import SERVICE, AnswerHub, ResultsServicer
+from cluster.wire.answers import AnswerHub, ResultsServicer
 from cluster.wire.channel import ChannelPool, open_channel, split_address
 from cluster.wire.server import RpcServer
 
@@ -28,7 +28,7 @@ async def test_health_and_reflection():
     await server.start()
     async with open_channel(f"127.0.0.1:{port}") as channel:
         health = health_pb2_grpc.HealthStub(channel)
-        for name in ("", SERVICE):
+        for name in ("", "sightline.v1.Results"):
             reply = await health.Check(health_pb2.HealthCheckRequest(service=name))
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as failure:
@@ -38,8 +38,8 @@ async def test_health_and_reflection():
         call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(timeout=30.0)
         await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
         listed = {service.name for service in (await call.read()).list_services_response.service}
-        assert listed == {SERVICE, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
-        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE))
+        assert listed == {"sightline.v1.Results", "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
+        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol="sightline.v1.Results"))
         assert (await call.read()).file_descriptor_response.file_descriptor_proto
         call.cancel()
     await server.stop(0.0)
@@ -50,7 +50,7 @@ async def test_a_stopping_server_says_not_serving():
     port = server.bind("127.0.0.1", 0)
     await server.start()
     async with open_channel(f"127.0.0.1:{port}") as channel:
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service="sightline.v1.Results"))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
         stopping = asyncio.create_task(server.stop(1.0))
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
@@ -71,7 +71,7 @@ async def test_stop_cancels_what_does_not_end():
         assert time.monotonic() - before < 6.0, "its own deadline"
         with pytest.raises(grpc.aio.AioRpcError):
             await call.read()
-    assert hub.subscribers == 0
+    assert len(hub._subscriptions) == 0
 
 
 async def test_port_in_use():
@@ -107,6 +107,6 @@ async def test_channels_are_shared_and_given_back():
     async with pool.lease("127.0.0.1:1") as one:
         async with pool.lease("127.0.0.1:1") as two, pool.lease("127.0.0.1:2"):
             assert one is two
-            assert len(pool) == 2
-        assert len(pool) == 1
-    assert len(pool) == 0
+            assert len(pool._channels) == 2
+        assert len(pool._channels) == 1
+    assert len(pool._channels) == 0

@@ -108,7 +108,7 @@ async def test_answers_frames_and_questions_over_it(tmp_path, authority, make, u
     async with serving(tls, *services) as address:
         with merged.subscribe() as seen:
             merger.follow([address])
-            await until(lambda: hub.subscribers == 1)
+            await until(lambda: len(hub._subscriptions) == 1)
             hub.publish([make.answer()])
             async with asyncio.timeout(30):
                 assert (await anext(seen))[0] == make.answer()
@@ -151,7 +151,7 @@ async def test_a_certificate_that_expires_while_it_runs(tmp_path, authority, mak
     pool = ChannelPool(tls=tls)
     async with serving(tls, ResultsServicer(hub)) as address:
         merger.follow([address])
-        await until(lambda: hub.subscribers == 1)
+        await until(lambda: len(hub._subscriptions) == 1)
         assert await is_serving(address, tls=tls, timeout_s=30.0)
         async with pool.lease(address) as before:
             await asyncio.sleep(max(0.0, began + 3.1 - time.monotonic()))
@@ -164,7 +164,7 @@ async def test_a_certificate_that_expires_while_it_runs(tmp_path, authority, mak
             assert await is_serving(address, tls=tls, timeout_s=30.0)
             async with pool.lease(address) as after:
                 assert after is not before
-        assert len(pool) == 0
+        assert len(pool._channels) == 0
         await merger.stop()
 
 

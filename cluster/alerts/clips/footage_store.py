@@ -107,9 +107,6 @@ class FootageStore:
         """Bytes of all files, including those being written."""
         return self._bytes + self._being_written
 
-    def __len__(self) -> int:
-        return len(self._files)
-
     # -- writing --------------------------------------------------------------------------------
     def begin(self, camera: str, incident: str, kind: Kind, now_s: float) -> DraftFile:
         """Start a new file; finish with :meth:`DraftFile.commit` or :meth:`DraftFile.abandon`. Raises

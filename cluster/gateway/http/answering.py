@@ -12,9 +12,9 @@ from sightline.v1 import memory_pb2
 from cluster.errors import SightlineError, UnavailableError
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import Stream, jsonable
-from cluster.redaction import redact
-from cluster.security.limits import AtOnce
+from cluster.security.limits import SharedPlaces
 from cluster.wire.memory_wire import AskAllProgress, CameraTold, Told, ago_s, all_from_proto, told_from_proto
+from cluster.wire.status import sentence_of
 
 log = logging.getLogger(__name__)
 
@@ -29,12 +29,12 @@ class Answering:
 
     def __init__(self, calls: Calls, limit: int = 32) -> None:
         self._calls = calls
-        self._places = AtOnce(limit, f"{limit} questions are being answered over HTTP already; ask again later")
+        self._places = SharedPlaces(limit, "questions are being answered over HTTP already; ask again later")
 
     async def ask(self, request: memory_pb2.AskRequest, timeout_s: float) -> AsyncGenerator[str | Told, None]:
         """The answer's pieces, then how it came about. Raises ``CapacityError``: too many are under way;
         ``SightlineError``: what the camera's replica says."""
-        async with self._places:
+        with self._places.taken():
             async with aclosing(self._calls.stream(ASK, request, timeout_s=timeout_s)) as events:
                 async for event in events:
                     if event.WhichOneof("event") == "result":
@@ -72,7 +72,7 @@ async def written(
 
 async def lines(events: AsyncGenerator[Event, None], body: Callable[[Event], dict[str, Any]]) -> Stream:
     """Newline-delimited JSON, a line for each event; what goes wrong after the first one is the last: its ``error``."""
-    pieces = written(events, lambda event: _line(body(event)), lambda error: _line({"error": redact(str(error))}))
+    pieces = written(events, lambda event: _line(body(event)), lambda error: _line({"error": sentence_of(error)}))
     return await Stream.begin(pieces, NDJSON)
 
 

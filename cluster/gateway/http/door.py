@@ -18,7 +18,7 @@ from cluster.errors import SightlineError, UnavailableError
 from cluster.gateway.guard import Credentials, Guard
 from cluster.gateway.http.replies import HttpError, failure, status_of
 from cluster.hosts import is_loopback
-from cluster.security.roles import ANYBODY, RULES, Principal, Role, serve_as
+from cluster.security.roles import ANYBODY, RULES, SIGN_IN, Principal, Role, serve_as
 from cluster.security.sessions import Sessions, SessionStore
 
 log = logging.getLogger(__name__)
@@ -88,14 +88,10 @@ class Door:
 
     async def begin_session(self, request: Request, secret: str) -> tuple[Principal, str]:
         """Whose token ``secret`` is, and the id of a session with it; no id where nobody is asked for tokens. Raises
-        ``UnauthenticatedError``."""
+        ``UnauthenticatedError``, ``CapacityError``."""
         if self.guard is None:
             return ANYBODY, ""
-        try:
-            principal = self.guard.identify(f"Bearer {secret}")
-        except SightlineError as error:
-            self.guard.note_sign_in("POST /v1/session", None, error, peer_of(request))
-            raise
+        principal = self.guard.admit(f"Bearer {secret}", SIGN_IN, peer_of(request))
         return principal, await self._sessions.begin_session(principal.name, secret, _browser(request))
 
     async def keep_session(self, request: Request, principal: Principal, lifetime_s: float) -> str:
@@ -103,7 +99,9 @@ class Door:
         return await self._sessions.begin_session(principal.name, principal, _browser(request), lifetime_s)
 
     async def end_session(self, request: Request) -> None:
-        if session := request.cookies.get(COOKIE):
+        session = request.cookies.get(COOKIE)
+        # Not one that somebody made up: to look for it costs the store little, and what is asked at once is bounded.
+        if session and await self._sessions.credential_of_session(session, _browser(request)) is not None:
             await self._sessions.end_session(session)
 
     async def _credentials(self, request: Request) -> Credentials:

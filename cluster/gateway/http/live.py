@@ -17,10 +17,11 @@ from sightline.v1 import incidents_pb2
 
 from cluster import metrics
 from cluster.alerts.incident import AlertEvent
-from cluster.errors import CapacityError, SightlineError
+from cluster.errors import SightlineError
 from cluster.gateway.directory import Directory
 from cluster.gateway.http.calls import Calls
 from cluster.gateway.http.replies import encoded, jsonable
+from cluster.security.limits import SharedPlaces
 from cluster.types import MICROSECONDS, Answer, CameraStatus
 from cluster.types.reports import ReplicaStatus
 from cluster.wire.answers import AnswerHub, giving_way, rest_s
@@ -74,9 +75,6 @@ class History:
 
     def __init__(self) -> None:
         self._cameras: dict[str, _Camera] = {}
-
-    def __len__(self) -> int:
-        return len(self._cameras)
 
     def answer(self, answer: Answer, now_s: float | None = None) -> float:
         """Note its score; returns the Unix time of the window's end.
@@ -201,7 +199,8 @@ class Feed:
     """Hands events to readers. Used on one event loop."""
 
     def __init__(self, *, limit: int = QUEUE, most: int = MOST_READERS) -> None:
-        self._limit, self._most = limit, most
+        self._limit = limit
+        self._places = SharedPlaces(most, "pages follow this gateway already; close one of them")
         self._readers: set[Reader] = set()
         self._closed = False
 
@@ -215,18 +214,17 @@ class Feed:
     @contextmanager
     def read(self, wants: Callable[[str], bool]) -> Iterator[Reader]:
         """Events from now on, of cameras that are wanted. Raises ``CapacityError``: too many read already."""
-        if len(self._readers) >= self._most:
-            raise CapacityError(f"{self._most} pages follow this gateway already; close one of them")
-        reader = Reader(wants, self._limit)
-        if self._closed:
-            reader.close()
-        self._readers.add(reader)
-        metrics.http_readers.set(len(self._readers))
-        try:
-            yield reader
-        finally:
-            self._readers.discard(reader)
+        with self._places.taken():
+            reader = Reader(wants, self._limit)
+            if self._closed:
+                reader.close()
+            self._readers.add(reader)
             metrics.http_readers.set(len(self._readers))
+            try:
+                yield reader
+            finally:
+                self._readers.discard(reader)
+                metrics.http_readers.set(len(self._readers))
 
     def close(self) -> None:
         self._closed = True
@@ -251,10 +249,7 @@ class Live:
     """
 
     def __init__(self, directory: Directory, hub: AnswerHub, calls: Calls, *, poll_s: float = POLL_S) -> None:
-        self._directory = directory
-        self._hub = hub
-        self._calls = calls
-        self._poll_s = poll_s
+        self._directory, self._hub, self._calls, self._poll_s = directory, hub, calls, poll_s
         # What the browsers were last told of each camera, or what was there before any followed; and when it was told.
         self._told: dict[str, tuple[float, CameraStatus]] = {}
         self._listing: asyncio.Task[Mapping[str, bytes]] | None = None

@@ -114,7 +114,7 @@ async def me(request: Request, gateway: Gateway) -> Reply:
     return _me(gateway.door, await gateway.door.identify(request))
 
 
-@router.on("POST /v1/session", reply=Me, errors=(401,))
+@router.on("POST /v1/session", reply=Me, errors=(401, 429))
 async def begin_session(request: Request, body: Login, gateway: Gateway) -> Reply:
     """Begin a session with a token, for browsers; its cookie is good for this browser alone, and for 12 hours."""
     who, session = await gateway.door.begin_session(request, body.token.strip())

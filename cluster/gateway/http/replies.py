@@ -18,8 +18,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from cluster.errors import SightlineError
-from cluster.redaction import redact
-from cluster.wire.status import code_of
+from cluster.wire.status import code_of, sentence_of
 
 
 def jsonable(value: Any) -> Any:
@@ -149,14 +148,14 @@ def openai_error(error: BaseException, sentence: str = "") -> dict[str, Any]:
     kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     # Nothing but a camera can be missing where this form is read.
     param = "model" if status == 404 else None
-    told = {"message": sentence or redact(str(error)), "type": kind, "param": param, "code": _OPENAI_CODES.get(status)}
+    told = {"message": sentence or sentence_of(error), "type": kind, "param": param, "code": _OPENAI_CODES.get(status)}
     return {"error": told}
 
 
 def failure(error: BaseException, request_id: str, *, openai: bool) -> Reply:
     """``{"error": …}``, or OpenAI's form; what is our own mistake says where its story is."""
     status = status_of(error)
-    sentence = redact(str(error)) or type(error).__name__
+    sentence = sentence_of(error)
     if status == 500:
         sentence = f"{sentence.rstrip('.')}; the gateway's log has more under request {request_id}"
     headers = dict(error.headers) if isinstance(error, HttpError) else {}

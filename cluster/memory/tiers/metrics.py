@@ -51,10 +51,6 @@ class NodeTierCollector(Collector):
     def __init__(self, limit_bytes: int, look: Callable[[], tuple[Arena, KVServicer] | None]) -> None:
         self._limit_bytes, self._look = limit_bytes, look
 
-    def describe(self) -> list[Metric]:
-        """Empty, so that registration does not collect."""
-        return []
-
     def collect(self) -> Iterator[Metric]:
         bytes_, counts = {"held": 0, "reserved": 0, "limit": self._limit_bytes}, dict.fromkeys(_EVENTS, 0)
         cameras = blocks = 0

@@ -53,7 +53,7 @@ async def test_answers_incidents_changes_and_removals(tmp_path):
         _, history = await client("GET", "/v1/cameras/cam-000/history")
         assert answer["end_unix_s"] == history["scores"]["person"][-1][0]
         # The gateway's own way to alerting may not be open yet: what happens until then is in the list.
-        await until_async(lambda: served.alerts._feed.subscribers)
+        await until_async(lambda: served.alerts._feed._subscriptions)
         served.publish([make_answer("cam-000", "person", 0.9, 2)])
         _, told = await event("incident")
         assert (told["event"], told["incident"]["camera"]) == ("new", "cam-000")
@@ -140,7 +140,7 @@ async def test_lost_answers_are_told_to_browsers_that_look_at_other_cameras():
     hub = AnswerHub()
     live = Live(World(0), hub, Calls({}))
     answers = asyncio.create_task(live._answers())
-    await until_async(lambda: hub.subscribers)
+    await until_async(lambda: hub._subscriptions)
     with live.feed.read(lambda camera: camera in ("", "yard")) as reader:
         hub.publish([make_answer("gate", "q", 0.5, 1)], missed=3)
         assert await reader.take(5.0) == b'event: missed\ndata: {"events":3}\n\n'
@@ -340,9 +340,9 @@ def test_a_history_is_bounded_whatever_comes(monkeypatch):
     assert len(history.body("gate")["rungs"]) == KEPT
     for number in range(15):
         history.status(CameraStatus(f"c{number}"))
-    assert len(history) == 10
+    assert len(history._cameras) == 10
     history.keep(["gate"])
-    assert len(history) == 1
+    assert len(history._cameras) == 1
     assert history.body("none") == {"scores": {}, "rungs": []}
 
 
@@ -361,4 +361,4 @@ def test_scores_of_before_are_forgotten():
     assert [row[0] for row in history.body("gate")["scores"]["q"]] == [float(at) for at in range(220, 230)]
     assert len(history.body("yard")["scores"]["q"]) == KEPT
     history.forget("nobody", 0.0)
-    assert len(history) == 2
+    assert len(history._cameras) == 2

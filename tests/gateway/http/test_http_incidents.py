@@ -31,7 +31,7 @@ async def incident_events(reply, count):
 
 async def test_a_browser_is_told_who_sees_to_it_and_that_its_clip_is_there(tmp_path):
     async with serving(tmp_path, cameras=1) as served, Client(served.url) as client:
-        await until_async(lambda: served.alerts._feed.subscribers)
+        await until_async(lambda: served.alerts._feed._subscriptions)
         async with client.open("GET", "/v1/events") as reply:
             incident = (await begin(served, "cam-000"))["cam-000"]
             await client("POST", f"/v1/incidents/{incident}/acknowledge", {"by": "Kim"})

@@ -130,7 +130,7 @@ async def test_who_may_ask_is_no_stranger_and_keeps_the_connection(tmp_path):
             for stranger, asking in strangers[-3:]:
                 assert await asks(stranger, asking, "/v1/cameras") == 401
             assert len(connections._known) == 1
-            assert len(connections._strangers) == 128
+            assert len(connections._strangers._held) == 128
             assert not writer.transport.is_closing()
             assert not reader.at_eof()
 
