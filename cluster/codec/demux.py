@@ -58,8 +58,11 @@ class Demuxer:
     @property
     def frames(self) -> int:
         """Number of packets from the container's index; 0 without one, and in AVI, whose index counts the times at
-        which there was no picture."""
-        return 0 if self._container.format.name == "avi" else self._stream.frames
+        which there was no picture. Of MP4 that was trimmed only those that an edit list leaves are given."""
+        stream, form = self._stream, self._container.format.name
+        if form == "avi":
+            return 0
+        return len(stream.index_entries) if stream.frames and "mp4" in form else stream.frames
 
     @property
     def duration(self) -> int | None:

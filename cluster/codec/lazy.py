@@ -21,7 +21,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from cluster.codec.nal import CodedPicture
+from cluster.codec.nal import CodedPicture, picture_bytes
 from cluster.codec.processor import FramedPacket
 from cluster.codec.slice_header import SliceHeaders
 from cluster.codec.timeline import DecodingClock
@@ -239,7 +239,7 @@ class LazyDecode:
             return False
         last, decoded = self._decoded, self._clock.advance(packet.pts)
         self._decoded = decoded
-        size = 8 * len(data) * 2.0 ** ((picture.qp - 26) / 6)
+        size = 8 * picture_bytes(packet.codec, data) * 2.0 ** ((picture.qp - 26) / 6)
         self.restarts = packet.keyframe and picture.kind == "I"
         if self.restarts:
             self._model.start_group(size)

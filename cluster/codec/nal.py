@@ -14,6 +14,7 @@ _SHORT_START = b"\x00\x00\x01"
 H264_SLICE, H264_IDR, H264_SEI, H264_SPS, H264_PPS = 1, 5, 6, 7, 8
 HEVC_VPS, HEVC_SPS, HEVC_PPS = 32, 33, 34
 _HEVC_IRAP = range(16, 24)
+_HEVC_SEI = (39, 40)
 _RECOVERY_POINT = 6
 _CHROMA_PROFILES = {44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 144, 244}
 
@@ -127,6 +128,27 @@ def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
         if kind in PARAMETER_SETS[codec]:
             sets[START_CODE + data[start : unit_end(data, start)].rstrip(b"\0")] = kind
     return b"".join(unit for unit, kind in sets.items() if kind in (H264_SPS, HEVC_SPS)), b"".join(sets)
+
+
+def without_hevc_sei(data: bytes) -> bytes:
+    """An HEVC packet without its SEI units, on which no picture depends. Cameras put what they like there, and FFmpeg,
+    told to find damage, refuses a packet with SEI that it cannot read."""
+    starts = list(unit_starts(data))
+    kept = [start for start in starts if unit_kind("hevc", data[start]) not in _HEVC_SEI]
+    if len(kept) == len(starts):
+        return data
+    return b"".join(START_CODE + data[start : unit_end(data, start)] for start in kept)
+
+
+def has_picture(codec: str, data: bytes) -> bool:
+    """Whether an Annex-B packet holds any of a picture, and not parameter sets or SEI alone."""
+    return any(is_picture(codec, unit_kind(codec, data[start])) for start in unit_starts(data))
+
+
+def picture_bytes(codec: str, data: bytes) -> int:
+    """Bytes of an Annex-B packet's slices, without SEI, parameter sets, and what a camera fills its rate with."""
+    pictures = (start for start in unit_starts(data) if is_picture(codec, unit_kind(codec, data[start])))
+    return sum(len(data[start : unit_end(data, start)].rstrip(b"\0")) for start in pictures)
 
 
 def starts_decoding(codec: str, data: bytes) -> bool:

@@ -139,7 +139,7 @@ class PictureView:
         *,
         pixel_aspect: Fraction = Fraction(1),
     ) -> None:
-        self.width, self.height = width, height
+        self.width, self.height, self.pixel_aspect = width, height, pixel_aspect
         self.grid: PatchGrid = geometry.grid(max(1, round(width * pixel_aspect)), height)
         self.scaler = PictureScaler(self.grid)
         self.masked: BoolGrid | None = masks.raster(width, height) if masks else None

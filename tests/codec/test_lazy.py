@@ -15,7 +15,7 @@ from codec_clips import encode, read, visit
 from cluster.codec import lazy
 from cluster.codec.lazy import LazyDecode
 from cluster.codec.lazy_processor import LazyProcessor
-from cluster.codec.nal import CodedPicture
+from cluster.codec.nal import START_CODE, CodedPicture
 from cluster.codec.processor import CodecProcessor, FramedPacket
 from cluster.codec.source import StreamHeader
 from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, PatchGeometry
@@ -132,6 +132,24 @@ def test_samples_of_held_video_come_at_the_same_times(footage: Callable[[str], P
     assert [frame.pts for frame in lazily.frames] == [frame.pts for frame in full.frames]
     assert [frame.anchor for frame in lazily.frames] == [frame.anchor for frame in full.frames]
     assert lazily.repeated
+
+
+@pytest.mark.parametrize(("name", "filler"), [("h264", b"\x0c"), ("hevc-b", bytes([38 << 1, 1]))])
+def test_what_a_camera_fills_its_rate_with_is_no_picture(
+    footage: Callable[[str], Path], name: str, filler: bytes
+) -> None:
+    """Filler data (H.264 §7.3.2.7, H.265 §7.3.2.8) up to a constant size would hide who comes."""
+    header, packets = read(footage(name))
+    full = max(len(packet.data) for packet in packets if not packet.keyframe) + 16
+    filled = []
+    for packet in packets:
+        unit = START_CODE + filler + b"\xff" * max(0, full - len(packet.data) - 8) + b"\x80"
+        filled.append(packet if packet.keyframe else replace(packet, data=packet.data + unit))
+    plain, lazily = (Camera(header, on=True).run(sent) for sent in (packets, filled))
+    assert lazily.processor.stats.frames_spared == plain.processor.stats.frames_spared > 0.3 * len(packets)
+    assert [(frame.pts, frame.digest) for frame in lazily.frames] == [
+        (frame.pts, frame.digest) for frame in plain.frames
+    ]
 
 
 def _guessed(packets: list[EncodedPacket]) -> list[EncodedPacket]:
