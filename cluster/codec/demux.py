@@ -74,11 +74,14 @@ class Demuxer:
 
     def packets(self) -> Iterator[EncodedPacket]:
         """Packets in decoding order; av.FFmpegError where reading fails."""
+        doubted = False
         for packet in self._container.demux(self._stream):
             if packet.size == 0:
                 continue
             self.sequence += 1
-            if packet.is_corrupt:
+            # FFmpeg's parsers give a picture once the next one begins, with what is known of that one's packet.
+            damaged, doubted = doubted or packet.is_corrupt, packet.is_corrupt
+            if damaged:
                 continue
             if packet.has_sidedata("new_extradata"):
                 self._configure(bytes(packet.get_sidedata("new_extradata")), "a new decoder configuration")
