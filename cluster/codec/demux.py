@@ -60,9 +60,8 @@ class Demuxer:
         """Number of packets from the container's index; 0 without one, and in AVI, whose index counts the times at
         which there was no picture. Of MP4 that was trimmed only those that an edit list leaves are given."""
         stream, form = self._stream, self._container.format.name
-        if form == "avi":
-            return 0
-        return len(stream.index_entries) if stream.frames and "mp4" in form else stream.frames
+        given = len(stream.index_entries) if "mp4" in form else stream.frames
+        return given if stream.frames and form != "avi" else 0
 
     @property
     def duration(self) -> int | None:

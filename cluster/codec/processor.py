@@ -10,15 +10,7 @@ from av.video.frame import PictureType, VideoFrame
 
 from cluster.codec.decoder import DECODED_BYTES, MOST_THREADS, DecodeError, Decoder, PicturesTooLargeError, trim_heap
 from cluster.codec.motion import ReferenceDistance
-from cluster.codec.nal import (
-    FRAMED_CODECS,
-    H264FrameNumbers,
-    configuration,
-    has_picture,
-    parameter_sets,
-    starts_decoding,
-    to_annexb,
-)
+from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, picture_bytes, starts_decoding, to_annexb
 from cluster.codec.nvdec import DecodeDevice, DecodeWish, DevicePicture, Nvdec
 from cluster.codec.privacy import Polygon, PrivacyMasks
 from cluster.codec.source import StreamHeader
@@ -93,7 +85,7 @@ class CodecProcessor:
         self._view: PictureView | None = None
         self._numbers = H264FrameNumbers()
         self._length_size = 0
-        # Parameter sets that came in packets of their own.
+        # Parameter sets and SEI that came by themselves: without a picture, which a decoder would take for damage.
         self._ahead = b""
 
     # -- the caller's side ----------------------------------------------------------------------
@@ -120,11 +112,10 @@ class CodecProcessor:
         if data is None or self._decoder is None:
             return []
         if packet.codec in FRAMED_CODECS:
-            if not has_picture(packet.codec, data):
-                # Without a picture a decoder would take it for damage; its parameter sets are those of the next one.
-                self._ahead = parameter_sets(packet.codec, self._ahead + data)[1][-_MOST_AHEAD:]
+            data = self._ahead + data
+            self._ahead = b"" if picture_bytes(packet.codec, data) else data[-_MOST_AHEAD:]
+            if self._ahead:
                 return []
-            data, self._ahead = self._ahead + data, b""
         reference = True
         if packet.codec == "h264":
             head = self._numbers.inspect(data)
@@ -329,7 +320,7 @@ class CodecProcessor:
         if (
             view is None
             or (frame.width, frame.height) != (view.width, view.height)
-            or (frame.key_frame and decoder.pixel_aspect != view.pixel_aspect)
+            or (frame.key_frame and decoder.pixel_aspect != view.aspect)
         ):
             if view is not None and not (self._fresh or self._gap):
                 self.stats.resyncs["resolution"] += 1
@@ -337,12 +328,11 @@ class CodecProcessor:
                     self._lose()
                     return None
             self._restart()
-            grid = None if view is None else view.grid
             self.stats.width, self.stats.height = size = frame.width, frame.height
-            self._view = view = PictureView(
-                *size, self._geometry, self._masks, self.options.zones, pixel_aspect=decoder.pixel_aspect
-            )
-            self._fresh = self._fresh or grid != view.grid
+            aspect = decoder.pixel_aspect
+            grid = self._geometry.grid(max(1, round(frame.width * aspect)), frame.height)
+            self._fresh = self._fresh or view is None or view.grid != grid
+            self._view = view = PictureView(size, aspect, grid, self._masks, self.options.zones)
         pts = frame.pts if frame.pts is not None else frame.dts
         time = self._place(pts)
         past, future = self._order.scale_factors(pts, decoder.reorders)
