@@ -213,7 +213,7 @@ class Decoder:
             self._choose_threads()
         self._memory.check_budget(self._context)
         if self.codec == "hevc":
-            data = without_hevc_sei(data)
+            data = without_hevc_sei(data) or data
         # Packet(bytes) would lend FFmpeg memory without the zero padding that its bit readers run into.
         packet = av.Packet(len(data))
         packet.update(data)

@@ -280,8 +280,7 @@ class LazyDecode:
             heapq.heappush(self._times, packet.packet.pts)
         shown = self._decoded
         if self.unsure and shown is not None:
-            wait_s = self.wait_s if self.waits_from is not None else min(SLOW_S, self.wait_s)
-            shown -= round(wait_s * MICROSECONDS)
+            shown -= round((min(SLOW_S, self.wait_s) if self.waits_from is None else self.wait_s) * MICROSECONDS)
         return self._shown_before(shown)
 
     def release(self) -> list[FramedPacket]:

@@ -41,9 +41,8 @@ class PictureScaler:
         # Typed as an object without a buffer; a row may be padded.
         memory: Any = plane
         luma: UInt8Array = np.frombuffer(memory, np.uint8).reshape(-1, plane.line_size)[:height, :width].copy()
-        rgb = self._colour.reformat(small, format="rgb24", interpolation=Interpolation.FAST_BILINEAR, threads=1)
-        pixels: Any = rgb.to_ndarray()
-        return self._grid.shown(pixels), self._grid.shown(luma)
+        rgb: Any = self._colour.reformat(small, format="rgb24", interpolation=Interpolation.FAST_BILINEAR, threads=1)
+        return self._grid.shown(rgb.to_ndarray()), self._grid.shown(luma)
 
 
 class LumaDifference:

@@ -22,6 +22,7 @@ from cluster.types import EncodedPacket, PatchGeometry, SampledPicture
 # A sequence number this far back is a late repeat; further back the count has started anew.
 _LATE = 1024
 _MOST_AHEAD = 2**16
+_STARTS = b"\0\0\1", b"\0\0\0\1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,9 @@ class CodecProcessor:
             return []
         if packet.codec in FRAMED_CODECS:
             data = self._ahead + data
-            self._ahead = b"" if picture_bytes(packet.codec, data) else data[-_MOST_AHEAD:]
-            if self._ahead:
+            alone = data.startswith(_STARTS) and not picture_bytes(packet.codec, data)
+            self._ahead = data[-_MOST_AHEAD:] if alone else b""
+            if alone:
                 return []
         reference = True
         if packet.codec == "h264":
@@ -230,7 +232,7 @@ class CodecProcessor:
                 data = to_annexb(data, self._length_size)
             except ValueError:
                 # Start codes after all. Lengths come first, since those of 256 to 511 bytes look like one.
-                data = data if data.startswith((b"\0\0\1", b"\0\0\0\1")) else b""
+                data = data if data.startswith(_STARTS) else b""
         if not data:
             self.stats.decode_errors += 1
             self.resync("corrupt")
