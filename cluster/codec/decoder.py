@@ -17,7 +17,7 @@ from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from cluster.codec.nal import FRAMED_CODECS, Sequence, sequences
+from cluster.codec.nal import FRAMED_CODECS, Sequence, sequences, without_hevc_sei
 from cluster.errors import SourceError
 from cluster.hosts import usable_cores
 
@@ -37,9 +37,9 @@ _OTHER_PICTURES = 10
 # FFmpeg's own "av1" only drives hardware.
 _PREFERRED = {"av1": "libdav1d"}
 
-# H.264 conceals and flags damaged pictures by itself; told to explode it hides some of them instead. HEVC flags
-# nothing: only exploding turns missing references and damaged slices into errors.
-_ERROR_DETECTION = {"hevc": "crccheck+explode"}
+# H.264 conceals and flags damaged pictures by itself; told to explode it hides some of them instead. HEVC and JPEG flag
+# nothing: only exploding turns missing references, damaged slices and pieces of a picture into errors.
+_ERROR_DETECTION = {"hevc": "crccheck+explode", "mjpeg": "explode"}
 
 # Frame threading returns wrong, changing vectors on B-frames; these codecs export none.
 _THREADED = frozenset({"hevc", "av1", "vp9"})
@@ -212,6 +212,8 @@ class Decoder:
         if not self._context.is_open:
             self._choose_threads()
         self._memory.check_budget(self._context)
+        if self.codec == "hevc":
+            data = without_hevc_sei(data) or data
         # Packet(bytes) would lend FFmpeg memory without the zero padding that its bit readers run into.
         packet = av.Packet(len(data))
         packet.update(data)

@@ -58,8 +58,10 @@ class Demuxer:
     @property
     def frames(self) -> int:
         """Number of packets from the container's index; 0 without one, and in AVI, whose index counts the times at
-        which there was no picture."""
-        return 0 if self._container.format.name == "avi" else self._stream.frames
+        which there was no picture. Of MP4 that was trimmed only those that an edit list leaves are given."""
+        stream, form = self._stream, self._container.format.name
+        given = len(stream.index_entries) if "mp4" in form else stream.frames
+        return given if stream.frames and form != "avi" else 0
 
     @property
     def duration(self) -> int | None:
@@ -71,11 +73,14 @@ class Demuxer:
 
     def packets(self) -> Iterator[EncodedPacket]:
         """Packets in decoding order; av.FFmpegError where reading fails."""
+        doubted = False
         for packet in self._container.demux(self._stream):
             if packet.size == 0:
                 continue
             self.sequence += 1
-            if packet.is_corrupt:
+            # FFmpeg's parsers give a picture once the next one begins, with what is known of that one's packet.
+            damaged, doubted = doubted or packet.is_corrupt, packet.is_corrupt
+            if damaged:
                 continue
             if packet.has_sidedata("new_extradata"):
                 self._configure(bytes(packet.get_sidedata("new_extradata")), "a new decoder configuration")

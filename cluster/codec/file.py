@@ -15,7 +15,7 @@ import av
 from av.container import InputContainer
 
 from cluster.codec.demux import CONTAINERS, PROBING, Demuxer
-from cluster.codec.nal import unit_kind, unit_starts
+from cluster.codec.nal import typed_units
 from cluster.codec.source import StreamHeader
 from cluster.codec.timeline import LONGEST_STEP, REPEAT
 from cluster.errors import SourceError
@@ -231,10 +231,9 @@ class _Span:
         if self._first is None:
             self._first = self._last = self._before_last = time
         self._first = min(self._first, time)
-        if time > self._last:
-            self._before_last, self._last = self._last, time
-        elif self._before_last < time < self._last:
-            self._before_last = time
+        latest = {self._before_last, self._last, time}
+        self._last = max(latest)
+        self._before_last = max(latest - {self._last}, default=self._last)
 
     @property
     def length(self) -> int:
@@ -253,8 +252,8 @@ def _spliced(data: bytes) -> bytes:
     """An HEVC packet that comes after another stream's: a CRA picture as BLA (H.265 §7.4.2.2), so that what is shown
     before it, and refers to pictures that have not come, is left out."""
     changed = bytearray(data)
-    for start in unit_starts(data):
-        if unit_kind("hevc", data[start]) == _HEVC_CRA:
+    for kind, start in typed_units("hevc", data):
+        if kind == _HEVC_CRA:
             changed[start] = data[start] & 0x81 | _HEVC_BLA << 1
     return bytes(changed)
 

@@ -21,7 +21,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from cluster.codec.nal import CodedPicture
+from cluster.codec.nal import CodedPicture, picture_bytes
 from cluster.codec.processor import FramedPacket
 from cluster.codec.slice_header import SliceHeaders
 from cluster.codec.timeline import DecodingClock
@@ -161,8 +161,8 @@ class LazyDecode:
     """Whether it is an I-frame that needs nothing before it."""
     set_back: bool = False
     """Whether the camera's clock went back before it, or stood still: times come again."""
-    waits: bool = False
-    """Whether samples of what is held wait for a keyframe."""
+    waits_from: int | None = None
+    """Since when samples of what is held wait for a keyframe, if they do."""
 
     _headers: SliceHeaders = field(init=False)
     _stream: tuple[str, int, int] | None = None
@@ -177,10 +177,9 @@ class LazyDecode:
     _groups: int = 0
     _group_start: int | None = None
     _group_length: int | None = None
-    _waits_from: int | None = None
     _released: bool = False
     _found: bool | None = None
-    _lags: bool = False
+    _lags_from: int | None = None
     _check: bool = False
     _claimed: bool = False
     _doubted: bool = False
@@ -211,7 +210,7 @@ class LazyDecode:
     @property
     def unsure(self) -> bool:
         """Whether samples of what is held are still to come, as packets do not tell that nothing has changed."""
-        return self.waits or self._lags
+        return self.waits_from is not None or self._lags_from is not None
 
     @property
     def holding(self) -> int:
@@ -239,7 +238,7 @@ class LazyDecode:
             return False
         last, decoded = self._decoded, self._clock.advance(packet.pts)
         self._decoded = decoded
-        size = 8 * len(data) * 2.0 ** ((picture.qp - 26) / 6)
+        size = 8 * picture_bytes(packet.codec, data) * 2.0 ** ((picture.qp - 26) / 6)
         self.restarts = packet.keyframe and picture.kind == "I"
         if self.restarts:
             self._model.start_group(size)
@@ -265,9 +264,10 @@ class LazyDecode:
         self._claimed |= believed
         if self._check or not self._within_bounds(decoded, len(data)):
             return False
-        self._lags |= not quiet
-        if not believed and not self.waits:
-            self.waits, self._waits_from = True, decoded
+        if not quiet and self._lags_from is None:
+            self._lags_from = decoded
+        if not believed and self.waits_from is None:
+            self.waits_from = decoded
             self.events["waited"] += 1
         return True
 
@@ -280,7 +280,7 @@ class LazyDecode:
             heapq.heappush(self._times, packet.packet.pts)
         shown = self._decoded
         if self.unsure and shown is not None:
-            shown -= round((self.wait_s if self.waits else min(SLOW_S, self.wait_s)) * MICROSECONDS)
+            shown -= round((min(SLOW_S, self.wait_s) if self.waits_from is None else self.wait_s) * MICROSECONDS)
         return self._shown_before(shown)
 
     def release(self) -> list[FramedPacket]:
@@ -302,8 +302,7 @@ class LazyDecode:
         self._held.clear()
         self._times.clear()
         self.held_bytes = 0
-        self.waits = self._lags = False
-        self._waits_from = None
+        self.waits_from = self._lags_from = None
 
     def label(self, changed: bool) -> None:
         """What the pruner found in a decoded sample, against what the packets before it said."""
@@ -336,7 +335,9 @@ class LazyDecode:
             and len(self._held) < HELD_PACKETS
             and (first is None or decoded - first <= HELD_S * MICROSECONDS)
             # Less, as a picture that waited so long would be shown.
-            and (self._waits_from is None or decoded - self._waits_from < self.wait_s * MICROSECONDS)
+            and (self.waits_from is None or decoded - self.waits_from < self.wait_s * MICROSECONDS)
+            # What only the mean has told is seen within a stride, however far the next keyframe is.
+            and (self._lags_from is None or decoded - self._lags_from < 2 * self.wait_s * MICROSECONDS)
         ):
             return True
         self.events["overflow"] += 1

@@ -101,10 +101,7 @@ class MotionField:
 
     def add_uncovered(self) -> None:
         """Add an inter picture without any vector: all of it is new content."""
-        if self._seen is None:
-            self._intra[:] = 1.0
-        else:
-            self._add_uncovered(self._seen[None])
+        self._add_uncovered(np.ones((1, self._count), np.bool_))
 
     def add_vectors(self, vectors: Vectors, past: float, future: float) -> None:
         """Add one inter picture. ``past`` and ``future`` scale its vectors (see ReferenceDistance)."""

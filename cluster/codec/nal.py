@@ -13,7 +13,7 @@ _SHORT_START = b"\x00\x00\x01"
 
 H264_SLICE, H264_IDR, H264_SEI, H264_SPS, H264_PPS = 1, 5, 6, 7, 8
 HEVC_VPS, HEVC_SPS, HEVC_PPS = 32, 33, 34
-_HEVC_IRAP = range(16, 24)
+_HEVC_IRAP, _HEVC_SEI = range(16, 24), (39, 40)
 _RECOVERY_POINT = 6
 _CHROMA_PROFILES = {44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 144, 244}
 
@@ -109,6 +109,11 @@ def unit_starts(data: bytes) -> Iterator[int]:
         at = data.find(_SHORT_START, at + 3)
 
 
+def typed_units(codec: str, data: bytes) -> Iterator[tuple[int, int]]:
+    """``nal_unit_type`` and offset of the first byte of each NAL unit of an Annex-B packet."""
+    return ((unit_kind(codec, data[start]), start) for start in unit_starts(data))
+
+
 def unit_end(data: bytes, start: int) -> int:
     """Offset behind the NAL unit that holds ``start``; trailing zeros are left in."""
     end = data.find(_SHORT_START, start)
@@ -120,8 +125,7 @@ def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
     Annex-B, empty where there are none."""
     # Once each: some cameras and servers repeat them before some keyframes.
     sets: dict[bytes, int] = {}
-    for start in unit_starts(data):
-        kind = unit_kind(codec, data[start])
+    for kind, start in typed_units(codec, data):
         if is_picture(codec, kind):
             break
         if kind in PARAMETER_SETS[codec]:
@@ -129,11 +133,23 @@ def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
     return b"".join(unit for unit, kind in sets.items() if kind in (H264_SPS, HEVC_SPS)), b"".join(sets)
 
 
+def without_hevc_sei(data: bytes) -> bytes:
+    """An HEVC packet without its SEI, on which no picture depends. Cameras put there what they like, and FFmpeg, told
+    to find damage, refuses a packet with SEI that it cannot read."""
+    kept = (start for kind, start in typed_units("hevc", data) if kind not in _HEVC_SEI)
+    return b"".join(START_CODE + data[start : unit_end(data, start)] for start in kept)
+
+
+def picture_bytes(codec: str, data: bytes) -> int:
+    """Bytes of an Annex-B packet's slices, without SEI, parameter sets, and what a camera fills its rate with."""
+    slices = (start for kind, start in typed_units(codec, data) if is_picture(codec, kind))
+    return sum(len(data[start : unit_end(data, start)].rstrip(b"\0")) for start in slices)
+
+
 def starts_decoding(codec: str, data: bytes) -> bool:
     """Whether a decoder can start at this Annex-B packet: IDR, H.264 recovery point, or HEVC random access picture.
     False for other codecs."""
-    for start in unit_starts(data) if codec in FRAMED_CODECS else ():
-        kind = unit_kind(codec, data[start])
+    for kind, start in typed_units(codec, data) if codec in FRAMED_CODECS else ():
         if codec == "h264":
             if kind == H264_IDR or (kind == H264_SEI and _RECOVERY_POINT in _sei_types(data, start + 1)):
                 return True
@@ -255,8 +271,8 @@ def sequences(codec: str, data: bytes) -> Iterator[Sequence]:
     if codec not in FRAMED_CODECS:
         return
     sps, read = (H264_SPS, read_h264_sequence) if codec == "h264" else (HEVC_SPS, _read_hevc_sequence)
-    for start in unit_starts(data):
-        if unit_kind(codec, data[start]) == sps:
+    for kind, start in typed_units(codec, data):
+        if kind == sps:
             try:
                 yield read(data[start : start + 512])
             except ValueError:
@@ -392,16 +408,14 @@ class H264FrameNumbers:
 
     def inspect(self, data: bytes) -> SliceInfo:
         """Inspect one Annex-B packet, in decoding order."""
-        for start in unit_starts(data):
-            header = data[start]
-            kind = header & 0x1F
+        for kind, start in typed_units("h264", data):
             if kind == H264_SPS:
                 try:
                     self._sequence = read_h264_sequence(data[start : start + 512])
                 except ValueError:
                     self._sequence = None
             elif kind in (H264_SLICE, 2, H264_IDR):
-                return self._picture(data[start + 1 : start + 33], kind == H264_IDR, bool(header & 0x60))
+                return self._picture(data[start + 1 : start + 33], kind == H264_IDR, bool(data[start] & 0x60))
         return SliceInfo(reference=False, lost=False)
 
     def _picture(self, payload: bytes, idr: bool, reference: bool) -> SliceInfo:

@@ -41,12 +41,8 @@ class PictureScaler:
         # Typed as an object without a buffer; a row may be padded.
         memory: Any = plane
         luma: UInt8Array = np.frombuffer(memory, np.uint8).reshape(-1, plane.line_size)[:height, :width].copy()
-        rgb = self._colour.reformat(small, format="rgb24", interpolation=Interpolation.FAST_BILINEAR, threads=1)
-        pixels: Any = rgb.to_ndarray()
-        if self._grid.overlap:
-            shown = np.ix_(self._grid.pixel_sources, self._grid.pixel_sources)
-            return pixels[shown], luma[shown]
-        return pixels, luma
+        rgb: Any = self._colour.reformat(small, format="rgb24", interpolation=Interpolation.FAST_BILINEAR, threads=1)
+        return self._grid.shown(rgb.to_ndarray()), self._grid.shown(luma)
 
 
 class LumaDifference:
@@ -117,10 +113,7 @@ def outline_zones(zones: Sequence[Polygon], grid: PatchGrid) -> Outlines | None:
         edge = _edge(fill(zone, width, height), max(2, round(height / _LINES)))
         drawn |= edge
         colours[edge] = colour
-    if grid.overlap:
-        shown = np.ix_(grid.pixel_sources, grid.pixel_sources)
-        drawn, colours = drawn[shown], colours[shown]
-    return Outlines(drawn, colours)
+    return Outlines(grid.shown(drawn), grid.shown(colours))
 
 
 def _edge(inside: BoolGrid, pixels: int) -> BoolGrid:

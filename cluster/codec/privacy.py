@@ -187,8 +187,7 @@ def covered_cells(raster: BoolGrid, grid: PatchGrid) -> BoolGrid:
 
 def covered_pixels(raster: BoolGrid, grid: PatchGrid) -> BoolGrid:
     """Which of the grid's pixels are fully masked, ``[height, width]``."""
-    found = covered(raster, *grid.scaled)
-    return found[np.ix_(grid.pixel_sources, grid.pixel_sources)] if grid.overlap else found
+    return grid.shown(covered(raster, *grid.scaled))
 
 
 def _padded(raster: BoolGrid) -> BoolGrid:

@@ -3,7 +3,6 @@ keyframes that are a witness (see :mod:`cluster.codec.lazy_processor`)."""
 
 from collections import deque
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import av
@@ -11,7 +10,7 @@ from av.video.frame import PictureType, VideoFrame
 
 from cluster.codec.decoder import DECODED_BYTES, MOST_THREADS, DecodeError, Decoder, PicturesTooLargeError, trim_heap
 from cluster.codec.motion import ReferenceDistance
-from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, starts_decoding, to_annexb
+from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, picture_bytes, starts_decoding, to_annexb
 from cluster.codec.nvdec import DecodeDevice, DecodeWish, DevicePicture, Nvdec
 from cluster.codec.privacy import Polygon, PrivacyMasks
 from cluster.codec.source import StreamHeader
@@ -22,6 +21,8 @@ from cluster.types import EncodedPacket, PatchGeometry, SampledPicture
 
 # A sequence number this far back is a late repeat; further back the count has started anew.
 _LATE = 1024
+_MOST_AHEAD = 2**16
+_STARTS = b"\0\0\1", b"\0\0\0\1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ class CodecProcessor:
         self._view: PictureView | None = None
         self._numbers = H264FrameNumbers()
         self._length_size = 0
+        # Parameter sets and SEI that came by themselves: without a picture, which a decoder would take for damage.
+        self._ahead = b""
 
     # -- the caller's side ----------------------------------------------------------------------
     def open(self, header: StreamHeader) -> None:
@@ -109,6 +112,12 @@ class CodecProcessor:
         data = self._framed(packet)
         if data is None or self._decoder is None:
             return []
+        if packet.codec in FRAMED_CODECS:
+            data = self._ahead + data
+            alone = data.startswith(_STARTS) and not picture_bytes(packet.codec, data)
+            self._ahead = data[-_MOST_AHEAD:] if alone else b""
+            if alone:
+                return []
         reference = True
         if packet.codec == "h264":
             head = self._numbers.inspect(data)
@@ -181,7 +190,7 @@ class CodecProcessor:
             found = configuration(header.codec, header.extradata)
         except ValueError as error:
             raise SourceError(str(error), retryable=False) from None
-        self._length_size = found.length_size
+        self._length_size, self._ahead = found.length_size, b""
         self._header = StreamHeader(header.codec, header.width, header.height, found.parameter_sets)
         self._decoder = self._new_decoder()
         self._numbers = H264FrameNumbers(found.parameter_sets if header.codec == "h264" else b"")
@@ -218,11 +227,12 @@ class CodecProcessor:
                 self._decoder = None
                 return None
         data = packet.data
-        if self._length_size and packet.codec in FRAMED_CODECS and not data.startswith((b"\0\0\1", b"\0\0\0\1")):
+        if self._length_size and packet.codec in FRAMED_CODECS:
             try:
                 data = to_annexb(data, self._length_size)
             except ValueError:
-                data = b""
+                # Start codes after all. Lengths come first, since those of 256 to 511 bytes look like one.
+                data = data if data.startswith(_STARTS) else b""
         if not data:
             self.stats.decode_errors += 1
             self.resync("corrupt")
@@ -307,23 +317,27 @@ class CodecProcessor:
             return None
         if self._trust is not Trust.TRUSTED and not self._trustworthy(frame):
             return None
-        view = self._view
-        if view is None or (frame.width, frame.height) != (view.width, view.height):
+        view, decoder = self._view, self._decoder
+        assert decoder is not None
+        if (
+            view is None
+            or (frame.width, frame.height) != (view.width, view.height)
+            or (frame.key_frame and decoder.pixel_aspect != view.aspect)
+        ):
             if view is not None and not (self._fresh or self._gap):
                 self.stats.resyncs["resolution"] += 1
                 if not frame.key_frame:
                     self._lose()
                     return None
             self._restart()
-            grid = None if view is None else view.grid
             self.stats.width, self.stats.height = size = frame.width, frame.height
-            aspect = Fraction(1) if self._decoder is None else self._decoder.pixel_aspect
-            view = PictureView(*size, self._geometry, self._masks, self.options.zones, pixel_aspect=aspect)
-            self._view = view
-            self._fresh = self._fresh or grid != view.grid
+            aspect = decoder.pixel_aspect
+            grid = self._geometry.grid(max(1, round(frame.width * aspect)), frame.height)
+            self._fresh = self._fresh or view is None or view.grid != grid
+            self._view = view = PictureView(size, aspect, grid, self._masks, self.options.zones)
         pts = frame.pts if frame.pts is not None else frame.dts
         time = self._place(pts)
-        past, future = self._order.scale_factors(pts, self._decoder is not None and self._decoder.reorders)
+        past, future = self._order.scale_factors(pts, decoder.reorders)
         if self.device.name == "cpu":
             self._add_change(frame, view, past, future)
         if frame.pict_type == PictureType.I or frame.key_frame:

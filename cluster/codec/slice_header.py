@@ -24,8 +24,8 @@ from cluster.codec.nal import (
     PictureType,
     read_h264_sequence,
     read_reference_counts,
+    typed_units,
     unit_kind,
-    unit_starts,
 )
 
 _HEADER_BYTES = 256
@@ -51,8 +51,7 @@ class SliceHeaders:
         syntax = _SYNTAX.get(self._codec)
         if syntax is None:
             return None
-        for start in unit_starts(data):
-            kind = unit_kind(self._codec, data[start])
+        for kind, start in typed_units(self._codec, data):
             if kind == syntax.sps:
                 _keep(self._sequences, syntax.read_sequence, data[start : start + _SETS_BYTES])
             elif kind == syntax.pps:

@@ -87,8 +87,7 @@ class PacketQueue:
         self.bytes = 0
         self.waited_s = 0.0
         """How long the packet that was taken last had waited."""
-        self._packets: deque[EncodedPacket] = deque()
-        self._came: deque[float] = deque()
+        self._packets: deque[tuple[EncodedPacket, float]] = deque()
         self._changed = threading.Condition()
         self.closed = False
         self._until_keyframe = False
@@ -100,7 +99,7 @@ class PacketQueue:
     def behind_s(self) -> float:
         """Age of the oldest packet in seconds; 0 when empty."""
         try:
-            return time.monotonic() - self._came[0]
+            return time.monotonic() - self._packets[0][1]
         except IndexError:
             return 0.0
 
@@ -121,8 +120,7 @@ class PacketQueue:
             self.dropped += 1
             self._until_keyframe = True
             return False
-        self._packets.append(packet)
-        self._came.append(came)
+        self._packets.append((packet, came))
         self.bytes += len(packet.data)
         return True
 
@@ -132,8 +130,8 @@ class PacketQueue:
             self._changed.wait_for(lambda: self._packets or self.closed, timeout_s)
             if not self._packets:
                 return None
-            packet = self._packets.popleft()
-            self.waited_s = time.monotonic() - self._came.popleft()
+            packet, came = self._packets.popleft()
+            self.waited_s = time.monotonic() - came
             self.bytes -= len(packet.data)
             return packet
 
@@ -143,6 +141,5 @@ class PacketQueue:
             self.closed = True
             if discard:
                 self._packets.clear()
-                self._came.clear()
                 self.bytes = 0
             self._changed.notify_all()

@@ -16,7 +16,7 @@ from av.video.frame import PictureType, VideoFrame
 from cluster.codec.motion import MotionField, frame_vectors
 from cluster.codec.picture import LumaDifference, Outlines, PictureScaler, outline_zones
 from cluster.codec.privacy import Polygon, PrivacyMasks, covered_cells
-from cluster.types import BoolGrid, ChangeGrid, PatchGeometry, PatchGrid, UInt8Array
+from cluster.types import BoolGrid, ChangeGrid, PatchGrid, UInt8Array
 
 Cue = Literal["vectors+luma", "luma"]
 
@@ -126,22 +126,14 @@ class ChangeAccumulator:
 class PictureView:
     """State that depends on the picture size: grid, scaler, accumulated change, masks, outlines of zones.
 
-    ``pixel_aspect``: width of a pixel over its height, since the model's are square.
+    ``size``: width and height; ``aspect``: width of a pixel over its height, since the model's are square.
     """
 
     def __init__(
-        self,
-        width: int,
-        height: int,
-        geometry: PatchGeometry,
-        masks: PrivacyMasks,
-        zones: Sequence[Polygon] = (),
-        *,
-        pixel_aspect: Fraction = Fraction(1),
+        self, size: tuple[int, int], aspect: Fraction, grid: PatchGrid, masks: PrivacyMasks, zones: Sequence[Polygon]
     ) -> None:
-        self.width, self.height = width, height
-        self.grid: PatchGrid = geometry.grid(max(1, round(width * pixel_aspect)), height)
-        self.scaler = PictureScaler(self.grid)
+        width, height = self.width, self.height = size
+        self.aspect, self.grid, self.scaler = aspect, grid, PictureScaler(grid)
         self.masked: BoolGrid | None = masks.raster(width, height) if masks else None
         self.hidden = None if self.masked is None else covered_cells(self.masked, self.grid)
         self.outlines: Outlines | None = outline_zones(zones, self.grid)

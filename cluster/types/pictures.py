@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,8 @@ BoolGrid = npt.NDArray[np.bool_]
 FloatGrid = npt.NDArray[np.float32]
 UInt8Array = npt.NDArray[np.uint8]
 
+Scalar = TypeVar("Scalar", bound=np.generic)
+
 MICROSECONDS = 1_000_000
 
 THUMBNAIL_STRIDE = 4
@@ -112,6 +114,10 @@ class PatchGrid:
         """Row of the scaled picture's pixels that each row of pixels shows ``[height]``; columns are the same."""
         pixels: npt.NDArray[np.int64] = (self.sources[:, None] * self.patch + np.arange(self.patch)).ravel()
         return pixels
+
+    def shown(self, pixels: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
+        """Pixels of the scaled picture ``[scaled height, scaled width, ...]`` as the grid shows them."""
+        return pixels[np.ix_(self.pixel_sources, self.pixel_sources)] if self.overlap else pixels
 
     @property
     def scaled(self) -> tuple[int, int]:

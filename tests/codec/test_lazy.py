@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from codec_clips import encode, read, visit
+from codec_clips import encode, read, texture, visit
 
 from cluster.codec import lazy
 from cluster.codec.lazy import LazyDecode
 from cluster.codec.lazy_processor import LazyProcessor
-from cluster.codec.nal import CodedPicture
+from cluster.codec.nal import START_CODE, CodedPicture
 from cluster.codec.processor import CodecProcessor, FramedPacket
 from cluster.codec.source import StreamHeader
 from cluster.types import MICROSECONDS, EncodedPacket, FrameSample, PatchGeometry
@@ -132,6 +132,24 @@ def test_samples_of_held_video_come_at_the_same_times(footage: Callable[[str], P
     assert [frame.pts for frame in lazily.frames] == [frame.pts for frame in full.frames]
     assert [frame.anchor for frame in lazily.frames] == [frame.anchor for frame in full.frames]
     assert lazily.repeated
+
+
+@pytest.mark.parametrize(("name", "filler"), [("h264", b"\x0c"), ("hevc-b", bytes([38 << 1, 1]))])
+def test_what_a_camera_fills_its_rate_with_is_no_picture(
+    footage: Callable[[str], Path], name: str, filler: bytes
+) -> None:
+    """Filler data (H.264 §7.3.2.7, H.265 §7.3.2.8) up to a constant size would hide who comes."""
+    header, packets = read(footage(name))
+    full = max(len(packet.data) for packet in packets if not packet.keyframe) + 16
+    filled = []
+    for packet in packets:
+        unit = START_CODE + filler + b"\xff" * max(0, full - len(packet.data) - 8) + b"\x80"
+        filled.append(packet if packet.keyframe else replace(packet, data=packet.data + unit))
+    plain, lazily = (Camera(header, on=True).run(sent) for sent in (packets, filled))
+    assert lazily.processor.stats.frames_spared == plain.processor.stats.frames_spared > 0.3 * len(packets)
+    assert [(frame.pts, frame.digest) for frame in lazily.frames] == [
+        (frame.pts, frame.digest) for frame in plain.frames
+    ]
 
 
 def _guessed(packets: list[EncodedPacket]) -> list[EncodedPacket]:
@@ -325,6 +343,25 @@ def test_at_constant_rate_the_mean_over_seconds_tells_and_samples_wait_for_it(
     assert not kept(waiting.frames, 13, 33).any()
 
 
+@pytest.mark.parametrize("encoder", ["libx264", "libx265"])
+def test_what_comes_to_stay_far_from_a_keyframe_is_seen_within_a_stride(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoder: str
+) -> None:
+    """In one picture, whose bits are within what the camera's noise has reached, and the mean over seconds forgets."""
+    monkeypatch.setattr(lazy.QuietModel, "spread", lambda _: (1.0, 1.0))
+    pictures = visit(SECONDS * FPS, 0, 0)
+    for picture in pictures[334:]:
+        picture[40:64, 80:104] = texture(24, 24, 5)
+    header, packets = read(encode(tmp_path / "stays.mp4", pictures, encoder, gop=SECONDS * FPS, fps=FPS))
+    cameras = [Camera(header, on=False).run(packets), Camera(header, on=True, wait_s=1.0).run(packets)]
+    assert len(cameras[1].repeated) > SECONDS // 2
+    shown, seen = (
+        min(frame.pts for frame in each.frames if frame.pts > 33 * MICROSECONDS and frame.activity > 0)
+        for each in cameras
+    )
+    assert shown <= seen <= shown + 2 * MICROSECONDS
+
+
 @pytest.mark.parametrize("name", ["h264", "h264-b", "hevc-b"])
 def test_the_mean_over_seconds_weighs_each_picture_by_its_duration(
     footage: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str
@@ -417,7 +454,7 @@ def test_another_longest_wait_applies_from_the_next_packet_on(
         if number == change:
             held = camera.lazy
             assert held is not None
-            assert held.waits
+            assert held.waits_from is not None
             held.wait_s = then_s
         before = len(camera.frames)
         camera.feed(packet)
@@ -466,7 +503,7 @@ def test_no_sample_is_told_unchanged_while_it_is_in_doubt(footage: Callable[[str
     for packet in packets[: 5 * GOP] + slower:
         told = len(camera.frames)
         camera.feed(packet)
-        if packet.keyframe or not held.waits:
+        if packet.keyframe or held.waits_from is None:
             in_doubt.clear()
             continue
         in_doubt.add(packet.pts or 0)

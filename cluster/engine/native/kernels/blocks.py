@@ -94,7 +94,8 @@ class CPUFlashKernel(BlockKernel):
 
     def _blocks(self, runs: Sequence[Run], like: Tensor) -> list[Block]:
         blocks = make_blocks(runs, self.call_cost)
-        return [b if b.visible is None else replace(b, visible=_additive(b.visible, like.dtype)) for b in blocks]
+        zero, least = like.new_zeros(()), like.new_tensor(float("-inf"))
+        return [b if b.visible is None else replace(b, visible=torch.where(b.visible, zero, least)) for b in blocks]
 
     def _attend_block(self, block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         tail, mask = slice(block.tail, block.stop), block.visible
@@ -162,10 +163,6 @@ def _block(runs: Sequence[Run]) -> Block:
         rows = slice(run.row - row, run.row - row + run.count)
         visible[rows] = (slots < run.prefix) | ((slots >= run.tail) & (slots <= last))
     return Block(row, stop_row, prefix, tail, stop, visible)
-
-
-def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
 
 
 def _pieces(run: Run) -> list[Run]:

@@ -75,50 +75,37 @@ def qwen2_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per
     return qwen2_5_vl(system, numbered, question, 1)
 
 
-def _text_around(frames: Sequence[SeenFrame]) -> tuple[list[Cell], list[Cell]]:
-    """Text tokens that stand before and behind each frame."""
+def _one_after_the_other(system: int, frames: Sequence[SeenFrame], question: int, *, square: bool) -> list[Position]:
+    """A plain sequence of text and pictures. ``square``: a picture is one of its longer side, and its tokens stand at
+    (0, row, column) from its beginning; otherwise all of them follow each other."""
     written = next((frame.cells for frame in frames if frame.cells), [])
     before = list(itertools.takewhile(lambda cell: cell[0] < 0, written))
-    return before, [cell for cell in written[len(before) :] if cell[0] < 0]
-
-
-def qwen3_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
-    """Qwen3-VL: a plain sequence of text and pictures, one after the other; a picture is a square of its longer side,
-    and its tokens stand at (0, row, column) from its beginning (arXiv 2511.21631, 2)."""
-    del tokens_per_second
-    before, behind = _text_around(frames)
+    behind = [cell for cell in written[len(before) :] if cell[0] < 0]
     positions = [(at, at, at) for at in range(system)]
     following = system
     for frame in frames:
-        places: dict[Cell, Position] = {}
-        for cell in before:
-            places[cell] = (following,) * 3
-            following += 1
-        for row in range(frame.rows):
-            for column in range(frame.columns):
-                places[row, column] = (following, following + row, following + column)
-        following += max(frame.rows, frame.columns)
-        for cell in behind:
-            places[cell] = (following,) * 3
-            following += 1
+        places: dict[Cell, Position] = {cell: (following + at,) * 3 for at, cell in enumerate(before)}
+        following += len(before)
+        for at, (row, column) in enumerate(itertools.product(range(frame.rows), range(frame.columns))):
+            place = (0, row, column) if square else (at, at, at)
+            places[row, column] = (following + place[0], following + place[1], following + place[2])
+        following += max(frame.rows, frame.columns) if square else frame.rows * frame.columns
+        places |= {cell: (following + at,) * 3 for at, cell in enumerate(behind)}
+        following += len(behind)
         positions += [places[cell] for cell in frame.cells]
     return positions + [(following + at,) * 3 for at in range(question)]
 
 
-def internvl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
-    """InternVL: a plain sequence, in which every frame takes the place of all its tokens whatever is kept of it."""
+def qwen3_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
+    """Qwen3-VL (arXiv 2511.21631, 2)."""
     del tokens_per_second
-    before, behind = _text_around(frames)
-    positions = [(at, at, at) for at in range(system)]
-    following = system
-    for frame in frames:
-        places: dict[Cell, int] = {}
-        inside = [(row, column) for row in range(frame.rows) for column in range(frame.columns)]
-        for cell in [*before, *inside, *behind]:
-            places[cell] = following
-            following += 1
-        positions += [(places[cell],) * 3 for cell in frame.cells]
-    return positions + [(following + at,) * 3 for at in range(question)]
+    return _one_after_the_other(system, frames, question, square=True)
+
+
+def internvl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
+    """InternVL: every frame takes the place of all its tokens whatever is kept of it."""
+    del tokens_per_second
+    return _one_after_the_other(system, frames, question, square=False)
 
 
 Rule = Callable[[int, Sequence[SeenFrame], int, int], list[Position]]

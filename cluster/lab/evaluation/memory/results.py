@@ -82,7 +82,9 @@ def credit(question: Question, said: Sequence[str]) -> float:
         raise ValueError(f"{len(said)} answers to {len(question.turns)} turns")
     if question.options:
         return float(chosen_option(said[0], question.options) == LETTERS.index(question.answers[0]))
-    return sum(_right(ours, truth) for ours, truth in zip(said, question.answers, strict=True)) / len(said)
+    pairs = zip(said, question.answers, strict=True)
+    right = (first_word_matches(a, b) if len(words(b)) == 1 else word_overlap(a, b) for a, b in pairs)
+    return sum(right) / len(said)
 
 
 def accuracy_by_kind(judged: Sequence[GradedAnswer]) -> dict[str, Estimate]:
@@ -97,10 +99,6 @@ def accuracy_drop(full: Sequence[GradedAnswer], other: Sequence[GradedAnswer]) -
     if [(each.video, each.number, each.kind) for each in full] != [(e.video, e.number, e.kind) for e in other]:
         raise ValueError("a drop is between two settings on the same questions in the same order")
     return _means(full, [ours.credit - theirs.credit for ours, theirs in zip(full, other, strict=True)])
-
-
-def _right(said: str, truth: str) -> float:
-    return float(first_word_matches(said, truth)) if len(words(truth)) == 1 else word_overlap(said, truth)
 
 
 def _holds(text: Sequence[str], part: Sequence[str]) -> bool:
