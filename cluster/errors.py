@@ -42,12 +42,12 @@ class CapacityError(SightlineError):
     """A bounded queue or budget is full and policy forbids waiting."""
 
 
-class UnknownCameraError(SightlineError):
-    """No camera of this name."""
+class NotFoundError(SightlineError):
+    """Nothing of this name or id: incident, replica, sink."""
 
 
-class UnknownIncidentError(SightlineError):
-    """No incident of this id."""
+class UnknownCameraError(NotFoundError):
+    """No camera of this name. Clients raise it for whatever is not found."""
 
 
 class CameraExistsError(SightlineError):

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 from cluster.config.alerts import EventKind, Severity
-from cluster.errors import UnknownIncidentError
+from cluster.errors import NotFoundError
 from cluster.security.roles import EVERY, in_scope
 
 Kind = Literal["question", "health"]
@@ -197,9 +197,9 @@ def reviewed(incident: Incident, now_s: float) -> AlertEvent:
     return AlertEvent(key, "update", now_s, incident, incident.muted, "review")
 
 
-def unknown_incident(incident: str) -> UnknownIncidentError:
+def unknown_incident(incident: str) -> NotFoundError:
     """The same error for a missing incident and one the caller may not see, so that ids leak nothing."""
-    return UnknownIncidentError(f"there is no incident {incident!r}, or it was deleted")
+    return NotFoundError(f"there is no incident {incident!r}, or it was deleted")
 
 
 def utc(seconds: float) -> str:

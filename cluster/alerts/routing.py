@@ -12,7 +12,7 @@ from cluster.alerts.incident import AlertEvent, Delivery, Incident
 from cluster.alerts.sinks import CameraSink, DeliveryError, PictureSink, ReadPicture, Sink
 from cluster.config import CameraConfig
 from cluster.config.alerts import EventKind, SinkConfig
-from cluster.errors import NotReadyError, UnavailableError
+from cluster.errors import NotFoundError, UnavailableError
 from cluster.registry import sinks
 
 log = logging.getLogger(__name__)
@@ -67,14 +67,14 @@ class SinkRoutes:
                 sink.follow_cameras({each.name: {q.id: q.text for q in each.questions} for each in mine}, ongoing)
 
     def check(self, name: str) -> None:
-        """Raises ``NotReadyError``: there is no such sink."""
+        """Raises ``NotFoundError``: there is no such sink."""
         if name not in self.sinks:
             known = f"there are: {', '.join(self.sinks)}" if self.sinks else "there are none, see alerts.sinks"
-            raise NotReadyError(f"there is no sink {name!r}; {known}")
+            raise NotFoundError(f"there is no sink {name!r}; {known}")
 
     async def test(self, name: str) -> None:
         """Send a made-up incident to one sink: its beginning and its end, as far as the sink wants these. Raises
-        ``NotReadyError``: there is no such sink; ``UnavailableError``: it was not accepted; the message says why."""
+        ``NotFoundError``: there is no such sink; ``UnavailableError``: it was not accepted; the message says why."""
         self.check(name)
         made = _test_incident()
         try:

@@ -175,7 +175,7 @@ class AlertService:
         return sorted(found.values(), key=newest_first)[: query.limit]
 
     async def incident(self, incident_id: str) -> IncidentDetail:
-        """One incident. Raises ``UnknownIncidentError``, or ``UnavailableError`` while the store cannot be read and it
+        """One incident. Raises ``NotFoundError``, or ``UnavailableError`` while the store cannot be read and it
         is not in memory either."""
         found = await self._journal.incident(incident_id, self._open_incidents.find(incident_id))
         if found is None:
@@ -200,7 +200,7 @@ class AlertService:
 
     async def review(self, incident_id: str, verdict: Verdict, by: str) -> Incident:
         """Record what a person says of an incident, open or ended, and notify followers; empty takes it back. Raises
-        ``UnknownIncidentError``: there is none of that id; ``UnavailableError``: the record cannot be read."""
+        ``NotFoundError``: there is none of that id; ``UnavailableError``: the record cannot be read."""
         now_s = time.time()
         incident = await self._revise(
             incident_id, lambda each: replace(each, verdict=verdict, reviewed_by=by, reviewed_s=now_s), reviewed

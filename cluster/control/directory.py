@@ -24,7 +24,7 @@ from cluster.control.cameras.managed import CLUSTER
 from cluster.control.decoders import DecoderTable
 from cluster.control.fleet_settings import ALL_EQUAL, FleetSettings, demand_of, observe_pictures
 from cluster.control.ladder import Step
-from cluster.errors import CameraExistsError, CapacityError, ConfigError, NotReadyError, UnknownCameraError
+from cluster.errors import CameraExistsError, CapacityError, NotFoundError, NotReadyError, UnknownCameraError
 from cluster.registry import near
 from cluster.types import CameraStatus, PatchGeometry, PictureHealth
 from cluster.types.reports import (
@@ -271,10 +271,10 @@ class Directory:
 
     def drain(self, replica: str, *, undo: bool = False) -> ReplicaStatus:
         """Move every camera off a replica, and give it none until it is restarted; ``undo`` reverts that. Raises
-        ``ConfigError``: no such replica; ``NotReadyError``: no other one takes cameras."""
+        ``NotFoundError``: no such replica; ``NotReadyError``: no other one takes cameras."""
         if replica not in self._replicas:
             known = ", ".join(sorted(self._replicas)) or "none"
-            raise ConfigError(f"there is no replica {replica!r}; there are: {known}")
+            raise NotFoundError(f"there is no replica {replica!r}; there are: {known}")
         if undo:
             self._fleet.join(replica)
         else:

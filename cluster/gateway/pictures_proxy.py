@@ -37,7 +37,7 @@ CAMERA = "sightline-camera-bin"
 
 Context: TypeAlias = grpc.aio.ServicerContext
 AboutIncident: TypeAlias = Callable[[str], Awaitable[tuple[str, str]]]
-"""Incident -> its camera, and what is missing of its footage; raises ``UnknownIncidentError``."""
+"""Incident -> its camera, and what is missing of its footage; raises ``NotFoundError``."""
 TestedSource: TypeAlias = Callable[[CameraEntry], Awaitable[tuple[str, CameraEntry]]]
 """Camera -> ``host:port`` of the decoder that tests its source, and the camera with its secrets; raises ``ConfigError``
 and ``UnavailableError``."""

@@ -19,13 +19,13 @@ from cluster.errors import (
     CapacityError,
     ConfigError,
     ForbiddenError,
+    NotFoundError,
     NotReadyError,
     SightlineError,
     SourceError,
     UnauthenticatedError,
     UnavailableError,
     UnknownCameraError,
-    UnknownIncidentError,
 )
 from cluster.redaction import KNOWN, KnownSecrets, redact, shortened
 
@@ -43,7 +43,7 @@ class TakenOverError(SightlineError):
 _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (TakenOverError, Code.ABORTED),
     (UnknownCameraError, Code.NOT_FOUND),
-    (UnknownIncidentError, Code.NOT_FOUND),
+    (NotFoundError, Code.NOT_FOUND),
     (CameraExistsError, Code.ALREADY_EXISTS),
     (NotReadyError, Code.FAILED_PRECONDITION),
     (ConfigError, Code.INVALID_ARGUMENT),

@@ -13,7 +13,7 @@ from sink_parts import Receiver
 
 from cluster.alerts.incident import FORGOTTEN, AlertEvent, Changes, Delivery, Erased, ErasureScope, Incident, bare
 from cluster.alerts.store import AlertStore
-from cluster.errors import NotReadyError, UnavailableError, UnknownIncidentError
+from cluster.errors import NotFoundError, NotReadyError, UnavailableError
 
 NOW = 1_700_000_000.0
 SEEN = "a man in a red coat"
@@ -169,7 +169,7 @@ async def test_what_goes_on_ends_and_the_sinks_are_told_no_more_than_that(tmp_pa
         assert (over["event"], over["incident"]["id"], over["incident"]["reason"]) == ("end", gate.id, FORGOTTEN)
         assert SEEN not in json.dumps(over)
         assert [each.camera for each in await service.incidents()] == ["yard"]
-        with pytest.raises(UnknownIncidentError):
+        with pytest.raises(NotFoundError):
             await service.incident(gate.id)
         # Answers that replicas send again are of before; what comes opens another.
         for window in (0, 1, 2):

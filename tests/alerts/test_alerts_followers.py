@@ -14,7 +14,7 @@ from cluster.alerts.incident import Changes, IncidentQuery
 from cluster.alerts.service import FILE, AlertService
 from cluster.alerts.store import AlertStore
 from cluster.config import load_config
-from cluster.errors import NotReadyError, UnknownIncidentError
+from cluster.errors import NotFoundError, NotReadyError
 
 
 @asynccontextmanager
@@ -219,7 +219,7 @@ async def test_a_verdict_is_kept_with_who_and_when_and_told_to_followers_alone(t
         await until(lambda: len(receiver.got) == 2)
         assert [json.loads(body)["event"] for _, body in receiver.got] == ["new", "end"]
         assert [event.cause for event in (await service.incident(found.id)).events] == ["", ""]
-        with pytest.raises(UnknownIncidentError):
+        with pytest.raises(NotFoundError):
             await service.review("nothing", "confirmed", "ann")
     async with running(tmp_path) as service:
         assert [each.id for each in await service.incidents(IncidentQuery(verdict="confirmed"))] == [found.id]

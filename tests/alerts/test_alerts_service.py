@@ -18,7 +18,7 @@ from cluster.alerts.incident import IncidentQuery
 from cluster.alerts.service import AlertService
 from cluster.alerts.store import AlertStore
 from cluster.config import camera_settings
-from cluster.errors import NotReadyError, UnknownIncidentError
+from cluster.errors import NotFoundError, NotReadyError
 
 
 async def test_from_answers_to_posts(tmp_path, make, until):
@@ -344,7 +344,7 @@ async def test_what_people_do(tmp_path, make, until):
         assert bodies(receiver)[1]["incident"]["acknowledged_by"] == "bob"
         with pytest.raises(NotReadyError):
             await service.acknowledge("nothing", "bob")
-        with pytest.raises(UnknownIncidentError, match="there is no incident 'nothing'"):
+        with pytest.raises(NotFoundError, match="there is no incident 'nothing'"):
             await service.incident("nothing")
     # All of it is known after a restart.
     async with running(configuration(), tmp_path) as service:

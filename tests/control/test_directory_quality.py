@@ -6,7 +6,7 @@ from scheduling_parts import LADDER, costs
 from cluster.config import CameraConfig, CameraEntry, QuestionConfig, SightlineConfig, camera_settings
 from cluster.control.directory import Directory
 from cluster.control.fleet_settings import FleetSettings
-from cluster.errors import CapacityError, ConfigError, NotReadyError
+from cluster.errors import CapacityError, ConfigError, NotFoundError, NotReadyError
 from cluster.types import PatchGeometry
 from cluster.types.reports import CameraReport, DecoderInfo, ReplicaInfo, ReplicaReport, StreamReport
 
@@ -411,7 +411,7 @@ def test_the_last_replica_is_not_drained_and_an_unknown_one_is_named() -> None:
         made.drain("replica-0")
     assert made.status("gate").replica == "replica-0"
     assert not made.replica_statuses()[0].draining
-    with pytest.raises(ConfigError, match="there is no replica 'replica-9'; there are: replica-0"):
+    with pytest.raises(NotFoundError, match="there is no replica 'replica-9'; there are: replica-0"):
         made.drain("replica-9")
 
 

@@ -15,7 +15,14 @@ from cluster.alerts.grpc_service import IncidentsServicer, timeline_from_proto
 from cluster.alerts.service import AlertService
 from cluster.client import GatewayClient
 from cluster.config import load_config
-from cluster.errors import ConfigError, NotReadyError, SightlineError, UnauthenticatedError, UnavailableError
+from cluster.errors import (
+    ConfigError,
+    NotFoundError,
+    NotReadyError,
+    SightlineError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from cluster.gateway.guard import Guard
 from cluster.gateway.incidents_proxy import IncidentsProxy
 from cluster.security.roles import RULES, Principal, Role
@@ -102,7 +109,7 @@ async def test_everything_a_person_does(tmp_path, make, until):
             assert outbox.sinks["log"].kind == "log"
             assert outbox.sinks["log"].delivered >= 2
             assert await in_thread(client.resend) == 0
-            with pytest.raises(NotReadyError, match="there is no sink 'lgo'; there are: log"):
+            with pytest.raises(NotFoundError, match="there is no sink 'lgo'; there are: log"):
                 await in_thread(client.resend, "lgo")
 
 

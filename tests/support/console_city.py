@@ -21,7 +21,14 @@ from PIL import Image
 from cluster.config import CameraEntry, load_config, parse_camera
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.control.directory import Directory
-from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
+from cluster.errors import (
+    CameraExistsError,
+    ConfigError,
+    NotFoundError,
+    NotReadyError,
+    UnavailableError,
+    UnknownCameraError,
+)
 from cluster.lab.scenes.dataset import SceneSet
 from cluster.lab.scenes.render import SceneRenderer
 from cluster.replica.memory_service import ReplayRange
@@ -277,7 +284,7 @@ class City:
             if replica.name == name:
                 self.replicas[number] = replace(replica, draining=not undo)
                 return self.replicas[number]
-        raise ConfigError(f"there is no replica {name!r}")
+        raise NotFoundError(f"there is no replica {name!r}")
 
     # -- pictures -------------------------------------------------------------------------------
     @property

@@ -21,7 +21,13 @@ from cluster.alerts.service import AlertService
 from cluster.config import load_config
 from cluster.control.camera_record import Route
 from cluster.control.cameras.managed import ManagedCamera
-from cluster.errors import CameraExistsError, ConfigError, NotReadyError, UnavailableError, UnknownCameraError
+from cluster.errors import (
+    CameraExistsError,
+    NotFoundError,
+    NotReadyError,
+    UnavailableError,
+    UnknownCameraError,
+)
 from cluster.replica.memory_service import MemoryServicer, ReplayRange
 from cluster.security.roles import Role
 from cluster.security.sessions import Sessions, SessionStore
@@ -194,7 +200,7 @@ class World:
     async def drain_replica(self, name, undo):
         self._check()
         if name not in ("replica-0", "replica-1"):
-            raise ConfigError(f"there is no replica {name!r}")
+            raise NotFoundError(f"there is no replica {name!r}")
         (self.drained.discard if undo else self.drained.add)(name)
         return ReplicaStatus(name, draining=not undo)
 

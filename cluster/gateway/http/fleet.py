@@ -42,7 +42,7 @@ async def list_replicas(gateway: Gateway) -> Reply:
     return Reply({"replicas": [from_message(ReplicaStatus, each) for each in found.replicas]})
 
 
-@router.on("POST /v1/replicas/{name}/drain", f"{SERVICE}Drain", ReplicaStatus, errors=(409,))
+@router.on("POST /v1/replicas/{name}/drain", f"{SERVICE}Drain", ReplicaStatus, errors=(404, 409))
 async def drain(name: str, body: Drain, gateway: Gateway) -> Reply:
     """Take the cameras off a replica, or let it have some again."""
     asked = replicas_pb2.DrainReplicaRequest(name=name, undo=body.undo)

@@ -129,7 +129,7 @@ async def outbox(gateway: Gateway, dead: Dead = 0) -> Reply:
     return Reply(outbox_from_proto(await gateway.calls.unary(f"{SERVICE}Outbox", asked)))
 
 
-@router.on("POST /v1/sinks/{name}/test", f"{SERVICE}TestSink", Nothing, errors=(409,))
+@router.on("POST /v1/sinks/{name}/test", f"{SERVICE}TestSink", Nothing, errors=(404,))
 async def test_sink(name: str, body: SinkTest, gateway: Gateway) -> Reply:  # noqa: ARG001
     """Send a made-up incident to one sink, now."""
     await gateway.calls.unary(f"{SERVICE}TestSink", incidents_pb2.TestSinkRequest(sink=name))

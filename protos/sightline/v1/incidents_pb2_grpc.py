@@ -178,7 +178,7 @@ class IncidentsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TestSink(self, request, context):
-        """A made-up incident goes to one sink, now. FAILED_PRECONDITION: there is no such sink. UNAVAILABLE: it was not accepted.
+        """A made-up incident goes to one sink, now. NOT_FOUND: there is no such sink. UNAVAILABLE: it was not accepted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

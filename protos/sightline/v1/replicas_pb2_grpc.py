@@ -57,7 +57,7 @@ class ReplicasServicer:
 
     def Drain(self, request, context):
         """Its cameras move to the others, and it gets no more until it is started anew or taken back.
-        INVALID_ARGUMENT: there is no such replica. FAILED_PRECONDITION: nobody would take its cameras.
+        NOT_FOUND: there is no such replica. FAILED_PRECONDITION: nobody would take its cameras.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -24,7 +24,7 @@ from cluster.config import SightlineConfig, camera_settings, load_config, parse_
 from cluster.control.cameras.managed import ManagedCamera
 from cluster.decoder.footage.service import DecoderRecorder
 from cluster.decoder.ingest import IngestServicer, QueueSink
-from cluster.errors import ConfigError, UnauthenticatedError, UnknownCameraError, UnknownIncidentError
+from cluster.errors import NotFoundError, UnauthenticatedError, UnknownCameraError
 from cluster.gateway import directory
 from cluster.gateway import incidents_proxy as incidents
 from cluster.gateway import pictures_proxy as pictures
@@ -119,7 +119,7 @@ class Table:
     async def drain_replica(self, name: str, undo: bool = False) -> ReplicaStatus:
         """See ``Directory``."""
         if name != "replica-0":
-            raise ConfigError(f"there is no replica {name!r}")
+            raise NotFoundError(f"there is no replica {name!r}")
         return ReplicaStatus(name, draining=not undo)
 
 
@@ -290,7 +290,7 @@ async def _no_decoder(camera: str) -> str:
 
 
 async def _no_incident(incident: str) -> tuple[str, str]:
-    raise UnknownIncidentError(f"there is no incident {incident!r}")
+    raise NotFoundError(f"there is no incident {incident!r}")
 
 
 async def serve(
