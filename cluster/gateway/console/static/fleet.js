@@ -41,8 +41,8 @@ export function FleetPage() {
 }
 
 function Summary({ cameras, replicas, fleet }) {
-  const running = cameras.filter((camera) => camera.state === "running").length;
-  const trouble = cameras.filter((camera) => isTrouble(camera.state)).length;
+  const running = cameras.filter((camera) => camera.state === "running" && !isTrouble(camera)).length;
+  const trouble = cameras.filter(isTrouble).length;
   const rate = fleet?.windows_per_s ?? cameras.reduce((sum, camera) => sum + (camera.windows_per_s ?? 0), 0);
   const full = cameras.reduce((sum, camera) => sum + camera.tokens_full, 0);
   const computed = cameras.reduce((sum, camera) => sum + camera.tokens_computed, 0);
