@@ -38,7 +38,7 @@ def test_an_answer_streams_in_with_the_moments_it_rests_on_and_goes_on(open_page
     asked = []
     page.on("request", lambda request: request.url.endswith("/v1/ask") and asked.append(request.post_data_json))
     page.fill("textarea", "And then?")
-    page.get_by_role("button", name="Ask", exact=True).click()
+    page.get_by_role("button", name="Ask", exact=True).dblclick()
     expect(page.locator(".moments")).to_have_count(2)
     assert asked[0]["conversation"]
 

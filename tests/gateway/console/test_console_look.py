@@ -119,6 +119,11 @@ def test_pages_have_titles_and_take_the_focus_when_they_change(open_page, gatewa
     expect(page.locator("nav [aria-current=page]")).to_have_text("Fleet")
     page.go_back()
     expect(page.locator(".tile").first).to_be_visible()
+    # Nothing is drawn of a page that is hidden; its title is read all the same.
+    page.evaluate("window.requestAnimationFrame = () => 0")
+    say_yes(gateway, running(gateway, 1))
+    expect(page).to_have_title("(2) Wall · Sightline")
+    page.reload()
 
 
 def test_the_page_names_all_its_modules_and_has_nothing_inline():

@@ -98,6 +98,8 @@ const HANDLERS = {
       announced = `New incident, ${incident.severity}: ${words(incident.subject)} at ${incident.camera}, ${clock(incident.opened_s)}`;
     }
     store.incident(incident);
+    // Nothing is drawn while the page is hidden, which is when its title is looked at.
+    retitle();
   },
   missed() {
     // The gateway dropped events because this browser was slow: the lists have what they said. However often it is told,
@@ -156,8 +158,8 @@ function App() {
     const looking = setInterval(lookAround, LOOK_PERIOD_MS);
     return () => clearInterval(looking);
   }, []);
-  const open = [...store.incidents.values()].filter((each) => each.ended_s == null && !each.acknowledged_by && !each.muted).length;
-  useEffect(() => void (document.title = `${open ? `(${open}) ` : ""}${titleOf(route)} · Sightline`), [route, open]);
+  const open = unseen();
+  useEffect(retitle, [route, open]);
   useEffect(() => {
     const before = shown.current;
     shown.current = route;
@@ -252,6 +254,13 @@ function parse(hash) {
     // A broken address: shown as it is, and found nowhere.
   }
   return { page, rest: name };
+}
+
+/** How many open incidents nobody has seen to. */
+const unseen = () => [...store.incidents.values()].filter((each) => each.ended_s == null && !each.acknowledged_by && !each.muted).length;
+
+function retitle() {
+  document.title = `${unseen() ? `(${unseen()}) ` : ""}${titleOf(parse(location.hash))} · Sightline`;
 }
 
 function titleOf({ page, rest }) {

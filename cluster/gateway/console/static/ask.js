@@ -101,12 +101,12 @@ export function AskBox({ camera }) {
   </div>`;
 }
 
-/** Of which time is asked, and what begins or stops it. */
+/** Of which time is asked, and what begins or stops it; a double click on the one is none on the other. */
 export function AskActions({ since, setSince, busy, onStop, word, disabled }) {
   return html`<div class="ask-actions">
     <${Choice} label="About" value=${since} options=${SPANS} onChange=${setSince} />
     ${busy
-      ? html`<button type="button" class="button" onClick=${onStop}>Stop</button>`
+      ? html`<button type="button" class="button" onClick=${(event) => event.detail < 2 && onStop()}>Stop</button>`
       : html`<button class="button primary" disabled=${disabled}>${word}</button>`}
   </div>`;
 }

@@ -6,7 +6,7 @@ import { SourceFields, SourceTest, entryOf } from "./camera_form.js";
 import { html, useEffect, useState } from "./dom.js";
 import { plural } from "./format.js";
 import { MASKS, ShapeEditor, ZONES } from "./shapes.js";
-import { Back, Dialog, Empty, Failure, Icon, NoCameras, Skeleton, StateBadge, useKept } from "./parts.js";
+import { Back, Dialog, Empty, Failure, Icon, NoCameras, Skeleton, StateBadge, useAttempt, useKept } from "./parts.js";
 import { idOf } from "./question_id.js";
 import { Questions } from "./questions.js";
 import { may, store, useTopics } from "./store.js";
@@ -17,20 +17,12 @@ const NEEDS_ADMIN = "This needs a token with the role “admin”.";
 export function CamerasPage() {
   useTopics("cameras", "me");
   const [search, setSearch] = useKept("cameras-search", "");
-  const [error, setError] = useState("");
+  const [attempt, , error] = useAttempt();
   const [removing, setRemoving] = useState(null);
   const needle = search.trim().toLocaleLowerCase();
   const all = [...store.cameras.values()].sort(byName);
   const found = all.filter((camera) => matches(camera, needle));
   const admin = may("admin");
-  const pause = async (camera) => {
-    setError("");
-    try {
-      await pauseCamera(camera, camera.state !== "paused");
-    } catch (failure) {
-      setError(failure.message);
-    }
-  };
   return html`<div class="cameras-page">
     <header class="page-head"><h1>Cameras</h1><p class="soft">${plural(all.length, "camera")}</p>
       ${admin && html`<div class="actions"><a class="button" href="#/import-cameras">Import a list</a>
@@ -45,7 +37,7 @@ export function CamerasPage() {
         <p class="soft wrap">${camera.source || "pushed by an agent"}${camera.reason ? `: ${camera.reason}` : ""}</p></div>
       ${admin && html`<div class="actions">
         <a class="button small" href=${`#/settings/${encodeURIComponent(camera.name)}`} aria-label=${`Settings of ${camera.name}`}>Settings</a>
-        <button type="button" class="button small" aria-label=${`${camera.state === "paused" ? "Resume" : "Pause"} ${camera.name}`} onClick=${() => pause(camera)}>${camera.state === "paused" ? "Resume" : "Pause"}</button>
+        <button type="button" class="button small" aria-label=${`${camera.state === "paused" ? "Resume" : "Pause"} ${camera.name}`} onClick=${() => attempt(() => pauseCamera(camera, camera.state !== "paused"))}>${camera.state === "paused" ? "Resume" : "Pause"}</button>
         <button type="button" class="button small" aria-label=${`Remove ${camera.name}`} onClick=${() => setRemoving(camera)}>Remove…</button>
       </div>`}
     </li>`)}</ul>

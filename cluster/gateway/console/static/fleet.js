@@ -3,7 +3,7 @@ import { post } from "./api.js";
 import { html, useState } from "./dom.js";
 import { useFetched } from "./fetching.js";
 import { count, duration, percent, plural } from "./format.js";
-import { Badge, Empty, Failure, Figure, Skeleton } from "./parts.js";
+import { Badge, Empty, Failure, Figure, Skeleton, useAttempt } from "./parts.js";
 import { may, store, useTopics } from "./store.js";
 import { isTrouble } from "./attention.js";
 
@@ -84,16 +84,11 @@ function Lags({ cameras }) {
 }
 
 function Replicas({ replicas, reload }) {
-  const [error, setError] = useState("");
+  const [attempt, , error] = useAttempt();
   const drain = async (replica) => {
     const question = `Drain ${replica.name}? Its ${plural(replica.cameras, "camera")} move to the other replicas.`;
     if (!replica.draining && !confirm(question)) return;
-    try {
-      await post(`/v1/replicas/${encodeURIComponent(replica.name)}/drain`, { undo: replica.draining });
-      setError("");
-    } catch (failure) {
-      setError(failure.message);
-    }
+    await attempt(() => post(`/v1/replicas/${encodeURIComponent(replica.name)}/drain`, { undo: replica.draining }));
     reload();
   };
   return html`${error && html`<p class="error" role="alert">${error}</p>`}

@@ -6,7 +6,7 @@ import { useFetched, useIncidents } from "./fetching.js";
 import { day, duration, moment, now, plural, score, words } from "./format.js";
 import { answerOf, IncidentRow, Snapshot, StateOf, titleOf } from "./incident_row.js";
 import { MuteButton, Mutes } from "./mutes.js";
-import { Back, Badge, Choice, Empty, Failure, Icon, SeverityBadge, Skeleton, useClock, useKept } from "./parts.js";
+import { Back, Badge, Choice, Empty, Failure, Icon, SeverityBadge, Skeleton, useAttempt, useClock, useKept } from "./parts.js";
 import { isOlder, may, store, useTopics } from "./store.js";
 
 const LIMIT = 200;
@@ -185,19 +185,9 @@ function Footage({ incident }) {
 
 /** `[run, busy, error]`: `run(path, body)` posts to the incident and shows what comes back. */
 function usePost(incident) {
-  const [busy, setBusy] = useState(false);
-  const [error, setError] = useState("");
-  const run = async (path, body) => {
-    setBusy(true);
-    try {
-      store.fetchedIncident(await post(`${incidentPath(incident.id)}/${path}`, { ...body, by: store.me?.name || "console" }));
-      setError("");
-    } catch (failure) {
-      setError(failure.message);
-    }
-    setBusy(false);
-  };
-  return [run, busy, error];
+  const [attempt, busy, error] = useAttempt();
+  const send = async (path, body) => store.fetchedIncident(await post(`${incidentPath(incident.id)}/${path}`, { ...body, by: store.me?.name || "console" }));
+  return [(path, body) => attempt(() => send(path, body)), busy, error];
 }
 
 function Acknowledge({ incident }) {

@@ -3,7 +3,7 @@ import { post, remove } from "./api.js";
 import { html, useEffect, useState } from "./dom.js";
 import { moment, words } from "./format.js";
 import { useFetched } from "./fetching.js";
-import { Choice, Dialog } from "./parts.js";
+import { Choice, Dialog, useAttempt } from "./parts.js";
 import { may, store } from "./store.js";
 
 const TIMES = [[900, "15 minutes"], [3600, "1 hour"], [8 * 3600, "8 hours"], [24 * 3600, "a day"], [7 * 24 * 3600, "a week"]];
@@ -35,17 +35,11 @@ function MuteDialog({ camera, subject, onClose }) {
 export function Mutes({ serial, camera = "" }) {
   const { data, reload } = useFetched("/v1/mutes", { periodS: 30 });
   useEffect(() => void (serial && reload()), [serial]);
-  const [error, setError] = useState("");
+  const [attempt, , error] = useAttempt();
   const mutes = (data?.mutes ?? []).filter((mute) => !camera || mute.camera === camera || mute.camera === "*");
   if (!mutes.length) return null;
-  const unmute = async (mute) => {
-    try {
-      const named = new URLSearchParams({ camera: mute.camera, subject: mute.subject });
-      await remove(`/v1/mutes?${named}`);
-      setError("");
-    } catch (failure) {
-      setError(failure.message);
-    }
+  const unmute = async ({ camera, subject }) => {
+    await attempt(() => remove(`/v1/mutes?${new URLSearchParams({ camera, subject })}`));
     reload();
   };
   return html`<section class="mutes card" aria-label="Muted">

@@ -87,19 +87,13 @@ export function Choice({ label, value, options, column = false, onChange }) {
 /** A form in a dialog, which shows what `onSubmit` throws; the focus goes back to where it was. */
 export function Dialog({ title, action, tone = "primary", disabled = false, cancel = "Cancel", onSubmit, onClose, children }) {
   const dialog = useRef(null);
-  const [error, setError] = useState("");
-  const [busy, setBusy] = useState(false);
+  const [attempt, busy, error] = useAttempt();
   useEffect(() => {
     const before = document.activeElement;
     dialog.current.showModal();
     return () => before?.focus?.();
   }, []);
-  const submit = async (event) => {
-    event.preventDefault();
-    setBusy(true);
-    await onSubmit().catch((failure) => setError(failure.message));
-    setBusy(false);
-  };
+  const submit = (event) => (event.preventDefault(), attempt(onSubmit));
   return html`<dialog ref=${dialog} class="dialog" aria-labelledby="dialog-title" onClose=${() => onClose()}>
     <form onSubmit=${submit}>
       <h2 id="dialog-title">${title}</h2>
@@ -154,6 +148,19 @@ export function Thumbnail({ picture, label }) {
   }, [picture]);
   if (!picture) return html`<span class="thumbnail none">no picture</span>`;
   return html`<canvas class="thumbnail" ref=${canvas} role="img" aria-label=${label}></canvas>`;
+}
+
+/** `[attempt, busy, error]`: `attempt(action)` awaits what it does; `error` is the sentence of what it threw. */
+export function useAttempt() {
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState("");
+  const attempt = async (action) => {
+    setBusy(true);
+    setError("");
+    await action().catch((failure) => setError(failure.message));
+    setBusy(false);
+  };
+  return [attempt, busy, error];
 }
 
 /** Draws anew every `periodS`, for what says how long ago something was. */
