@@ -113,7 +113,7 @@ export function Figure({ label, value, note, tone }) {
   </div>`;
 }
 
-/** A camera's newest picture. */
+/** A camera's newest picture; until it is there, its place is as high as most are, so that nothing below jumps. */
 export function Picture({ camera, width = 320, label }) {
   const canvas = useRef(null);
   const [state, setState] = useState({ word: "loading", text: "" });
@@ -124,7 +124,7 @@ export function Picture({ camera, width = 320, label }) {
     });
   }, [camera, width]);
   return html`<div class=${`picture ${state.word}`}>
-    <canvas ref=${canvas} role="img" aria-label=${label ?? `Newest picture of ${camera}`}></canvas>
+    <canvas ref=${canvas} width="16" height="9" role="img" aria-label=${label ?? `Newest picture of ${camera}`}></canvas>
     ${state.text && html`<span class="picture-note">${state.text}</span>`}
   </div>`;
 }
