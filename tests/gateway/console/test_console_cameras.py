@@ -130,14 +130,14 @@ def test_masks_are_drawn_with_the_pointer_and_with_the_keyboard(open_page, gatew
     held = []
     page.route("**/picture.jpg*", lambda route: held.append(route))
     page.goto(f"{gateway.url}/#/settings/{name}")
-    save = page.get_by_role("button", name="Save zones")
+    save = page.get_by_role("button", name="Save masks")
     before = save.bounding_box()
-    until(lambda: page.evaluate("1") and len(held) == 2)
+    until(lambda: page.evaluate("1") and held)
     for route in list(held):
         route.continue_()
-    expect(page.locator(".mask-frame .picture.there")).to_have_count(2)
     page.unroute_all()
-    # Nothing jumps away from under a pointer when the pictures come.
+    expect(page.locator(".mask-frame .picture.there").first).to_be_visible()
+    # Nothing jumps away from under a pointer when the picture comes.
     assert save.bounding_box()["y"] == pytest.approx(before["y"], abs=20)
     canvas = page.get_by_role("application", name="Draw a privacy mask")
     box = canvas.bounding_box()
