@@ -60,6 +60,7 @@ def open_page(chromium, kept_pages):
         key = (url.partition("/#")[0].rstrip("/"), *sorted(options.items()))
         if page := None if new else kept_pages.get(key):
             page.set_viewport_size(viewport)
+            page.evaluate("sessionStorage.clear()")
             # What the last test left of its address is taken down before the next one's is put up.
             page.goto(f"{key[0]}/#/nowhere")
             page.wait_for_selector(".empty >> text=There is no such page")

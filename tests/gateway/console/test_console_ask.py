@@ -25,16 +25,20 @@ def test_an_answer_streams_in_with_the_moments_it_rests_on_and_goes_on(open_page
     answer = page.locator(".turn-answer").first
     expect(answer).to_have_attribute("aria-busy", "true")
     until(lambda: 0 < len(answer.inner_text().split()) < 12)
+    # Somebody looks at something else while it comes.
+    page.set_viewport_size({"width": 1280, "height": 300})
+    page.evaluate("scrollTo(0, 0)")
     expect(answer).to_contain_text("left to the right.")
     moments = page.locator(".moments li")
     expect(moments).to_have_count(4)
+    assert page.evaluate("scrollY") == 0
     expect(moments.first).to_contain_text("46 %")
     until(lambda: moments.first.locator("canvas").evaluate("canvas => canvas.width") == 224)
     expect(page.locator(".grounds")).to_contain_text("98,304 of 2,457,600 remembered tokens read")
     asked = []
     page.on("request", lambda request: request.url.endswith("/v1/ask") and asked.append(request.post_data_json))
     page.fill("textarea", "And then?")
-    page.get_by_role("button", name="Ask", exact=True).click()
+    page.get_by_role("button", name="Ask", exact=True).dblclick()
     expect(page.locator(".moments")).to_have_count(2)
     assert asked[0]["conversation"]
 

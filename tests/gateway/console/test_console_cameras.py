@@ -6,7 +6,7 @@ import json
 
 import av
 import pytest
-from browsing import check_axe, running
+from browsing import change, check_axe, running
 from playwright.sync_api import expect
 from waiting import until
 
@@ -62,6 +62,12 @@ def test_a_camera_is_tested_added_paused_and_removed(open_page, gateway):
     page.goto(f"{gateway.url}/#/cameras")
     page.get_by_role("button", name=f"Pause {name}").click()
     expect(page.get_by_role("button", name=f"Resume {name}")).to_be_visible()
+    # By the words that the page itself has for states.
+    change(gateway, name, state="error")
+    page.get_by_label("Search cameras").fill("not working")
+    expect(page.locator(".camera-row")).to_have_count(1)
+    page.get_by_label("Search cameras").fill("")
+    change(gateway, name, state="paused")
     assert settings_of(gateway, name).paused
     page.get_by_role("button", name=f"Resume {name}").click()
     until(lambda: not settings_of(gateway, name).paused)
@@ -120,7 +126,19 @@ def _reply(page, button):
 
 def test_masks_are_drawn_with_the_pointer_and_with_the_keyboard(open_page, gateway):
     name = running(gateway, 1)
-    page = open_page(f"{gateway.url}/#/settings/{name}", ready=".mask-frame .picture.there")
+    page = open_page(f"{gateway.url}/#/cameras", ready=".camera-row")
+    held = []
+    page.route("**/picture.jpg*", lambda route: held.append(route))
+    page.goto(f"{gateway.url}/#/settings/{name}")
+    save = page.get_by_role("button", name="Save masks")
+    before = save.bounding_box()
+    until(lambda: page.evaluate("1") and held)
+    for route in list(held):
+        route.continue_()
+    page.unroute_all()
+    expect(page.locator(".mask-frame .picture.there").first).to_be_visible()
+    # Nothing jumps away from under a pointer when the picture comes.
+    assert save.bounding_box()["y"] == pytest.approx(before["y"], abs=20)
     canvas = page.get_by_role("application", name="Draw a privacy mask")
     box = canvas.bounding_box()
     for x, y in ((0.1, 0.1), (0.4, 0.1), (0.4, 0.5), (0.1, 0.1)):
@@ -250,6 +268,16 @@ def test_a_question_is_written_replayed_and_its_threshold_makes_incidents(open_p
     page.get_by_role("dialog").get_by_role("button", name="Copy", exact=True).click()
     expect(page.get_by_role("dialog")).to_contain_text("1 camera of 1 changed")
     until(lambda: len(settings_of(gateway, other).questions) == 3)
+    # It is not removed by one wrong click.
+    page.keyboard.press("Escape")
+    answers = [False, True]
+    page.on("dialog", lambda dialog: dialog.accept() if answers.pop(0) else dialog.dismiss())
+    remove = page.get_by_role("button", name="Remove a red van parked here")
+    remove.click()
+    page.wait_for_timeout(500)
+    assert len(settings_of(gateway, name).questions) == 3
+    remove.click()
+    until(lambda: len(settings_of(gateway, name).questions) == 2)
     gateway.city.table.remove(name)
     gateway.city.table.remove(other)
 

@@ -11,7 +11,7 @@ from console_gateway import ConsoleGateway
 from playwright.sync_api import expect
 from waiting import until
 
-from cluster.alerts.incident import IncidentQuery
+from cluster.alerts.incident import Incident, IncidentQuery
 from cluster.security.roles import Role
 from cluster.security.tokens import make_token, write_tokens
 
@@ -42,6 +42,11 @@ def test_one_that_begins_appears_and_is_announced(incident):
 
 
 def test_a_list_of_the_last_hour_that_stays_open_is_not_one_of_its_opening(gateway, open_page):
+    name, began_s = running(gateway, next(OTHERS)), time.time() - 3 * 86_400
+    smoke = Incident(
+        "", name, "question", "smoke", "critical", 0, 1, 0.9, 2, began_s, began_s, question="Is there smoke?"
+    )
+    gateway.alerts._open_incidents.open_incident(smoke, "1")
     name = running(gateway, next(OTHERS))
     say_yes(gateway, name)
     say_no(gateway, name)
@@ -52,6 +57,8 @@ def test_a_list_of_the_last_hour_that_stays_open_is_not_one_of_its_opening(gatew
     page.locator(".toolbar select").first.select_option("3600")
     row = page.locator(".incident-row", has_text=name)
     expect(row).to_have_count(1)
+    # What goes on is of now, whenever it began and was last told of.
+    expect(page.locator(".incident-row", has_text="Is there smoke?")).to_have_count(1)
     # Else replies would say that no hours have passed.
     page.evaluate("Date.parse = () => NaN")
     page.clock.fast_forward(2 * 3_600_000)
@@ -72,6 +79,17 @@ def test_a_browser_whose_clock_is_wrong_lists_the_last_hour_all_the_same(gateway
     expect(row.locator(".incident-time")).not_to_contain_text("2 h")
 
 
+# The named camera's incident ends; where none is open, there are many others that are over.
+TELL_MANY = """async ([name, ended_s]) => {
+  const { store } = await import('/console/store.js');
+  const [one] = store.openIncidents(name);
+  if (one) return store.incident({ ...one, ended_s, updated_s: ended_s });
+  const [over] = store.incidents.values();
+  const elsewhere = { ...over, ended_s, opened_s: 1, camera: 'elsewhere' };
+  for (let i = 0; i < 1100; i++) store.incident({ ...elsewhere, id: `i${i}` });
+}"""
+
+
 def test_a_search_that_did_not_look_through_all_says_so(gateway, open_page):
     page = open_page(f"{gateway.url}/#/nowhere", ready=None)
 
@@ -85,6 +103,23 @@ def test_a_search_that_did_not_look_through_all_says_so(gateway, open_page):
     expect(page.get_by_text("Only the newest 200 incidents of the last day are looked through")).to_be_visible()
     page.get_by_label("Search incidents").fill("no such camera")
     expect(page.get_by_text("None of the newest 200 incidents of the last day fits.")).to_be_visible()
+    # However many others are known, none that was rejected is left out.
+    page.unroute_all()
+    page.evaluate(TELL_MANY, ["", time.time()])
+    page.get_by_label("Verdict").select_option("rejected")
+    expect(page.get_by_text("No incident of the last day fits.")).to_be_visible()
+
+
+def test_what_has_ended_does_not_go_on_again_when_much_has_happened_since(gateway, open_page):
+    page = open_page(f"{gateway.url}/#/incidents", ready=".incident-row")
+    name = min(gateway.city.hot)
+    row = page.locator(".incident-row", has_text=name).first
+    expect(row).to_contain_text("open for")
+    page.evaluate(TELL_MANY, [name, time.time()])
+    expect(row).to_contain_text("lasted")
+    page.evaluate(TELL_MANY, [name, time.time()])
+    page.wait_for_timeout(1_000)
+    expect(row).to_contain_text("lasted")
 
 
 def test_a_card_says_what_was_asked(gateway, open_page):
@@ -96,16 +131,28 @@ def test_a_card_says_what_was_asked(gateway, open_page):
 
 def test_it_is_acknowledged_and_its_end_shows(incident, gateway):
     page, name, row = incident
-    row.locator("a").click()
+    page.set_viewport_size({"width": 1280, "height": 400})
+    row.locator("a").evaluate("link => link.scrollIntoView({ block: 'center' })")
+    place = page.evaluate("scrollY")
+    assert place > 0
+    row.locator("a").press("Enter")
     detail = page.locator(".detail")
+    # The list stays where it is, and the keys go on in what was opened.
+    expect(detail).to_be_focused()
+    assert page.evaluate("scrollY") == place
+    before = detail.get_by_role("button", name="Confirm").bounding_box()
     detail.get_by_role("button", name="Acknowledge").click()
     expect(detail).to_contain_text("seen to by anybody")
     expect(row).to_contain_text("seen to by anybody")
-    expect(detail.get_by_role("button", name="Acknowledge")).to_have_count(0)
+    expect(detail.get_by_role("button", name="Acknowledged")).to_be_disabled()
+    # Nothing came into its place, to be pressed by a second click.
+    assert detail.get_by_role("button", name="Confirm").bounding_box()["x"] >= before["x"]
     say_no(gateway, name)
     expect(row).to_contain_text("lasted")
+    detail.focus()
     page.keyboard.press("Escape")
     expect(detail).to_have_count(0)
+    expect(row.locator("a")).to_be_focused()
     assert page.url.endswith("#/incidents")
 
 
@@ -131,6 +178,8 @@ def test_it_is_confirmed_or_rejected_with_one_key_and_found_by_that(gateway, ope
         expect(page.locator(".incident-row")).to_have_count(1)
         page.get_by_label("Verdict").select_option("rejected")
         expect(page.locator(".incident-row")).to_have_count(0)
+        page.reload()
+        expect(page.get_by_label("Verdict")).to_have_value("rejected")
     confirm.click()
     expect(confirm).to_have_attribute("aria-pressed", "false")
     assert gateway._thread.run(gateway.alerts.incidents(IncidentQuery(verdict="confirmed")), 10.0) == []
@@ -158,7 +207,7 @@ def test_who_sees_to_it_and_what_became_of_its_clip_come_without_asking(incident
     its_id = page.url.rpartition("/")[2]
     gateway._thread.run(gateway.alerts.acknowledge(its_id, "Kim"), 10.0)
     expect(row).to_contain_text("seen to by Kim")
-    expect(detail.get_by_role("button", name="Acknowledge")).to_have_count(0)
+    expect(detail.get_by_role("button", name="Acknowledged")).to_be_disabled()
     gateway._thread.run(gateway.alerts.set_clip_state(its_id, "none", "no clip: the disk is full"), 10.0)
     expect(detail.locator(".clip-note")).to_have_text("no clip: the disk is full")
 
@@ -189,8 +238,9 @@ def test_its_picture_shows_once_it_is_there(gateway, open_page, slow):
     until(lambda: row.locator("img").evaluate("image => image.naturalWidth") > 0)
 
 
-def test_muting_is_a_dialog_that_gives_focus_back(incident):
+def test_muting_is_a_dialog_that_gives_focus_back(incident, gateway):
     page, name, row = incident
+    other = running(gateway, next(OTHERS))
     row.locator("a").click()
     button = page.locator(".detail").get_by_role("button", name="Mute")
     button.click()
@@ -206,6 +256,15 @@ def test_muting_is_a_dialog_that_gives_focus_back(incident):
     dialog.get_by_role("button", name="Mute").click()
     muted = page.locator(".mutes li", has_text=name)
     expect(muted).to_contain_text("person in restricted area")
+    # Whoever looks at the camera has to know.
+    page.locator(".detail").get_by_role("link", name=name).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(name)
+    expect(muted).to_contain_text("person in restricted area")
+    page.goto(f"{page.url.partition('#')[0]}#/camera/{other}")
+    expect(page.get_by_role("heading", level=1)).to_have_text(other)
+    expect(page.get_by_role("heading", name="Memory")).to_be_visible()
+    expect(muted).to_have_count(0)
+    page.goto(f"{page.url.partition('#')[0]}#/incidents")
     muted.get_by_role("button", name="End").click()
     expect(page.locator(".mutes li", has_text=name)).to_have_count(0)
 
@@ -230,8 +289,14 @@ def test_what_may_not_be_done_is_not_offered_and_what_fails_says_why(tmp_path, o
         # The token is kept from pages: only the cookie that no script can read has it.
         assert page.evaluate("document.cookie + JSON.stringify(localStorage)").find(made[Role.VIEW][0]) == -1
         page.get_by_role("button", name="Sign out view-person").click()
+        page.route("**/v1/me", lambda route: route.abort())
         page.fill("input[type=password]", made[Role.ASK][0])
         page.keyboard.press("Enter")
+        # Until it is known who that is, it is nobody, and not who was here before.
+        expect(page.locator(".detail")).to_contain_text(name)
+        expect(page.get_by_role("button", name="Sign out")).to_have_count(0)
+        page.unroute_all()
+        page.reload()
         acknowledge = page.get_by_role("button", name="Acknowledge")
         expect(acknowledge).to_be_visible()
         # Revoked meanwhile: the next thing that is asked for brings the box that wants a token.

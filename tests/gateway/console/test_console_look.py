@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from browsing import change, check_axe, running
+from browsing import change, check_axe, running, say_yes
 from playwright.sync_api import expect
 from waiting import until
 
@@ -110,13 +110,20 @@ def test_nothing_moves_for_those_who_want_no_motion(open_page, gateway):
 
 def test_pages_have_titles_and_take_the_focus_when_they_change(open_page, gateway):
     page = open_page(f"{gateway.url}/")
-    expect(page).to_have_title("Wall · Sightline")
+    say_yes(gateway, running(gateway))
+    expect(page.locator(".nav-count")).to_have_text("1 open")
+    expect(page).to_have_title("(1) Wall · Sightline")
     page.get_by_role("link", name="Fleet").click()
-    expect(page).to_have_title("Fleet · Sightline")
+    expect(page).to_have_title("(1) Fleet · Sightline")
     assert page.evaluate("document.activeElement.id") == "main"
     expect(page.locator("nav [aria-current=page]")).to_have_text("Fleet")
     page.go_back()
     expect(page.locator(".tile").first).to_be_visible()
+    # Nothing is drawn of a page that is hidden; its title is read all the same.
+    page.evaluate("window.requestAnimationFrame = () => 0")
+    say_yes(gateway, running(gateway, 1))
+    expect(page).to_have_title("(2) Wall · Sightline")
+    page.reload()
 
 
 def test_the_page_names_all_its_modules_and_has_nothing_inline():

@@ -94,7 +94,8 @@ def test_a_page_that_stays_open_shows_the_last_day_and_not_that_of_its_opening(o
     page = open_page(f"{gateway.url}/", ready=None, new=True)
     page.clock.install()
     page.add_init_script(GATEWAY_TOO)
-    page.goto(f"{gateway.url}/#/camera/{running(gateway, 5)}")
+    name, listed = running(gateway, 5), []
+    page.goto(f"{gateway.url}/#/camera/{name}")
     page.reload()
     page.wait_for_selector(".day-line")
     asked = []
@@ -104,3 +105,17 @@ def test_a_page_that_stays_open_shows_the_last_day_and_not_that_of_its_opening(o
     until(lambda: page.evaluate("Date.now() / 1000") - 60 <= max(map(float, asked), default=0.0))
     # What is read stays where it was.
     expect(page.locator(".day-line")).to_have_attribute("aria-valuenow", "0")
+    # Incidents that come are told, and not asked for by the minute.
+    expect(page.locator(".live")).to_have_text("Live")
+    expect(page.locator(".camera-page .empty", has_text="No incidents")).to_be_visible()
+    page.wait_for_timeout(500)
+    page.on("request", lambda request: "/v1/incidents?" in request.url and listed.append(request.url))
+    asked.clear()
+    for _ in range(6):
+        page.clock.fast_forward(21_000)
+        gateway.step(8)
+        page.wait_for_timeout(300)
+    until(lambda: page.evaluate("1") and asked)
+    say_yes(gateway, name)
+    expect(page.locator(".day-line .incident")).to_have_count(1)
+    assert listed == []

@@ -49,10 +49,21 @@ def test_changes_show_without_a_reload(wall):
     wall.search(name)
     expect(wall.tile(name)).to_be_visible()
     wall.page.evaluate("window.same = true")
+    calm = wall.counts()["Not working"]
     change(wall.gateway, name, state="error", reason="the lens is covered")
     expect(wall.tile(name)).to_contain_text("Not working")
+    # Why, and not what it answered while it worked.
+    expect(wall.tile(name)).to_contain_text("the lens is covered")
     change(wall.gateway, name, state="running", reason="")
     expect(wall.tile(name)).not_to_contain_text("Not working")
+    until(lambda: wall.counts()["Not working"] == calm)
+    # One that is connected and sends nothing does not work either.
+    change(wall.gateway, name, last_frame_age_s=340.0)
+    expect(wall.tile(name)).to_have_class("tile tone-trouble")
+    expect(wall.tile(name)).to_contain_text("Silent for 6 min")
+    until(lambda: wall.counts()["Not working"] == calm + 1)
+    change(wall.gateway, name, last_frame_age_s=0.2)
+    expect(wall.tile(name)).to_have_class("tile tone-good")
     say_yes(wall.gateway, name)
     expect(wall.tile(name)).to_have_class("tile tone-warning")
     expect(wall.tile(name).locator(".badge")).to_have_text("person in restricted area")
@@ -110,6 +121,20 @@ def test_search_filter_and_sort(wall):
     page.click("text=Lower quality")
     until(lambda: wall.shown() and all(cameras[name].rung != "full" for name in wall.shown()))
     assert page.locator(".chip[aria-pressed=true]").count() == 1
+    # Whoever comes back, or loads the page anew, finds the wall as it was left.
+    page.set_viewport_size({"width": 1280, "height": 400})
+    page.evaluate("scrollTo(0, 300)")
+    name = page.locator(".tile").last.get_attribute("data-camera")
+    page.locator(".tile").last.evaluate("tile => tile.click()")
+    expect(page.get_by_role("heading", level=1)).to_have_text(name)
+    assert page.evaluate("scrollY") == 0
+    page.go_back()
+    expect(page.locator(".chip.lowered")).to_have_attribute("aria-pressed", "true")
+    until(lambda: page.evaluate("scrollY") == 300)
+    page.reload()
+    page.wait_for_selector(".tile")
+    expect(page.locator(".chip.lowered")).to_have_attribute("aria-pressed", "true")
+    assert page.input_value("select >> nth=0") == "name"
 
 
 def test_only_what_is_on_the_screen_is_fetched(open_page, gateway):

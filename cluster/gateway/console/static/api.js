@@ -73,10 +73,18 @@ async function sentence(response) {
   return `The gateway answered ${response.status} ${response.statusText}.`.replace(" .", ".");
 }
 
-/** A body of newline-delimited JSON, object by object. */
-export async function* lines(response) {
-  for await (const text of pieces(response, /\r?\n/)) {
-    if (text.trim()) yield JSON.parse(text);
+/** What a POST answers in newline-delimited JSON, object by object; throws what one of them calls an error. */
+export async function* stream(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  try {
+    const response = await open(path, { method: "POST", headers, body: JSON.stringify(body), signal });
+    for await (const text of pieces(response, /\r?\n/)) {
+      const event = text.trim() ? JSON.parse(text) : {};
+      if (event.error) throw new ApiError(response.status, event.error);
+      if (text.trim()) yield event;
+    }
+  } catch (error) {
+    throw error.name === "AbortError" ? new ApiError(0, "Stopped.") : error;
   }
 }
 

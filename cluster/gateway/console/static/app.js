@@ -5,19 +5,21 @@ import { CameraPage } from "./camera.js";
 import { AddCameraPage, CamerasPage, SettingsPage } from "./cameras.js";
 import { html, render, useEffect, useRef, useState } from "./dom.js";
 import { FleetPage } from "./fleet.js";
-import { now, plural, words } from "./format.js";
+import { clock, now, plural, words } from "./format.js";
 import { ImportPage } from "./import_cameras.js";
 import { IncidentsPage } from "./incidents.js";
 import { Live } from "./live.js";
 import { comeBack, Login } from "./login.js";
-import { Empty, Icon, useClock } from "./parts.js";
+import { Empty, Failure, Icon, Skeleton, useClock } from "./parts.js";
 import { store, useTopics } from "./store.js";
 import { onTheme, theme, toggleTheme } from "./theme.js";
-import { Wall } from "./wall.js";
+import { Wall, WallSkeleton } from "./wall.js";
 
 const RESYNC_MS = 5_000;
 const LOOK_PERIOD_MS = 10_000;
 const OPEN = "/v1/incidents?open=1&limit=1000";
+/** As in pages.css. */
+const LIST_GIVES_WAY = matchMedia("(max-width: 1100px)");
 const PAGES = [
   { path: "", word: "Wall", icon: "wall" },
   { path: "incidents", word: "Incidents", icon: "incidents" },
@@ -43,7 +45,8 @@ async function sync() {
       store.takeAll(cameras.cameras, incidents, touched);
     }
   } catch (error) {
-    store.error = error;
+    store.error = new Error(`The cameras cannot be listed, which is tried again by itself: ${error.message}`);
+    incidentsOwed = true;
     store.touch("cameras", "epoch");
     if (error.status !== 401) setTimeout(() => live.state === "live" && sync(), RESYNC_MS);
   }
@@ -70,7 +73,11 @@ async function lookAround() {
   if (!incidentsOwed || live.state !== "live" || document.visibilityState !== "visible") return;
   const touched = store.track();
   const found = await openIncidents().catch(() => null);
-  if (found) store.takeOpen(found, touched);
+  if (found) {
+    store.takeOpen(found, touched);
+    // Pages could not have theirs either.
+    store.set("epoch", store.epoch + 1);
+  }
   store.untrack(touched);
 }
 
@@ -88,9 +95,11 @@ const HANDLERS = {
   },
   incident({ incident, cause }) {
     if (!cause && !store.incidents.has(incident.id) && incident.ended_s == null) {
-      announced = `New incident, ${incident.severity}: ${words(incident.subject)} at ${incident.camera}`;
+      announced = `New incident, ${incident.severity}: ${words(incident.subject)} at ${incident.camera}, ${clock(incident.opened_s)}`;
     }
     store.incident(incident);
+    // Nothing is drawn while the page is hidden, which is when its title is looked at.
+    retitle();
   },
   missed() {
     // The gateway dropped events because this browser was slow: the lists have what they said. However often it is told,
@@ -122,8 +131,15 @@ function App() {
   const [signedOut, setSignedOut] = useState(false);
   const [stillIn, setStillIn] = useState("");
   const main = useRef(null);
+  const shown = useRef(route);
+  const places = useRef({});
   useEffect(() => {
-    const change = () => setRoute(parse(location.hash));
+    history.scrollRestoration = "manual";
+    const change = (event) => {
+      const left = parse(new URL(event.oldURL).hash);
+      if (!left.rest) places.current[left.page] = scrollY;
+      setRoute(parse(location.hash));
+    };
     addEventListener("hashchange", change);
     return () => removeEventListener("hashchange", change);
   }, []);
@@ -142,19 +158,21 @@ function App() {
     const looking = setInterval(lookAround, LOOK_PERIOD_MS);
     return () => clearInterval(looking);
   }, []);
-  const seen = useRef(location.hash);
+  const open = unseen();
+  useEffect(retitle, [route, open]);
   useEffect(() => {
-    document.title = `${titleOf(route)} · Sightline`;
-    if (seen.current !== location.hash) {
-      seen.current = location.hash;
-      scrollTo(0, 0);
-      main.current?.focus({ preventScroll: true });
-    }
+    const before = shown.current;
+    shown.current = route;
+    if (before === route) return;
+    // An incident opens beside the list, which stays where it is, and takes the focus from there.
+    const beside = route.page === "incidents" && before.page === "incidents";
+    if (!beside || LIST_GIVES_WAY.matches) scrollTo(0, route.rest ? 0 : (places.current[route.page] ?? 0));
+    if (!beside) main.current?.focus({ preventScroll: true });
   }, [route]);
   if (signedOut) return html`<${Login} onDone=${begin} />`;
   return html`
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), main.current.focus())}>Skip to the content</a>
-    <${Header} route=${route} onSignOut=${async () => {
+    <${Header} route=${route} open=${open} onSignOut=${async () => {
       setStillIn(await remove("/v1/session").then(() => "", (error) => error.message));
       live.stop();
       store.clear();
@@ -167,6 +185,11 @@ function App() {
 }
 
 function Page({ route }) {
+  useTopics("epoch");
+  if (["", "camera", "ask", "cameras"].includes(route.page) && !store.loaded) {
+    if (store.error) return html`<${Failure} error=${store.error} />`;
+    return html`<${route.page === "" ? WallSkeleton : Skeleton} rows=${6} />`;
+  }
   if (route.page === "") return html`<${Wall} />`;
   if (route.page === "camera" && route.rest) return html`<${CameraPage} name=${route.rest} key=${route.rest} />`;
   if (route.page === "incidents") return html`<${IncidentsPage} id=${route.rest} />`;
@@ -179,11 +202,9 @@ function Page({ route }) {
   return html`<h1>Not here</h1><${Empty} title="There is no such page"><a href="#/">Back to the wall</a><//>`;
 }
 
-function Header({ route, onSignOut }) {
-  useTopics("me", "incidents");
+function Header({ route, open, onSignOut }) {
   const [, redraw] = useState(0);
   useEffect(() => onTheme(() => redraw((serial) => serial + 1)), []);
-  const open = [...store.incidents.values()].filter((each) => each.ended_s == null && !each.acknowledged_by && !each.muted).length;
   const dark = theme() === "dark";
   return html`<header class="top">
     <a class="brand" href="#/"><span class="brand-mark" aria-hidden="true"></span>Sightline</a>
@@ -201,9 +222,9 @@ function Header({ route, onSignOut }) {
 }
 
 function LiveDot() {
-  useTopics("live");
-  const { state } = store.live;
-  const word = state === "live" ? "Live" : state === "connecting" ? "Connecting" : "Not live";
+  useTopics("live", "trouble");
+  const state = store.live.state === "live" && store.trouble ? "down" : store.live.state;
+  const word = { live: "Live", connecting: "Connecting", down: store.live.state === "live" ? "Not current" : "Not live" }[state];
   return html`<span class=${`live ${state}`} role="status"><span class="dot" aria-hidden="true"></span>${word}</span>`;
 }
 
@@ -218,7 +239,7 @@ function NotLive() {
   if (state === "live" || (!ever && state === "connecting" && Date.now() - since < 4000)) return null;
   const seconds = Math.max(0, Math.ceil((retryAt - Date.now()) / 1000));
   return html`<div class="not-live">
-    <strong>Not live.</strong> <span>What you see may be out of date${reason ? `: ${reason}` : ""}
+    <strong>Not live.</strong> <span>What you see may be out of date${reason ? `: ${reason.replace(/\.?$/, ".")}` : "."}
       ${state === "down" ? ` Trying again ${seconds ? `in ${seconds} s` : "now"}.` : " Connecting…"}</span>
     ${state === "down" && html`<button type="button" class="button small" onClick=${() => live.connect()}>Try now</button>`}
   </div>`;
@@ -233,6 +254,13 @@ function parse(hash) {
     // A broken address: shown as it is, and found nowhere.
   }
   return { page, rest: name };
+}
+
+/** How many open incidents nobody has seen to. */
+const unseen = () => [...store.incidents.values()].filter((each) => each.ended_s == null && !each.acknowledged_by && !each.muted).length;
+
+function retitle() {
+  document.title = `${unseen() ? `(${unseen()}) ` : ""}${titleOf(parse(location.hash))} · Sightline`;
 }
 
 function titleOf({ page, rest }) {

@@ -1,22 +1,21 @@
 // A free question to a camera: the answer as it comes, and the moments it rests on.
-import { lines, open } from "./api.js";
+import { stream } from "./api.js";
 import { AskAll } from "./ask_all.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { bytes, count, duration, percent } from "./format.js";
-import { Badge, Empty, Skeleton, Thumbnail } from "./parts.js";
+import { Badge, Choice, Empty, Thumbnail } from "./parts.js";
 import { may, store, useTopics } from "./store.js";
 
 export const LONGEST = 2000;
 const MOST_TURNS = 16;
 const MOST_OFFERED = 24;
 const EXAMPLES = ["Did anybody come in?", "Was there a vehicle, and what did it look like?", "What changed?"];
-export const SPANS = [[0, "everything it remembers"], [300, "the last 5 minutes"], [3600, "the last hour"], [12 * 3600, "the last 12 hours"]];
+const SPANS = [[0, "everything it remembers"], [300, "the last 5 minutes"], [3600, "the last hour"], [12 * 3600, "the last 12 hours"]];
 
 export function AskPage({ camera }) {
   useTopics("cameras", "me");
   const [typed, setName] = useState(camera || null);
   const [all, setAll] = useState(false);
-  if (!store.loaded) return html`<h1>Ask</h1><${Skeleton} rows=${3} />`;
   const names = [...store.cameras.keys()].sort();
   const cameras = [...store.cameras.values()];
   const name = typed ?? (cameras.find((each) => each.state === "running") ?? cameras[0])?.name ?? "";
@@ -58,6 +57,8 @@ export function AskBox({ camera }) {
     const question = text.trim();
     if (!question || busy) return;
     setTurns((before) => [...before, { question, answer: "", state: "thinking" }].slice(-MOST_TURNS));
+    // Not when the answer is there: it may take long enough to look at something else meanwhile.
+    requestAnimationFrame(() => end.current?.scrollIntoView({ block: "nearest" }));
     setText("");
     setBusy(true);
     abort.current = new AbortController();
@@ -66,11 +67,8 @@ export function AskBox({ camera }) {
       const body = { camera, text: question, with_pictures: true };
       if (since) body.since_s = since;
       if (conversation.current) body.conversation = conversation.current;
-      const headers = { "Content-Type": "application/json" };
-      const response = await open("/v1/ask", { method: "POST", headers, body: JSON.stringify(body), signal: abort.current.signal });
       let finished = false;
-      for await (const event of lines(response)) {
-        if (event.error) throw new Error(event.error);
+      for await (const event of stream("/v1/ask", body, abort.current.signal)) {
         if (event.text) last({ answer: (answer += event.text), state: "answering" });
         if (event.result) {
           finished = true;
@@ -82,10 +80,9 @@ export function AskBox({ camera }) {
     } catch (error) {
       // It ends with its replica: the next question begins another.
       if (error.status === 409) conversation.current = "";
-      last({ state: "failed", error: error.name === "AbortError" ? "Stopped." : error.message });
+      last({ state: "failed", error: error.message });
     }
     setBusy(false);
-    end.current?.scrollIntoView({ block: "nearest" });
   };
   const onKeyDown = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) ask(event);
@@ -99,14 +96,18 @@ export function AskBox({ camera }) {
         <textarea ref=${box} rows="2" maxlength=${LONGEST} value=${text} placeholder="What happened here?" onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown}></textarea></label>
       ${!turns.length && !text && html`<div class="chips" role="group" aria-label="Examples">${EXAMPLES.map((each) => html`<button type="button" class="chip" key=${each}
         onClick=${() => (setText(each), box.current.focus())}>${each}</button>`)}</div>`}
-      <div class="ask-actions">
-        <label class="field">About
-          <select value=${since} onChange=${(event) => setSince(Number(event.target.value))}>${SPANS.map(([value, word]) => html`<option key=${value} value=${value}>${word}</option>`)}</select></label>
-        ${busy
-          ? html`<button type="button" class="button" onClick=${() => abort.current.abort()}>Stop</button>`
-          : html`<button class="button primary" disabled=${!text.trim()}>Ask</button>`}
-      </div>
+      <${AskActions} since=${since} setSince=${setSince} busy=${busy} onStop=${() => abort.current.abort()} word="Ask" disabled=${!text.trim()} />
     </form>
+  </div>`;
+}
+
+/** Of which time is asked, and what begins or stops it; a double click on the one is none on the other. */
+export function AskActions({ since, setSince, busy, onStop, word, disabled }) {
+  return html`<div class="ask-actions">
+    <${Choice} label="About" value=${since} options=${SPANS} onChange=${setSince} />
+    ${busy
+      ? html`<button type="button" class="button" onClick=${(event) => event.detail < 2 && onStop()}>Stop</button>`
+      : html`<button class="button primary" disabled=${disabled}>${word}</button>`}
   </div>`;
 }
 

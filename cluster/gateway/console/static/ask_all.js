@@ -1,6 +1,6 @@
 // One question to every camera: answers as they come, their moments by rank, and how far it is.
-import { lines, open } from "./api.js";
-import { LONGEST, SPANS } from "./ask.js";
+import { stream } from "./api.js";
+import { AskActions, LONGEST } from "./ask.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { count, duration, plural, score } from "./format.js";
 import { Badge, Thumbnail } from "./parts.js";
@@ -28,18 +28,15 @@ export function AskAll() {
       if (since) body.since_s = since;
       const patterns = only.split(/[,\s]+/).filter(Boolean);
       if (patterns.length) body.cameras = patterns;
-      const headers = { "Content-Type": "application/json" };
-      const response = await open("/v1/ask/all", { method: "POST", headers, body: JSON.stringify(body), signal: abort.current.signal });
       let finished = false;
-      for await (const event of lines(response)) {
-        if (event.error) throw new Error(event.error);
+      for await (const event of stream("/v1/ask/all", body, abort.current.signal)) {
         finished ||= event.progress?.finished ?? false;
         setRun((before) => step(before, event));
       }
       if (!finished) throw new Error("The answers ended before all cameras were asked.");
       setRun((before) => ({ ...before, state: "done" }));
     } catch (error) {
-      setRun((before) => ({ ...before, state: "failed", error: error.name === "AbortError" ? "Stopped." : error.message }));
+      setRun((before) => ({ ...before, state: "failed", error: error.message }));
     }
   };
   const onKeyDown = (event) => {
@@ -52,13 +49,7 @@ export function AskAll() {
         <textarea rows="2" maxlength=${LONGEST} value=${text} placeholder="Was there a red van?" onInput=${(event) => setText(event.target.value)}></textarea></label>
       <label class="field column">Only cameras called
         <input value=${only} placeholder="all of them, or as in gate-*, yard-*" autocomplete="off" spellcheck=${false} onInput=${(event) => setOnly(event.target.value)} /></label>
-      <div class="ask-actions">
-        <label class="field">About
-          <select value=${since} onChange=${(event) => setSince(Number(event.target.value))}>${SPANS.map(([value, word]) => html`<option key=${value} value=${value}>${word}</option>`)}</select></label>
-        ${busy
-          ? html`<button type="button" class="button" onClick=${() => abort.current.abort()}>Stop</button>`
-          : html`<button class="button primary" disabled=${!text.trim()}>Ask all</button>`}
-      </div>
+      <${AskActions} since=${since} setSince=${setSince} busy=${busy} onStop=${() => abort.current.abort()} word="Ask all" disabled=${!text.trim()} />
     </form>
     ${run.state && html`<${Found} run=${run} />`}
   </div>`;

@@ -2,56 +2,55 @@
 import { AskBox } from "./ask.js";
 import { attention } from "./attention.js";
 import { html, useState } from "./dom.js";
-import { useFetched, useHistory } from "./fetching.js";
-import { bytes, clock, count, duration, percent, plural, score, words } from "./format.js";
+import { useFetched, useHistory, useIncidents } from "./fetching.js";
+import { bytes, clock, count, duration, moment, percent, plural, score, words } from "./format.js";
 import { IncidentRow } from "./incident_row.js";
-import { MuteButton } from "./mutes.js";
-import { Badge, Empty, Failure, Figure, Icon, Picture, RungBadge, Skeleton, StateBadge } from "./parts.js";
+import { MuteButton, Mutes } from "./mutes.js";
+import { Back, Badge, Empty, Failure, Figure, Picture, RungBadge, Skeleton, StateBadge } from "./parts.js";
 import { pictures } from "./pictures.js";
 import { LiveView } from "./player.js";
 import { Plot } from "./plot.js";
-import { isOlder, may, store, useTopics } from "./store.js";
+import { MAX_INCIDENTS, may, store, useTopics } from "./store.js";
 import { Timeline } from "./timeline.js";
+
+const MOST_LISTED = 50;
 
 export function CameraPage({ name }) {
   useTopics(`camera:${name}`, "epoch", "me");
+  const [muted, setMuted] = useState(0);
+  const listed = useIncidents(`/v1/incidents?camera=${encodeURIComponent(name)}&limit=${MAX_INCIDENTS}`, (incident) => incident.camera === name);
   const camera = store.cameras.get(name);
   if (!camera) {
-    if (store.error && !store.loaded) return html`<${Failure} error=${store.error} />`;
-    if (!store.loaded) return html`<${Skeleton} rows=${6} />`;
-    return html`<${Back} /><h1>${name}</h1>
+    return html`<${Back} href="#/">All cameras<//><h1>${name}</h1>
       <${Empty} title="There is no such camera">It was removed, or your token may not see it.<//>`;
   }
   const seen = attention(camera, store.openIncidents(name));
   return html`<article class="camera-page">
-    <${Back} />
+    <${Back} href="#/">All cameras<//>
     <header class="page-head">
       <h1>${name}</h1>
       <div class="badges">
         <${StateBadge} camera=${camera} /><${RungBadge} camera=${camera} always />
-        ${seen.incident && html`<${Badge} tone=${seen.tone}>${words(seen.incident.subject)}<//>`}
+        ${seen.incident && html`<a href=${`#/incidents/${encodeURIComponent(seen.incident.id)}`}><${Badge} tone=${seen.tone}>${words(seen.incident.subject)}<//></a>`}
         ${camera.priority !== "normal" && html`<${Badge}>priority ${camera.priority}<//>`}
       </div>
-      <div class="actions"><${MuteButton} camera=${name} subject="*" /></div>
+      <div class="actions"><${MuteButton} camera=${name} subject="*" onDone=${() => setMuted(muted + 1)} /></div>
     </header>
+    <${Mutes} serial=${muted} camera=${name} />
     ${camera.reason && html`<p class="notice">${camera.reason}${camera.retry_in_s > 0 ? `; next try in ${duration(camera.retry_in_s)}` : ""}</p>`}
     <div class="camera-top">
       <section class="card picture-card" aria-label="Newest picture"><${BigPicture} name=${name} /><${LiveView} name=${name} key=${name} /></section>
       <section class="card" aria-labelledby="camera-figures"><h2 id="camera-figures">Now</h2><${Figures} camera=${camera} /></section>
     </div>
     <section class="card" aria-labelledby="camera-scores"><h2 id="camera-scores">Scores</h2><${Scores} camera=${camera} /></section>
-    <section class="card" aria-labelledby="camera-day"><h2 id="camera-day">Timeline</h2><${Timeline} name=${name} key=${name} /></section>
+    <section class="card" aria-labelledby="camera-day"><h2 id="camera-day">Timeline</h2><${Timeline} name=${name} key=${name} incidents=${listed.incidents} /></section>
     <div class="two">
       <section class="card" aria-labelledby="camera-ask"><h2 id="camera-ask">Ask this camera</h2>
         ${may("ask") ? html`<${AskBox} camera=${name} key=${name} />` : html`<p class="soft">Asking needs a token with the role “ask”.</p>`}</section>
       <section class="card" aria-labelledby="camera-memory"><h2 id="camera-memory">Memory</h2><${Memory} camera=${camera} /></section>
     </div>
-    <section class="card" aria-labelledby="camera-incidents"><h2 id="camera-incidents">Incidents</h2><${Incidents} name=${name} /></section>
+    <section class="card" aria-labelledby="camera-incidents"><h2 id="camera-incidents">Incidents</h2><${Incidents} listed=${listed} /></section>
   </article>`;
-}
-
-function Back() {
-  return html`<a class="back" href="#/"><${Icon} name="back" />All cameras</a>`;
 }
 
 function BigPicture({ name }) {
@@ -109,7 +108,7 @@ function Scores({ camera }) {
     </ul>
     <${Plot} history=${history} />
     ${history.rungs.length > 1 && html`<details><summary>Changes of quality</summary><ul class="plain">
-      ${history.rungs.slice(1).slice(-10).reverse().map(([time, rung, reason]) => html`<li key=${time}>${clock(time)}: <strong>${rung}</strong>${reason ? `, ${reason}` : ""}</li>`)}
+      ${history.rungs.slice(1).slice(-10).reverse().map(([time, rung, reason]) => html`<li key=${time}>${moment(time)}: <strong>${rung}</strong>${reason ? `, ${reason}` : ""}</li>`)}
     </ul></details>`}`;
 }
 
@@ -128,17 +127,10 @@ function Memory({ camera }) {
     </dl>`;
 }
 
-function Incidents({ name }) {
-  const path = `/v1/incidents?limit=20&camera=${encodeURIComponent(name)}`;
-  useTopics("incidents");
-  const { data, error, reload } = useFetched(path);
+function Incidents({ listed: { data, error, reload, incidents } }) {
   if (error && !data) return html`<${Failure} error=${error} onRetry=${reload} />`;
   if (!data) return html`<${Skeleton} rows=${2} />`;
-  const found = new Map(data.incidents.map((incident) => [incident.id, incident]));
-  for (const incident of store.incidents.values()) {
-    if (incident.camera === name && !isOlder(incident, found.get(incident.id))) found.set(incident.id, incident);
-  }
-  const listed = [...found.values()].sort((a, b) => b.opened_s - a.opened_s).slice(0, 20);
-  if (!listed.length) return html`<${Empty} title="No incidents">Nothing has happened here that anybody asked about.<//>`;
-  return html`<ul class="incident-list">${listed.map((incident) => html`<${IncidentRow} key=${incident.id} incident=${incident} bare />`)}</ul>`;
+  if (!incidents.length) return html`<${Empty} title="No incidents">Nothing has happened here that anybody asked about.<//>`;
+  return html`<ul class="incident-list">${incidents.slice(0, MOST_LISTED).map((incident) => html`<${IncidentRow} key=${incident.id} incident=${incident} bare />`)}</ul>
+    ${incidents.length > MOST_LISTED && html`<p class="soft">The newest ${MOST_LISTED}; those of two days are on the timeline.</p>`}`;
 }

@@ -2,7 +2,7 @@
 import { post } from "./api.js";
 import { html, useState } from "./dom.js";
 import { duration, percent } from "./format.js";
-import { Thumbnail } from "./parts.js";
+import { Choice, Thumbnail } from "./parts.js";
 
 const PRIORITIES = [["normal", "normal"], ["critical", "critical: on time at the others' expense"], ["background", "background: shed first"]];
 
@@ -32,8 +32,7 @@ export function SourceFields({ draft, onChange }) {
     <p class="soft">An address, a file the decoders can read, or nothing for a camera that pushes. ${draft.source.includes("***") && "*** stands for a password that stays as it is."}</p>
     ${isFile(draft.source) && html`<label class="field switch"><input type="checkbox" role="switch" checked=${loops(draft.settings)} onChange=${(event) => set({ settings: looping(draft.settings, event.target.checked) })} />
       Play it at its own speed, over and over, like a camera</label>`}
-    <label class="field column">Priority
-      <select value=${draft.priority} onChange=${(event) => set({ priority: event.target.value })}>${PRIORITIES.map(([value, word]) => html`<option key=${value} value=${value}>${word}</option>`)}</select></label>`;
+    <${Choice} label="Priority" column value=${draft.priority} options=${PRIORITIES} onChange=${(priority) => set({ priority })} />`;
 }
 
 /** A button, then a picture with codec, size, frame rate, GOP, and what the cue sees. */

@@ -1,11 +1,12 @@
 // Managing cameras: the list, adding one, and the settings of one. The gateway checks what may be done; pages only hide
 // what would be refused.
 import { cameraPath, get, post, put, remove } from "./api.js";
+import { byName, matches } from "./attention.js";
 import { SourceFields, SourceTest, entryOf } from "./camera_form.js";
-import { html, useEffect, useRef, useState } from "./dom.js";
+import { html, useEffect, useState } from "./dom.js";
 import { plural } from "./format.js";
 import { MASKS, ShapeEditor, ZONES } from "./shapes.js";
-import { Empty, Failure, Icon, Skeleton, StateBadge } from "./parts.js";
+import { Back, Dialog, Empty, Failure, Icon, NoCameras, Skeleton, StateBadge, useAttempt, useKept } from "./parts.js";
 import { idOf } from "./question_id.js";
 import { Questions } from "./questions.js";
 import { may, store, useTopics } from "./store.js";
@@ -15,23 +16,13 @@ const NEEDS_ADMIN = "This needs a token with the role “admin”.";
 
 export function CamerasPage() {
   useTopics("cameras", "me");
-  const [search, setSearch] = useState("");
-  const [error, setError] = useState("");
+  const [search, setSearch] = useKept("cameras-search", "");
+  const [attempt, , error] = useAttempt();
   const [removing, setRemoving] = useState(null);
-  if (store.error && !store.loaded) return html`<${Failure} error=${store.error} />`;
-  if (!store.loaded) return html`<h1>Cameras</h1><${Skeleton} rows=${4} />`;
   const needle = search.trim().toLocaleLowerCase();
-  const all = [...store.cameras.values()].sort((a, b) => (a.name < b.name ? -1 : 1));
-  const found = all.filter((camera) => `${camera.name} ${camera.source} ${camera.state}`.toLocaleLowerCase().includes(needle));
+  const all = [...store.cameras.values()].sort(byName);
+  const found = all.filter((camera) => matches(camera, needle));
   const admin = may("admin");
-  const pause = async (camera) => {
-    setError("");
-    try {
-      await pauseCamera(camera, camera.state !== "paused");
-    } catch (failure) {
-      setError(failure.message);
-    }
-  };
   return html`<div class="cameras-page">
     <header class="page-head"><h1>Cameras</h1><p class="soft">${plural(all.length, "camera")}</p>
       ${admin && html`<div class="actions"><a class="button" href="#/import-cameras">Import a list</a>
@@ -39,14 +30,14 @@ export function CamerasPage() {
     ${all.length > 0 && html`<div class="toolbar"><div class="search"><${Icon} name="search" />
       <input type="search" aria-label="Search cameras" placeholder="Name, source or state" value=${search} onInput=${(event) => setSearch(event.target.value)} /></div></div>`}
     ${error && html`<p class="error" role="alert">${error}</p>`}
-    ${all.length === 0 && html`<${Empty} title="There are no cameras yet">${admin ? html`<a href="#/add-camera">Add the first one</a>` : "Somebody with the role “admin” can add some."}<//>`}
+    ${all.length === 0 && html`<${NoCameras} />`}
     ${all.length > 0 && !found.length && html`<${Empty} title="No camera is like that">Search for something else.<//>`}
     <ul class="camera-rows">${found.slice(0, MOST_SHOWN).map((camera) => html`<li key=${camera.name} class="card camera-row">
       <div class="camera-row-what"><a href=${`#/camera/${encodeURIComponent(camera.name)}`}>${camera.name}</a> <${StateBadge} camera=${camera} />
         <p class="soft wrap">${camera.source || "pushed by an agent"}${camera.reason ? `: ${camera.reason}` : ""}</p></div>
       ${admin && html`<div class="actions">
         <a class="button small" href=${`#/settings/${encodeURIComponent(camera.name)}`} aria-label=${`Settings of ${camera.name}`}>Settings</a>
-        <button type="button" class="button small" aria-label=${`${camera.state === "paused" ? "Resume" : "Pause"} ${camera.name}`} onClick=${() => pause(camera)}>${camera.state === "paused" ? "Resume" : "Pause"}</button>
+        <button type="button" class="button small" aria-label=${`${camera.state === "paused" ? "Resume" : "Pause"} ${camera.name}`} onClick=${() => attempt(() => pauseCamera(camera, camera.state !== "paused"))}>${camera.state === "paused" ? "Resume" : "Pause"}</button>
         <button type="button" class="button small" aria-label=${`Remove ${camera.name}`} onClick=${() => setRemoving(camera)}>Remove…</button>
       </div>`}
     </li>`)}</ul>
@@ -64,37 +55,16 @@ async function pauseCamera(camera, paused) {
 }
 
 function RemoveDialog({ camera, onClose }) {
-  const dialog = useRef(null);
-  const [error, setError] = useState("");
   const [takeover, setTakeover] = useState(false);
-  const [busy, setBusy] = useState(false);
   const foreign = camera.manager && camera.manager !== "cluster";
-  useEffect(() => {
-    const before = document.activeElement;
-    dialog.current.showModal();
-    return () => before?.focus?.();
-  }, []);
-  const go = async (event) => {
-    event.preventDefault();
-    setBusy(true);
-    try {
-      await remove(`${cameraPath(camera.name)}?takeover=${takeover ? 1 : 0}`);
-      onClose();
-    } catch (failure) {
-      setError(failure.message);
-      setBusy(false);
-    }
+  const go = async () => {
+    await remove(`${cameraPath(camera.name)}?takeover=${takeover ? 1 : 0}`);
+    onClose();
   };
-  return html`<dialog ref=${dialog} class="dialog" aria-labelledby="remove-title" onClose=${onClose}>
-    <form onSubmit=${go}>
-      <h2 id="remove-title">Remove ${camera.name}?</h2>
-      <p>Its memory, incidents and clips are deleted. To stop it for a time, pause it.</p>
-      ${foreign && html`<label class="field"><input type="checkbox" checked=${takeover} onChange=${(event) => setTakeover(event.target.checked)} /> It belongs to ${camera.manager}: remove it all the same</label>`}
-      ${error && html`<p class="error" role="alert">${error}</p>`}
-      <div class="actions"><button type="button" class="button" onClick=${onClose}>Cancel</button>
-        <button class="button danger" disabled=${busy}>Remove</button></div>
-    </form>
-  </dialog>`;
+  return html`<${Dialog} title=${`Remove ${camera.name}?`} action="Remove" tone="danger" onSubmit=${go} onClose=${onClose}>
+    <p>Its memory, incidents and clips are deleted. To stop it for a time, pause it.</p>
+    ${foreign && html`<label class="field"><input type="checkbox" checked=${takeover} onChange=${(event) => setTakeover(event.target.checked)} /> It belongs to ${camera.manager}: remove it all the same</label>`}
+  <//>`;
 }
 
 export function AddCameraPage() {
@@ -205,6 +175,4 @@ export function SettingsPage({ name }) {
   </div>`;
 }
 
-export function BackToCameras() {
-  return html`<a class="back" href="#/cameras"><${Icon} name="back" />Cameras</a>`;
-}
+export const BackToCameras = () => html`<${Back} href="#/cameras">Cameras<//>`;

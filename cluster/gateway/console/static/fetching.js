@@ -1,7 +1,7 @@
 // Fetching for what is on the screen: a few requests at once, dropped when what wanted them is gone.
 import { cameraPath, get } from "./api.js";
 import { useEffect, useRef, useState } from "./dom.js";
-import { store, useTopics } from "./store.js";
+import { isOlder, MAX_INCIDENTS, store, useTopics } from "./store.js";
 
 const AT_ONCE = 4;
 const SETTLE_MS = 250;
@@ -75,4 +75,20 @@ export function useFetched(path, { periodS = 0, topics = ["epoch"] } = {}) {
   }, [periodS]);
   const fresh = state.path === path ? state : { data: null, error: null };
   return { ...fresh, reload: () => setSerial((before) => before + 1) };
+}
+
+/** As `useFetched` of a list of incidents; `incidents` are those that `fits`, newest first, as events have told since. */
+export function useIncidents(path, fits = () => true) {
+  useTopics("incidents");
+  const fetched = useFetched(path);
+  const known = useRef({});
+  if (known.current.data !== fetched.data) known.current = { data: fetched.data, incidents: fetched.data?.incidents ?? [] };
+  // What was told is kept here: the store forgets, and what was fetched would show how it once was.
+  const found = new Map(known.current.incidents.map((incident) => [incident.id, incident]));
+  for (const incident of store.incidents.values()) {
+    if (fits(incident) && !isOlder(incident, found.get(incident.id))) found.set(incident.id, incident);
+  }
+  const incidents = [...found.values()].sort((a, b) => b.opened_s - a.opened_s).slice(0, MAX_INCIDENTS);
+  known.current.incidents = incidents;
+  return { ...fetched, incidents };
 }

@@ -3,7 +3,7 @@ import { post } from "./api.js";
 import { html, useState } from "./dom.js";
 import { useFetched } from "./fetching.js";
 import { count, duration, percent, plural } from "./format.js";
-import { Badge, Empty, Failure, Figure, Skeleton } from "./parts.js";
+import { Badge, Empty, Failure, Figure, Skeleton, useAttempt } from "./parts.js";
 import { may, store, useTopics } from "./store.js";
 import { isTrouble } from "./attention.js";
 
@@ -41,8 +41,8 @@ export function FleetPage() {
 }
 
 function Summary({ cameras, replicas, fleet }) {
-  const running = cameras.filter((camera) => camera.state === "running").length;
-  const trouble = cameras.filter((camera) => isTrouble(camera.state)).length;
+  const running = cameras.filter((camera) => camera.state === "running" && !isTrouble(camera)).length;
+  const trouble = cameras.filter(isTrouble).length;
   const rate = fleet?.windows_per_s ?? cameras.reduce((sum, camera) => sum + (camera.windows_per_s ?? 0), 0);
   const full = cameras.reduce((sum, camera) => sum + camera.tokens_full, 0);
   const computed = cameras.reduce((sum, camera) => sum + camera.tokens_computed, 0);
@@ -84,16 +84,11 @@ function Lags({ cameras }) {
 }
 
 function Replicas({ replicas, reload }) {
-  const [error, setError] = useState("");
+  const [attempt, , error] = useAttempt();
   const drain = async (replica) => {
     const question = `Drain ${replica.name}? Its ${plural(replica.cameras, "camera")} move to the other replicas.`;
     if (!replica.draining && !confirm(question)) return;
-    try {
-      await post(`/v1/replicas/${encodeURIComponent(replica.name)}/drain`, { undo: replica.draining });
-      setError("");
-    } catch (failure) {
-      setError(failure.message);
-    }
+    await attempt(() => post(`/v1/replicas/${encodeURIComponent(replica.name)}/drain`, { undo: replica.draining }));
     reload();
   };
   return html`${error && html`<p class="error" role="alert">${error}</p>`}

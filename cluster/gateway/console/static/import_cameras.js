@@ -1,5 +1,5 @@
 // Importing a list of cameras: checked line by line first, added only when nothing in it is wrong.
-import { lines, open, post } from "./api.js";
+import { post, stream } from "./api.js";
 import { BackToCameras } from "./cameras.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { plural } from "./format.js";
@@ -76,16 +76,14 @@ function Discovery({ onTake }) {
     let said = "";
     setState({ busy: true, said: "Searching…", error: "", cameras });
     try {
-      const options = { method: "POST", signal: abort.current.signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify(asked) };
-      for await (const { discovery, error } of lines(await open("/v1/cameras/discover", options))) {
-        if (error) throw new Error(error);
+      for await (const { discovery } of stream("/v1/cameras/discover", asked, abort.current.signal)) {
         if (discovery.camera) cameras.push(discovery.camera);
         said = `${discovery.probed} of ${plural(discovery.total, "address", "addresses")} probed, ${discovery.asked} of ${plural(discovery.answered, "device")} asked.`;
         setState({ busy: true, said, error: "", cameras: [...cameras] });
       }
       setState({ busy: false, said, error: "", cameras });
     } catch (failure) {
-      setState({ busy: false, said: failure.name === "AbortError" ? "Stopped." : "", error: failure.name === "AbortError" ? "" : failure.message, cameras });
+      setState({ busy: false, said: "", error: failure.message, cameras });
     }
   };
   const take = (camera, stream) => {

@@ -31,7 +31,7 @@ export function answerOf(incident) {
 export function StateOf({ incident }) {
   const open = incident.ended_s == null;
   const lasted = duration((open ? now() : incident.ended_s) - incident.opened_s);
-  return html`<${Badge} tone=${open ? "open" : "quiet"}>${open ? `open for ${lasted}` : `lasted ${lasted}`}<//>
+  return html`<${Badge} tone=${open ? incident.severity : "quiet"}>${open ? `open for ${lasted}` : `lasted ${lasted}`}<//>
     ${incident.acknowledged_by && html`<${Badge} tone="good">seen to by ${incident.acknowledged_by}<//>`}
     ${incident.verdict && html`<${Badge} tone=${incident.verdict === "confirmed" ? "good" : "quiet"}>${incident.verdict}<//>`}
     ${incident.muted && html`<${Badge}>muted<//>`}`;

@@ -2,45 +2,43 @@
 import { incidentPath, open as openPath, post } from "./api.js";
 import { severityRank } from "./attention.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
-import { useFetched } from "./fetching.js";
-import { clock, day, duration, moment, now, plural, score, words } from "./format.js";
+import { useFetched, useIncidents } from "./fetching.js";
+import { day, duration, moment, now, plural, score, words } from "./format.js";
 import { answerOf, IncidentRow, Snapshot, StateOf, titleOf } from "./incident_row.js";
 import { MuteButton, Mutes } from "./mutes.js";
-import { Badge, Empty, Failure, Icon, SeverityBadge, Skeleton, useClock } from "./parts.js";
+import { Back, Badge, Choice, Empty, Failure, Icon, SeverityBadge, Skeleton, useAttempt, useClock, useKept } from "./parts.js";
 import { isOlder, may, store, useTopics } from "./store.js";
 
 const LIMIT = 200;
 const OWED_PERIOD_S = 4;
 const SPANS = [[3600, "the last hour"], [24 * 3600, "the last day"], [7 * 24 * 3600, "the last week"], [0, "everything"]];
+const SEVERITIES = [["", "all"], ["critical", "critical"], ["warning", "warning"], ["info", "info"]];
+const VERDICTS = [["", "all"], ["unreviewed", "not reviewed"], ["confirmed", "confirmed"], ["rejected", "rejected"]];
 
 export function IncidentsPage({ id }) {
-  useTopics("incidents", "me");
+  useTopics("me");
   useClock(10);
-  const [onlyOpen, setOnlyOpen] = useState(false);
-  const [severity, setSeverity] = useState("");
-  const [verdict, setVerdict] = useState("");
-  const [span, setSpan] = useState(24 * 3600);
-  const [camera, setCamera] = useState("");
+  const [onlyOpen, setOnlyOpen] = useKept("incidents-open", false);
+  const [severity, setSeverity] = useKept("incidents-severity", "");
+  const [verdict, setVerdict] = useKept("incidents-verdict", "");
+  const [span, setSpan] = useKept("incidents-span", 24 * 3600);
+  const [camera, setCamera] = useKept("incidents-search", "");
   const [muted, setMuted] = useState(0);
   // To the minute: the path is the list's name, and would change with every drawing otherwise.
   const since = span ? Math.floor((now() - span) / 60) * 60 : 0;
   const [sinceAsked, setSinceAsked] = useState(since);
   useEffect(() => setSinceAsked(since), [span]);
-  const { data, error, reload } = useFetched(`/v1/incidents?limit=${LIMIT}${onlyOpen ? "&open=1" : ""}${sinceAsked ? `&since_s=${sinceAsked}` : ""}${verdict ? `&verdict=${verdict}` : ""}`);
-  const found = new Map((data?.incidents ?? []).map((incident) => [incident.id, incident]));
-  for (const incident of store.incidents.values()) {
-    if (!isOlder(incident, found.get(incident.id))) found.set(incident.id, incident);
-  }
+  const { data, error, reload, incidents } = useIncidents(`/v1/incidents?limit=${LIMIT}${onlyOpen ? "&open=1" : ""}${sinceAsked ? `&since_s=${sinceAsked}` : ""}${verdict ? `&verdict=${verdict}` : ""}`);
   const of = SPANS.find(([value]) => value === span)[1];
-  const cut = found.size >= LIMIT ? `the newest ${LIMIT} incidents` : "";
   const needle = camera.trim().toLocaleLowerCase();
-  const listed = [...found.values()]
-    .filter((incident) => incident.updated_s >= since)
+  // What goes on is of now, whenever it began.
+  const fitting = incidents
+    .filter((incident) => incident.ended_s == null || incident.opened_s >= since)
     .filter((incident) => (!onlyOpen || incident.ended_s == null) && (!severity || incident.severity === severity))
     .filter((incident) => !verdict || (incident.verdict || "unreviewed") === verdict)
-    .filter((incident) => `${incident.camera}\n${words(incident.subject)}\n${incident.question}`.toLocaleLowerCase().includes(needle))
-    .sort((a, b) => b.opened_s - a.opened_s)
-    .slice(0, LIMIT);
+    .filter((incident) => `${incident.camera}\n${words(incident.subject)}\n${incident.question}`.toLocaleLowerCase().includes(needle));
+  const listed = fitting.slice(0, LIMIT);
+  const cut = Math.max(data?.incidents.length ?? 0, fitting.length) >= LIMIT ? `the newest ${LIMIT} incidents` : "";
 
   return html`<div class=${`incidents-page ${id ? "with-detail" : ""}`}>
     <section class="timeline" aria-label="Incidents">
@@ -48,16 +46,9 @@ export function IncidentsPage({ id }) {
       <div class="toolbar">
         <label class="search"><span class="unseen">Search incidents by camera or question</span><${Icon} name="search" />
           <input type="search" placeholder="Camera or question" value=${camera} onInput=${(event) => setCamera(event.target.value)} /></label>
-        <label class="field">Of
-          <select value=${span} onChange=${(event) => setSpan(Number(event.target.value))}>${SPANS.map(([value, word]) => html`<option key=${value} value=${value}>${word}</option>`)}</select></label>
-        <label class="field">Severity
-          <select value=${severity} onChange=${(event) => setSeverity(event.target.value)}>
-            <option value="">all</option><option value="critical">critical</option><option value="warning">warning</option><option value="info">info</option>
-          </select></label>
-        <label class="field">Verdict
-          <select value=${verdict} onChange=${(event) => setVerdict(event.target.value)}>
-            <option value="">all</option><option value="unreviewed">not reviewed</option><option value="confirmed">confirmed</option><option value="rejected">rejected</option>
-          </select></label>
+        <${Choice} label="Of" value=${span} options=${SPANS} onChange=${setSpan} />
+        <${Choice} label="Severity" value=${severity} options=${SEVERITIES} onChange=${setSeverity} />
+        <${Choice} label="Verdict" value=${verdict} options=${VERDICTS} onChange=${setVerdict} />
         <label class="field switch"><input type="checkbox" role="switch" checked=${onlyOpen} onChange=${(event) => setOnlyOpen(event.target.checked)} />Only open</label>
       </div>
       ${listed.length > 0 && html`<${Strip} incidents=${listed} span=${span} />`}
@@ -104,6 +95,14 @@ function Strip({ incidents, span }) {
 }
 
 function Detail({ id, onMuted }) {
+  const aside = useRef(null);
+  useEffect(() => {
+    // Where it takes the list's place, the list may have been scrolled down.
+    if (aside.current.getBoundingClientRect().top < 0) scrollTo(0, 0);
+    const row = document.activeElement.closest(".incident-row a");
+    if (row) aside.current.focus({ preventScroll: true });
+    return () => aside.current?.contains(document.activeElement) && row?.focus({ preventScroll: true });
+  }, []);
   useTopics(`incident:${id}`, "epoch");
   const newest = store.incidents.get(id);
   const [owed, setOwed] = useState(false);
@@ -127,8 +126,8 @@ function Detail({ id, onMuted }) {
     return () => removeEventListener("keydown", escape);
   }, []);
   const incident = newest ?? data?.incident;
-  return html`<aside class="detail card" aria-label="Incident">
-    <a class="back" href="#/incidents"><${Icon} name="back" />All incidents</a>
+  return html`<aside class="detail card" aria-label="Incident" ref=${aside} tabindex="-1">
+    <${Back} href="#/incidents">All incidents<//>
     ${error && !incident && html`<${Failure} error=${error} onRetry=${reload} />`}
     ${!incident && !error && html`<${Skeleton} rows=${5} />`}
     ${incident && html`<${InFull} incident=${incident} detail=${data} onMuted=${onMuted} />`}
@@ -153,7 +152,7 @@ function InFull({ incident, detail, onMuted }) {
       <div><dt>Id</dt><dd><code>${incident.id}</code></dd></div>
     </dl>
     ${detail?.events?.length > 0 && html`<h3>What was told</h3><ol class="plain events">
-      ${detail.events.map((event) => html`<li key=${event.key}><span>${clock(event.at_s)}</span> ${event.cause || event.kind}${event.silent ? " (muted)" : ""}</li>`)}</ol>`}
+      ${detail.events.map((event) => html`<li key=${event.key}><span>${moment(event.at_s)}</span> ${event.cause || event.kind}${event.silent ? " (muted)" : ""}</li>`)}</ol>`}
     ${detail?.deliveries?.length > 0 && html`<h3>To whom</h3><ul class="plain">
       ${detail.deliveries.map((each, i) => html`<li key=${i}><span>${each.sink}</span>
         <${Badge} tone=${each.state === "delivered" ? "good" : each.state === "dead" ? "critical" : "warning"}>${each.state}<//>
@@ -186,25 +185,17 @@ function Footage({ incident }) {
 
 /** `[run, busy, error]`: `run(path, body)` posts to the incident and shows what comes back. */
 function usePost(incident) {
-  const [busy, setBusy] = useState(false);
-  const [error, setError] = useState("");
-  const run = async (path, body) => {
-    setBusy(true);
-    try {
-      store.fetchedIncident(await post(`${incidentPath(incident.id)}/${path}`, { ...body, by: store.me?.name || "console" }));
-      setError("");
-    } catch (failure) {
-      setError(failure.message);
-    }
-    setBusy(false);
-  };
-  return [run, busy, error];
+  const [attempt, busy, error] = useAttempt();
+  const send = async (path, body) => store.fetchedIncident(await post(`${incidentPath(incident.id)}/${path}`, { ...body, by: store.me?.name || "console" }));
+  return [(path, body) => attempt(() => send(path, body)), busy, error];
 }
 
 function Acknowledge({ incident }) {
   const [run, busy, error] = usePost(incident);
-  if (!may("ask") || incident.ended_s != null || incident.acknowledged_by) return null;
-  return html`<button type="button" class="button primary" disabled=${busy} onClick=${() => run("acknowledge", {})}>Acknowledge</button>
+  if (!may("ask")) return null;
+  // It stays where it is: another button in its place would get the click that was meant for it.
+  return html`<button type="button" class="button primary" disabled=${busy || incident.ended_s != null || incident.acknowledged_by}
+      onClick=${() => run("acknowledge", {})}>${incident.acknowledged_by ? "Acknowledged" : "Acknowledge"}</button>
     ${error && html`<p class="error" role="alert">${error}</p>`}`;
 }
 

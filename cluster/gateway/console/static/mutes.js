@@ -1,8 +1,9 @@
 // Silencing a camera or a question for a time, and taking that back.
 import { post, remove } from "./api.js";
-import { html, useEffect, useRef, useState } from "./dom.js";
+import { html, useEffect, useState } from "./dom.js";
 import { moment, words } from "./format.js";
 import { useFetched } from "./fetching.js";
+import { Choice, Dialog, useAttempt } from "./parts.js";
 import { may, store } from "./store.js";
 
 const TIMES = [[900, "15 minutes"], [3600, "1 hour"], [8 * 3600, "8 hours"], [24 * 3600, "a day"], [7 * 24 * 3600, "a week"]];
@@ -16,62 +17,29 @@ export function MuteButton({ camera, subject, onDone = () => {} }) {
 }
 
 function MuteDialog({ camera, subject, onClose }) {
-  const dialog = useRef(null);
   const [seconds, setSeconds] = useState(3600);
-  const [all, setAll] = useState(subject === "*");
-  const [error, setError] = useState("");
-  const [busy, setBusy] = useState(false);
-  useEffect(() => {
-    const before = document.activeElement;
-    dialog.current.showModal();
-    return () => before?.focus?.();
-  }, []);
-  const mute = async (event) => {
-    event.preventDefault();
-    setBusy(true);
-    try {
-      await post("/v1/mutes", { camera, subject: all ? "*" : subject, for_s: seconds, by: store.me?.name ?? "" });
-      onClose(true);
-    } catch (failure) {
-      setError(failure.message);
-      setBusy(false);
-    }
+  const [what, setWhat] = useState(subject);
+  const mute = async () => {
+    await post("/v1/mutes", { camera, subject: what, for_s: seconds, by: store.me?.name ?? "" });
+    onClose(true);
   };
-  return html`<dialog ref=${dialog} class="dialog" aria-labelledby="mute-title" onClose=${() => onClose(false)}>
-    <form onSubmit=${mute}>
-      <h2 id="mute-title">Mute ${camera}</h2>
-      <p class="soft">Incidents are still recorded; nothing is sent to anybody.</p>
-      <label class="field column">What
-        <select value=${all ? "*" : subject} onChange=${(event) => setAll(event.target.value === "*")}>
-          ${subject !== "*" && html`<option value=${subject}>${words(subject)} only</option>`}
-          <option value="*">everything at this camera</option>
-        </select></label>
-      <label class="field column">For
-        <select value=${seconds} onChange=${(event) => setSeconds(Number(event.target.value))}>
-          ${TIMES.map(([value, word]) => html`<option key=${value} value=${value}>${word}</option>`)}
-        </select></label>
-      ${error && html`<p class="error" role="alert">${error}</p>`}
-      <div class="actions"><button type="button" class="button" onClick=${() => onClose(false)}>Cancel</button>
-        <button class="button primary" disabled=${busy}>Mute</button></div>
-    </form>
-  </dialog>`;
+  const subjects = [...(subject === "*" ? [] : [[subject, `${words(subject)} only`]]), ["*", "everything at this camera"]];
+  return html`<${Dialog} title=${`Mute ${camera}`} action="Mute" onSubmit=${mute} onClose=${onClose}>
+    <p class="soft">Incidents are still recorded; nothing is sent to anybody.</p>
+    <${Choice} label="What" column value=${what} options=${subjects} onChange=${setWhat} />
+    <${Choice} label="For" column value=${seconds} options=${TIMES} onChange=${setSeconds} />
+  <//>`;
 }
 
-/** What is muted now, each with a button to end it; fetched anew when `serial` changes. */
-export function Mutes({ serial }) {
+/** What is muted now (`camera`: there), each with a button to end it; fetched anew when `serial` changes. */
+export function Mutes({ serial, camera = "" }) {
   const { data, reload } = useFetched("/v1/mutes", { periodS: 30 });
   useEffect(() => void (serial && reload()), [serial]);
-  const [error, setError] = useState("");
-  const mutes = data?.mutes ?? [];
+  const [attempt, , error] = useAttempt();
+  const mutes = (data?.mutes ?? []).filter((mute) => !camera || mute.camera === camera || mute.camera === "*");
   if (!mutes.length) return null;
-  const unmute = async (mute) => {
-    try {
-      const named = new URLSearchParams({ camera: mute.camera, subject: mute.subject });
-      await remove(`/v1/mutes?${named}`);
-      setError("");
-    } catch (failure) {
-      setError(failure.message);
-    }
+  const unmute = async ({ camera, subject }) => {
+    await attempt(() => remove(`/v1/mutes?${new URLSearchParams({ camera, subject })}`));
     reload();
   };
   return html`<section class="mutes card" aria-label="Muted">

@@ -1,8 +1,10 @@
 // Small parts that several pages are made of.
 import { html, useEffect, useRef, useState } from "./dom.js";
-import { stateWord } from "./attention.js";
+import { isSilent, stateWord } from "./attention.js";
 import { duration } from "./format.js";
 import { pictures } from "./pictures.js";
+import { may } from "./store.js";
+import { recall, remember } from "./theme.js";
 
 const ICONS = {
   wall: "M3 4h7v7H3zM14 4h7v7h-7zM3 14h7v7H3zM14 14h7v7h-7z",
@@ -29,6 +31,7 @@ export function Badge({ tone = "quiet", title, children }) {
 const STATE_TONES = { running: "good", connecting: "quiet", waiting: "quiet", ended: "quiet", paused: "quiet", backoff: "warning", error: "critical" };
 
 export function StateBadge({ camera }) {
+  if (isSilent(camera)) return html`<${Badge} tone="warning" title="It is connected, and no picture comes.">Silent for ${duration(camera.last_frame_age_s)}<//>`;
   const title = camera.reason + (camera.retry_in_s > 0 ? `; next try in ${duration(camera.retry_in_s)}` : "");
   return html`<${Badge} tone=${STATE_TONES[camera.state] ?? "quiet"} title=${title || undefined}>${stateWord(camera.state)}<//>`;
 }
@@ -52,6 +55,10 @@ export function Empty({ title, children }) {
   return html`<div class="empty"><p class="empty-title">${title}</p><p>${children}</p></div>`;
 }
 
+export function NoCameras() {
+  return html`<${Empty} title="There are no cameras yet">${may("admin") ? html`<a href="#/add-camera">Add the first one</a>` : "Somebody with the role “admin” can add some."}<//>`;
+}
+
 export function Failure({ error, onRetry }) {
   return html`<div class="failure" role="alert">
     <p>${error.message}</p>
@@ -65,6 +72,39 @@ export function Skeleton({ rows = 4 }) {
   </div>`;
 }
 
+export function Back({ href, children }) {
+  return html`<a class="back" href=${href}><${Icon} name="back" />${children}</a>`;
+}
+
+/** A choice with its name; `options`: `[value, word]`. */
+export function Choice({ label, value, options, column = false, onChange }) {
+  return html`<label class=${`field ${column ? "column" : ""}`}>${label}
+    <select value=${value} onChange=${(event) => onChange(options[event.target.selectedIndex][0])}>
+      ${options.map(([each, word]) => html`<option key=${each} value=${each}>${word}</option>`)}
+    </select></label>`;
+}
+
+/** A form in a dialog, which shows what `onSubmit` throws; the focus goes back to where it was. */
+export function Dialog({ title, action, tone = "primary", disabled = false, cancel = "Cancel", onSubmit, onClose, children }) {
+  const dialog = useRef(null);
+  const [attempt, busy, error] = useAttempt();
+  useEffect(() => {
+    const before = document.activeElement;
+    dialog.current.showModal();
+    return () => before?.focus?.();
+  }, []);
+  const submit = (event) => (event.preventDefault(), attempt(onSubmit));
+  return html`<dialog ref=${dialog} class="dialog" aria-labelledby="dialog-title" onClose=${() => onClose()}>
+    <form onSubmit=${submit}>
+      <h2 id="dialog-title">${title}</h2>
+      ${children}
+      ${error && html`<p class="error" role="alert">${error}</p>`}
+      <div class="actions"><button type="button" class="button" onClick=${() => onClose()}>${cancel}</button>
+        <button class=${`button ${tone}`} disabled=${busy || disabled}>${action}</button></div>
+    </form>
+  </dialog>`;
+}
+
 /** One figure with its name; `note` is what it means. */
 export function Figure({ label, value, note, tone }) {
   return html`<div class=${`figure ${tone ?? ""}`}>
@@ -73,7 +113,7 @@ export function Figure({ label, value, note, tone }) {
   </div>`;
 }
 
-/** A camera's newest picture. */
+/** A camera's newest picture; until it is there, its place is as high as most are, so that nothing below jumps. */
 export function Picture({ camera, width = 320, label }) {
   const canvas = useRef(null);
   const [state, setState] = useState({ word: "loading", text: "" });
@@ -84,7 +124,7 @@ export function Picture({ camera, width = 320, label }) {
     });
   }, [camera, width]);
   return html`<div class=${`picture ${state.word}`}>
-    <canvas ref=${canvas} role="img" aria-label=${label ?? `Newest picture of ${camera}`}></canvas>
+    <canvas ref=${canvas} width="16" height="9" role="img" aria-label=${label ?? `Newest picture of ${camera}`}></canvas>
     ${state.text && html`<span class="picture-note">${state.text}</span>`}
   </div>`;
 }
@@ -110,6 +150,19 @@ export function Thumbnail({ picture, label }) {
   return html`<canvas class="thumbnail" ref=${canvas} role="img" aria-label=${label}></canvas>`;
 }
 
+/** `[attempt, busy, error]`: `attempt(action)` awaits what it does; `error` is the sentence of what it threw. */
+export function useAttempt() {
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState("");
+  const attempt = async (action) => {
+    setBusy(true);
+    setError("");
+    await action().catch((failure) => setError(failure.message));
+    setBusy(false);
+  };
+  return [attempt, busy, error];
+}
+
 /** Draws anew every `periodS`, for what says how long ago something was. */
 export function useClock(periodS = 1) {
   const [, redraw] = useState(0);
@@ -117,4 +170,14 @@ export function useClock(periodS = 1) {
     const period = setInterval(() => redraw((serial) => serial + 1), periodS * 1000);
     return () => clearInterval(period);
   }, [periodS]);
+}
+
+/** State that this tab keeps while other pages are looked at, and when it is loaded anew: filters and searches. */
+export function useKept(name, initial) {
+  const [value, setValue] = useState(() => JSON.parse(recall(`sightline-${name}`, "sessionStorage") ?? "null") ?? initial);
+  const keep = (next) => {
+    remember(`sightline-${name}`, JSON.stringify(next), "sessionStorage");
+    setValue(next);
+  };
+  return [value, keep];
 }

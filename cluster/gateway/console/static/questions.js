@@ -3,6 +3,7 @@ import { cameraPath, get, put } from "./api.js";
 import { idOf } from "./question_id.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { count, plural, score, words } from "./format.js";
+import { Choice, Dialog } from "./parts.js";
 import { Replay } from "./replay.js";
 import { store } from "./store.js";
 
@@ -23,6 +24,7 @@ export function Questions({ camera, questions, onSave }) {
   };
   const without = (id) => own.filter((each) => each.id !== id);
   const drop = async (id) => {
+    if (!confirm(`Remove “${words(id)}”? ${camera} is not asked it any more.`)) return;
     try {
       await save(without(id));
     } catch (failure) {
@@ -82,8 +84,7 @@ function QuestionForm({ camera, question, taken, onCancel, onSave }) {
         <input type="number" min="1" max="1000" placeholder="as the cluster says" value=${draft.consecutive ?? ""} onInput=${(event) => set({ consecutive: number(event.target.value) })} /></label>
       <label class="field column">Cooldown, seconds
         <input type="number" min="0" placeholder="as the cluster says" value=${draft.cooldown_s ?? ""} onInput=${(event) => set({ cooldown_s: number(event.target.value) })} /></label>
-      <label class="field column">Severity
-        <select value=${draft.severity ?? ""} onChange=${(event) => set({ severity: event.target.value || undefined })}>${SEVERITIES.map(([value, word]) => html`<option key=${value} value=${value}>${word}</option>`)}</select></label>
+      <${Choice} label="Severity" column value=${draft.severity ?? ""} options=${SEVERITIES} onChange=${(severity) => set({ severity: severity || undefined })} />
     </div>
     <label class="field switch"><input type="checkbox" role="switch" checked=${draft.explain ?? false} onChange=${(event) => set({ explain: event.target.checked || undefined })} /> Also say why, which costs time on every window</label>
     <${Schedule} when=${draft.when} onChange=${(when) => set({ when })} />
@@ -119,15 +120,9 @@ function Schedule({ when, onChange }) {
 }
 
 function CopyDialog({ camera, question, onClose }) {
-  const dialog = useRef(null);
   const [chosen, setChosen] = useState(() => new Set());
   const [search, setSearch] = useState("");
   const [done, setDone] = useState(null);
-  useEffect(() => {
-    const before = document.activeElement;
-    dialog.current.showModal();
-    return () => before?.focus?.();
-  }, []);
   const names = [...store.cameras.keys()].filter((name) => name !== camera).sort();
   const listed = names.filter((name) => name.toLocaleLowerCase().includes(search.trim().toLocaleLowerCase()));
   const toggle = (name) => {
@@ -135,8 +130,7 @@ function CopyDialog({ camera, question, onClose }) {
     if (!next.delete(name)) next.add(name);
     setChosen(next);
   };
-  const copy = async (event) => {
-    event.preventDefault();
+  const copy = async () => {
     const failed = [];
     let copied = 0;
     setDone({ copied, failed, busy: true });
@@ -153,9 +147,8 @@ function CopyDialog({ camera, question, onClose }) {
     }
     setDone({ copied, failed, busy: false });
   };
-  return html`<dialog ref=${dialog} class="dialog" aria-labelledby="copy-title" onClose=${onClose}>
-    <form onSubmit=${copy}>
-      <h2 id="copy-title">Copy “${words(question.id)}” to</h2>
+  return html`<${Dialog} title=${`Copy “${words(question.id)}” to`} action="Copy" disabled=${!chosen.size || Boolean(done)} cancel=${done && !done.busy ? "Close" : "Cancel"}
+      onSubmit=${copy} onClose=${onClose}>
       <p class="soft">Of a camera that is asked the cluster's own questions, it takes their place.</p>
       ${names.length > 8 && html`<input type="search" aria-label="Search cameras" value=${search} onInput=${(event) => setSearch(event.target.value)} />`}
       <div class="copy-list" role="group" aria-label="Cameras" tabindex="0">${listed.slice(0, MOST_LISTED).map((name) => html`<label class="field" key=${name}>
@@ -163,8 +156,5 @@ function CopyDialog({ camera, question, onClose }) {
       ${listed.length > MOST_LISTED && html`<p class="soft">The first ${MOST_LISTED} of ${count(listed.length)}. Search to find the others.</p>`}
       <div role="status">${done && html`<p>${plural(done.copied, "camera")} of ${chosen.size} changed.</p>
         ${done.failed.map((each) => html`<p class="error" key=${each}>${each}</p>`)}`}</div>
-      <div class="actions"><button type="button" class="button" onClick=${onClose}>${done && !done.busy ? "Close" : "Cancel"}</button>
-        <button class="button primary" disabled=${!chosen.size || Boolean(done)}>Copy</button></div>
-    </form>
-  </dialog>`;
+  <//>`;
 }

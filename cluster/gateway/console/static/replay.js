@@ -1,8 +1,9 @@
 // What a question would have answered, and the incidents that its threshold makes of that: scores of late, or replayed
 // from the camera's memory. The gateway's own rule makes the incidents; the page only draws them.
-import { lines, open, post } from "./api.js";
+import { post, stream } from "./api.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { clock, count, duration, plural, score } from "./format.js";
+import { Choice } from "./parts.js";
 import { line } from "./sparkline.js";
 import { useHistory } from "./fetching.js";
 
@@ -36,24 +37,21 @@ export function Replay({ camera, question, known, onThreshold }) {
     const tell = (change) => setReplay((state = { ...state, ...change }));
     tell({});
     try {
-      const body = JSON.stringify({ camera, text: question.text.trim(), since_s: since });
-      const response = await open("/v1/replay", { method: "POST", headers: { "Content-Type": "application/json" }, body, signal: abort.current.signal });
-      for await (const { window, error } of lines(response)) {
-        if (error) throw new Error(error);
+      const body = { camera, text: question.text.trim(), since_s: since };
+      for await (const { window } of stream("/v1/replay", body, abort.current.signal)) {
         const { start_s: start, end_s: end, score: value, done, total } = window;
         if (value === null) tell({ done, total, missing: state.missing + 1 });
         else tell({ done, total, windows: [...state.windows, [start, end, value]] });
       }
       tell({ busy: false });
     } catch (failure) {
-      tell({ busy: false, error: failure.name === "AbortError" ? "Stopped." : failure.message });
+      tell({ busy: false, error: failure.message });
     }
   };
   const busy = replay?.busy;
   return html`<div class="replay">
     <div class="ask-actions">
-      <label class="field">About
-        <select value=${since} onChange=${(event) => setSince(Number(event.target.value))}>${SPANS.map(([value, word]) => html`<option key=${value} value=${value}>${word}</option>`)}</select></label>
+      <${Choice} label="About" value=${since} options=${SPANS} onChange=${setSince} />
       ${busy
         ? html`<button type="button" class="button" onClick=${() => abort.current.abort()}>Stop</button>`
         : html`<button type="button" class="button" disabled=${!question.text.trim()} onClick=${run}>Replay</button>`}

@@ -1,7 +1,7 @@
 // Privacy masks and zones drawn on the camera's picture, with the pointer or with the keyboard. Corners are shares of the picture.
 import { html, useRef, useState } from "./dom.js";
 import { plural } from "./format.js";
-import { Picture } from "./parts.js";
+import { Picture, useAttempt } from "./parts.js";
 
 const STEP = 0.01;
 const LARGE_STEP = 0.05;
@@ -28,8 +28,7 @@ export function ShapeEditor({ camera, kind, shapes, onSave }) {
   const [open, setOpen] = useState([]);
   const [cross, setCross] = useState([0.5, 0.5]);
   const [said, setSaid] = useState("");
-  const [error, setError] = useState("");
-  const [busy, setBusy] = useState(false);
+  const [attempt, busy, error] = useAttempt();
   const frame = useRef(null);
   const dragged = useRef(null);
   const full = done.length >= kind.most;
@@ -76,15 +75,8 @@ export function ShapeEditor({ camera, kind, shapes, onSave }) {
     event.preventDefault();
   };
   const save = async () => {
-    setBusy(true);
-    setError("");
-    try {
-      await onSave(done);
-      setSaid(done.length ? `${plural(done.length, noun)} saved.` : `Saved without ${noun}s.`);
-    } catch (failure) {
-      setError(failure.message);
-    }
-    setBusy(false);
+    await onSave(done);
+    setSaid(done.length ? `${plural(done.length, noun)} saved.` : `Saved without ${noun}s.`);
   };
   return html`<div class="masks">
     <p class="soft">${kind.says} Click corners on the picture, and the first corner again to close the shape. With the keyboard: arrows move the cross, Enter sets a corner, C closes the shape, Backspace takes a corner back.</p>
@@ -111,7 +103,7 @@ export function ShapeEditor({ camera, kind, shapes, onSave }) {
     <div class="actions">
       <button type="button" class="button" disabled=${open.length < 3} onClick=${close}>Close the shape</button>
       <button type="button" class="button" disabled=${!open.length} onClick=${() => setOpen(open.slice(0, -1))}>Take a corner back</button>
-      <button type="button" class="button primary" disabled=${busy || open.length > 0} onClick=${save}>Save ${noun}s</button>
+      <button type="button" class="button primary" disabled=${busy || open.length > 0} onClick=${() => attempt(save)}>Save ${noun}s</button>
     </div>
     ${error && html`<p class="error" role="alert">${error}</p>`}
     <ul class="plain">${done.map((corners, shape) => html`<li key=${shape}>${kind.nameOf(shape)}, ${plural(corners.length, "corner")}

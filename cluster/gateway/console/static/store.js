@@ -20,7 +20,6 @@ export class Store {
     this.openByCamera = new Map();
     this.histories = new Map();
     this.epoch = 0;
-    this.missed = 0;
     this.trackers = new Set();
     this.listeners = new Map();
     this.changed = new Set();
@@ -190,6 +189,7 @@ export class Store {
   }
 
   clear() {
+    this.me = null;
     this.cameras.clear();
     this.incidents.clear();
     this.openByCamera.clear();

@@ -4,7 +4,7 @@ import { html, useEffect, useRef, useState } from "./dom.js";
 import { useFetched } from "./fetching.js";
 import { day, now, score, toMinute, words } from "./format.js";
 import { titleOf } from "./incident_row.js";
-import { Failure, Skeleton } from "./parts.js";
+import { Choice, Failure, Skeleton } from "./parts.js";
 
 const MINUTE = 60;
 const MINUTES = 1440;
@@ -15,7 +15,7 @@ const DAYS = [[0, "the last 24 hours"], [1, "the 24 hours before"]];
 
 const nextMinute = () => (Math.floor(now() / MINUTE) + 1) * MINUTE;
 
-export function Timeline({ name }) {
+export function Timeline({ name, incidents }) {
   const [back, setBack] = useState(0);
   const [question, setQuestion] = useState("");
   // To the minute: the path is the name of what is fetched, and changes with it.
@@ -32,19 +32,16 @@ export function Timeline({ name }) {
   const { error, reload } = fetched;
   const { data, until } = drawn.current ?? {};
   const since = until - DAY_S;
-  const listed = useFetched(`/v1/incidents?camera=${encodeURIComponent(name)}&limit=1000`, { periodS: 60 });
   if (error && !data) return html`<${Failure} error=${error} onRetry=${reload} />`;
   if (!data) return html`<${Skeleton} rows=${3} />`;
   const questions = Object.keys(data.scores).sort();
   const shown = questions.includes(question) ? question : questions[0] ?? "";
-  const incidents = (listed.data?.incidents ?? []).filter((each) => each.opened_s < until && (each.ended_s ?? until) > since);
+  const shownIncidents = incidents.filter((each) => each.opened_s < until && (each.ended_s ?? until) > since);
   return html`<div class="toolbar">
-      <label class="field">Of
-        <select value=${back} onChange=${(event) => setBack(Number(event.target.value))}>${DAYS.map(([value, word]) => html`<option key=${value} value=${value}>${word}</option>`)}</select></label>
-      ${questions.length > 1 && html`<label class="field">Question
-        <select value=${shown} onChange=${(event) => setQuestion(event.target.value)}>${questions.map((id) => html`<option key=${id} value=${id}>${words(id)}</option>`)}</select></label>`}
+      <${Choice} label="Of" value=${back} options=${DAYS} onChange=${setBack} />
+      ${questions.length > 1 && html`<${Choice} label="Question" value=${shown} options=${questions.map((id) => [id, words(id)])} onChange=${setQuestion} />`}
     </div>
-    <${Day} key=${back} name=${name} since=${since} until=${until} question=${shown} bins=${data.scores[shown] ?? []} states=${data.states} incidents=${incidents} />`;
+    <${Day} key=${back} name=${name} since=${since} until=${until} question=${shown} bins=${data.scores[shown] ?? []} states=${data.states} incidents=${shownIncidents} />`;
 }
 
 /** `bins`: rows of time, highest score, level, windows, positives; `states`: rows of time, state, rung, gaps. */

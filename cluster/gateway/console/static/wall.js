@@ -1,9 +1,9 @@
 // The wall: every camera as a tile, those that want a look in front. Only the rows on the screen are in the document, so
 // that five hundred cameras, or five thousand, cost the browser what fits on its screen.
-import { attention, isTrouble, stateWord, topAnswer } from "./attention.js";
+import { attention, byName, isTrouble, matches, topAnswer } from "./attention.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./dom.js";
 import { count, plural } from "./format.js";
-import { Empty, Failure, Icon } from "./parts.js";
+import { Choice, Empty, Icon, NoCameras, useKept } from "./parts.js";
 import { pictures } from "./pictures.js";
 import { store, useTopics } from "./store.js";
 import { recall, remember } from "./theme.js";
@@ -15,12 +15,13 @@ const LEAST_WIDTH = { comfortable: 232, compact: 156 };
 const OVERSCAN_ROWS = 1;
 const FIRST_ROWS = 3;
 const HOLD_MS = 1500;
+const READ_MS = 10_000;
 
 const FILTERS = [
   { id: "all", word: "All", test: () => true },
   { id: "attention", word: "Want a look", test: (camera, seen) => seen.level >= 30 },
   { id: "incident", word: "With an incident", test: (camera, seen) => Boolean(seen.incident) },
-  { id: "trouble", word: "Not working", test: (camera) => isTrouble(camera.state) },
+  { id: "trouble", word: "Not working", test: isTrouble },
   { id: "lowered", word: "Lower quality", test: (camera) => Boolean(camera.rung) && camera.rung !== "full" },
 ];
 // Highest first, then by name. Rounded, so that scores that waver do not shuffle the wall.
@@ -31,19 +32,15 @@ const SORTS = {
   lag: { word: "Lag", key: ({ camera }) => Math.round(10 * (camera.expected_lag_s ?? 0)) },
 };
 let painted = false;
-const collator = new Intl.Collator(undefined, { numeric: true });
 
 export function Wall() {
-  useTopics("cameras", "incidents");
-  const [search, setSearch] = useState("");
-  const [filter, setFilter] = useState("all");
-  const [sort, setSort] = useState("attention");
+  useTopics("cameras", "incidents", "me");
+  const [search, setSearch] = useKept("wall-search", "");
+  const [filter, setFilter] = useKept("wall-filter", "all");
+  const [sort, setSort] = useKept("wall-sort", "attention");
   const [kept, setKept] = useState(pictures.kept);
   const [density, setDensity] = useState(recall("sightline-density") ?? (innerWidth < 600 ? "compact" : "comfortable"));
-  const held = useRef({ busy: false, order: [], key: "" });
-  if (store.error && !store.loaded) return html`<${Failure} error=${store.error} />`;
-  if (!store.loaded) return html`<${WallSkeleton} />`;
-
+  const held = useRef({ until: 0, order: [], key: "" });
   const all = [...store.cameras.values()].map((camera) => ({ camera, seen: attention(camera, store.openIncidents(camera.name)) }));
   const chosen = FILTERS.find((each) => each.id === filter);
   const needle = search.trim().toLocaleLowerCase();
@@ -61,7 +58,9 @@ export function Wall() {
       </button>`)}
     </div>
     <p class="unseen" role="status">${needle || filter !== "all" ? `${plural(shown.length, "camera")} shown` : ""}</p>
-    ${shown.length ? html`<${Grid} entries=${shown} least=${LEAST_WIDTH[density]} held=${held.current} />` : html`<${Nothing} all=${all.length} />`}
+    ${shown.length > 0 && html`<${Grid} entries=${shown} least=${LEAST_WIDTH[density]} held=${held.current} />`}
+    ${!all.length && html`<${NoCameras} />`}
+    ${all.length > 0 && !shown.length && html`<${Empty} title="No camera fits">Change the search, or show all cameras.<//>`}
   </div>`;
 }
 
@@ -81,14 +80,8 @@ function Toolbar({ search, setSearch, sort, setSort, kept, setKept, density, set
       <input ref=${field} type="search" placeholder="Search cameras" value=${search} aria-keyshortcuts="/" autocomplete="off" spellcheck=${false}
         onInput=${(event) => setSearch(event.target.value)}
         onKeyDown=${(event) => event.key === "Escape" && (search ? setSearch("") : event.target.blur())} /></label>
-    <label class="field">Sort
-      <select value=${sort} onChange=${(event) => setSort(event.target.value)}>
-        ${Object.entries(SORTS).map(([id, { word }]) => html`<option key=${id} value=${id}>${word}</option>`)}
-      </select></label>
-    <label class="field">Tiles
-      <select value=${density} onChange=${(event) => setDensity(event.target.value)}>
-        <option value="comfortable">Large</option><option value="compact">Small</option>
-      </select></label>
+    <${Choice} label="Sort" value=${sort} options=${Object.entries(SORTS).map(([id, { word }]) => [id, word])} onChange=${setSort} />
+    <${Choice} label="Tiles" value=${density} options=${[["comfortable", "Large"], ["compact", "Small"]]} onChange=${setDensity} />
     <label class="field switch" title="Lit: the patches that the model looked at. Dimmed: what the codec said had not changed.">
       <input type="checkbox" role="switch" checked=${kept} onChange=${(event) => setKept(event.target.checked)} />Kept patches</label>
   </div>`;
@@ -134,6 +127,11 @@ function Grid({ entries, least, held }) {
     painted ||= width > 0;
   }, [width]);
 
+  const hadFocus = grid.current?.contains(document.activeElement);
+  useLayoutEffect(() => {
+    // A tile that changed its place in the document has lost it.
+    if (hadFocus && !grid.current.contains(document.activeElement)) grid.current.querySelector("[tabindex='0']")?.focus({ preventScroll: true });
+  });
   const activeIndex = useMemo(() => entries.findIndex(({ camera }) => camera.name === active), [entries, active]);
   const focusAt = (index) => {
     const target = entries[Math.min(Math.max(0, index), entries.length - 1)].camera.name;
@@ -162,14 +160,14 @@ function Grid({ entries, least, held }) {
     if (activeIndex >= 0 && !inRange.includes(activeIndex)) inRange.push(activeIndex);
   }
   const stop = activeIndex >= 0 ? activeIndex : (inRange[0] ?? 0);
-  const hold = (busy) => () => {
-    Object.assign(held, { busy, until: performance.now() + HOLD_MS });
+  // Not for as long as a pointer lies there: it may do so all night. What came meanwhile finds its place afterwards.
+  const hold = (ms) => () => {
+    held.until = performance.now() + ms;
     clearTimeout(held.timer);
-    // What came meanwhile finds its place when the hold is over, also where nothing else comes.
-    if (!busy) held.timer = setTimeout(() => store.touch("cameras"), HOLD_MS);
+    held.timer = setTimeout(() => store.touch("cameras"), ms);
   };
   return html`<ul class="grid" ref=${grid} aria-label="Cameras; move with the arrow keys" style=${{ height: `${rows * (tileHeight + GAP)}px` }}
-      onKeyDown=${onKeyDown} onPointerMove=${hold(true)} onPointerLeave=${hold(false)} onFocusIn=${hold(true)} onFocusOut=${hold(false)}>
+      onKeyDown=${onKeyDown} onPointerMove=${hold(READ_MS)} onPointerLeave=${hold(HOLD_MS)} onFocusIn=${hold(READ_MS)} onFocusOut=${hold(HOLD_MS)}>
     ${inRange.map((index) => {
       const { camera, seen } = entries[index];
       const left = (index % columns) * (tileWidth + GAP);
@@ -182,29 +180,18 @@ function Grid({ entries, least, held }) {
   </ul>`;
 }
 
-/** Sorted; while somebody is busy on the wall, tiles stay where they are and new ones come last. */
+/** Sorted; while somebody reads the wall, tiles stay where they are and new ones come last. */
 function ordered(entries, sort, held, key) {
-  const byName = (a, b) => collator.compare(a.camera.name, b.camera.name);
-  if (held.key === key && (held.busy || performance.now() < (held.until ?? 0))) {
+  const named = (a, b) => byName(a.camera, b.camera);
+  if (held.key === key && performance.now() < held.until) {
     const place = new Map(held.order.map((name, i) => [name, i]));
     const of = ({ camera }) => place.get(camera.name) ?? Infinity;
-    entries.sort((a, b) => (of(a) === of(b) ? byName(a, b) : of(a) - of(b)));
+    entries.sort((a, b) => (of(a) === of(b) ? named(a, b) : of(a) - of(b)));
   } else {
-    entries.sort((a, b) => sort.key(b) - sort.key(a) || byName(a, b));
+    entries.sort((a, b) => sort.key(b) - sort.key(a) || named(a, b));
   }
   Object.assign(held, { key, order: entries.map(({ camera }) => camera.name) });
   return entries;
-}
-
-function matches(camera, needle) {
-  if (!needle) return true;
-  const text = [camera.name, camera.source, camera.state, stateWord(camera.state), camera.replica, camera.priority].join("\n");
-  return text.toLocaleLowerCase().includes(needle);
-}
-
-function Nothing({ all }) {
-  if (all) return html`<${Empty} title="No camera fits">Change the search, or show all cameras.<//>`;
-  return html`<${Empty} title="No cameras yet">Add one with <code>sightline cameras add</code>, in the configuration, or as a Camera object of the cluster. It appears here by itself.<//>`;
 }
 
 export function WallSkeleton() {
