@@ -11,7 +11,7 @@ from cluster.lab.evaluation.calibration import Calibration, calibrate, fit_thres
 from cluster.lab.evaluation.datasets import SkippedVideo
 from cluster.lab.evaluation.metrics import Accuracy, Bools, Estimate, accuracy, f1_drop, recall_drop
 from cluster.lab.evaluation.results import Results, Thresholds
-from cluster.lab.evaluation.settings import Role, Setting
+from cluster.lab.evaluation.settings import Setting
 from cluster.models.base import VisionLanguageModel
 
 DEFAULT_THRESHOLD = 0.5
@@ -89,8 +89,7 @@ def compute_figures(test: Results, thresholds: Thresholds, validation: Results |
     For each FLOPs limit one setting of ours stands for all scenes: of those within the limit (which needs no labels)
     that ``validation`` cannot tell from the best there, the one that computes most. Without validation results it is
     chosen on the test results, and a note says so. ``flops_vs_codecsight`` is read off the settings of ours that are
-    the frontier on ``validation``. ``f1_gain_at_*`` compares ours with CodecSight at any threshold within the limit,
-    chosen in the same way.
+    the frontier on ``validation``.
     """
     found = Figures({"videos": float(len(test.videos))}, {}, {}, calibrate(*test.window_scores(test.full)))
     whole = test.decisions(test.full, thresholds)
@@ -123,11 +122,11 @@ def compute_figures(test: Results, thresholds: Thresholds, validation: Results |
 
 
 def choose_setting(
-    test: Results, thresholds: Thresholds, limit: float, validation: Results | None = None, role: Role = "ours"
+    test: Results, thresholds: Thresholds, limit: float, validation: Results | None = None
 ) -> Setting | None:
-    """The setting of this role for a share of full computation's FLOPs; see ``compute_figures``."""
+    """The setting of ours for a share of full computation's FLOPs; see ``compute_figures``."""
     judge = validation or test
-    affordable = [setting for setting in comparable_settings(test, role) if test.flops_share(setting) <= limit]
+    affordable = [setting for setting in comparable_settings(test) if test.flops_share(setting) <= limit]
     best = max(affordable, key=lambda setting: _merit(judge, setting, thresholds), default=None)
     if best is None:
         return None
@@ -138,13 +137,13 @@ def choose_setting(
     return max(alike or [best], key=lambda each: (test.flops_share(each), _merit(judge, each, thresholds)))
 
 
-def comparable_settings(results: Results, role: Role = "ours") -> list[Setting]:
-    """Settings of this role that answer the same windows of the same stream as full computation, one per key."""
+def comparable_settings(results: Results) -> list[Setting]:
+    """Settings of ours that answer the same windows of the same stream as full computation, one per key."""
     whole = replace(results.full.shape, anchor_interval_s=1)
     found: dict[str, Setting] = {}
     for setting in results.settings:
         alike = replace(setting.shape, anchor_interval_s=1) == whole and setting.source == results.full.source
-        if setting.role == role and alike:
+        if setting.role == "ours" and alike:
             # A sweep point may also be a setting of the table, which comes first.
             found.setdefault(setting.key, setting)
     return list(found.values())
@@ -194,9 +193,8 @@ def _merit(results: Results, setting: Setting, thresholds: Thresholds) -> tuple[
 
 def _against_codecsight(found: Figures, test: Results, thresholds: Thresholds, validation: Results | None) -> None:
     # On the camera's own stream or encoded again as its paper has it: whichever is better on validation.
-    published = max(
-        _published(test.settings), key=lambda each: _merit(validation or test, each, thresholds), default=None
-    )
+    known = [each for each in test.settings if each.role == "codecsight" and each.sweep is None]
+    published = max(known, key=lambda each: _merit(validation or test, each, thresholds), default=None)
     if published is None or not comparable_settings(test):
         found.notes.append("flops_vs_codecsight: the settings lack the published rule or ours")
         return
@@ -211,27 +209,11 @@ def _against_codecsight(found: Figures, test: Results, thresholds: Thresholds, v
         found.chosen["codecsight"] = equal
         _put(found, "f1_gain_over_codecsight", gain)
         _put(found, "f1_gain_over_codecsight_low", gain.low)
-    # CodecSight for less, with the threshold that does best for the price.
-    for name, limit in LIMITS.items():
-        rule = choose_setting(test, thresholds, limit, validation, "codecsight")
-        if rule is None or name not in found.chosen:
-            found.notes.append(f"f1_gain_at_{name}: no setting of CodecSight or of ours stays within {limit:.0%}")
-            continue
-        gain = f1_drop(test.decisions(found.chosen[name], thresholds), test.decisions(rule, thresholds))
-        _put(found, f"f1_gain_at_{name}", gain)
-        _put(found, f"f1_gain_at_{name}_low", gain.low)
-        _put(found, f"flops_share_codecsight_at_{name}", test.flops_share(rule))
     needed = flops_at_f1(_frontier_on_test(test, thresholds, validation), wanted)
     if math.isnan(needed):
         found.notes.append(f"flops_vs_codecsight: no setting of ours reaches the published rule's F1 of {wanted:.3f}")
     else:
         _put(found, "flops_vs_codecsight", needed / test.flops_share(published))
-
-
-def _published(settings: Iterable[Setting]) -> list[Setting]:
-    """CodecSight with its paper's threshold and as many anchors as other settings of the table have."""
-    known = [each for each in settings if each.role == "codecsight" and each.sweep is None and not each.options]
-    return [each for each in known if each.shape == known[0].shape]
 
 
 def _put(found: Figures, name: str, value: Estimate | float) -> None:
@@ -254,7 +236,6 @@ BOUNDS: dict[str, tuple[str, float]] = {
     "f1_drop_at_8": ("≤", 0.03),
     "f1_drop_at_8_high": ("≤", 0.05),
     "f1_gain_over_codecsight_low": ("≥", 0),
-    "f1_gain_at_8_low": ("≥", 0),
     "flops_vs_codecsight": ("≤", 0.7),
     "f1_drop_noisy": ("≤", 0.02),
     "f1_drop_night": ("≤", 0.02),
@@ -301,10 +282,7 @@ class EvaluationReport:
     @property
     def compared(self) -> list[SettingRow]:
         """Full computation, CodecSight, and the chosen setting of ours for each limit."""
-        shown = {each.key for each in _published(line.setting for line in self.table)}
-        lines = {
-            line.setting.key: line for line in self.table if line.setting.role == "full" or line.setting.key in shown
-        }
+        lines = {line.setting.key: line for line in self.table if line.setting.role in ("full", "codecsight")}
         for setting in self.figures.chosen.values():
             lines.setdefault(setting.key, next(line for line in self.lines if line.setting.key == setting.key))
         return list(lines.values())

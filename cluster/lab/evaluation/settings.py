@@ -93,10 +93,9 @@ def full_computation(shape: WindowShape) -> Setting:
     return Setting("full", "none", "all", shape=shape, role="full", tower="every window")
 
 
-def codecsight(shape: WindowShape, tau: float | None = None) -> Setting:
-    """CodecSight as published: its pruning rule and threshold (or another, ``tau``), its anchors refreshed."""
-    name, options = ("codecsight", ()) if tau is None else (f"codecsight tau {tau:g}", (("tau", tau),))
-    return Setting(name, "codecsight", "anchors", options=options, shape=shape, role="codecsight")
+def codecsight(shape: WindowShape) -> Setting:
+    """CodecSight as published: its pruning rule and threshold, its anchors refreshed."""
+    return Setting("codecsight", "codecsight", "anchors", shape=shape, role="codecsight")
 
 
 def ours(shape: WindowShape, budget: float, options: Mapping[str, float] | None = None) -> Setting:
@@ -117,8 +116,7 @@ def basic_grid(shape: WindowShape) -> list[Setting]:
 
 
 def quick_grid(shape: WindowShape) -> list[Setting]:
-    """Full computation, CodecSight, the same for less, its two parts alone, and ours from rare anchors to frequent
-    ones."""
+    """Full computation, CodecSight, its two parts alone, and ours from rare anchors to frequent ones."""
     interval = shape.anchor_interval_s
     rare, often, oftener = (
         replace(shape, anchor_interval_s=each)
@@ -127,7 +125,6 @@ def quick_grid(shape: WindowShape) -> list[Setting]:
     return [
         full_computation(shape),
         codecsight(shape),
-        *(_with_anchor_interval(codecsight(rare, tau), rare.anchor_interval_s) for tau in TAUS[1:]),
         Setting("codecsight pruning alone", "codecsight", "all", shape=shape),
         Setting("codecsight refresh alone", "none", "anchors", shape=shape),
         *(_with_anchor_interval(ours(rare, budget), rare.anchor_interval_s) for budget in (0.0, 0.1)),
@@ -205,7 +202,8 @@ def sweep_settings(shape: WindowShape) -> list[Setting]:
         for base in (full_computation(cut), codecsight(cut), ours(cut, 0.1)):
             found.append(_sweep_point(base, "stride", share))
     for tau in TAUS:
-        found.append(_sweep_point(codecsight(shape, tau), "threshold", tau))
+        published = replace(codecsight(shape), name=f"codecsight tau {tau:g}", options=(("tau", tau),))
+        found.append(_sweep_point(published, "threshold", tau))
     for margin in MARGINS:
         found.append(_sweep_point(ours(shape, 0.1, {"margin": margin}), "margin", margin))
     for interval in ANCHOR_INTERVALS:

@@ -242,25 +242,6 @@ def test_the_gain_over_the_published_rule_is_paired(make_results):
     assert found.values["f1_drop_at_15_high"] == 0
 
 
-def test_the_published_rule_for_less_is_compared_at_the_price(make_results):
-    """Of its two thresholds within 8 % the one that finds more stands for it; ours finds one more than that."""
-    worse, better = (
-        replace(
-            PUBLISHED, name=f"tau {tau}", options=(("tau", tau),), shape=replace(PUBLISHED.shape, anchor_interval_s=16)
-        )
-        for tau in (5.0, 1.0)
-    )
-    table = {FULL: hits(4), PUBLISHED: hits(4), worse: hits(1), better: hits(2), MIDDLE: hits(3)}
-    cost = {FULL: 1000, PUBLISHED: 200, worse: 50, better: 70, MIDDLE: 80}
-    report = make_report("x", make_results(TRUTH, table, cost), HALF)
-    values = report.figures.values
-    assert values["f1_gain_at_8"] == pytest.approx(f1(3) - f1(2))
-    assert values["f1_gain_at_8_low"] == 0
-    assert values["flops_share_codecsight_at_8"] == pytest.approx(0.07, abs=0.002)
-    assert values["f1_codecsight"] == 1
-    assert [line.setting for line in report.compared] == [FULL, PUBLISHED, MIDDLE]
-
-
 def test_a_checkpoint_of_other_questions_is_refused(model):
     asked = {"fall": "Is someone lying on the ground?"}
     with pytest.raises(ModelError, match="does not say which questions"):

@@ -26,15 +26,9 @@ SHAPE = WindowShape()
 def test_every_grid_of_comparisons_has_full_the_published_rule_and_ours(name):
     settings = make_grid(name, SHAPE)
     assert settings[0] == full_computation(SHAPE)
-    shown = [setting for setting in settings if setting.sweep is None]
-    roles = [setting.role for setting in shown]
+    roles = [setting.role for setting in settings if setting.sweep is None]
     assert roles.count("full") == 1
-    published = [setting for setting in shown if setting.role == "codecsight" and not setting.options]
-    assert len(published) == (2 if name == "systems" else 1)
-    # For less: rarer anchors, and thresholds above the paper's.
-    for_less = [setting for setting in shown if setting.role == "codecsight" and setting.options]
-    assert [dict(setting.options)["tau"] for setting in for_less] == [0.5, 1, 2, 5]
-    assert {setting.shape.anchor_interval_s for setting in for_less} == {2 * SHAPE.anchor_interval_s}
+    assert roles.count("codecsight") == (2 if name == "systems" else 1)
     assert roles.count("ours") >= 3
     names = [setting.name for setting in settings]
     assert len(set(names)) == len(names)
