@@ -107,7 +107,7 @@ async def test_replicas_and_the_fleet(tmp_path):
         assert (await client("POST", "/v1/replicas/replica-1/drain", {}))[1]["draining"] is True
         assert served.world.drained == {"replica-1"}
         assert (await client("POST", "/v1/replicas/replica-1/drain", {"undo": True}))[1]["draining"] is False
-        assert (await client("POST", "/v1/replicas/none/drain", {}))[0] == 400
+        assert (await client("POST", "/v1/replicas/none/drain", {}))[0] == 404
         _, fleet = await client("GET", "/v1/fleet")
         assert fleet["cameras"] == 40
         assert sum(fleet["states"].values()) == sum(fleet["rungs"].values()) == 40
