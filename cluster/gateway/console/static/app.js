@@ -37,8 +37,9 @@ let taken = 0;
 async function sync() {
   const touched = store.track();
   const turn = (asked += 1);
+  const open = openIncidents();
   try {
-    const [cameras, incidents] = await Promise.all([get("/v1/cameras"), openIncidents()]);
+    const [cameras, incidents] = await Promise.all([get("/v1/cameras"), open]);
     // Lists that come later than those asked for after them are older.
     if (turn > taken) {
       taken = turn;
@@ -46,8 +47,10 @@ async function sync() {
     }
   } catch (error) {
     store.error = new Error(`The cameras cannot be listed, which is tried again by itself: ${error.message}`);
-    incidentsOwed = true;
     store.touch("cameras", "epoch");
+    // What goes on is known all the same.
+    const incidents = await open.catch(() => null);
+    if (incidents && turn > taken) store.takeOpen(incidents, touched);
     if (error.status !== 401) setTimeout(() => live.state === "live" && sync(), RESYNC_MS);
   }
   store.untrack(touched);
