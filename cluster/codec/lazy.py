@@ -336,8 +336,12 @@ class LazyDecode:
             and (first is None or decoded - first <= HELD_S * MICROSECONDS)
             # Less, as a picture that waited so long would be shown.
             and (self.waits_from is None or decoded - self.waits_from < self.wait_s * MICROSECONDS)
-            # What only the mean has told is seen within a stride, however far the next keyframe is.
-            and (self._lags_from is None or decoded - self._lags_from < 2 * self.wait_s * MICROSECONDS)
+            # What only the mean has told is seen within a stride, or with a keyframe that is near by then.
+            and (
+                self._lags_from is None
+                or decoded - self._lags_from < 2 * self.wait_s * MICROSECONDS
+                or self._keyframe_is_near(decoded)
+            )
         ):
             return True
         self.events["overflow"] += 1
