@@ -100,8 +100,6 @@ class IncidentsProxy(incidents_pb2_grpc.IncidentsServicer):
     Outbox = _handed_on("Outbox", _scoped)
     Resend = _handed_on("Resend", _scoped)
     TestSink = _handed_on("TestSink", limit_s=TEST_S + 5.0)
-    Acknowledge = _handed_on("Acknowledge", _signed, of_mine=True)
-    Review = _handed_on("Review", _signed, of_mine=True)
 
     async def Get(self, request: pb.GetIncidentRequest, _context: Context) -> pb.IncidentDetail:
         async with self.alerting() as stub:
