@@ -10,7 +10,15 @@ from av.video.frame import PictureType, VideoFrame
 
 from cluster.codec.decoder import DECODED_BYTES, MOST_THREADS, DecodeError, Decoder, PicturesTooLargeError, trim_heap
 from cluster.codec.motion import ReferenceDistance
-from cluster.codec.nal import FRAMED_CODECS, H264FrameNumbers, configuration, picture_bytes, starts_decoding, to_annexb
+from cluster.codec.nal import (
+    FRAMED_CODECS,
+    H264FrameNumbers,
+    configuration,
+    is_picture,
+    starts_decoding,
+    to_annexb,
+    typed_units,
+)
 from cluster.codec.nvdec import DecodeDevice, DecodeWish, DevicePicture, Nvdec
 from cluster.codec.privacy import Polygon, PrivacyMasks
 from cluster.codec.source import StreamHeader
@@ -114,7 +122,8 @@ class CodecProcessor:
             return []
         if packet.codec in FRAMED_CODECS:
             data = self._ahead + data
-            alone = data.startswith(_STARTS) and not picture_bytes(packet.codec, data)
+            pictures = (is_picture(packet.codec, kind) for kind, _ in typed_units(packet.codec, data))
+            alone = data.startswith(_STARTS) and not any(pictures)
             self._ahead = data[-_MOST_AHEAD:] if alone else b""
             if alone:
                 return []
