@@ -79,9 +79,10 @@ export async function* stream(path, body, signal) {
   try {
     const response = await open(path, { method: "POST", headers, body: JSON.stringify(body), signal });
     for await (const text of pieces(response, /\r?\n/)) {
-      const event = text.trim() ? JSON.parse(text) : {};
+      if (!text.trim()) continue;
+      const event = JSON.parse(text);
       if (event.error) throw new ApiError(response.status, event.error);
-      if (text.trim()) yield event;
+      yield event;
     }
   } catch (error) {
     throw error.name === "AbortError" ? new ApiError(0, "Stopped.") : error;

@@ -20,6 +20,7 @@ export const isTrouble = (camera) => camera.state === "error" || camera.state ==
 export const byName = (a, b) => collator.compare(a.name, b.name);
 
 export function matches(camera, needle) {
+  if (!needle) return true;
   const text = [camera.name, camera.source, camera.state, stateWord(camera.state), camera.replica, camera.priority].join("\n");
   return text.toLocaleLowerCase().includes(needle);
 }
