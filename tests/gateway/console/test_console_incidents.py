@@ -90,17 +90,33 @@ TELL_MANY = """async ([name, ended_s]) => {
 }"""
 
 
-def test_a_search_that_did_not_look_through_all_says_so(gateway, open_page):
+def test_a_search_that_did_not_look_through_all_says_so_and_goes_further_back(gateway, open_page):
     page = open_page(f"{gateway.url}/#/nowhere", ready=None)
+    asked = []
 
     def multiply(route):
-        reply = route.fetch()
+        # As if there were 203.
+        before = "&before=" in route.request.url
+        asked.append(route.request.url)
+        reply = route.fetch(url=route.request.url.partition("&before=")[0])
         [one, *_] = reply.json()["incidents"]
-        route.fulfill(response=reply, json={"incidents": [{**one, "id": f"{number:032x}"} for number in range(200)]})
+        many = range(200, 203) if before else range(200)
+        route.fulfill(response=reply, json={"incidents": [{**one, "id": f"{number:032x}"} for number in many]})
 
     page.route(re.compile(r"/v1/incidents\?limit=200"), multiply)
     page.goto(f"{gateway.url}/#/incidents")
-    expect(page.get_by_text("Only the newest 200 incidents of the last day are looked through")).to_be_visible()
+    newest = page.get_by_text("Only the newest 200 incidents of the last day are looked through")
+    expect(newest).to_be_visible()
+    page.get_by_role("button", name="Older").click()
+    expect(page.locator(".incident-row")).to_have_count(3)
+    assert asked[-1].endswith(f"&before={199:032x}")
+    # What begins meanwhile is none of the older ones.
+    say_yes(gateway, running(gateway, next(OTHERS)))
+    expect(page.get_by_text("Only 3 older incidents of the last day are looked through")).to_be_visible()
+    expect(page.get_by_role("button", name="Older")).to_be_disabled()
+    expect(page.locator(".incident-row")).to_have_count(3)
+    page.get_by_role("button", name="Newest").click()
+    expect(newest).to_be_visible()
     page.get_by_label("Search incidents").fill("no such camera")
     expect(page.get_by_text("None of the newest 200 incidents of the last day fits.")).to_be_visible()
     # However many others are known, none that was rejected is left out.

@@ -77,7 +77,7 @@ export function useFetched(path, { periodS = 0, topics = ["epoch"] } = {}) {
   return { ...fresh, reload: () => setSerial((before) => before + 1) };
 }
 
-/** As `useFetched` of a list of incidents; `incidents` are those that `fits`, newest first, as events have told since. */
+/** As `useFetched` of a list of incidents, newest first, as events have told since; those that `fits` are added. */
 export function useIncidents(path, fits = () => true) {
   useTopics("incidents");
   const fetched = useFetched(path);
@@ -86,7 +86,8 @@ export function useIncidents(path, fits = () => true) {
   // What was told is kept here: the store forgets, and what was fetched would show how it once was.
   const found = new Map(known.current.incidents.map((incident) => [incident.id, incident]));
   for (const incident of store.incidents.values()) {
-    if (fits(incident) && !isOlder(incident, found.get(incident.id))) found.set(incident.id, incident);
+    const before = found.get(incident.id);
+    if ((before || fits(incident)) && !isOlder(incident, before)) found.set(incident.id, incident);
   }
   const incidents = [...found.values()].sort((a, b) => b.opened_s - a.opened_s).slice(0, MAX_INCIDENTS);
   known.current.incidents = incidents;

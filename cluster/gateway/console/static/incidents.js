@@ -28,7 +28,10 @@ export function IncidentsPage({ id }) {
   const since = span ? Math.floor((now() - span) / 60) * 60 : 0;
   const [sinceAsked, setSinceAsked] = useState(since);
   useEffect(() => setSinceAsked(since), [span]);
-  const { data, error, reload, incidents } = useIncidents(`/v1/incidents?limit=${LIMIT}${onlyOpen ? "&open=1" : ""}${sinceAsked ? `&since_s=${sinceAsked}` : ""}${verdict ? `&verdict=${verdict}` : ""}`);
+  // Empty: the newest; else those that come after this one. A page of older ones gets no news but of what it lists.
+  const [before, setBefore] = useState("");
+  useEffect(() => setBefore(""), [span, onlyOpen, verdict]);
+  const { data, error, reload, incidents } = useIncidents(`/v1/incidents?limit=${LIMIT}${onlyOpen ? "&open=1" : ""}${sinceAsked ? `&since_s=${sinceAsked}` : ""}${verdict ? `&verdict=${verdict}` : ""}${before ? `&before=${before}` : ""}`, () => !before);
   const of = SPANS.find(([value]) => value === span)[1];
   const needle = camera.trim().toLocaleLowerCase();
   // What goes on is of now, whenever it began.
@@ -38,7 +41,12 @@ export function IncidentsPage({ id }) {
     .filter((incident) => !verdict || (incident.verdict || "unreviewed") === verdict)
     .filter((incident) => `${incident.camera}\n${words(incident.subject)}\n${incident.question}`.toLocaleLowerCase().includes(needle));
   const listed = fitting.slice(0, LIMIT);
-  const cut = Math.max(data?.incidents.length ?? 0, fitting.length) >= LIMIT ? `the newest ${LIMIT} incidents` : "";
+  const full = Math.max(data?.incidents.length ?? 0, fitting.length) >= LIMIT;
+  const cut = before ? `${data?.incidents.length ?? 0} older incidents` : full ? `the newest ${LIMIT} incidents` : "";
+  const turn = (id) => {
+    setBefore(id);
+    scrollTo(0, 0);
+  };
 
   return html`<div class=${`incidents-page ${id ? "with-detail" : ""}`}>
     <section class="timeline" aria-label="Incidents">
@@ -56,9 +64,12 @@ export function IncidentsPage({ id }) {
       ${error && !data && html`<${Failure} error=${error} onRetry=${reload} />`}
       ${!data && !error && html`<${Skeleton} rows=${6} />`}
       ${data && !listed.length && html`<${Empty} title="Nothing here">${cut ? `None of ${cut}` : "No incident"} of ${of} fits.<//>`}
-      ${cut && html`<p class="soft">Only ${cut} of ${of} are looked through; a camera's own page has those of the camera.</p>`}
+      ${cut && html`<p class="soft">Only ${cut} of ${of} are looked through.</p>`}
       ${byDay(listed).map(([title, incidents]) => html`<div key=${title} class="day"><h2>${title}</h2>
         <ul class="incident-list">${incidents.map((incident) => html`<${IncidentRow} key=${incident.id} incident=${incident} current=${incident.id === id} />`)}</ul></div>`)}
+      ${cut && html`<p class="actions">
+        <button type="button" class="button" disabled=${!before} onClick=${() => turn("")}>Newest</button>
+        <button type="button" class="button" disabled=${!(data?.incidents.length >= LIMIT)} onClick=${() => turn(data.incidents.at(-1).id)}>Older</button></p>`}
     </section>
     ${id && html`<${Detail} key=${id} id=${id} onMuted=${() => setMuted((serial) => serial + 1)} />`}
   </div>`;
