@@ -263,11 +263,30 @@ def test_a_question_is_written_replayed_and_its_threshold_makes_incidents(open_p
     assert (question.when.hours, question.when.timezone) == (["22:00-06:00"], "Europe/Berlin")
     # It goes to another camera, whose own questions stay.
     other = running(gateway, 3)
-    page.get_by_role("button", name="Copy a red van parked here").click()
-    page.get_by_role("dialog").get_by_label(other).check()
-    page.get_by_role("dialog").get_by_role("button", name="Copy", exact=True).click()
+    mask = [[0.0, 0.0], [0.5, 0.0], [0.5, 1.0]]
+
+    def masked_meanwhile(route):
+        """Somebody draws a mask after the page has read the settings."""
+        reply = route.fetch()
+        source, settings = reply.json()["source"], reply.json()["settings"] | {"privacy_masks": [mask]}
+        page.request.put(f"{gateway.url}/v1/cameras/{other}", data={"source": source, "settings": settings})
+        route.fulfill(response=reply)
+
+    def copy():
+        page.get_by_role("button", name="Copy a red van parked here").click()
+        page.get_by_role("dialog").get_by_label(other).check()
+        page.get_by_role("dialog").get_by_role("button", name="Copy", exact=True).click()
+
+    page.route(f"**/v1/cameras/{other}/settings", masked_meanwhile)
+    copy()
+    expect(page.get_by_role("dialog").locator(".error")).to_contain_text("changed elsewhere")
+    page.unroute_all()
+    page.keyboard.press("Escape")
+    copy()
     expect(page.get_by_role("dialog")).to_contain_text("1 camera of 1 changed")
+    assert len(settings_of(gateway, other).privacy_masks) == 1
     until(lambda: len(settings_of(gateway, other).questions) == 3)
+    assert len(settings_of(gateway, other).privacy_masks) == 1
     # It is not removed by one wrong click.
     page.keyboard.press("Escape")
     answers = [False, True]

@@ -136,9 +136,9 @@ function CopyDialog({ camera, question, onClose }) {
     setDone({ copied, failed, busy: true });
     for (const name of chosen) {
       try {
-        const { source, settings } = await get(`${cameraPath(name)}/settings`);
+        const { source, settings, revision } = await get(`${cameraPath(name)}/settings`);
         const questions = [...(settings.questions ?? []).filter(({ id }) => id !== question.id), question];
-        await put(cameraPath(name), { source, settings: { ...settings, questions } });
+        await put(cameraPath(name), { source, settings: { ...settings, questions }, revision });
         copied += 1;
       } catch (failure) {
         failed.push(`${name}: ${failure.message}`);
