@@ -281,12 +281,14 @@ class CameraTable:
         settings = camera_settings(self._config, managed.entry)
         self._directory.settings(settings.name)
         known = self._check_manager(settings.name, managed.manager, takeover=takeover)
-        if managed.revision not in ("", known.revision):
+        updated = _alive(managed, known)
+        # A call whose reply was lost is repeated with the revision from before it.
+        if known.revision not in (updated.revision, managed.revision) and managed.revision:
             raise NotReadyError(
                 f"the settings of camera {settings.name!r} were changed elsewhere since they were read, and nothing is "
                 "saved; read them again (reload the page, or repeat the command), then change them"
             )
-        return _alive(managed, known)
+        return updated
 
     def apply(self, managed: ManagedCamera, now_s: float) -> ManagedCamera:
         """Add or change a camera that was checked."""
