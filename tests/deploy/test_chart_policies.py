@@ -11,9 +11,11 @@ import pytest
 import yaml
 from chart_parts import (
     CARDS,
+    CHART,
     PLAIN_INSIDE,
     PRESETS,
     VARIANTS,
+    helm,
     notes,
     of_kind,
     pods,
@@ -49,6 +51,21 @@ def test_nothing_runs_as_root_or_writes_to_its_image(variant: str) -> None:
         }
         assert not any(pod.get(key) for key in ("hostNetwork", "hostPID", "hostIPC"))
         assert not any("hostPath" in volume for volume in pod["volumes"])
+
+
+def test_openshift_chooses_who_runs() -> None:
+    """Its restricted-v2 refuses pods that ask for a user or group outside the range of their namespace."""
+    ours = ("template", "sightline", str(CHART), "--kube-version", "1.30.0", "-f", str(CHART / "values-city.yaml"))
+    done = helm(*ours, "--api-versions", "security.openshift.io/v1")
+    assert done.returncode == 0, done.stderr
+    objects = [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each is not None]
+    jobs = {each["metadata"]["name"]: each["spec"]["template"] for each in of_kind(objects, "Job")}
+    found = pods(objects) | jobs
+    assert len(found) == 9
+    for name, pod in found.items():
+        context = pod["spec"]["securityContext"]
+        assert context["runAsNonRoot"], name
+        assert not {"runAsUser", "runAsGroup", "fsGroup", "supplementalGroups"} & context.keys(), name
 
 
 @ANY_VARIANT

@@ -109,11 +109,14 @@ runAsNonRoot: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
+{{/* (dict "root" $ "user" 10001). OpenShift gives each namespace users of its own, and refuses any other. */}}
 {{- define "sightline.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: {{ . }}
-runAsGroup: {{ . }}
-fsGroup: {{ . }}
+{{- if not (.root.Capabilities.APIVersions.Has "security.openshift.io/v1") }}
+runAsUser: {{ .user }}
+runAsGroup: {{ .user }}
+fsGroup: {{ .user }}
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
