@@ -211,7 +211,7 @@ def test_every_port_of_every_pod_is_behind_a_network_policy(variant: str) -> Non
         assert any("Ingress" in policy["spec"]["policyTypes"] for policy in mine), component
         names = {port["name"] for container in pod["spec"]["containers"] for port in container["ports"]}
         for policy in mine:
-            for rule in policy["spec"]["ingress"]:
+            for rule in policy["spec"].get("ingress", []):
                 ports = {port["port"] for port in rule.get("ports", [])}
                 assert ports <= names, "a policy names a port that the pod does not have"
                 if "from" not in rule:
@@ -219,6 +219,23 @@ def test_every_port_of_every_pod_is_behind_a_network_policy(variant: str) -> Non
                 assert ports or rule["from"] == [{"podSelector": policy["spec"]["podSelector"]}]
     # From anywhere: the gateway, where no clients are named; nothing else.
     assert reachable == ({} if variant == "everything" else {pod: {"grpc", "http"} for pod in GATEWAYS})
+
+
+def test_with_closed_egress_every_pod_that_connects_finds_names_and_the_api_server() -> None:
+    """In a namespace that denies the rest as well: a hook that cannot, fails the upgrade. DNS' pods listen on port 5353
+    on OpenShift, and it is their port that counts."""
+    objects = rendered("everything", "networkPolicy.egress[0].to[0].ipBlock.cidr=10.9.0.1/32")
+    jobs = {each["metadata"]["name"]: each["spec"]["template"] for each in of_kind(objects, "Job")}
+    closed = [each for each in of_kind(objects, "NetworkPolicy") if "Egress" in each["spec"]["policyTypes"]]
+    for name, pod in (pods(objects) | jobs).items():
+        mine = [policy for policy in closed if selected(policy, pod["metadata"]["labels"])]
+        assert mine, name
+        rules = [rule for policy in mine for rule in policy["spec"].get("egress", [])]
+        anywhere = [rule["ports"] for rule in rules if rule["to"] == [{"namespaceSelector": {}}]]
+        found = {(each["port"], each["protocol"]) for ports in anywhere for each in ports}
+        connects = "redis" not in name
+        assert found == ({(53, "UDP"), (53, "TCP"), (5353, "UDP"), (5353, "TCP")} if connects else set()), name
+        assert ({"to": [{"ipBlock": {"cidr": "10.9.0.1/32"}}]} in rules) == connects, name
 
 
 def test_the_two_redis_are_two() -> None:
