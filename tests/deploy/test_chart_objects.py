@@ -185,6 +185,12 @@ def test_only_the_autoscaler_gets_a_token_to_scale() -> None:
     assert "autoscalerOptions" not in of_kind(rendered("city"), "RayService")[0]["spec"]["rayClusterConfig"]
 
 
+def test_cores_may_be_a_number() -> None:
+    objects = rendered("default", "decoders.resources.limits.cpu=8")
+    assert pods(objects)["decoder"]["spec"]["containers"][0]["resources"]["limits"]["cpu"] == 8
+    validate(of_kind(objects, "RayService")[0])
+
+
 def test_environment_is_that_of_the_command_line() -> None:
     for component, pod in pods(rendered("default")).items():
         found = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
