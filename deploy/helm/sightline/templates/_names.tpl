@@ -16,7 +16,8 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{- define "sightline.labels" -}}
 {{ include "sightline.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- /* A label holds no + of a build. */}}
+app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
