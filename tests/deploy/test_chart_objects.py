@@ -292,6 +292,8 @@ def test_http_route_leads_to_the_gateways_http_port() -> None:
     [route] = of_kind(objects, "HTTPRoute")
     assert route["spec"]["parentRefs"] == [{"name": "edge", "namespace": "gateways", "sectionName": "https"}]
     assert route["spec"]["hostnames"] == ["*.sightline.city"]
+    # Envoy Gateway ends events and live video after 15 s otherwise.
+    assert [rule["timeouts"] for rule in route["spec"]["rules"]] == [{"request": "0s"}]
     [[backend]] = [rule["backendRefs"] for rule in route["spec"]["rules"]]
     [service] = [each for each in of_kind(objects, "Service") if each["metadata"]["name"] == backend["name"]]
     assert {port["name"]: port["port"] for port in service["spec"]["ports"]}["http"] == backend["port"]
