@@ -2,6 +2,11 @@
 the schema. */}}
 {{- define "sightline.refuse" -}}
 {{- $gateway := .Values.gateway -}}
+{{- $name := include "sightline.fullname" . -}}
+{{- /* Helm lets a release begin with a digit and have dots; Kubernetes neither a Service nor KubeRay its clusters. */ -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "no Service may be called %s: name it in fullnameOverride, by letters, digits and -, a letter first" $name) -}}
+{{- end -}}
 {{- if and $gateway.tokens.secretName $gateway.allowUnauthenticated -}}
 {{- fail "gateway.tokens.secretName and gateway.allowUnauthenticated contradict each other: leave one out" -}}
 {{- end -}}
