@@ -377,6 +377,8 @@ def test_disruption_budgets_say_what_kubernetes_can_count() -> None:
             # One of a single pod would block every drain.
             assert budget["spec"]["minAvailable"] < budget_pods(rendered(variant))[budget["metadata"]["name"]]
             assert "maxUnavailable" not in budget["spec"]
+            # Pods that are not ready count as missing: two of a broken card could be evicted no more otherwise.
+            assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 def test_gpus_are_asked_for_where_replicas_run_and_nowhere_else() -> None:
