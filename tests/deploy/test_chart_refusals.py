@@ -54,6 +54,10 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ("monitoring.podMonitor.enabled=true", "monitoring.podMonitor.pods=true", "decoders.perPod=17"),
             "has ports for 16 processes of a pod",
         ),
+        (
+            ("replicas.gpuResource=nvidia.com/mig-3g.71gb", "replicas.gpusPerPod=2"),
+            "replicas.gpusPerPod must be 1 with slices of a card (MIG)",
+        ),
         (("decoders.pods=3", "decoders.maxPods=2"), "decoders.maxPods is 2, below decoders.pods"),
         (("config.model.name=org/model", "replicas.pods=2"), "models.cache.accessMode must be ReadWriteMany"),
         (

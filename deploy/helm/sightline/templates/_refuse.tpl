@@ -57,6 +57,9 @@ the schema. */}}
 {{- if and $gateway.httpRoute.enabled (not $gateway.httpRoute.parentRefs) -}}
 {{- fail "gateway.httpRoute.enabled needs gateway.httpRoute.parentRefs: the Gateways that it belongs to" -}}
 {{- end -}}
+{{- if and (contains "/mig-" .Values.replicas.gpuResource) (gt (int .Values.replicas.gpusPerPod) 1) -}}
+{{- fail "replicas.gpusPerPod must be 1 with slices of a card (MIG), of which CUDA finds one in a pod: raise replicas.pods instead" -}}
+{{- end -}}
 {{- range $component := list "decoder" "replica" -}}
 {{- if gt (include "sightline.pages" (dict "root" $ "component" $component) | int) 16 -}}
 {{- fail (printf "monitoring.podMonitor.pods has ports for 16 processes of a pod, and a pod of %ss runs more" $component) -}}
