@@ -16,7 +16,7 @@ from cluster.kubernetes.resource import POLYGONS, Credentials
 
 Node = dict[str, Any]
 
-_KEPT = ("description", "type", "enum", "pattern")
+_KEPT = ("type", "enum", "pattern")
 _BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum")
 
 

@@ -50,7 +50,12 @@ _AMOUNTS = {
     "type": "object",
     "additionalProperties": False,
     "required": ["cpu", "memory"],
-    "properties": {"cpu": QUANTITY, "memory": QUANTITY, "ephemeral-storage": QUANTITY},
+    "properties": {
+        # Written without quotes by most, and by `--set`.
+        "cpu": QUANTITY | {"type": ["string", "number"]},
+        "memory": QUANTITY,
+        "ephemeral-storage": QUANTITY,
+    },
 }
 _SELECTOR = {"type": "object"}
 SHORTHANDS: dict[str, dict[str, Any]] = {

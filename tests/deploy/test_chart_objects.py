@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from typing import Any
 
 import jsonschema
@@ -185,6 +186,24 @@ def test_only_the_autoscaler_gets_a_token_to_scale() -> None:
     assert "autoscalerOptions" not in of_kind(rendered("city"), "RayService")[0]["spec"]["rayClusterConfig"]
 
 
+def test_cores_may_be_a_number() -> None:
+    objects = rendered("default", "decoders.resources.limits.cpu=8")
+    assert pods(objects)["decoder"]["spec"]["containers"][0]["resources"]["limits"]["cpu"] == 8
+    validate(of_kind(objects, "RayService")[0])
+
+
+def test_labels_of_a_build_are_valid(tmp_path) -> None:
+    """As of ``helm package --version 0.1.0+build.7``: the API server refuses a label with a plus."""
+    shutil.copytree(CHART, tmp_path / "sightline")
+    about = tmp_path / "sightline" / "Chart.yaml"
+    about.write_text(re.sub(r"(ersion: 0\.1\.0)\n", r"\1+build.7\n", about.read_text()))
+    done = template("city", chart=tmp_path / "sightline")
+    labels = [each["metadata"]["labels"] for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each]
+    assert {each["helm.sh/chart"] for each in labels} == {"sightline-0.1.0_build.7"}
+    for value in (value for each in labels for value in each.values()):
+        assert re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?", value), value
+
+
 def test_environment_is_that_of_the_command_line() -> None:
     for component, pod in pods(rendered("default")).items():
         found = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
@@ -273,6 +292,8 @@ def test_http_route_leads_to_the_gateways_http_port() -> None:
     [route] = of_kind(objects, "HTTPRoute")
     assert route["spec"]["parentRefs"] == [{"name": "edge", "namespace": "gateways", "sectionName": "https"}]
     assert route["spec"]["hostnames"] == ["*.sightline.city"]
+    # Envoy Gateway ends events and live video after 15 s otherwise.
+    assert [rule["timeouts"] for rule in route["spec"]["rules"]] == [{"request": "0s"}]
     [[backend]] = [rule["backendRefs"] for rule in route["spec"]["rules"]]
     [service] = [each for each in of_kind(objects, "Service") if each["metadata"]["name"] == backend["name"]]
     assert {port["name"]: port["port"] for port in service["spec"]["ports"]}["http"] == backend["port"]

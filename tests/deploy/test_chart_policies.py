@@ -11,9 +11,11 @@ import pytest
 import yaml
 from chart_parts import (
     CARDS,
+    CHART,
     PLAIN_INSIDE,
     PRESETS,
     VARIANTS,
+    helm,
     notes,
     of_kind,
     pods,
@@ -49,6 +51,21 @@ def test_nothing_runs_as_root_or_writes_to_its_image(variant: str) -> None:
         }
         assert not any(pod.get(key) for key in ("hostNetwork", "hostPID", "hostIPC"))
         assert not any("hostPath" in volume for volume in pod["volumes"])
+
+
+def test_openshift_chooses_who_runs() -> None:
+    """Its restricted-v2 refuses pods that ask for a user or group outside the range of their namespace."""
+    ours = ("template", "sightline", str(CHART), "--kube-version", "1.30.0", "-f", str(CHART / "values-city.yaml"))
+    done = helm(*ours, "--api-versions", "security.openshift.io/v1")
+    assert done.returncode == 0, done.stderr
+    objects = [each for each in yaml.load_all(done.stdout, Loader=yaml.CSafeLoader) if each is not None]
+    jobs = {each["metadata"]["name"]: each["spec"]["template"] for each in of_kind(objects, "Job")}
+    found = pods(objects) | jobs
+    assert len(found) == 9
+    for name, pod in found.items():
+        context = pod["spec"]["securityContext"]
+        assert context["runAsNonRoot"], name
+        assert not {"runAsUser", "runAsGroup", "fsGroup", "supplementalGroups"} & context.keys(), name
 
 
 @ANY_VARIANT
@@ -194,7 +211,7 @@ def test_every_port_of_every_pod_is_behind_a_network_policy(variant: str) -> Non
         assert any("Ingress" in policy["spec"]["policyTypes"] for policy in mine), component
         names = {port["name"] for container in pod["spec"]["containers"] for port in container["ports"]}
         for policy in mine:
-            for rule in policy["spec"]["ingress"]:
+            for rule in policy["spec"].get("ingress", []):
                 ports = {port["port"] for port in rule.get("ports", [])}
                 assert ports <= names, "a policy names a port that the pod does not have"
                 if "from" not in rule:
@@ -202,6 +219,23 @@ def test_every_port_of_every_pod_is_behind_a_network_policy(variant: str) -> Non
                 assert ports or rule["from"] == [{"podSelector": policy["spec"]["podSelector"]}]
     # From anywhere: the gateway, where no clients are named; nothing else.
     assert reachable == ({} if variant == "everything" else {pod: {"grpc", "http"} for pod in GATEWAYS})
+
+
+def test_with_closed_egress_every_pod_that_connects_finds_names_and_the_api_server() -> None:
+    """In a namespace that denies the rest as well: a hook that cannot, fails the upgrade. DNS' pods listen on port 5353
+    on OpenShift, and it is their port that counts."""
+    objects = rendered("everything", "networkPolicy.egress[0].to[0].ipBlock.cidr=10.9.0.1/32")
+    jobs = {each["metadata"]["name"]: each["spec"]["template"] for each in of_kind(objects, "Job")}
+    closed = [each for each in of_kind(objects, "NetworkPolicy") if "Egress" in each["spec"]["policyTypes"]]
+    for name, pod in (pods(objects) | jobs).items():
+        mine = [policy for policy in closed if selected(policy, pod["metadata"]["labels"])]
+        assert mine, name
+        rules = [rule for policy in mine for rule in policy["spec"].get("egress", [])]
+        anywhere = [rule["ports"] for rule in rules if rule["to"] == [{"namespaceSelector": {}}]]
+        found = {(each["port"], each["protocol"]) for ports in anywhere for each in ports}
+        connects = "redis" not in name
+        assert found == ({(53, "UDP"), (53, "TCP"), (5353, "UDP"), (5353, "TCP")} if connects else set()), name
+        assert ({"to": [{"ipBlock": {"cidr": "10.9.0.1/32"}}]} in rules) == connects, name
 
 
 def test_the_two_redis_are_two() -> None:
@@ -343,6 +377,8 @@ def test_disruption_budgets_say_what_kubernetes_can_count() -> None:
             # One of a single pod would block every drain.
             assert budget["spec"]["minAvailable"] < budget_pods(rendered(variant))[budget["metadata"]["name"]]
             assert "maxUnavailable" not in budget["spec"]
+            # Pods that are not ready count as missing: two of a broken card could be evicted no more otherwise.
+            assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
 def test_gpus_are_asked_for_where_replicas_run_and_nowhere_else() -> None:

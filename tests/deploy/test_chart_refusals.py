@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chart_parts import CHART, OPEN, PLAIN, PLAIN_INSIDE, serve_config, template
+from chart_parts import CHART, OPEN, PLAIN, PLAIN_INSIDE, helm, serve_config, template
 
 TOKENS = "gateway.tokens.secretName=t"
 OIDC = (
@@ -54,6 +54,10 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ("monitoring.podMonitor.enabled=true", "monitoring.podMonitor.pods=true", "decoders.perPod=17"),
             "has ports for 16 processes of a pod",
         ),
+        (
+            ("replicas.gpuResource=nvidia.com/mig-3g.71gb", "replicas.gpusPerPod=2"),
+            "replicas.gpusPerPod must be 1 with slices of a card (MIG)",
+        ),
         (("decoders.pods=3", "decoders.maxPods=2"), "decoders.maxPods is 2, below decoders.pods"),
         (("config.model.name=org/model", "replicas.pods=2"), "models.cache.accessMode must be ReadWriteMany"),
         (
@@ -68,6 +72,16 @@ def refusing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_open_doors_and_contradictions(refusing: Path, settings: tuple[str, ...], reason: str) -> None:
     assert reason in refused(*settings, chart=refusing)
+
+
+@pytest.mark.parametrize("release", ["4711-cctv", "cctv.prod"])
+def test_releases_whose_name_no_service_may_have(refusing: Path, release: str) -> None:
+    """The API server would refuse the Service when half of the chart is installed."""
+    told = helm("template", release, str(refusing), "--kube-version", "1.30.0")
+    assert told.returncode != 0
+    assert f"no Service may be called {release}-sightline: name it in fullnameOverride" in told.stderr
+    named = ("--set", "fullnameOverride=cctv-prod", "--kube-version", "1.30.0")
+    assert helm("template", release, str(refusing), *named).returncode == 0
 
 
 def test_the_whole_chart_refuses_as_well() -> None:

@@ -59,6 +59,13 @@ def test_runs_as_the_user_that_the_chart_runs_it_as(path) -> None:
 
 
 @EACH
+def test_no_image_asks_for_gpus(path) -> None:
+    """Where NVIDIA's runtime is the default one, pods that request none would see all of their node's, and decoders
+    take memory of one that belongs to a replica."""
+    assert not [rest for name, rest in instructions(path) if name == "ENV" and "NVIDIA_VISIBLE_DEVICES" in rest]
+
+
+@EACH
 def test_everything_that_is_copied_exists_and_is_let_into_the_build(path) -> None:
     ignore = path.with_name(f"{path.name}.dockerignore").read_text().split()
     assert "*" in ignore

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -96,6 +97,13 @@ def test_it_is_structural():
         for keys in [node.get("x-kubernetes-list-map-keys", [])]:
             assert set(keys) <= set(node.get("items", {}).get("required", [])), path
         assert set(node.get("required", [])) <= set(node.get("properties", {})), path
+
+
+def test_descriptions_name_the_keys_of_a_resource():
+    """Not those of a configuration, as ``length_s``: `kubectl explain` shows them."""
+    described = [node["description"] for _, node in nodes(SPEC) if "description" in node]
+    assert [text for text in described if re.search(r"[a-z]_s\b", text)] == []
+    assert "Seconds between two answers; must not exceed lengthSeconds." in described
 
 
 def test_every_key_of_a_camera_is_there_under_its_own_name():

@@ -39,6 +39,7 @@ EVERYTHING = (
     "gateway.httpRoute.parentRefs[0].sectionName=https",
     "gateway.httpRoute.hostnames[0]=*.sightline.city",
     "gateway.httpRoute.annotations.team=cctv",
+    "gateway.httpRoute.timeouts.request=0s",
     "monitoring.podMonitor.pods=true",
     "gateways.pods=3",
     "decoders.maxPods=40",

@@ -42,7 +42,7 @@ spec:
       automountServiceAccountToken: true
       enableServiceLinks: false
       securityContext:
-        {{- include "sightline.podSecurity" 10001 | nindent 8 }}
+        {{- include "sightline.podSecurity" (dict "root" $root "user" 10001) | nindent 8 }}
       {{- include "sightline.pullSecrets" $root | nindent 6 }}
       {{- /* Where all nodes have taints, a pod that tolerates none would wait until its deadline, and Helm with it. */}}
       {{- include "sightline.nodes" $root.Values.control | nindent 6 }}

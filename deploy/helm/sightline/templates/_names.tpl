@@ -16,9 +16,10 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{- define "sightline.labels" -}}
 {{ include "sightline.selector" . }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{- /* A label holds no + of a build. */}}
+app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "sightline.image" -}}
@@ -109,11 +110,14 @@ runAsNonRoot: true
 capabilities: {drop: [ALL]}
 {{- end -}}
 
+{{/* (dict "root" $ "user" 10001). OpenShift gives each namespace users of its own, and refuses any other. */}}
 {{- define "sightline.podSecurity" -}}
 runAsNonRoot: true
-runAsUser: {{ . }}
-runAsGroup: {{ . }}
-fsGroup: {{ . }}
+{{- if not (.root.Capabilities.APIVersions.Has "security.openshift.io/v1") }}
+runAsUser: {{ .user }}
+runAsGroup: {{ .user }}
+fsGroup: {{ .user }}
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}

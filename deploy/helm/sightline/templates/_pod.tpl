@@ -30,7 +30,7 @@ spec:
   enableServiceLinks: false
   terminationGracePeriodSeconds: 60
   securityContext:
-    {{- include "sightline.podSecurity" 10001 | nindent 4 }}
+    {{- include "sightline.podSecurity" (dict "root" $root "user" 10001) | nindent 4 }}
   {{- include "sightline.pullSecrets" $root | nindent 2 }}
   {{- include "sightline.nodes" .settings | nindent 2 }}
   {{- with .settings.scheduling }}

@@ -2,6 +2,11 @@
 the schema. */}}
 {{- define "sightline.refuse" -}}
 {{- $gateway := .Values.gateway -}}
+{{- $name := include "sightline.fullname" . -}}
+{{- /* Helm lets a release begin with a digit and have dots; Kubernetes neither a Service nor KubeRay its clusters. */ -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) -}}
+{{- fail (printf "no Service may be called %s: name it in fullnameOverride, by letters, digits and -, a letter first" $name) -}}
+{{- end -}}
 {{- if and $gateway.tokens.secretName $gateway.allowUnauthenticated -}}
 {{- fail "gateway.tokens.secretName and gateway.allowUnauthenticated contradict each other: leave one out" -}}
 {{- end -}}
@@ -51,6 +56,9 @@ the schema. */}}
 {{- end -}}
 {{- if and $gateway.httpRoute.enabled (not $gateway.httpRoute.parentRefs) -}}
 {{- fail "gateway.httpRoute.enabled needs gateway.httpRoute.parentRefs: the Gateways that it belongs to" -}}
+{{- end -}}
+{{- if and (contains "/mig-" .Values.replicas.gpuResource) (gt (int .Values.replicas.gpusPerPod) 1) -}}
+{{- fail "replicas.gpusPerPod must be 1 with slices of a card (MIG), of which CUDA finds one in a pod: raise replicas.pods instead" -}}
 {{- end -}}
 {{- range $component := list "decoder" "replica" -}}
 {{- if gt (include "sightline.pages" (dict "root" $ "component" $component) | int) 16 -}}
