@@ -8,6 +8,7 @@ read here.
 
 import ctypes
 import errno
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 from weakref import WeakSet
@@ -68,8 +69,11 @@ def trim_heap() -> None:
         trim(0)
 
 
+@dataclass(eq=False)
 class _Picture:
-    """Marker attached to a packet and, by FFmpeg, to its pictures as long as they live."""
+    """Marker attached to a packet and, by FFmpeg, to its pictures as long as they live; ``discard``: the packet's."""
+
+    discard: bool
 
 
 class PictureMemory:
@@ -88,9 +92,9 @@ class PictureMemory:
         """Largest picture that fits the budget in the number this codec's decoder needs."""
         return int(self.budget / (self._least * (1.5 + self._side)))
 
-    def track_picture(self) -> _Picture:
+    def track_picture(self, discard: bool = False) -> _Picture:
         """Marker for the next packet, to count its pictures."""
-        picture = _Picture()
+        picture = _Picture(discard)
         self.live.add(picture)
         return picture
 
@@ -200,8 +204,9 @@ class Decoder:
         aspect = self._context.sample_aspect_ratio
         return aspect if aspect and 1 / _MOST_ASPECT <= aspect <= _MOST_ASPECT else Fraction(1)
 
-    def decode(self, data: bytes, pts: int | None, dts: int | None) -> list[VideoFrame]:
-        """Pictures that became ready, in display order. ``data`` must not be empty. Raises ``DecodeError``: the packet
+    def decode(self, data: bytes, pts: int | None, dts: int | None, *, discard: bool = False) -> list[VideoFrame]:
+        """Pictures that became ready, in display order; ``opaque`` is True where they are not to be shown, as their
+        packet was decoded with ``discard``, else None. ``data`` must not be empty. Raises ``DecodeError``: the packet
         is damaged or cannot be decoded here; ``PicturesTooLargeError``: nothing was decoded; the decoder is of no more
         use."""
         sequence = self._memory.check_parameter_sets(data)
@@ -218,7 +223,7 @@ class Decoder:
         packet = av.Packet(len(data))
         packet.update(data)
         packet.pts, packet.dts = pts, dts
-        packet.opaque = self._memory.track_picture()
+        packet.opaque = self._memory.track_picture(discard)
         return self._run(packet)
 
     def drain(self) -> list[VideoFrame]:
@@ -259,5 +264,5 @@ class Decoder:
             raise DecodeError(str(error)) from error
         for frame in frames:
             # From here on they are the caller's, and so are the copies that they would pass it on to.
-            frame.opaque = None
+            frame.opaque = getattr(frame.opaque, "discard", False) or None
         return frames

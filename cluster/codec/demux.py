@@ -89,7 +89,7 @@ class Demuxer:
             except ValueError:
                 continue
             dts, pts = self._time(packet.dts), self._time(packet.pts)
-            yield EncodedPacket(self._codec, data, pts, dts, packet.is_keyframe, self.sequence - 1)
+            yield EncodedPacket(self._codec, data, pts, dts, packet.is_keyframe, self.sequence - 1, packet.is_discard)
 
     def _time(self, ticks: int | None) -> int | None:
         """Microseconds on a clock that goes on where the container's wraps."""

@@ -117,7 +117,8 @@ class FileSource:
                     if packet.codec == "hevc":
                         packet = replace(packet, data=_spliced(packet.data))
                 started = True
-                times.add(packet.pts if packet.pts is not None else packet.dts)
+                if not packet.discard:
+                    times.add(packet.pts if packet.pts is not None else packet.dts)
                 yield _shifted(packet, offset) if offset else packet
                 if self._closed.is_set():
                     return
@@ -159,7 +160,7 @@ class FileSource:
         for packet in packets:
             # Decoding time never runs backwards, presentation time does with B-frames.
             due = packet.decoding_time
-            if due is not None:
+            if due is not None and not packet.discard:
                 if last is None or not -REPEAT <= due - last <= LONGEST_STEP:
                     # The clock jumped, as where recordings were joined: nothing was recorded for so long.
                     start = (time.monotonic(), due)

@@ -233,7 +233,7 @@ class LazyDecode:
             self._decoded = None
         self._last_given = given if given is not None else last_given
         self.told, self.restarts = True, False
-        if picture is None or packet.pts is None:
+        if picture is None or packet.pts is None or packet.discard:
             self._doubted = True
             return False
         last, decoded = self._decoded, self._clock.advance(packet.pts)

@@ -136,8 +136,10 @@ def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
 def without_hevc_sei(data: bytes) -> bytes:
     """An HEVC packet without its SEI, on which no picture depends. Cameras put there what they like, and FFmpeg, told
     to find damage, refuses a packet with SEI that it cannot read."""
-    kept = (start for kind, start in typed_units("hevc", data) if kind not in _HEVC_SEI)
-    return b"".join(START_CODE + data[start : unit_end(data, start)] for start in kept)
+    units = list(typed_units("hevc", data))
+    if not any(kind in _HEVC_SEI for kind, _ in units):
+        return data
+    return b"".join(START_CODE + data[start : unit_end(data, start)] for kind, start in units if kind not in _HEVC_SEI)
 
 
 def picture_bytes(codec: str, data: bytes) -> int:

@@ -267,19 +267,23 @@ class _Session(threading.Thread):
 
     def _refusal(self, error: Exception) -> str:
         source, name = self._source, self._source.name
-        if self._relay is not None and self._relay.redirected:
+        relay = self._relay
+        if relay is not None and relay.redirected:
             return f"{name} redirects to another address, which is not followed; give the camera that address"
         if isinstance(error, ConnectionRefusedError):
             return f"{name} refuses the connection: nothing listens there"
         if isinstance(error, av.HTTPNotFoundError):
             return f"{name} has no stream at this path ({source.protocol.name} 404)"
         if isinstance(error, av.HTTPUnauthorizedError | av.HTTPForbiddenError):
-            return f"{name} refuses this user or password"
+            sha = ", or wants SHA digests alone: let it take MD5" if relay is not None and relay.sha else ""
+            return f"{name} refuses this user or password{sha}"
         if isinstance(error, av.ExitError | TimeoutError):
             return f"{name} did not answer within {source.connect_timeout_s:g} s"
         if isinstance(error, ssl.SSLCertVerificationError):
             return f"{name} is not trusted: {error.verify_message} (source_options.ca_file)"
         reason = getattr(error, "strerror", None) or str(error)
+        if relay is not None and relay.refusal:
+            reason = f"it answers {relay.refusal}{' (it sends over UDP alone)' if relay.refusal[:3] == '461' else ''}"
         if source.ca_file is not None:
             # FFmpeg does not tell one from the other.
             reason += ", or its certificate is not for this host by source_options.ca_file"
@@ -296,6 +300,8 @@ _INTERLEAVED = ord("$")
 _BODY = re.compile(rb"(?i)\ncontent-length: *(\d{1,6})")
 _LONGEST_HANDSHAKE = 2**18
 _REDIRECT = re.compile(rb"\+?0*3\d\d(?!\d)")
+_REFUSAL = re.compile(rb"RTSP/1\.\d ([45]\d\d[ -~]{0,60})")
+_SHA_DIGEST = re.compile(rb'(?im)^www-authenticate: *digest\b[^\r\n]*\balgorithm="?sha[^\r\n]*\r\n')
 _REPEATED = 100
 """Packets that far back are repeated ones."""
 _DOUBTED = 3
@@ -336,7 +342,8 @@ class RtpNumbers:
             self._readable = data[at + 4] >> 6 == 2
             if not self._readable:
                 return
-            if channel % 2 == 0:
+            # RTCP has its type where RTP has its payload's (RFC 5761 §4); any number may be a channel's.
+            if not 192 <= data[at + 5] < 224:
                 number = data[at + 6] << 8 | data[at + 7]
                 ahead = (number - self._last.get(channel, number - 1) - 1) % 2**16
                 if ahead < 2**15:
@@ -356,15 +363,16 @@ class RtspRelay(threading.Thread):
     a redirect to any host, sends the password there, and has no option that forbids it.
 
     Relays one TCP session. With ``rtsps`` it speaks TLS to the server, whose certificate it verifies by ``ca_file``;
-    without one it trusts any, as FFmpeg does. ``redirected``: the server answered with a redirect, and the session was
-    ended. ``numbers``: of its packets.
+    without one it trusts any, as FFmpeg does. Offers of a digest by SHA are left out: FFmpeg takes the last offer and
+    knows MD5 alone. ``redirected``, ``sha``: the server answered with a redirect, and the session was ended; with such
+    an offer. ``refusal``: its last error, or empty. ``numbers``: of its packets.
     """
 
     def __init__(self, address: SplitResult, timeout_s: float, ca_file: str | None = None) -> None:
         """Connect to the server of ``address`` and listen for FFmpeg at :attr:`url`. Raises OSError: the server cannot
         be reached within ``timeout_s``, or is not trusted."""
         super().__init__(name=f"rtsp relay {address.hostname}", daemon=True)
-        self.redirected = False
+        self.redirected, self.sha, self.refusal = False, False, ""
         self.numbers = RtpNumbers()
         port = address.port or PORTS[address.scheme]
         server = socket.create_connection((address.hostname or "", port), timeout=timeout_s)
@@ -411,9 +419,15 @@ class RtspRelay(threading.Thread):
                         if (received := self._receive()) is None:
                             continue
                         data = received
+                        if data.startswith(b"RTSP/"):
+                            data, offers = _SHA_DIGEST.subn(b"", data)
+                            self.sha |= offers > 0
+                            self.refusal = next((found.decode() for found in _REFUSAL.findall(data)), self.refusal)
                         if not playing:
                             replies += data
-                            self.redirected = _redirects(replies)
+                            # Wherever it stands: message borders are the sender's claim.
+                            statuses = (reply.split(None, 2)[1:2] for reply in replies.split(b"RTSP/")[1:])
+                            self.redirected = any(_REDIRECT.match(status) for found in statuses for status in found)
                             if self.redirected or len(replies) > _LONGEST_HANDSHAKE:
                                 return
                         self.numbers.read(data)
@@ -434,9 +448,3 @@ class RtspRelay(threading.Thread):
         finally:
             self._server.setblocking(True)
         return data
-
-
-def _redirects(replies: bytes) -> bool:
-    """Whether a status line says 3xx, wherever it stands: message borders are the sender's claim."""
-    statuses = (reply.split(None, 2)[1:2] for reply in replies.split(b"RTSP/")[1:])
-    return any(_REDIRECT.match(status) for found in statuses for status in found)

@@ -318,7 +318,7 @@ class DecodeDevice:
             return None
         decoder = Decoder(header.codec, header.extradata, self._decoded_bytes, (header.width, header.height))
         try:
-            frames = decoder.decode(data, packet.pts, packet.dts)
+            frames = decoder.decode(data, packet.pts, packet.dts, discard=packet.discard)
         except (DecodeError, PicturesTooLargeError):
             return None
         self.leave(self._nvdec.refuse(refusing.kind))

@@ -268,7 +268,7 @@ class CodecProcessor:
         packet, data = each.packet, each.data
         self._order.record_decoded(packet.pts, each.reference)
         try:
-            return self._decoder.decode(data, packet.pts, packet.dts)
+            return self._decoder.decode(data, packet.pts, packet.dts, discard=packet.discard)
         except PicturesTooLargeError as error:
             self.stats.refusal = str(error)
         except DecodeError:
@@ -324,7 +324,7 @@ class CodecProcessor:
             self.stats.corrupt_frames += 1
             self.resync("corrupt")
             return None
-        if self._trust is not Trust.TRUSTED and not self._trustworthy(frame):
+        if (self._trust is not Trust.TRUSTED and not self._trustworthy(frame)) or frame.opaque:
             return None
         view, decoder = self._view, self._decoder
         assert decoder is not None

@@ -134,6 +134,7 @@ class DevicePath:
 SILENT_S = 10.0
 """Seconds without a picture after which a connected camera says so."""
 SILENT = "connected, but without a picture for more than 10 s: it sends nothing, or nothing that can be decoded"
+BLIND = "no keyframe came within 10 s after missing or damaged video; a new connection begins with one"
 
 Sink = Callable[[FrameSample], None]
 
@@ -333,8 +334,12 @@ class CameraPipeline:
         self.decoded_s = time.time()
         # A camera whose pictures are skipped on purpose must not appear as failing.
         held = self._lazy is not None and self._lazy.holding
+        last, now, source = self._last_frame_at or 0.0, time.monotonic(), self._supervisor.source
         if alone or held or self._processor.stats.frames_decoded != before:
-            self._last_frame_at = time.monotonic()
+            self._last_frame_at = now
+        elif source.live and not source.pushed and self._told_at < last < now - SILENT_S:
+            # Keyframes may be minutes apart. A session that has shown nothing yet waits for the first.
+            raise SourceError(BLIND, retryable=True)
         self._note_device()
         self._process(frames, alone=alone)
         self._process_on_device(alone=alone)

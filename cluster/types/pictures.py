@@ -206,7 +206,8 @@ class PatchGeometry:
 class EncodedPacket:
     """One encoded packet from a source. ``data``: Annex-B for H.264/HEVC, else the container's own framing.
 
-    ``sequence`` counts packets of one session from 0 without holes; a hole is a gap in transport.
+    ``sequence`` counts packets of one session from 0 without holes; a hole is a gap in transport. ``discard``: its
+    picture is decoded for others that refer to it, and not shown: a trimmed recording leaves it out.
     """
 
     codec: str
@@ -215,6 +216,7 @@ class EncodedPacket:
     dts: int | None
     keyframe: bool
     sequence: int
+    discard: bool = False
 
     @property
     def decoding_time(self) -> int | None:

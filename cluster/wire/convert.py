@@ -45,7 +45,12 @@ _STATE_PREFIX = "CAMERA_STATE_"
 def packet_to_proto(packet: EncodedPacket) -> ingest_pb2.Packet:
     """The codec is not in the message: it was said once, in ``Open``."""
     return ingest_pb2.Packet(
-        data=packet.data, pts=packet.pts, dts=packet.dts, keyframe=packet.keyframe, sequence=packet.sequence
+        data=packet.data,
+        pts=packet.pts,
+        dts=packet.dts,
+        keyframe=packet.keyframe,
+        sequence=packet.sequence,
+        discard=packet.discard,
     )
 
 

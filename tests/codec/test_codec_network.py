@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import hashlib
 import http.server
 import io
 import socket
@@ -293,10 +294,64 @@ def test_an_rtsp_redirect_is_not_followed(status: bytes, user: str) -> None:
     assert not stolen
 
 
+@pytest.mark.parametrize(
+    ("status", "at", "said"),
+    [
+        (b"453 Not Enough Bandwidth", b"SETUP", "cannot be opened: it answers 453 Not Enough Bandwidth$"),
+        (b"461 Unsupported Transport", b"SETUP", "461 Unsupported Transport .it sends over UDP alone.$"),
+        (b"503 Service Unavailable", b"PLAY", "it answers 503 Service Unavailable$"),
+    ],
+)
+def test_what_an_rtsp_server_refuses_with_is_told(status: bytes, at: bytes, said: str) -> None:
+    """As a recorder whose connections are all taken."""
+    about = b"v=0\r\no=- 1 1 IN IP4 0.0.0.0\r\ns=x\r\nt=0 0\r\nm=video 0 RTP/AVP 26\r\na=control:1\r\n"
+
+    def answer(request: bytes, cseq: bytes) -> bytes:
+        if request.startswith(at):
+            return b"RTSP/1.0 %s\r\n%s\r\n\r\n" % (status, cseq)
+        more = b"Session: 1\r\nTransport: RTP/AVP/TCP;unicast;interleaved=0-1\r\n"
+        body = about if request.startswith(b"DESCRIBE") else b""
+        return b"RTSP/1.0 200 OK\r\n%s\r\n%sContent-Length: %d\r\n\r\n%s" % (cseq, more, len(body), body)
+
+    with pytest.raises(SourceError, match=said):
+        NetworkSource(f"rtsp://127.0.0.1:{serve_once(answer, [])}/1").open()
+
+
+MD5 = b'WWW-Authenticate: Digest realm="x", nonce="n", algorithm=MD5\r\n'
+SHA = b'WWW-Authenticate: Digest realm="x", nonce="n", algorithm="SHA-256"\r\n'
+
+
+@pytest.mark.parametrize(
+    ("offers", "said"),
+    [(MD5, "RTSP 404"), (SHA + MD5, "RTSP 404"), (MD5 + SHA, "RTSP 404"), (SHA, "SHA digests alone")],
+)
+def test_of_several_digests_md5_is_taken(offers: bytes, said: str) -> None:
+    asked: list[bytes] = []
+
+    def digest(text: str) -> str:
+        return hashlib.md5(text.encode()).hexdigest()
+
+    def answer(request: bytes, cseq: bytes) -> bytes:
+        # RFC 2069 §2.1.2.
+        url = request.split()[1].decode()
+        right = digest(f"{digest('viewer:x:hunter22')}:n:{digest(f'DESCRIBE:{url}')}")
+        if request.startswith(b"OPTIONS"):
+            return b"RTSP/1.0 200 OK\r\n%s\r\n\r\n" % cseq
+        if f'response="{right}"'.encode() in asked[-1]:
+            return b"RTSP/1.0 404 No\r\n%s\r\n\r\n" % cseq
+        return b"RTSP/1.0 401 Who\r\n%s\r\n%s\r\n" % (cseq, offers)
+
+    with pytest.raises(SourceError, match=said):
+        NetworkSource(f"rtsp://viewer:hunter22@127.0.0.1:{serve_once(answer, asked)}/1").open()
+
+
+@pytest.mark.parametrize("channel", [0, 1])
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_holes_in_rtp_numbers_are_found_whatever_lies_between(size: int) -> None:
-    def packet(channel: int, number: int) -> bytes:
-        return b"$" + struct.pack(">BHBBH", channel, 40, 0x80, 96, number % 2**16) + bytes(36)
+def test_holes_in_rtp_numbers_are_found_whatever_lies_between(size: int, channel: int) -> None:
+    def packet(after: int, number: int) -> bytes:
+        # Reports, of types 200 to 204, have their length there.
+        kind = 200 if after % 2 else 96
+        return b"$" + struct.pack(">BHBBH", channel + after, 40, 0x80, kind, number % 2**16) + bytes(36)
 
     reply = b"RTSP/1.0 200 OK\r\nCSeq: 7\r\nContent-Length: 8\r\n\r\n$\r\n\r\n$$$"
     parts = [reply] + [packet(0, number) for number in range(65530, 65540)]
@@ -304,6 +359,7 @@ def test_holes_in_rtp_numbers_are_found_whatever_lies_between(size: int) -> None
     parts += [
         packet(2, 9),
         packet(3, 500),
+        packet(3, 600),
         reply,
         packet(0, 65540),
         packet(0, 65540),

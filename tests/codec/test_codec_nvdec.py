@@ -139,10 +139,10 @@ def test_codecs_of_cameras_are_known(codec):
 class Taken(HostNvdecDecoder):
     """A GPU of two sessions: FFmpeg makes any number of decoders, and the third's first packet fails."""
 
-    def decode(self, data, pts, dts):
+    def decode(self, data, pts, dts, **options):
         if self._nvdec.sessions > 2 and not self.proven:
             raise DecodeError("Invalid data found when processing input")
-        return super().decode(data, pts, dts)
+        return super().decode(data, pts, dts, **options)
 
 
 def feed(processor: CodecProcessor, source: FileSource, packets: int = 40) -> int:
@@ -222,7 +222,7 @@ def test_a_stream_of_a_kind_never_decoded_is_no_sign_of_a_limit(clip, tmp_path):
 class Refusing(HostNvdecDecoder):
     """A GPU that decodes nothing."""
 
-    def decode(self, data, pts, dts):
+    def decode(self, data, pts, dts, **options):
         raise DecodeError("Invalid data found when processing input")
 
 

@@ -11,7 +11,7 @@ from waiting import until
 
 from cluster.codec import Backoff, CameraState, FileSource, PushSource
 from cluster.decoder.decode_load import DecodeGate
-from cluster.decoder.pipeline import SILENT, CameraPipeline, PipelineSettings
+from cluster.decoder.pipeline import BLIND, SILENT, CameraPipeline, PipelineSettings
 from cluster.errors import CapacityError, ConfigError
 from cluster.types import PatchGeometry
 
@@ -336,6 +336,45 @@ def test_a_connected_camera_of_which_nothing_can_be_decoded_says_so(clips, monke
     assert pipeline.status().state is CameraState.RUNNING
     source.offer(packets[100:])
     until(lambda: pipeline.status().reason == "")
+    pipeline.stop()
+
+
+class LongGroups:
+    """A live camera that sends one keyframe per session, at its beginning; each session's packets are ``sessions``'."""
+
+    live, pushed, ended = True, False, False
+
+    def __init__(self, header, sessions):
+        self.header, self.sessions, self.opened = header, sessions, 0
+        self.closed = threading.Event()
+
+    def open(self):
+        self.opened += 1
+        return replace(self.header, new_clock=True)
+
+    def packets(self):
+        for packet in self.sessions[min(self.opened, len(self.sessions)) - 1]:
+            if self.closed.wait(0.02):
+                return
+            yield packet
+
+    def close(self):
+        self.closed.set()
+
+
+def test_a_camera_whose_keyframes_are_minutes_apart_is_connected_anew_after_a_loss(tmp_path, monkeypatch):
+    monkeypatch.setattr("cluster.decoder.pipeline.SILENT_S", 0.4)
+    file = FileSource(encode(tmp_path / "long.mp4", walk(200), gop=1000))
+    header = file.open()
+    packets = list(file.packets())
+    source = LongGroups(header, [packets[:10] + packets[11:], packets[50:]])
+    pipeline = CameraPipeline("cam", source, QWEN, PipelineSettings(backoff=Backoff(first_s=0.2)), Collector())
+    pipeline.start()
+    until(lambda: pipeline.status().reason == BLIND, timeout_s=10)
+    # A session that does not begin with a keyframe would be no better the next time.
+    until(lambda: pipeline.status().reason == SILENT)
+    assert pipeline.status().stats.frames_decoded == 10
+    assert source.opened == 2
     pipeline.stop()
 
 

@@ -39,18 +39,20 @@ class PacketBatch(_message.Message):
     def __init__(self, packets: _Optional[_Iterable[_Union[Packet, _Mapping]]] = ...) -> None: ...
 
 class Packet(_message.Message):
-    __slots__ = ("data", "pts", "dts", "keyframe", "sequence")
+    __slots__ = ("data", "pts", "dts", "keyframe", "sequence", "discard")
     DATA_FIELD_NUMBER: _ClassVar[int]
     PTS_FIELD_NUMBER: _ClassVar[int]
     DTS_FIELD_NUMBER: _ClassVar[int]
     KEYFRAME_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    DISCARD_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     pts: int
     dts: int
     keyframe: bool
     sequence: int
-    def __init__(self, data: _Optional[bytes] = ..., pts: _Optional[int] = ..., dts: _Optional[int] = ..., keyframe: _Optional[bool] = ..., sequence: _Optional[int] = ...) -> None: ...
+    discard: bool
+    def __init__(self, data: _Optional[bytes] = ..., pts: _Optional[int] = ..., dts: _Optional[int] = ..., keyframe: _Optional[bool] = ..., sequence: _Optional[int] = ..., discard: _Optional[bool] = ...) -> None: ...
 
 class End(_message.Message):
     __slots__ = ()
