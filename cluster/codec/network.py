@@ -300,7 +300,7 @@ _INTERLEAVED = ord("$")
 _BODY = re.compile(rb"(?i)\ncontent-length: *(\d{1,6})")
 _LONGEST_HANDSHAKE = 2**18
 _REDIRECT = re.compile(rb"\+?0*3\d\d(?!\d)")
-_REFUSAL = re.compile(rb"RTSP/1\.\d ([45]\d\d[ -~]{0,60})")
+_REFUSAL = re.compile(rb"RTSP/1\.\d ((?!401)[45]\d\d[ -~]{0,60})")
 _SHA_DIGEST = re.compile(rb'(?im)^www-authenticate: *digest\b[^\r\n]*\balgorithm="?sha[^\r\n]*\r\n')
 _REPEATED = 100
 """Packets that far back are repeated ones."""
@@ -365,7 +365,7 @@ class RtspRelay(threading.Thread):
     Relays one TCP session. With ``rtsps`` it speaks TLS to the server, whose certificate it verifies by ``ca_file``;
     without one it trusts any, as FFmpeg does. Offers of a digest by SHA are left out: FFmpeg takes the last offer and
     knows MD5 alone. ``redirected``, ``sha``: the server answered with a redirect, and the session was ended; with such
-    an offer. ``refusal``: its last error, or empty. ``numbers``: of its packets.
+    an offer. ``refusal``: its last error but challenges, or empty. ``numbers``: of its packets.
     """
 
     def __init__(self, address: SplitResult, timeout_s: float, ca_file: str | None = None) -> None:
@@ -422,7 +422,8 @@ class RtspRelay(threading.Thread):
                         if data.startswith(b"RTSP/"):
                             data, offers = _SHA_DIGEST.subn(b"", data)
                             self.sha |= offers > 0
-                            self.refusal = next((found.decode() for found in _REFUSAL.findall(data)), self.refusal)
+                            for refusal in _REFUSAL.findall(data):
+                                self.refusal = refusal.decode()
                         if not playing:
                             replies += data
                             # Wherever it stands: message borders are the sender's claim.
