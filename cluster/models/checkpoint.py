@@ -137,8 +137,9 @@ def preset_tokenizer(special: Sequence[str], *, eos: str, pad: str, texts: Seque
     )
 
 
-def untrained(family: Any, text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any]:
-    """A transformers model of a family with this text and vision configuration, and a small tokenizer."""
+def untrained(family: Any, text: dict[str, Any], vision: dict[str, Any], *, tied: bool = True) -> tuple[Any, Any]:
+    """A transformers model of a family with this text and vision configuration, and a small tokenizer; ``tied``: its
+    output head is the embedding."""
     tokens, pad, eos = family.special_tokens, family.special_tokens[0], family.end_token
     tokenizer = preset_tokenizer(tokens, eos=eos, pad=pad)
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in tokens}
@@ -147,7 +148,7 @@ def untrained(family: Any, text: dict[str, Any], vision: dict[str, Any]) -> tupl
     config = make_config(
         text_config={"vocab_size": VOCABULARY, **of_text, **text},
         vision_config=({family.tower_width: text["hidden_size"]} if family.tower_width else {}) | vision,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         **{name: ids[token] for name, token in family.placeholders.items()},
     )
     return make_model(config), tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer, PreTrainedConfig
 from transformers.utils import cached_file
 
 from cluster.errors import ConfigError, ModelError, first_line
@@ -86,12 +86,8 @@ def load_shape(name: str, max_pixels: int | None = None) -> VisionLanguageModel:
                 f"unknown model shape {name!r}{fetch if is_hub_id(name) else ''}; name a shape "
                 f"({', '.join(sorted(SHAPES))}), a preset ({', '.join(sorted(PRESETS))}), or the folder of a checkpoint"
             )
-    config, settings = _config(folder), ModelSettings.load(folder)
-    with META:
-        model = _read(folder, AutoModelForImageTextToText.from_config, config)
     tokenizer = _read(folder, AutoTokenizer.from_pretrained, folder)
-    own = settings.max_pixels or MAX_PIXELS
-    return _wrapped(config.model_type, model, tokenizer, META, torch.bfloat16, own, max_pixels, settings=settings)
+    return _checkpoint_shape(folder, _config(folder), tokenizer, ModelSettings.load(folder), max_pixels)
 
 
 def load_truncated(name: str, layers: int, device: torch.device) -> VisionLanguageModel:
@@ -159,7 +155,7 @@ def _empty(shape: Preset, device: torch.device) -> VisionLanguageModel:
 
 def _untrained(preset: Preset, device: torch.device) -> tuple[Any, Any]:
     with device:
-        return untrained(families.get(preset.family), preset.text, preset.vision)
+        return untrained(families.get(preset.family), preset.text, preset.vision, tied=preset.tied)
 
 
 def _wrapped(
@@ -182,6 +178,15 @@ def _wrapped(
     return loaded
 
 
+def _checkpoint_shape(
+    path: str, config: Any, tokenizer: Any, settings: ModelSettings, max_pixels: int | None
+) -> VisionLanguageModel:
+    with META:
+        model = _read(path, AutoModelForImageTextToText.from_config, config)
+    own = settings.max_pixels or MAX_PIXELS
+    return _wrapped(config.model_type, model, tokenizer, META, torch.bfloat16, own, max_pixels, settings=settings)
+
+
 def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels: int | None) -> VisionLanguageModel:
     config = _config(path)
     settings = _settings(path)
@@ -189,6 +194,8 @@ def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels:
     family: Any = families.get(config.model_type)
     _check_template(path, family, tokenizer)
     mean, std = _pixel_statistics(path, family)
+    # What is not served is refused before gigabytes are read.
+    _checkpoint_shape(path, config, tokenizer, settings, max_pixels)
     model, report = _read(
         path, AutoModelForImageTextToText.from_pretrained, path, dtype=dtype, output_loading_info=True
     )
@@ -216,12 +223,11 @@ def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels:
 
 
 def _config(path: str) -> Any:
-    config = _read(path, AutoConfig.from_pretrained, path)
-    if config.model_type not in families:
-        raise ModelError(
-            f"model {path!r} is of family {config.model_type!r}; supported families: {', '.join(families.names())}"
-        )
-    return config
+    # Before the library, which offers to run code that comes with a family it does not have.
+    family = _read(path, PreTrainedConfig.get_config_dict, path)[0].get("model_type")
+    if family not in families:
+        raise ModelError(f"model {path!r} is of family {family!r}; supported families: {', '.join(families.names())}")
+    return _read(path, AutoConfig.from_pretrained, path)
 
 
 def _settings(path: str) -> ModelSettings:
