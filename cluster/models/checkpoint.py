@@ -59,14 +59,17 @@ def linear_weights(module: nn.Module) -> int:
 
 
 def weights_digest(module: nn.Module) -> str:
-    """Digest of every parameter's name, shape and value. On the device: sums of its words, each multiplied by an odd
-    random number of its place, so that no single change, and hardly any other, leaves them as they are."""
+    """Digest of every parameter's name, shape and value, but values on the meta device. On the device: sums of its
+    words, each multiplied by an odd random number of its place, so that no single change, and hardly any other, leaves
+    them as they are."""
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**62), 2**62, (_DIGEST_WORDS,), generator=generator) * 2 + 1
     hasher = hashlib.blake2b(digest_size=16)
     sums: list[Tensor] = []
     for name, parameter in sorted(module.named_parameters()):
         hasher.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
+        if parameter.is_meta:
+            continue
         factors = factors.to(parameter.device)
         for part in torch.split(parameter.detach().reshape(-1).view(torch.uint8), 8 * _DIGEST_WORDS):
             # A copy, whose words are whole and aligned.

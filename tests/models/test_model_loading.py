@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cluster.config import SightlineConfig, load_config
-from cluster.engine.native.engine import NativeEngine
+from cluster.engine.vllm.served_model import write_model_folder
 from cluster.errors import ConfigError, ModelError
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
@@ -366,7 +366,31 @@ def test_a_quantised_checkpoint_on_the_native_engine(saved):
     """The library ignores a method that it does not know, and reads what is quantised as if it were not."""
     change_text_config(saved, quantization_config={"quant_method": "modelopt"})
     with pytest.raises(ModelError, match=r"is quantised \(method modelopt\)"):
-        NativeEngine(load_model(str(saved)))
+        load_model(str(saved))
+
+
+def test_a_quantised_checkpoint_for_vllm(model, saved, make_frame, tmp_path_factory):
+    """All of it was read by the library, which asked for packages that quantised layers need."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(saved / "model.safetensors")
+    linear = [name for name in tensors if "vis" not in name and name.endswith("proj.weight")]
+    packed = {name.replace("weight", "qweight"): tensors.pop(name).to(torch.int8) for name in linear}
+    save_file(tensors | packed, saved / "model.safetensors", metadata={"format": "pt"})
+    config, method = json.loads((saved / "config.json").read_text()), {"quant_method": "awq", "bits": 4}
+    (saved / "config.json").write_text(json.dumps(config | {"quantization_config": method}))
+    with pytest.raises(ModelError, match=r"is quantised \(method awq\), which is not supported"):
+        load_model(str(saved))
+    loaded = load_model(str(saved), quantised=True)
+    frames, ids = [make_frame(model.geometry.grid(160, 120))], torch.arange(20)
+    torch.testing.assert_close(loaded.encode(frames)[0].embeds, model.encode(frames)[0].embeds)
+    assert torch.equal(loaded.embed(ids), model.embed(ids))
+    assert len(loaded.layers) == len(model.layers)
+    assert loaded.fingerprint == load_model(str(saved), quantised=True).fingerprint
+    folder = tmp_path_factory.mktemp("served")
+    assert write_model_folder(loaded, folder, None).weights == str(saved)
+    body = json.loads((folder / "config.json").read_text())
+    assert (body["quantization_config"], body["num_hidden_layers"]) == (method, len(model.layers))
 
 
 def test_a_digest_has_every_weight():
