@@ -110,7 +110,7 @@ def _families_table(cards: Sequence[FamilyCard]) -> Table:
 
 
 def _parameters(count: int) -> str:
-    """7750000000 -> 7.75B, 3100000 -> 3.1M."""
+    """8290000000 -> 8.29B, 3100000 -> 3.1M."""
     return f"{count / 1e9:.2f}B" if count >= 1e8 else f"{count / 1e6:.1f}M"
 
 

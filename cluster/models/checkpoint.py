@@ -59,14 +59,17 @@ def linear_weights(module: nn.Module) -> int:
 
 
 def weights_digest(module: nn.Module) -> str:
-    """Digest of every parameter's name, shape and value. On the device: sums of its words, each multiplied by an odd
-    random number of its place, so that no single change, and hardly any other, leaves them as they are."""
+    """Digest of every parameter's name, shape and value, but values on the meta device. On the device: sums of its
+    words, each multiplied by an odd random number of its place, so that no single change, and hardly any other, leaves
+    them as they are."""
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**62), 2**62, (_DIGEST_WORDS,), generator=generator) * 2 + 1
     hasher = hashlib.blake2b(digest_size=16)
     sums: list[Tensor] = []
     for name, parameter in sorted(module.named_parameters()):
         hasher.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
+        if parameter.is_meta:
+            continue
         factors = factors.to(parameter.device)
         for part in torch.split(parameter.detach().reshape(-1).view(torch.uint8), 8 * _DIGEST_WORDS):
             # A copy, whose words are whole and aligned.
@@ -137,8 +140,9 @@ def preset_tokenizer(special: Sequence[str], *, eos: str, pad: str, texts: Seque
     )
 
 
-def untrained(family: Any, text: dict[str, Any], vision: dict[str, Any]) -> tuple[Any, Any]:
-    """A transformers model of a family with this text and vision configuration, and a small tokenizer."""
+def untrained(family: Any, text: dict[str, Any], vision: dict[str, Any], *, tied: bool = True) -> tuple[Any, Any]:
+    """A transformers model of a family with this text and vision configuration, and a small tokenizer; ``tied``: its
+    output head is the embedding."""
     tokens, pad, eos = family.special_tokens, family.special_tokens[0], family.end_token
     tokenizer = preset_tokenizer(tokens, eos=eos, pad=pad)
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in tokens}
@@ -147,7 +151,7 @@ def untrained(family: Any, text: dict[str, Any], vision: dict[str, Any]) -> tupl
     config = make_config(
         text_config={"vocab_size": VOCABULARY, **of_text, **text},
         vision_config=({family.tower_width: text["hidden_size"]} if family.tower_width else {}) | vision,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         **{name: ids[token] for name, token in family.placeholders.items()},
     )
     return make_model(config), tokenizer

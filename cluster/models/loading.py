@@ -1,6 +1,7 @@
 """Model loading: presets by name, checkpoints by local path or hub id."""
 
 import contextlib
+import copy
 import json
 import math
 import re
@@ -10,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer, PreTrainedConfig
 from transformers.utils import cached_file
 
 from cluster.errors import ConfigError, ModelError, first_line
 from cluster.models.base import VisionLanguageModel
-from cluster.models.catalog import BUNDLED, cached_config, check_model, is_hub_id, locate
+from cluster.models.catalog import BUNDLED, cached_config, check_model, check_unquantised, is_hub_id, locate
 from cluster.models.checkpoint import Checkpoint, untrained
 from cluster.models.float8 import check_float8
 from cluster.models.presets import PRESETS, PUBLISHED, SHAPES, Preset
@@ -36,20 +37,24 @@ def load_model(
     dtype: str = "float32",
     seed: int = 0,
     max_pixels: int | None = None,
+    quantised: bool = False,
 ) -> VisionLanguageModel:
     """Load a model in evaluation mode.
 
     ``path_or_preset``: a preset's or bundled model's name, a directory, or a hub id. ``seed`` makes a preset's weights.
     ``max_pixels`` bounds a frame for families of native resolution (a preset has its own bound, a checkpoint the one in
-    its ``sightline.json``, or 448*448). Raises ``ModelError``: nothing there, not a supported family, a broken
-    checkpoint, or a device this machine lacks; ``ConfigError``: an unknown dtype, or one the device lacks;
-    ``max_pixels`` for a family of square frames.
+    its ``sightline.json``, or 448*448). ``quantised``: whether the language model's layers may be; they are then not
+    read and stay on the meta device, for an engine that reads them itself. Raises ``ModelError``: nothing there, not a
+    supported family, a broken checkpoint, or a device this machine lacks; ``ConfigError``: an unknown dtype, or one the
+    device lacks; ``max_pixels`` for a family of square frames.
     """
     where = find_device(device)
     kind = loaded_dtype(dtype, where)
     if dtype == "float8":
         wide = "float32" if kind == torch.float32 else "bfloat16"
-        model = load_model(path_or_preset, device=device, dtype=wide, seed=seed, max_pixels=max_pixels)
+        model = load_model(
+            path_or_preset, device=device, dtype=wide, seed=seed, max_pixels=max_pixels, quantised=quantised
+        )
         model.use_float8()
         return model
     if path_or_preset in PRESETS:
@@ -61,7 +66,8 @@ def load_model(
     if path_or_preset in BUNDLED:
         check_model(path_or_preset)
     folder = Path(locate(path_or_preset)).expanduser()
-    return _checkpoint(str(folder) if folder.is_dir() else path_or_preset, where, kind, max_pixels)
+    path = str(folder) if folder.is_dir() else path_or_preset
+    return _checkpoint(path, where, kind, max_pixels, quantised=quantised)
 
 
 def load_shape(name: str, max_pixels: int | None = None) -> VisionLanguageModel:
@@ -86,12 +92,8 @@ def load_shape(name: str, max_pixels: int | None = None) -> VisionLanguageModel:
                 f"unknown model shape {name!r}{fetch if is_hub_id(name) else ''}; name a shape "
                 f"({', '.join(sorted(SHAPES))}), a preset ({', '.join(sorted(PRESETS))}), or the folder of a checkpoint"
             )
-    config, settings = _config(folder), ModelSettings.load(folder)
-    with META:
-        model = _read(folder, AutoModelForImageTextToText.from_config, config)
     tokenizer = _read(folder, AutoTokenizer.from_pretrained, folder)
-    own = settings.max_pixels or MAX_PIXELS
-    return _wrapped(config.model_type, model, tokenizer, META, torch.bfloat16, own, max_pixels, settings=settings)
+    return _checkpoint_shape(folder, _config(folder), tokenizer, ModelSettings.load(folder), max_pixels)
 
 
 def load_truncated(name: str, layers: int, device: torch.device) -> VisionLanguageModel:
@@ -159,7 +161,7 @@ def _empty(shape: Preset, device: torch.device) -> VisionLanguageModel:
 
 def _untrained(preset: Preset, device: torch.device) -> tuple[Any, Any]:
     with device:
-        return untrained(families.get(preset.family), preset.text, preset.vision)
+        return untrained(families.get(preset.family), preset.text, preset.vision, tied=preset.tied)
 
 
 def _wrapped(
@@ -182,27 +184,52 @@ def _wrapped(
     return loaded
 
 
-def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels: int | None) -> VisionLanguageModel:
+def _checkpoint_shape(
+    path: str, config: Any, tokenizer: Any, settings: ModelSettings, max_pixels: int | None
+) -> VisionLanguageModel:
+    with META:
+        model = _read(path, AutoModelForImageTextToText.from_config, config)
+    own = settings.max_pixels or MAX_PIXELS
+    return _wrapped(config.model_type, model, tokenizer, META, torch.bfloat16, own, max_pixels, settings=settings)
+
+
+def _checkpoint(
+    path: str, device: torch.device, dtype: torch.dtype, max_pixels: int | None, *, quantised: bool
+) -> VisionLanguageModel:
     config = _config(path)
+    if not quantised:
+        check_unquantised(path, config.to_dict())
     settings = _settings(path)
     tokenizer = _read(path, AutoTokenizer.from_pretrained, path)
     family: Any = families.get(config.model_type)
     _check_template(path, family, tokenizer)
     mean, std = _pixel_statistics(path, family)
+    read = copy.deepcopy(config)
+    # What is not served is refused before gigabytes are read.
+    shape = _checkpoint_shape(path, config, tokenizer, settings, max_pixels)
+    # The library would read quantised layers with packages of its own, or not at all.
+    packed = [vars(each).pop("quantization_config", None) for each in (read, read.text_config)]
+    if any(packed):
+        read.text_config.num_hidden_layers = 0
     model, report = _read(
-        path, AutoModelForImageTextToText.from_pretrained, path, dtype=dtype, output_loading_info=True
+        path, AutoModelForImageTextToText.from_pretrained, path, config=read, dtype=dtype, output_loading_info=True
     )
     if missing := sorted(report["missing_keys"]):
         raise ModelError(f"the checkpoint {path!r} lacks {len(missing)} weights, {missing[0]} the first; get it again")
+    model = model.to(device)
+    if any(packed):
+        model.model.language_model.layers = shape.model.model.language_model.layers
+        model.config.text_config.num_hidden_layers = len(shape.layers)
+        model.config.quantization_config = next(filter(None, packed))
     # Rotary frequencies were saved by old versions of the library, which computes them.
-    if strange := sorted(k for k in report["unexpected_keys"] if _OF_LAYER.search(k) and not k.endswith("inv_freq")):
+    elif strange := sorted(k for k in report["unexpected_keys"] if _OF_LAYER.search(k) and not k.endswith("inv_freq")):
         raise ModelError(
             f"the checkpoint {path!r} has {len(strange)} weights in its layers that its config.json leaves out, "
             f"{strange[0]} the first; correct it, or merge its adapters"
         )
     return _wrapped(
         config.model_type,
-        model.to(device),
+        model,
         tokenizer,
         device,
         dtype,
@@ -216,12 +243,11 @@ def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels:
 
 
 def _config(path: str) -> Any:
-    config = _read(path, AutoConfig.from_pretrained, path)
-    if config.model_type not in families:
-        raise ModelError(
-            f"model {path!r} is of family {config.model_type!r}; supported families: {', '.join(families.names())}"
-        )
-    return config
+    # Before the library, which offers to run code that comes with a family it does not have.
+    family = _read(path, PreTrainedConfig.get_config_dict, path)[0].get("model_type")
+    if family not in families:
+        raise ModelError(f"model {path!r} is of family {family!r}; supported families: {', '.join(families.names())}")
+    return _read(path, AutoConfig.from_pretrained, path)
 
 
 def _settings(path: str) -> ModelSettings:

@@ -10,12 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Entries of a family's text and vision configuration; ``max_pixels`` bounds a frame at native resolution."""
+    """Entries of a family's text and vision configuration; ``max_pixels`` bounds a frame at native resolution.
+    ``tied``: the output head is the embedding."""
 
     family: str
     text: dict[str, Any]
     vision: dict[str, Any]
     max_pixels: int = 448 * 448
+    tied: bool = True
 
 
 _TEXT = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
@@ -41,6 +43,7 @@ def _preset(
     mrope: list[int] | None = None,
     theta: float = 1_000_000.0,
     max_pixels: int = 448 * 448,
+    tied: bool = True,
     **more: int,
 ) -> Preset:
     """``text``, ``vision``: sizes, as :data:`_TEXT` and :data:`_VISION` name them; ``tower``, ``more``: other entries
@@ -48,7 +51,7 @@ def _preset(
     rope = {"rope_type": "default", "rope_theta": theta} | ({} if mrope is None else {"mrope_section": mrope})
     names, common = _VISION[family]
     sizes = dict(zip(_TEXT, text, strict=True)) | {"max_position_embeddings": 32768, "rope_parameters": rope} | more
-    return Preset(family, sizes, dict(zip(names, vision, strict=True)) | common | (tower or {}), max_pixels)
+    return Preset(family, sizes, dict(zip(names, vision, strict=True)) | common | (tower or {}), max_pixels, tied)
 
 
 _TINY, _DEMO, _BENCH = (64, 128, 3, 4, 2), (256, 640, 5, 4, 2), (512, 1536, 12, 8, 2)
@@ -123,6 +126,7 @@ SHAPES: dict[str, Preset] = {
         (1280, 3420, 32, 16),
         {"fullatt_block_indexes": [7, 15, 23, 31]},
         mrope=[16, 24, 24],
+        tied=False,
         vocab_size=152064,
     ),
     "qwen2_5_vl-3b": _preset(
@@ -133,13 +137,14 @@ SHAPES: dict[str, Preset] = {
         mrope=[16, 24, 24],
         vocab_size=151936,
     ),
-    "qwen2_vl-7b": _preset("qwen2_vl", _7B, (1280, 32, 16), mrope=[16, 24, 24], vocab_size=152064),
+    "qwen2_vl-7b": _preset("qwen2_vl", _7B, (1280, 32, 16), mrope=[16, 24, 24], tied=False, vocab_size=152064),
     "qwen3_vl-8b": _preset(
         "qwen3_vl",
         (4096, 12288, 36, 32, 8),
         (1152, 4304, 27, 16),
         {"deepstack_visual_indexes": [8, 16, 24], "num_position_embeddings": 48**2},
         mrope=[24, 20, 20],
+        tied=False,
         theta=5_000_000.0,
         head_dim=128,
         vocab_size=151936,
@@ -155,11 +160,18 @@ SHAPES: dict[str, Preset] = {
         vocab_size=151936,
     ),
     "llava_next_video-7b": _preset(
-        "llava_next_video", (4096, 11008, 32, 32, 32), (1024, 4096, 24, 16, 336), theta=10_000.0, vocab_size=32064
+        "llava_next_video",
+        (4096, 11008, 32, 32, 32),
+        (1024, 4096, 24, 16, 336),
+        theta=10_000.0,
+        tied=False,
+        vocab_size=32064,
     ),
-    "llava_onevision-7b": _preset("llava_onevision", _7B, (1152, 4304, 26, 16, 384), vocab_size=152000),
-    "internvl3-8b": _preset("internvl", _7B, (1024, 4096, 24, 16, 448), vocab_size=151674),
-    "internvl3-14b": _preset("internvl", (5120, 13824, 48, 40, 8), (1024, 4096, 24, 16, 448), vocab_size=151674),
+    "llava_onevision-7b": _preset("llava_onevision", _7B, (1152, 4304, 26, 16, 384), tied=False, vocab_size=152000),
+    "internvl3-8b": _preset("internvl", _7B, (1024, 4096, 24, 16, 448), tied=False, vocab_size=151674),
+    "internvl3-14b": _preset(
+        "internvl", (5120, 13824, 48, 40, 8), (1024, 4096, 24, 16, 448), tied=False, vocab_size=151674
+    ),
 }
 
 PUBLISHED = {

@@ -34,7 +34,14 @@ def load_configured(config: SightlineConfig, neighbours: int) -> VisionLanguageM
     model = config.model
     # Ray starts its workers with one arithmetic thread.
     torch.set_num_threads(model.threads or max(1, usable_cores() // neighbours))
-    return load_model(model.name, device=model.device, dtype=model.dtype, seed=model.seed, max_pixels=model.max_pixels)
+    return load_model(
+        model.name,
+        device=model.device,
+        dtype=model.dtype,
+        seed=model.seed,
+        max_pixels=model.max_pixels,
+        quantised=config.engine == "vllm",
+    )
 
 
 def model_fingerprint(config: SightlineConfig, model: VisionLanguageModel) -> str:

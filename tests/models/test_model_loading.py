@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cluster.config import SightlineConfig, load_config
-from cluster.engine.native.engine import NativeEngine
+from cluster.engine.vllm.served_model import write_model_folder
 from cluster.errors import ConfigError, ModelError
 from cluster.memory.tiers.arena import Arena
 from cluster.memory.tiers.stack import TierStack
@@ -198,6 +198,22 @@ def test_every_preset_loads_and_is_of_its_family(name):
     assert low < size < high
 
 
+@pytest.mark.parametrize(
+    ("hub_id", "parameters"),
+    [
+        ("Qwen/Qwen2-VL-7B-Instruct", 8_291_375_616),
+        ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656),
+        ("Qwen/Qwen3-VL-4B-Instruct", 4_437_815_808),
+        ("Qwen/Qwen3-VL-8B-Instruct", 8_767_123_696),
+        ("OpenGVLab/InternVL3-8B-hf", 7_944_373_760),
+    ],
+)
+def test_a_published_shape_has_as_many_weights_as_its_checkpoint(hub_id, parameters):
+    """Most have an output head beside the embedding, which ``models show`` left out: 1.1 GB of a 7B model."""
+    assert sum(parameter.numel() for parameter in load_shape(hub_id).model.parameters()) == parameters
+
+
 def test_every_family_has_a_preset():
     assert {preset.family for preset in PRESETS.values()} == set(families.names())
 
@@ -229,12 +245,14 @@ def test_a_path_that_is_not_there(offline, tmp_path):
 
 
 def test_a_checkpoint_of_another_family(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(ModelError) as error:
-        load_model(str(tmp_path))
-    message = one_line(error)
-    assert "'bert'" in message
-    assert "qwen2_5_vl" in message
+    # One that the library has, and one whose repository brings code, which it offered to run.
+    for family, more in (("bert", {}), ("internvl_chat", {"auto_map": {"AutoConfig": "configuration.Config"}})):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": family} | more))
+        with pytest.raises(ModelError) as error:
+            load_model(str(tmp_path))
+        message = one_line(error)
+        assert f"family '{family}'" in message
+        assert "qwen2_5_vl" in message
 
 
 @pytest.mark.parametrize(
@@ -333,19 +351,46 @@ SLIDES = "attend over a sliding window of 16 tokens"
     ],
 )
 def test_a_language_model_that_computes_otherwise(tmp_path, internvl, reason, change):
-    """Its weights fit our layers, and every answer was noise."""
+    """Its weights fit our layers, and every answer was noise. It is refused before they are read."""
     internvl.model.save_pretrained(tmp_path)
     internvl.tokenizer.save_pretrained(tmp_path)
     change_text_config(tmp_path, **change)
     with pytest.raises(ModelError, match=reason) if reason else nullcontext():
         load_shape(str(tmp_path))
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=reason or "cannot be loaded"):
+        load_model(str(tmp_path))
 
 
 def test_a_quantised_checkpoint_on_the_native_engine(saved):
     """The library ignores a method that it does not know, and reads what is quantised as if it were not."""
     change_text_config(saved, quantization_config={"quant_method": "modelopt"})
     with pytest.raises(ModelError, match=r"is quantised \(method modelopt\)"):
-        NativeEngine(load_model(str(saved)))
+        load_model(str(saved))
+
+
+def test_a_quantised_checkpoint_for_vllm(model, saved, make_frame, tmp_path_factory):
+    """All of it was read by the library, which asked for packages that quantised layers need."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(saved / "model.safetensors")
+    linear = [name for name in tensors if "vis" not in name and name.endswith("proj.weight")]
+    packed = {name.replace("weight", "qweight"): tensors.pop(name).to(torch.int8) for name in linear}
+    save_file(tensors | packed, saved / "model.safetensors", metadata={"format": "pt"})
+    config, method = json.loads((saved / "config.json").read_text()), {"quant_method": "awq", "bits": 4}
+    (saved / "config.json").write_text(json.dumps(config | {"quantization_config": method}))
+    with pytest.raises(ModelError, match=r"is quantised \(method awq\), which is not supported"):
+        load_model(str(saved))
+    loaded = load_model(str(saved), quantised=True)
+    frames, ids = [make_frame(model.geometry.grid(160, 120))], torch.arange(20)
+    torch.testing.assert_close(loaded.encode(frames)[0].embeds, model.encode(frames)[0].embeds)
+    assert torch.equal(loaded.embed(ids), model.embed(ids))
+    assert len(loaded.layers) == len(model.layers)
+    assert loaded.fingerprint == load_model(str(saved), quantised=True).fingerprint
+    folder = tmp_path_factory.mktemp("served")
+    assert write_model_folder(loaded, folder, None).weights == str(saved)
+    body = json.loads((folder / "config.json").read_text())
+    assert (body["quantization_config"], body["num_hidden_layers"]) == (method, len(model.layers))
 
 
 def test_a_digest_has_every_weight():

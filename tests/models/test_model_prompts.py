@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+from transformers import LlamaTokenizer
 
 from cluster.errors import ModelError
 from cluster.models import load_model
@@ -21,6 +22,17 @@ def test_the_prompt_reads_as_the_family_writes_it(model):
     if model.family in ("qwen2_5_vl", "qwen2_vl"):
         assert decode(model.system_ids()).endswith("<|vision_start|>")
         assert asked.startswith("<|vision_end|>")
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_a_word_behind_a_beginning_has_the_space_that_llamas_tokenizer_gives_it(legacy):
+    """As the library tokenises the prompt. Behind ``<s>`` in one text, the first word was another token."""
+    model = load_model("tiny-llava_next_video")
+    pieces = ["<unk>", "<s>", "</s>", *"▁USER:", "▁U", "▁US", "▁USE", "▁USER"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    merges = [("▁", "U"), ("▁U", "S"), ("▁US", "E"), ("▁USE", "R")]
+    model.tokenizer = LlamaTokenizer(vocab=vocabulary, merges=merges, legacy=legacy)
+    assert model.tokenizer.convert_ids_to_tokens(model.system_ids()) == ["<s>", "▁USER", ":", "▁"]
 
 
 @pytest.mark.parametrize("text", ["Läuft dort jemand? 有人吗?", "", "<<>>\n\t\x07", "x" * 500])

@@ -33,7 +33,6 @@ from cluster.memory.frame_retrieval import make_frame_retrieval
 from cluster.memory.head_memory import MemoryShape
 from cluster.memory.writer import Window
 from cluster.models.base import VisionLanguageModel
-from cluster.models.catalog import check_unquantised
 from cluster.types import (
     Answer,
     AskSpec,
@@ -78,7 +77,6 @@ class NativeEngine(Engine):
         idle_kv_share: float = 0.75,
         waiting_bytes: int | None = None,
     ) -> None:
-        check_unquantised(model.model.name_or_path, model.model.config.to_dict())
         super().__init__(model, max_new_tokens)
         if memories is not None:
             self._kv_sink, self._kv_lost = memories.accept_chunk, memories.count_lost_frame

@@ -32,8 +32,9 @@ LANGUAGE_MODELS = {
 """Language models that vLLM has: transformers' ``model_type`` -> that of the configuration it gets, by which
 :mod:`cluster.engine.vllm.model` has its layers. A family is served if its checkpoint's language model is."""
 
-ROTARY = ("default", "yarn")
-"""Rotary embeddings that vLLM has with three axes."""
+ROTARY = ("default", "dynamic", "yarn")
+"""Rotary embeddings that vLLM has with three axes. InternVL3's are dynamic: the default ones up to the model's largest
+position, which no window passes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +202,9 @@ def text_config(model: VisionLanguageModel) -> dict[str, Any]:
     # Of Llama and Qwen3.
     body |= {name: getattr(config, name) for name in ("attention_bias", "mlp_bias") if hasattr(config, name)}
     sections, interleaved = _sections(model)
+    rope = config.rope_parameters
+    if rope["rope_type"] == "dynamic":
+        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     # Of one shape or another, and with a family's text around it.
     largest = model.geometry.largest.tokens * 2 + 64
     quantization = getattr(model.model.config, "quantization_config", None)
@@ -214,7 +218,7 @@ def text_config(model: VisionLanguageModel) -> dict[str, Any]:
         "tie_word_embeddings": _tied(model),
         "use_sliding_window": False,
         "rope_parameters": {
-            **config.rope_parameters,
+            **rope,
             "mrope_section": sections,
             "mrope_interleaved": interleaved,
         },

@@ -89,6 +89,21 @@ def test_the_configuration_is_of_our_class_with_three_axes(
     assert served.kv_bytes == 2 * 3 * 2 * 32 * 4
 
 
+def test_rotary_embeddings_of_internvl3_are_served(tmp_path: Path) -> None:
+    """Its published config.json has ``dynamic``: the default ones up to the largest position. It was refused."""
+    model: Any = load_model("tiny-internvl3")
+    rope = {"rope_type": "dynamic", "type": "dynamic", "factor": 2.0, "rope_theta": 1e6}
+    model.text_config.rope_parameters = rope
+    write_model_folder(model, tmp_path, None)
+    written = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
+    assert written == {
+        "rope_type": "default",
+        "rope_theta": 1e6,
+        "mrope_section": [6, 1, 1],
+        "mrope_interleaved": False,
+    }
+
+
 @pytest.mark.parametrize("family", families)
 def test_a_checkpoint_gives_the_language_model_and_nothing_else(tmp_path: Path, family: str) -> None:
     pytest.importorskip("vllm.version", reason="vLLM is not installed here (make setup-vllm)")
@@ -114,7 +129,9 @@ def test_models_that_are_not_served(tmp_path: Path) -> None:
         write_model_folder(model, tmp_path, [8])
     rope = model.text_config.rope_parameters
     model.text_config.rope_parameters = {**rope, "rope_type": "linear"}
-    with pytest.raises(ModelError, match=r"rotary embeddings of type default, yarn, and this model's are 'linear'"):
+    with pytest.raises(
+        ModelError, match=r"rotary embeddings of type default, dynamic, yarn, and this model's are 'linear'"
+    ):
         write_model_folder(model, tmp_path, None)
     model.text_config.model_type = "gemma"
     with pytest.raises(ModelError, match="serves language models of type llama, qwen2"):
