@@ -354,14 +354,21 @@ def test_explanations_are_what_greedy_decoding_without_a_cache_gives(model, make
     np.testing.assert_allclose([a.score for a in after], [a.score for a in expected], atol=1e-5)
 
 
+TURN = (
+    "<|im_end|>\n<|im_start|>user\nWhy? Say in one sentence what the video shows.<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
 def _by_prompting(model, camera, make_spec, question, answer, limit: int) -> str:
-    """Each next token from a window computed from nothing, with the tokens so far as part of the question."""
+    """Each next token from a window computed from nothing, with the answer, the turn that asks why and the tokens so
+    far as part of the question."""
+    said: list[int] = []
     tokens: list[int] = []
     first = answer.start // 4_000_000 * 4
     original = model.question_ids
     try:
         while len(tokens) < limit:
-            model.question_ids = lambda text: original(text) + tokens
+            model.question_ids = lambda text: original(text) + said + tokens
             engine = NativeEngine(model)
             length = answer.end / 1e6 - first
             engine.admit(make_spec(questions=(replace(question, explain=False),), window_s=length, stride_s=length))
@@ -373,9 +380,12 @@ def _by_prompting(model, camera, make_spec, question, answer, limit: int) -> str
                 for request in engine.push(sample):
                     engine.step([request])
             token = int(logits[-1][0].argmax())
-            if token == model.tokenizer.eos_token_id:
+            if not said:
+                said = [token, *model.tokenizer(TURN)["input_ids"]]
+            elif token == model.tokenizer.eos_token_id:
                 break
-            tokens.append(token)
+            else:
+                tokens.append(token)
     finally:
         del model.question_ids
     return model.tokenizer.decode(tokens, skip_special_tokens=True).strip()

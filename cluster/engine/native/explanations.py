@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import torch
@@ -16,17 +17,25 @@ from cluster.models.base import VisionLanguageModel
 
 @dataclass(slots=True)
 class Explanation:
-    """An explanation being decoded; its first token comes from the window's pass."""
+    """An explanation being decoded. ``given``: the model's answer and the turn that asks why; ``tokens``: what it says
+    then; the last ``due`` of both have no KV yet."""
 
     tail: Tail
+    given: Sequence[int]
+    due: int
     tokens: list[int] = field(default_factory=list)
     ended: bool = False
 
     def add_token(self, token: int, ends: frozenset[int]) -> None:
+        self.due = 1
         self.ended = token in ends
         if not self.ended:
             self.tokens.append(token)
-        self.ended |= len(self.tokens) >= self.tail.reserved
+        self.ended |= len(self.given) + len(self.tokens) >= self.tail.reserved
+
+    def next_rows(self) -> list[tuple[int, int]]:
+        """Place behind the question, and token, of each that is due."""
+        return list(enumerate([*self.given, *self.tokens]))[-self.due :]
 
 
 def decode_explanations(
@@ -34,54 +43,57 @@ def decode_explanations(
     decode: GraphedDecode,
     plans: Sequence[WindowPlan],
     firsts: Sequence[Sequence[int]],
+    why: Sequence[int],
     ends: frozenset[int],
 ) -> tuple[list[list[str | None]], list[int]]:
-    """Decode an explanation for each question that wants one, from its first token.
+    """Decode an explanation for each question that wants one, in a turn of its own, so that it bears on no score.
 
-    ``firsts[i][j]``: the first token of question ``j`` of plan ``i``. Returns the texts (``None`` where none was asked
-    for) and the tokens computed per plan. An explanation's KV lies in the slots kept after its question, until
-    the window is done.
+    ``firsts[i][j]``: the first token of the answer to question ``j`` of plan ``i``; ``why``: the turn that follows, to
+    where the explanation begins. Returns the texts (``None`` where none was asked for) and the tokens computed per
+    plan. An explanation's KV lies in the slots kept after its question, until the window is done.
     """
     wanted: list[list[Explanation | None]] = []
     for plan, tokens in zip(plans, firsts, strict=True):
-        row: list[Explanation | None] = []
-        for prompt, tail, token in zip(plan.prompts, plan.tails, tokens, strict=True):
-            explanation = Explanation(tail) if prompt.question.explain else None
-            if explanation is not None:
-                explanation.add_token(token, ends)
-            row.append(explanation)
-        wanted.append(row)
+        given = [[*([] if token in ends else [token]), *why] for token in tokens]
+        wanted.append(
+            [
+                Explanation(tail, turn, len(turn)) if prompt.question.explain else None
+                for prompt, tail, turn in zip(plan.prompts, plan.tails, given, strict=True)
+            ]
+        )
     computed = [0] * len(plans)
     while True:
         active = [(i, [e for e in row if e is not None and not e.ended]) for i, row in enumerate(wanted)]
         active = [(i, going) for i, going in active if going]
         if not active:
             break
-        chosen = decode(_next([(plans[i], going) for i, going in active])).tolist()
-        for i, going in active:
-            computed[i] += len(going)
+        rows = [sum(e.due for e in going) for _, going in active]
+        chosen = iter(decode(_next([(plans[i], going) for i, going in active])).tolist())
+        for (i, going), count in zip(active, rows, strict=True):
+            computed[i] += count
             for explanation in going:
-                explanation.add_token(chosen.pop(0), ends)
+                explanation.add_token(list(islice(chosen, explanation.due))[-1], ends)
     texts = [[None if e is None else answer_text(model, e.tokens) for e in row] for row in wanted]
     return texts, computed
 
 
 def _next(active: Sequence[tuple[WindowPlan, Sequence[Explanation]]]) -> DecodeStep:
-    """One row per explanation: its newest token, which attends to the window, its question and its earlier tokens."""
+    """One row per token that is due, which attends to the window, its question and the tokens between."""
+    ids: list[int] = []
     slots: list[IntArray] = []
     positions: list[Tensor] = []
     runs: list[list[Run]] = []
-    row = 0
     for plan, going in active:
-        starts = [e.tail.start for e in going]
-        places = [e.tail.start + e.tail.tokens + len(e.tokens) - 1 for e in going]
+        due = [(e.tail, *row) for e in going for row in e.next_rows()]
+        starts = [tail.start for tail, _, _ in due]
+        places = [tail.start + tail.tokens + behind for tail, behind, _ in due]
         pairs = list(zip(starts, places, strict=True))
         slots.append(plan.work.table[places])
         positions.append(plan.places.text([plan.places.next + place - start for start, place in pairs]))
-        runs.append([Run(i, 1, plan.slots, start, place + 1) for i, (start, place) in enumerate(pairs, row)])
-        row += len(going)
+        runs.append([Run(i, 1, plan.slots, start, place + 1) for i, (start, place) in enumerate(pairs, len(ids))])
+        ids += [token for _, _, token in due]
     return DecodeStep(
-        ids=torch.tensor([e.tokens[-1] for _, going in active for e in going]),
+        ids=torch.tensor(ids),
         positions=torch.cat(positions, 1),
         slots=np.concatenate(slots),
         tables=[plan.work.table for plan, _ in active],

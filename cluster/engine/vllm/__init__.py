@@ -18,5 +18,5 @@ A prompt by hand::
     check_items(items, served.width, model.dtype)
     prompt = window_prompt(model.system_ids(), items, model.question_ids(text), placeholder=0)
     core = VllmCore(arguments, yes_and_no_ids, end_ids, VllmSettings())
-    replies = core.answer([PromptRequest(prompt, query=...)])
+    replies = core.answer([PromptRequest(prompt)])
 """

@@ -44,14 +44,10 @@ WARM_UP_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """A rendered prompt with one question (see :mod:`cluster.engine.vllm.prompt_items`).
-
-    * ``query``: number of question tokens
-    * ``max_tokens``: of the answer, at least 1
-    """
+    """A rendered prompt with one question (see :mod:`cluster.engine.vllm.prompt_items`); ``max_tokens``: of the answer,
+    at least 1."""
 
     prompt: Any
-    query: int
     max_tokens: int = 1
 
 
@@ -176,7 +172,7 @@ class VllmCore:
             self._llm = self._make()
             self.max_tokens = int(self._llm.model_config.max_model_len)
             # Warm up: compilation must not count against the first window.
-            self._run([PromptRequest(tokens_input(self._watched[:1]), 1)], WARM_UP_S)
+            self._run([PromptRequest(tokens_input(self._watched[:1]))], WARM_UP_S)
         except BaseException:
             self._stop()
             raise

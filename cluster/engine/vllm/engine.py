@@ -142,35 +142,50 @@ class VllmEngine(Engine):
         encoded = time.perf_counter()
         asks = [self.layout.make_prompts(each.frames, each.stream.spec.questions) for each in work]
         planned = time.perf_counter()
-        replies = iter(self.core.answer([ask for mine in asks for ask in mine]))
+        replies = self._answer(asks)
+        whys = self._answer([self._ask_why(each, mine) for each, mine in zip(work, replies, strict=True)])
         seconds = (encoded - began, planned - encoded, time.perf_counter() - planned)
-        done = [self._read(each, mine, list(islice(replies, len(mine)))) for each, mine in zip(work, asks, strict=True)]
+        done = [self._read(*each) for each in zip(work, replies, whys, strict=True)]
         return done, seconds
 
-    def _read(self, each: WindowWork, asks: Sequence[PromptRequest], replies: Sequence[PromptReply]) -> ComputedWindow:
-        """What the replies to a window's questions say and cost."""
+    def _answer(self, asks: Sequence[Sequence[PromptRequest]]) -> list[list[PromptReply]]:
+        together = [ask for of_window in asks for ask in of_window]
+        replies = iter(self.core.answer(together) if together else ())
+        return [list(islice(replies, len(of_window))) for of_window in asks]
+
+    def _ask_why(self, each: WindowWork, replies: Sequence[PromptReply]) -> list[PromptRequest]:
+        """For an explanation of each answer that wants one."""
+        said = [
+            (question, reply.tokens)
+            for question, reply in zip(each.stream.spec.questions, replies, strict=True)
+            if question.explain
+        ]
+        return self.layout.make_prompts(each.frames, [ask for ask, _ in said], [answer for _, answer in said])
+
+    def _read(self, each: WindowWork, replies: Sequence[PromptReply], whys: Sequence[PromptReply]) -> ComputedWindow:
+        """What the replies to a window's questions, and their explanations, say and cost."""
         visual = sum(token_counts(each.frames))
         # What is cached at every question, the first one too, stems from an earlier window.
         reused = min(max(0, min(reply.cached for reply in replies) - len(self._system)), visual)
+        questions = each.stream.spec.questions
         tokens = TokenCount(
             full=self._full(each.frames),
             kept=visual,
             reused=reused,
             refreshed=0,
             new=visual - reused,
-            query=sum(ask.query for ask in asks),
+            query=sum(len(self.layout.question_ids(question.text)) for question in questions),
             encoded=each.stream.encoded,
         )
         scores = self._score(torch.tensor([reply.scores for reply in replies])).tolist()
         check_scores(scores, self.model.dtype)
-        texts = [
-            answer_text(self.model, reply.tokens) if question.explain else None
-            for question, reply in zip(each.stream.spec.questions, replies, strict=True)
-        ]
-        rows = sum(reply.prompt - reply.cached for reply in replies)
+        said = iter(whys)
+        texts = [answer_text(self.model, next(said).tokens) if question.explain else None for question in questions]
         # Each token that is not cached attends to itself and its predecessors.
-        attended = sum(_triangle(reply.prompt) - _triangle(reply.cached) for reply in replies)
-        return ComputedWindow(tokens, scores, texts, rows, attended, sum(max(0, len(r.tokens) - 1) for r in replies))
+        asked = [*replies, *whys]
+        rows = sum(reply.prompt - reply.cached for reply in asked)
+        attended = sum(_triangle(reply.prompt) - _triangle(reply.cached) for reply in asked)
+        return ComputedWindow(tokens, scores, texts, rows, attended, sum(max(0, len(r.tokens) - 1) for r in whys))
 
     def delete_memory(self, stream: str, ago_s: float | None = None, life: str = "") -> Future[DeletedMemory]:
         forgotten = super().delete_memory(stream, ago_s, life)
@@ -215,7 +230,7 @@ class VllmEngine(Engine):
         questions = max(len(self.model.question_ids(question.text)) for question in spec.questions)
         grid = self.geometry.largest
         longest = len(self._system) + frames * (grid.tokens + self._frame_text(grid)) + questions
-        most = self.core.max_tokens - self.max_new_tokens
+        most = self.core.max_tokens - 1 - len(self.layout.why) - self.max_new_tokens
         if longest > most:
             raise ConfigError(
                 f"{spec.stream}: a window of {spec.window_s:g} s at {spec.fps:g} samples a second may have {longest} "

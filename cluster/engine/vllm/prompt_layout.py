@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 from cluster.engine.vllm.core import PromptRequest
 from cluster.engine.vllm.prompt_items import WindowItem, check_items, content_digest, window_prompt
 from cluster.engine.vllm.served_model import ServedModel
+from cluster.engine.window.score import WHY
 from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Question
@@ -24,12 +26,15 @@ class TimeOrderLayout:
         self.served = served
         self.max_new_tokens = max_new_tokens
         self.system_ids = model.system_ids()
+        self.why = model.ask_ids(WHY, follow_up=True)
         self.question_ids = lru_cache(maxsize=4096)(model.question_ids)
         self.embed_token = lru_cache(maxsize=64)(self._embed_token)
 
-    def make_prompts(self, frames: Sequence[StreamFrame], questions: Sequence[Question]) -> list[PromptRequest]:
-        """One request per question, in order, over a window's encoded frames in time order. Raises ``ValueError``:
-        embeddings and positions do not fit each other, or the model."""
+    def make_prompts(
+        self, frames: Sequence[StreamFrame], questions: Sequence[Question], answers: Sequence[Sequence[int]] = ()
+    ) -> list[PromptRequest]:
+        """One request per question, in order, over a window's encoded frames in time order; with their ``answers``, for
+        explanations. Raises ``ValueError``: embeddings and positions do not fit each other, or the model."""
         positions = self.model.window_positions(len(self.system_ids), frame_spans(frames))
         shown = [
             WindowItem.of(self.pad_embeds(encoded_tokens(frame).embeds), place.cpu().contiguous(), embeds_digest(frame))
@@ -37,15 +42,15 @@ class TimeOrderLayout:
             if place.shape[1]
         ]
         requests = []
-        for question in questions:
-            ids = self.question_ids(question.text)
+        for question, answer in zip_longest(questions, answers):
+            ids = [*self.question_ids(question.text), *([] if answer is None else [*answer, *self.why])]
             # Its first token says where the question stands, and may have an embedding that no token id has.
             embeds, digest = self.embed_token(ids[0])
             at = positions.next
             items = [*shown, WindowItem.of(embeds, torch.full((3, 1), at), digest, after=at + 1)]
             check_items(items, self.served.width, self.model.dtype)
             prompt = window_prompt(self.system_ids, items, ids[1:], placeholder=0)
-            requests.append(PromptRequest(prompt, len(ids), self.max_new_tokens if question.explain else 1))
+            requests.append(PromptRequest(prompt, 1 if answer is None else self.max_new_tokens))
         return requests
 
     def pad_embeds(self, embeds: Tensor) -> Tensor:

@@ -74,6 +74,11 @@ def make_score(
     return YesNoScore(yes, no, temperature=temperature, bias=bias, device=device)
 
 
+WHY = "Why? Say in one sentence what the video shows."
+"""The turn after a yes or no that is to be explained: an instruction-tuned model that was told to answer with one word
+stops behind it."""
+
+
 def answer_text(model: VisionLanguageModel, tokens: Sequence[int]) -> str:
     """The text of an answer's tokens."""
     return str(model.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
