@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import os
 import time
 import uuid
@@ -101,7 +102,8 @@ class Replica(InnerProcess):
         cluster = self._config.cluster
         self._joined_as: str | None = None
         self._loop = asyncio.get_running_loop()
-        self._busy_s = 0.0
+        # When the controller was last known to have this replica, monotonic.
+        self._busy_s, self._answered_s = 0.0, -math.inf
         kernel = type(getattr(engine, "kernel", engine)).__name__
         metrics.attention_kernel.labels(kernel, self._config.model.device).set(1)
         self._answered = metrics.AnsweredCameras()
@@ -126,6 +128,7 @@ class Replica(InnerProcess):
         )
         self._worker.start()
         self._bank = bank
+        bank.tiers.confirmed = lambda: time.monotonic() - self._answered_s <= cluster.heartbeat_timeout_s
         asking = self._config.asking
         self._memory = WorkerMemory(self._worker, ThumbnailStore(), bank, timeout_s=asking.timeout_s, answers=self._hub)
         conversations = Conversations(limit=max(64, 2 * asking.queue))
@@ -182,7 +185,7 @@ class Replica(InnerProcess):
                 # Before a camera of the same name can come here and find the removed one's memory.
                 self._deletions.schedule(await REMOTE_CONTROLLER.pending_deletions(self._instance))
                 await self._deletions.wait_until_done()
-                streams = self._worker.open_streams()
+                streams, self._answered_s = self._worker.open_streams(), time.monotonic()
                 self._joined_as = await REMOTE_CONTROLLER.register_replica(self._info, self._joined_as, streams)
                 self._name = self._joined_as
                 return
@@ -202,10 +205,12 @@ class Replica(InnerProcess):
         self._update_metrics(load)
         try:
             forgotten = sorted(self._deletions.done)
+            sent_s = time.monotonic()
             orders = await REMOTE_CONTROLLER.heartbeat_replica(self._instance, self._reports(), forgotten, load)
             if orders is None:
                 await self._register()
             else:
+                self._answered_s = sent_s
                 self._deletions.acknowledge(forgotten)
                 self._deletions.schedule(orders)
         except UnavailableError as error:

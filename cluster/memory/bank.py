@@ -283,7 +283,7 @@ class MemoryBank:
     def _current(self, stream: str) -> StreamMemory | None:
         """A stream's memory, unless it was opened for questions and another process has written it since."""
         memory = self._memories.get(stream)
-        if memory is not None and stream in self._visited and memory.manifest.is_replaced():
+        if memory is not None and stream in self._visited and memory.manifest.compare() in ("earlier", "later"):
             self._close_visited(stream)
             return None
         return memory

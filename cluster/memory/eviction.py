@@ -176,12 +176,12 @@ def expire(memory: StreamMemory, released: ReleasedMemory) -> ReleasedMemory | N
     Returns what is known of it now, the same if its tier is not available; None if nothing is left.
     """
     assert released.manifest is not None
-    replaced = released.manifest.is_replaced()
-    if replaced:
+    found = released.manifest.compare()
+    if found == "later":
         return replace(released, manifest=None)
     memory.newest_s = released.newest_s
     # Unnamed blocks may be of a process that is just opening it.
-    outcome = Outcome.RETRY if replaced is None else memory.restore(sweep=False)
+    outcome = Outcome.RETRY if found == "unreadable" else memory.restore(sweep=False)
     if outcome is Outcome.RETRY:
         return released
     # Knows what this attempt wrote, should it fail.

@@ -9,10 +9,11 @@ from __future__ import annotations
 import bisect
 import json
 import math
+import secrets
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -133,10 +134,11 @@ class FrameLog:
 
 class StoredManifest:
     """A stream's manifest in the lowest tier, and whether another process has replaced it: streams move, and the last
-    write of the process before may come late."""
+    write of the process before may come late. ``owner``: of what is written here; see :func:`read_owner`."""
 
     def __init__(self, stream: str, tiers: TierStack) -> None:
         self.stream, self.tiers = stream, tiers
+        self.owner = 1, secrets.token_hex(8)
         # Hashes of what may be there: the last one read or written, and those whose write is in doubt.
         self._known: set[int] = set()
 
@@ -144,20 +146,30 @@ class StoredManifest:
         outcome, data = self.tiers.manifest(self.stream)
         if data is not None:
             self._known = {hash(data)}
+            self.owner = max(self.owner[0], read_owner(data)[0] + 1), self.owner[1]
         return outcome, data
 
     def write(self, manifest: bytes) -> bool:
-        """Replace it; False if the lowest tier refuses."""
+        """Replace it; False if the lowest tier refuses, or this process was away and another has the stream now."""
+        if not self.tiers.confirmed() and self.compare() in ("later", "unreadable"):
+            return False
         self._known.add(hash(manifest))
         if self.tiers.put_manifest(self.stream, manifest) is not Outcome.HIT:
             return False
         self._known = {hash(manifest)}
         return True
 
-    def is_replaced(self) -> bool | None:
-        """Whether it is one that was neither read nor written here; None: it cannot be read now."""
+    def compare(self) -> Literal["same", "absent", "earlier", "later", "unreadable"]:
+        """What is stored, to the last one read or written here: ``earlier`` ones come back where a tier is restored
+        from a backup, or by a replica of its own that lagged; ``later`` ones are of a process that took over."""
         outcome, data = self.tiers.manifest(self.stream)
-        return None if outcome is Outcome.RETRY else data is not None and hash(data) not in self._known
+        if outcome is Outcome.RETRY:
+            return "unreadable"
+        if data is None or hash(data) in self._known:
+            return "absent" if data is None else "same"
+        number, writer = read_owner(data)
+        later = number > self.owner[0] or (number == self.owner[0] and writer != self.owner[1])
+        return "later" if later else "earlier"
 
 
 EXPIRY_STEP = 1 / 16
@@ -268,6 +280,16 @@ def read_life(data: bytes) -> str:
         return str(read_header(data)["life"])
     except (ValueError, KeyError, TypeError):
         return ""
+
+
+def read_owner(data: bytes) -> tuple[int, str]:
+    """Number of the process that wrote a manifest, above those of the ones before it, and its name; 0 and none for
+    anything else."""
+    try:
+        number, writer = read_header(data)["owner"]
+        return int(number), str(writer)
+    except (ValueError, KeyError, TypeError):
+        return 0, ""
 
 
 def to_byte_blocks(data: bytes) -> list[Block]:

@@ -265,7 +265,7 @@ class StreamMemory(TieredHeads):
     def _settle(self, upto: int) -> bool:
         # Finish or discard an earlier attempt, so that the heads are current.
         self.publish()
-        if not self.stored.verify_lowest_tier():
+        if not self.stored.verify_lowest_tier(self.manifest):
             self._unwritten.update({(layer, h): head.index_bytes for layer, h, head in self.iter_heads()})
             self.unsaved = True
         with self._lock:

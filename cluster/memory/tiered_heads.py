@@ -6,7 +6,6 @@ is always a consistent earlier memory.
 
 import itertools
 import logging
-import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
@@ -96,7 +95,6 @@ class TieredHeads(CappedMemory):
         self._compressor_hash = 0
         # Whose the weights of the heads' tokens are.
         self._weighed_by = spec.compressor
-        self._writer = secrets.token_hex(8)
         self.exclusive = threading.RLock()
 
     def _append_waiting(self, saved: FrameLog, first_frame: int) -> None:
@@ -307,7 +305,7 @@ class TieredHeads(CappedMemory):
         # In one head at least: others may be reached later.
         stored.delete_after(max((head.settled for _, _, head in self.iter_heads()), default=0) - 1)
         header = {
-            "writer": self._writer,
+            "owner": self.manifest.owner,
             "life": self.life,
             "layers": len(self.heads),
             "heads": len(self.heads[0]) if self.heads else 0,
@@ -358,9 +356,9 @@ class TieredHeads(CappedMemory):
         if self.restore() is Outcome.RETRY:
             return False
         if not self.owned:
-            if (late := self.manifest.is_replaced()) is None:
+            if (found := self.manifest.compare()) == "unreadable":
                 return False
-            if late:
+            if found in ("earlier", "later"):
                 self.heads, self.restored = [], False
                 self._reset_stored()
                 if self.restore(sweep=self._sweeps) is Outcome.RETRY:

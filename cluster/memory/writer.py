@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from cluster.memory.manifest import PART_BYTES, from_byte_blocks, to_byte_blocks
+from cluster.memory.manifest import PART_BYTES, StoredManifest, from_byte_blocks, to_byte_blocks
 from cluster.memory.tiers.base import Block, BlockKey, Outcome
 from cluster.memory.tiers.slabs import cell_size
 from cluster.memory.tiers.stack import TierStack
@@ -155,16 +155,22 @@ class StoredBlocks:
         self._lists = False
         self._unlisted.clear()
 
-    def verify_lowest_tier(self) -> bool:
-        """After a failure of the lowest tier, compare its blocks with the record (a restarted server may be empty) and
-        rewrite missing ones from the tiers above. False if something was missing."""
+    def verify_lowest_tier(self, manifest: StoredManifest) -> bool:
+        """After a failure of the lowest tier, compare its blocks with the record (a restarted server may be empty or as
+        it was earlier, with a ``manifest`` of then), rewrite missing ones from the tiers above, and have those deleted
+        that have come back. False if something differed."""
         failures = self._failed()
         if failures == self._failures or not self.tiers.shared:
             return True
         outcome, listed = self.tiers.lowest.list_blocks(self.stream)
         # Those that wait for their deletion may be gone.
         missing = self._sizes.keys() - self._unnamed[-1].keys() - set(listed)
-        if outcome is not Outcome.HIT or not missing:
+        back = set(listed) - self._sizes.keys() - self._unnamed[-1].keys() if self._lists else set()
+        if back and (there := manifest.compare()) != "earlier" and not (missing and there in ("same", "absent")):
+            # Maybe those of a process that is taking the stream over.
+            back = set()
+        self._unnamed[-1].update(dict.fromkeys(back, 0))
+        if outcome is not Outcome.HIT or not (missing or back):
             self._failures = failures if outcome is Outcome.HIT else self._failures
             return True
         wanted = list(missing - self._replaced.keys())
@@ -172,10 +178,10 @@ class StoredBlocks:
             loaded = zip(wanted, tier.load(wanted), strict=True)
             found = [(key, one.block) for key, one in loaded if one.block is not None]
             if Outcome.RETRY in self.tiers.store(found, copies=False):
+                self.delete_unnamed()
                 return False
-            there = {key for key, _ in found}
-            missing -= there
-            wanted = [key for key in wanted if key not in there]
+            missing -= (rewritten := {key for key, _ in found})
+            wanted = [key for key in wanted if key not in rewritten]
         for key in missing:
             self.nbytes -= self._sizes.pop(key)
             self._replaced.pop(key, None)
@@ -234,7 +240,7 @@ class LastWrite:
         """Write the memory; whether its window was saved with it. What fails is logged."""
         memory, stream = self.memory, self.memory.stream
         try:
-            if memory.owned and memory.manifest.is_replaced():
+            if memory.owned and memory.manifest.compare() == "later":
                 # A hand-over took too long: what is written now would replace what its owner has written.
                 log.warning("camera %r: another process writes its memory; what is left here is dropped", stream)
                 memory.counts.drop_frames(len(memory.recent))

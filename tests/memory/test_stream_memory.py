@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_parts import OURS, key_of, remote, serving
 from redis_server import RedisServer
+from waiting import until
 
 from cluster.errors import NotReadyError, UnavailableError
 from cluster.lab.bench.fake_cuda import DEVICE, FakeCuda
@@ -461,6 +462,72 @@ def test_a_last_write_that_comes_too_late_replaces_nothing() -> None:
     same(held(third), expected([*chunks[:8], *(replace(each, index=each.index - 2) for each in chunks[10:18])]))
     for other in (third, banks[1].get_memory("cam")[0]):
         assert other.counts.lost == 0
+
+
+def test_a_process_that_stood_still_within_a_write_replaces_nothing() -> None:
+    """It compresses, so that what it would delete is most of the memory that the other one took over."""
+    node, others = Arena(64 * MIB, name="node"), list[StreamMemory]()
+    mine, theirs = (TierStack([Arena(64 * MIB, name="host"), node]) for _ in range(2))
+    # Nothing was heard of the controller since the other one began.
+    mine.confirmed = lambda: not others
+    settings_ = spec(cap_bytes=100_000, compressor="uniform")
+
+    def stand_still() -> None:
+        if memory.counts.compressions and not others:
+            others.append(StreamMemory("cam", settings_, theirs))
+            assert others[0].restore() is Outcome.HIT
+            for number in range(1000, 1008):
+                others[0].add_chunk(chunk(number))
+            assert others[0].save() is Outcome.HIT
+
+    memory = StreamMemory("cam", settings_, mine, yield_to_engine=stand_still)
+    numbers = itertools.count()
+    while not others:
+        memory.add_chunk(chunk(next(numbers)))
+        if not others and not memory.recent:
+            assert memory.save() is Outcome.HIT
+    assert memory.save(b"window") is Outcome.RETRY
+    there = others[0]
+    assert all(isinstance(each, torch.Tensor) for each, _ in held(there).values())
+    third = StreamMemory("cam", settings_, theirs)
+    assert third.restore() is Outcome.HIT
+    assert third.newest == 1007 * MICROSECONDS
+    assert third.counts.lost == there.counts.lost == 0
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_server_that_comes_back_as_it_was_earlier_keeps_nothing_of_then(
+    own_redis: RedisServer, forgets: bool
+) -> None:
+    """Restored from a snapshot, or a replica that lagged: its blocks would fill the camera's cap for good."""
+    own_redis.start()
+    with closing(RedisTier(own_redis.url, fingerprint=OURS, cap_bytes=MIB, ttl_s=600, deadline_s=10.0)) as tier:
+        memory = StreamMemory("cam", spec(cap_bytes=96_000, compressor="uniform"), TierStack([stack().upper, tier]))
+        memory.apply_cap()
+        for number in range(60):
+            memory.add_chunk(chunk(number))
+        assert memory.save() is Outcome.HIT
+        own_redis.client.save()
+        for number in range(60, 120):
+            memory.add_chunk(chunk(number))
+        if forgets:
+            memory.delete_frames(before_frame=110)
+        assert memory.save() is Outcome.HIT
+        own_redis.kill()
+        own_redis.start()
+        until(lambda: tier.nbytes() >= 0 and tier.state().up)
+        for number in range(120, 136):
+            memory.add_chunk(chunk(number))
+            memory.save()
+        assert memory.settle()
+        assert memory.save() is Outcome.HIT
+        assert memory.counts.frames_dropped == memory.counts.lost == 0
+        loaded = [each.block for each in tier.load(tier.list_blocks("cam")[1]) if each.block is not None]
+        there = [block for block in loaded if block.key.dtype is not torch.uint8]
+        assert len(there) == sum(len(head.table) for _, _, head in memory.iter_heads())
+        frames = {frame for block in there for frame in block.frame.tolist()}
+        assert frames == {frame for _, _, frame, _ in held(memory)}
+        assert (110 if forgets else 0) <= min(frames) < max(frames) == 135
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cluster.errors import ConfigError
 from cluster.memory.manifest import read_life
@@ -68,6 +68,8 @@ class TierStack:
         self.upper, self.lowest = self.tiers[0], self.tiers[-1]
         self.counts = dict.fromkeys(("stored", "refused", "promoted"), 0)
         self.load_ahead = LoadAhead()
+        # Whether this process surely has its streams still; if not, it looks before each manifest that it writes.
+        self.confirmed: Callable[[], bool] = lambda: True
         # Deletions during each running load.
         self._loads: list[list[Deletion]] = []
         self._deleting: dict[str, set[int]] = {}
