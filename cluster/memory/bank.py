@@ -132,7 +132,9 @@ class MemoryBank:
             held.log = before.log
         else:
             held.change_spec(spec)
-        self._released.pop(stream, None)
+        released = self._released.pop(stream, None)
+        if released is not None and released.manifest is not None and released.manifest.is_same(held.manifest):
+            held.newest_s = released.newest_s
         self._register(held, retriever)
         return window
 
