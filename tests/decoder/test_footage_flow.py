@@ -381,11 +381,18 @@ async def test_a_camera_that_is_removed_takes_its_clips_along(tmp_path, h264):
         assert await running.service.incidents() == []
 
 
-async def test_a_camera_that_is_added_again_shows_nothing_of_the_one_that_was_removed(tmp_path, h264):
+@pytest.mark.parametrize("ahead_s", [0.0, 3600.0])
+async def test_a_camera_that_is_added_again_shows_nothing_of_the_one_that_was_removed(
+    tmp_path, h264, monkeypatch, ahead_s
+):
+    """Also where the clock was ahead when it was recorded, and has been put right since."""
+    now_s = time.time
     async with site(tmp_path) as running:
         await running.collector.retain_cameras({"gate": "1", "yard": "1"})
         running.feed(h264, 200)
-        await running.settled((await running.alert(5.0)).id)
+        with monkeypatch.context() as clock:
+            clock.setattr(time, "time", lambda: now_s() + ahead_s)
+            await running.settled((await running.alert(5.0)).id)
         # Nobody has looked in between.
         await running.collector.retain_cameras({"gate": "2", "yard": "1"})
         assert (len(running.store._files), list((tmp_path / "clips").iterdir())) == (0, [])
