@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -24,10 +25,11 @@ from cluster.errors import (
 from cluster.gateway.oidc import OidcProvider
 from cluster.security.audit import AuditLog, QueuedAuditLog
 from cluster.security.limits import RateLimit
-from cluster.security.roles import OPEN, RULES, Principal, Role, Rule, current_peer, serve_as
+from cluster.security.roles import OPEN, PUSH, RULES, Principal, Role, Rule, current_peer, note_late, serve_as
 from cluster.security.tokens import TokenFile
 from cluster.wire.memory_wire import MAX_NAME, MAX_QUESTION
 from cluster.wire.server import host_of
+from cluster.wire.status import RefusedError
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +122,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """
         principal, error = self._admit(credentials, method)
         if error is not None:
-            self._note(principal.name, peer, method, [], error)
+            self._note(principal.name, peer, method, [], error=error)
             raise error
         return principal
 
@@ -140,7 +142,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """Ends the call before anything of its request is read: of a stream gRPC reads nothing by itself."""
 
         async def refuse(_requests: Any, context: Context) -> None:
-            self._note(principal.name, _address(context), method, [], error)
+            self._note(principal.name, _address(context), method, [], error=error)
             raise error
 
         return grpc.stream_stream_rpc_method_handler(refuse)
@@ -157,7 +159,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return self._verify(secret.strip())
 
     def note_sign_in(self, call: str, principal: Principal | None, error: Exception | None, peer: str) -> None:
-        self._note((principal or STRANGER).name, peer, call, [], error)
+        self._note((principal or STRANGER).name, peer, call, [], error=error)
 
     def check(self, principal: Principal, method: str, cameras: list[str], text: str = "") -> None:
         """Whether ``principal`` may do this with these cameras; written down either way. Raises ``ForbiddenError``:
@@ -171,18 +173,24 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._rate.charge(principal.name, len(cameras) // NAMED_AT_ONCE)
             principal.require(rule.role, cameras, everybody=rule.everybody)
         except SightlineError as error:
-            self._note(principal.name, current_peer(), method, cameras, error)
+            self._note(principal.name, current_peer(), method, cameras, text, error=error)
             raise
-        if rule.audited:
-            self._note(principal.name, current_peer(), method, cameras, None, text)
+        note = partial(self._note, principal.name, current_peer(), method, error=None, text=text)
+        if rule.audited and rule.late and not cameras:
+            note_late(note)
+        elif rule.audited:
+            note(cameras)
 
     def check_request(self, principal: Principal, method: str, request: Any) -> None:
         """As :meth:`check`, with the cameras that a message names."""
+        self.check(principal, method, *_subject(_rule(method), request))
+
+    def note_failure(self, principal: Principal, method: str, request: Any, error: Exception) -> None:
+        """Write down that a call failed that was let through."""
         rule = _rule(method)
-        named = getattr(request, rule.camera) if rule.camera else []
-        cameras = [named] if isinstance(named, str) else list(named)
-        about = (str(getattr(request, each)).strip() or "*" for each in rule.about)
-        self.check(principal, method, cameras, ", ".join(about)[:MAX_QUESTION])
+        # A push may be of any length, and has named its camera.
+        if rule.audited and method != PUSH:
+            self._note(principal.name, current_peer(), method, *_subject(rule, request), error=error)
 
     def _guarded(
         self, behavior: Callable[..., Awaitable[Any]], method: str, principal: Principal
@@ -191,7 +199,11 @@ class Guard(grpc.aio.ServerInterceptor):
             serve_as(principal, _address(context))
             # A stream's requests come later, and name their camera to the servicer.
             self.check_request(principal, method, request)
-            return await behavior(request, context)
+            try:
+                return await behavior(request, context)
+            except SightlineError as error:
+                self.note_failure(principal, method, request, error)
+                raise
 
         return serve
 
@@ -206,7 +218,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 while not (await asyncio.wait({serving}, timeout=RECHECK_S))[0]:
                     error = self._ended(principal, authorization)
                     if error is not None:
-                        self._note(principal.name, _address(context), method, [], error)
+                        self._note(principal.name, _address(context), method, [], error=error)
                         raise error
                 return await serving
             finally:
@@ -228,7 +240,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return UnavailableError(f"what {principal.name!r} may do was changed; call again")
 
     def _note(
-        self, who: str, peer: str, method: str, cameras: list[str], error: Exception | None, text: str = ""
+        self, who: str, peer: str, method: str, cameras: list[str], text: str = "", *, error: Exception | None = None
     ) -> None:
         if error is not None:
             unnoted = self._unnoted.setdefault(who, Counter())
@@ -240,11 +252,22 @@ class Guard(grpc.aio.ServerInterceptor):
             del self._unnoted[who]
             if unnoted:
                 peers = ", ".join(f"{count} from {each}" for each, count in unnoted.most_common())
-                text = f"and {unnoted.total()} refusals before, of which nothing was written: {peers}"
+                more = f"and {unnoted.total()} refusals before, of which nothing was written: {peers}"
+                text = f"{text}; {more}" if text else more
             log.info("%s at %s: %s refused: %s", who, peer, method, error)
         if self._audit is not None:
             outcome = "ok" if error is None else type(error).__name__.removesuffix("Error").lower()
+            if isinstance(error, RefusedError):
+                outcome = error.code.name.lower()
             self._audit.write(who, method, cameras=cameras, outcome=outcome, peer=peer, text=text)
+
+
+def _subject(rule: Rule, request: Any) -> tuple[list[str], str]:
+    """The cameras that a request names, and what else the audit log tells of it."""
+    named = getattr(request, rule.camera) if rule.camera else []
+    cameras = [named] if isinstance(named, str) else list(named)
+    about = (str(getattr(request, each)).strip() or "*" for each in rule.about)
+    return cameras, ", ".join(about)[:MAX_QUESTION]
 
 
 def _rule(method: str) -> Rule:

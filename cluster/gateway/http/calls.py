@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
 from typing import Any
 
-from cluster.errors import UnavailableError
+from cluster.errors import SightlineError, UnavailableError
 from cluster.gateway.guard import Guard
 from cluster.security.roles import current_principal
 from cluster.wire.status import as_refused
@@ -31,12 +32,17 @@ class Calls:
         try:
             return await self._behavior(method)(request, _Context())
         except Exception as error:
-            raise as_refused(error) from None
+            raise self._refused(method, request, error) from None
 
-    def stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
+    async def stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
         """Messages as they come; close it to end the call. Checked with the first one."""
         self.check(method, request)
-        return self.inner_stream(method, request, timeout_s=timeout_s)
+        try:
+            async with aclosing(self.inner_stream(method, request, timeout_s=timeout_s)) as messages:
+                async for message in messages:
+                    yield message
+        except Exception as error:
+            raise self._refused(method, request, error) from None
 
     async def inner_stream(
         self,
@@ -75,6 +81,13 @@ class Calls:
         """Whether the call may be made; for what is answered without the service."""
         if self._guard is not None:
             self._guard.check_request(current_principal(), method, request)
+
+    def _refused(self, method: str, request: Any, error: Exception) -> Exception:
+        """The error of a call that was let through, which is written down."""
+        error = as_refused(error)
+        if self._guard is not None and isinstance(error, SightlineError):
+            self._guard.note_failure(current_principal(), method, request, error)
+        return error
 
     def _behavior(self, method: str) -> Callable[..., Awaitable[Any]]:
         _, service, name = method.split("/")
