@@ -157,10 +157,6 @@ class StoredManifest:
         self._known = {hash(manifest)}
         return True
 
-    def is_same(self, other: StoredManifest) -> bool:
-        """Whether nobody has written the memory between what the two know of it."""
-        return not self._known.isdisjoint(other._known)
-
     def is_replaced(self) -> bool | None:
         """Whether it is one that was neither read nor written here; None: it cannot be read now."""
         outcome, data = self.tiers.manifest(self.stream)
@@ -188,6 +184,10 @@ class ReleasedMemory:
     newest_s: float
     report: MemoryReport
     tried_s: float = -math.inf
+
+    def is_of(self, manifest: StoredManifest) -> bool:
+        """Whether nobody has written the memory since, of which this manifest was read."""
+        return self.manifest is not None and not self.manifest._known.isdisjoint(manifest._known)
 
     def is_due(self, now_s: float) -> bool:
         """Whether it holds frames that the retention has to delete; not again right after an attempt."""
