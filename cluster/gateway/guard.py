@@ -1,9 +1,10 @@
 """The gateway's door: every call is told apart by its token, checked against the rules, rated and written down."""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,7 +26,7 @@ from cluster.errors import (
 from cluster.gateway.oidc import OidcProvider
 from cluster.security.audit import AuditLog, QueuedAuditLog
 from cluster.security.limits import RateLimit
-from cluster.security.roles import OPEN, PUSH, RULES, Principal, Role, Rule, current_peer, note_late, serve_as
+from cluster.security.roles import NOTE_LATE, OPEN, PUSH, RULES, Principal, Role, Rule, current_peer, serve_as
 from cluster.security.tokens import TokenFile
 from cluster.wire.memory_wire import MAX_NAME, MAX_QUESTION
 from cluster.wire.server import host_of
@@ -177,20 +178,29 @@ class Guard(grpc.aio.ServerInterceptor):
             raise
         note = partial(self._note, principal.name, current_peer(), method, error=None, text=text)
         if rule.audited and rule.late and not cameras:
-            note_late(note)
+            NOTE_LATE.set([note])
         elif rule.audited:
             note(cameras)
 
-    def check_request(self, principal: Principal, method: str, request: Any) -> None:
-        """As :meth:`check`, with the cameras that a message names."""
-        self.check(principal, method, *_subject(_rule(method), request))
-
-    def note_failure(self, principal: Principal, method: str, request: Any, error: Exception) -> None:
-        """Write down that a call failed that was let through."""
+    def check_request(self, principal: Principal, method: str, request: Any) -> tuple[list[str], str]:
+        """As :meth:`check`, with the cameras that a message names; returns them, and what else is written down."""
         rule = _rule(method)
-        # A push may be of any length, and has named its camera.
-        if rule.audited and method != PUSH:
-            self._note(principal.name, current_peer(), method, *_subject(rule, request), error=error)
+        named = getattr(request, rule.camera) if rule.camera else []
+        cameras = [named] if isinstance(named, str) else list(named)
+        text = ", ".join(str(getattr(request, each)).strip() or "*" for each in rule.about)[:MAX_QUESTION]
+        self.check(principal, method, cameras, text)
+        return cameras, text
+
+    @contextlib.contextmanager
+    def serving(self, principal: Principal, method: str, request: Any) -> Iterator[None]:
+        """As :meth:`check_request`; if the call fails inside, that is written down too, but of a push."""
+        cameras, text = self.check_request(principal, method, request)
+        try:
+            yield
+        except SightlineError as error:
+            if _rule(method).audited and method != PUSH:
+                self._note(principal.name, current_peer(), method, cameras, text, error=error)
+            raise
 
     def _guarded(
         self, behavior: Callable[..., Awaitable[Any]], method: str, principal: Principal
@@ -198,12 +208,8 @@ class Guard(grpc.aio.ServerInterceptor):
         async def serve(request: Any, context: Context) -> Any:
             serve_as(principal, _address(context))
             # A stream's requests come later, and name their camera to the servicer.
-            self.check_request(principal, method, request)
-            try:
+            with self.serving(principal, method, request):
                 return await behavior(request, context)
-            except SightlineError as error:
-                self.note_failure(principal, method, request, error)
-                raise
 
         return serve
 
@@ -252,22 +258,12 @@ class Guard(grpc.aio.ServerInterceptor):
             del self._unnoted[who]
             if unnoted:
                 peers = ", ".join(f"{count} from {each}" for each, count in unnoted.most_common())
-                more = f"and {unnoted.total()} refusals before, of which nothing was written: {peers}"
-                text = f"{text}; {more}" if text else more
+                text += f"{text and '; '}and {unnoted.total()} refusals before, of which nothing was written: {peers}"
             log.info("%s at %s: %s refused: %s", who, peer, method, error)
         if self._audit is not None:
             outcome = "ok" if error is None else type(error).__name__.removesuffix("Error").lower()
-            if isinstance(error, RefusedError):
-                outcome = error.code.name.lower()
+            outcome = error.code.name.lower() if isinstance(error, RefusedError) else outcome
             self._audit.write(who, method, cameras=cameras, outcome=outcome, peer=peer, text=text)
-
-
-def _subject(rule: Rule, request: Any) -> tuple[list[str], str]:
-    """The cameras that a request names, and what else the audit log tells of it."""
-    named = getattr(request, rule.camera) if rule.camera else []
-    cameras = [named] if isinstance(named, str) else list(named)
-    about = (str(getattr(request, each)).strip() or "*" for each in rule.about)
-    return cameras, ", ".join(about)[:MAX_QUESTION]
 
 
 def _rule(method: str) -> Rule:

@@ -162,7 +162,8 @@ ANYBODY = Principal("anybody", frozenset(Role))
 
 _current: ContextVar[Principal] = ContextVar("principal", default=ANYBODY)
 _peer: ContextVar[str] = ContextVar("peer", default="")
-_unnoted: ContextVar[list[Callable[[list[str]], None]]] = ContextVar("unnoted", default=[])  # noqa: B039
+NOTE_LATE: ContextVar[list[Callable[[list[str]], None]]] = ContextVar("note_late")
+"""Writes this task's call down, once: see :func:`note_cameras`."""
 
 
 def current_principal() -> Principal:
@@ -175,15 +176,10 @@ def current_peer() -> str:
     return _peer.get()
 
 
-def note_late(note: Callable[[list[str]], None]) -> None:
-    """Have this task's call written down by its first :func:`note_cameras`."""
-    _unnoted.set([note])
-
-
 def note_cameras(*cameras: str) -> None:
     """Write the call being served to the audit log: it is let through, and concerns these cameras, or patterns."""
-    if unnoted := _unnoted.get():
-        unnoted.pop()(list(cameras))
+    if note := NOTE_LATE.get([]):
+        note.pop()(list(cameras))
 
 
 def serve_as(principal: Principal, peer: str = "") -> None:

@@ -38,6 +38,7 @@ from cluster.errors import (
 )
 from cluster.gateway.guard import Guard
 from cluster.gateway.memory_proxy import MemoryProxy
+from cluster.security.audit import AuditLog
 from cluster.security.roles import Principal, Role
 from cluster.types import CameraStatus
 from cluster.wire.channel import ChannelPool
@@ -574,7 +575,7 @@ def verify(secret):
 
 
 async def test_who_may_see_what(tmp_path, h264):
-    async with site(tmp_path, guard=Guard(verify)) as running:
+    async with site(tmp_path, guard=Guard(verify, audit=AuditLog(tmp_path / "audit.jsonl"))) as running:
         incidents = {}
         for camera in ("gate", "yard"):
             running.feed(h264, 200, camera)
@@ -614,6 +615,21 @@ async def test_who_may_see_what(tmp_path, h264):
             ("boss", "gate"): [None, None, empty, None],
             ("boss", "yard"): [None, None, empty, None],
         }
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [(line["cameras"], line["outcome"], line.get("text", "")) for line in lines if line["who"] == "viewer"][
+        :4
+    ] == [
+        ([], "not_found", f"{incidents['yard'].id}, snapshot"),
+        ([], "not_found", f"{incidents['yard'].id}, clip"),
+        (["yard"], "forbidden", ""),
+        ([], "forbidden", ""),
+    ]
+    told = [line for line in lines if line["call"].endswith("Footage") and line["outcome"] == "ok"]
+    assert [(line["who"], *line["cameras"]) for line in told] == [
+        *[("viewer", "gate")] * 2,
+        *[("boss", "yard")] * 2,
+        *[("boss", "gate")] * 2,
+    ]
 
 
 async def test_odd_questions_get_a_sentence(tmp_path, h264):

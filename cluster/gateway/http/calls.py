@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any
 
-from cluster.errors import SightlineError, UnavailableError
+from cluster.errors import UnavailableError
 from cluster.gateway.guard import Guard
 from cluster.security.roles import current_principal
 from cluster.wire.status import as_refused
@@ -28,21 +28,18 @@ class Calls:
 
     async def unary(self, method: str, request: Any) -> Any:
         """One reply; ``method`` as in the rules."""
-        self.check(method, request)
-        try:
-            return await self._behavior(method)(request, _Context())
-        except Exception as error:
-            raise self._refused(method, request, error) from None
+        with self._serving(method, request):
+            try:
+                return await self._behavior(method)(request, _Context())
+            except Exception as error:
+                raise as_refused(error) from None
 
     async def stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
         """Messages as they come; close it to end the call. Checked with the first one."""
-        self.check(method, request)
-        try:
+        with self._serving(method, request):
             async with aclosing(self.inner_stream(method, request, timeout_s=timeout_s)) as messages:
                 async for message in messages:
                     yield message
-        except Exception as error:
-            raise self._refused(method, request, error) from None
 
     async def inner_stream(
         self,
@@ -82,12 +79,8 @@ class Calls:
         if self._guard is not None:
             self._guard.check_request(current_principal(), method, request)
 
-    def _refused(self, method: str, request: Any, error: Exception) -> Exception:
-        """The error of a call that was let through, which is written down."""
-        error = as_refused(error)
-        if self._guard is not None and isinstance(error, SightlineError):
-            self._guard.note_failure(current_principal(), method, request, error)
-        return error
+    def _serving(self, method: str, request: Any) -> AbstractContextManager[None]:
+        return nullcontext() if self._guard is None else self._guard.serving(current_principal(), method, request)
 
     def _behavior(self, method: str) -> Callable[..., Awaitable[Any]]:
         _, service, name = method.split("/")
