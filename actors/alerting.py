@@ -40,7 +40,7 @@ FOLDER, KNOWN = "clips", "clips-cameras.json"
 AGAIN_S = 600.0
 """Age up to which unfinished clips of incidents are recorded again after a restart, from what is still available."""
 ABANDONED_S = 60.0
-"""Age from which a temporary folder, which is written to every few seconds, has no cluster that comes back to it."""
+"""Age of a temporary folder, which is written to every few seconds, to which no restarted process comes back."""
 REACH_S = 30.0
 """Extra lookback of a clip: it begins with a keyframe, and its decoder answers a little later."""
 
@@ -209,8 +209,6 @@ def delete_abandoned(own: Path) -> None:
     """Delete such folders of clusters that were killed: incidents and clips would stay for ever."""
     for folder in set(own.parent.glob(private_folder("*").name)) - {own}:
         with contextlib.suppress(ConfigError, OSError):
-            written_s = max(file.stat().st_mtime for file in (folder, *folder.iterdir()))
-            lock = FolderLock(folder, "alerts.folder", wait_s=0.0)
-            if written_s < time.time() - ABANDONED_S:
+            if max(file.stat().st_mtime for file in folder.iterdir()) < time.time() - ABANDONED_S:
+                FolderLock(folder, "alerts.folder", wait_s=0.0).release()
                 shutil.rmtree(folder)
-            lock.release()

@@ -96,12 +96,11 @@ class StreamMemory(TieredHeads):
     def next_time(self, pts: int, *, restarts: bool) -> int:
         """See :meth:`FrameLog.next_time`. Of every frame, before it or a later one leaves the window."""
         with self._lock:
-            now_s = time.monotonic()
-            pts = self.log.next_time(pts, restarts=restarts, silent_s=now_s - self.newest_s)
-            self.newest_s = now_s
-            if self._first_time is None:
-                self._first_time = pts
-            return pts
+            silent_s = time.monotonic() - self.newest_s
+            self.newest_s += silent_s
+            found = self.log.next_time(pts, restarts=restarts, silent_s=silent_s)
+            self._first_time = found if self._first_time is None else self._first_time
+            return found
 
     def memory_time(self, pts: int) -> int:
         """Time of the frame at ``pts``, if the camera's clock has not restarted since."""
@@ -169,9 +168,8 @@ class StreamMemory(TieredHeads):
         self.counts.frames += 1
         if chunk.pts > self.log.latest:
             self.newest_s = time.monotonic()
-        if self.device_bytes + chunk.nbytes > self.spec.cap_bytes // WAITING:
-            # Admission counts no more on the device, however long a tier is down or the memory's threads are behind.
-            chunk = chunk.on_host()
+        # Admission counts no more on the device, however long a tier is down or the memory's threads are behind.
+        chunk = chunk.on_host() if self.device_bytes + chunk.nbytes > self.spec.cap_bytes // WAITING else chunk
         with self._lock:
             # The compressor was made for the grid of the heads.
             if not self.heads and not self.log.times:

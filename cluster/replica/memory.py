@@ -134,8 +134,7 @@ class WorkerMemory:
             # The engine counts from the newest frame.
             with contextlib.suppress(NotReadyError):
                 asked = self._worker.call_on_engine_thread(lambda _: bank.get_memory(camera)[0].newest_s)
-                newest_s = await asyncio.wrap_future(asked)
-                before_s -= time.monotonic() - newest_s
+                before_s -= time.monotonic() - await asyncio.wrap_future(asked)
         deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, before_s, only_open=only_here))
         self.answers.forget(lambda name: name == camera, ago_s or 0.0)
         # Before the tiers are waited for, which may be down.
