@@ -1,6 +1,7 @@
 """The alerting actor: feeds every replica's answers and the controller's cameras to one ``AlertService``."""
 
 import asyncio
+import contextlib
 import logging
 import math
 import shutil
@@ -19,7 +20,7 @@ from cluster.alerts.service import AlertService
 from cluster.config import CameraConfig, SightlineConfig
 from cluster.decoder.footage.camera import clip_lookback_s
 from cluster.decoder.footage.service import DecoderRecorder
-from cluster.errors import SightlineError, UnavailableError
+from cluster.errors import ConfigError, SightlineError, UnavailableError
 from cluster.gateway import pictures_proxy as pictures
 from cluster.gateway.merger import ResultsMerger
 from cluster.security.private_files import FolderLock
@@ -38,6 +39,8 @@ ANSWERS = 50_000
 FOLDER, KNOWN = "clips", "clips-cameras.json"
 AGAIN_S = 600.0
 """Age up to which unfinished clips of incidents are recorded again after a restart, from what is still available."""
+ABANDONED_S = 60.0
+"""Age of a temporary folder, which is written to every few seconds, to which no restarted process comes back."""
 REACH_S = 30.0
 """Extra lookback of a clip: it begins with a keyframe, and its decoder answers a little later."""
 
@@ -89,6 +92,9 @@ class Alerting(InnerProcess):
     async def _start(self) -> str:
         # Before anything is opened: another cluster's clips in the making are not to be touched.
         await asyncio.to_thread(self._lock_folders)
+        if self._private:
+            loop = asyncio.get_running_loop()
+            loop.call_later(ABANDONED_S, loop.run_in_executor, None, delete_abandoned, self._folder)
         self._footage = self._footage_collector()
         self._service.routes.use_pictures(self._footage.snapshot)
         await self._service.start(self._footage.cameras)
@@ -197,3 +203,12 @@ async def _decoder_of(camera: str) -> str:
 def private_folder(run_id: str) -> Path:
     """Folder of alerting's files when ``alerts.folder`` is not set; it is deleted with the cluster."""
     return Path(tempfile.gettempdir(), f"sightline-alerts-{run_id}")
+
+
+def delete_abandoned(own: Path) -> None:
+    """Delete such folders of clusters that were killed: incidents and clips would stay for ever."""
+    for folder in set(own.parent.glob(private_folder("*").name)) - {own}:
+        with contextlib.suppress(ConfigError, OSError):
+            if max(file.stat().st_mtime for file in folder.iterdir()) < time.time() - ABANDONED_S:
+                FolderLock(folder, "alerts.folder", wait_s=0.0).release()
+                shutil.rmtree(folder)

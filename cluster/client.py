@@ -228,8 +228,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         yield from self._stream(call, memory_wire.all_from_proto)
 
     def forget(self, camera: str, before_s: float = 0.0) -> memory_wire.ForgottenCamera:
-        """Forget what was seen more than ``before_s`` seconds before the newest frame, and what was kept of incidents
-        more than so many seconds ago; 0 forgets everything."""
+        """Forget what was seen, and what was kept of incidents, more than ``before_s`` seconds ago; 0: everything."""
         request = memory_pb2.ForgetRequest(camera=memory_wire.check_camera(camera), before_s=before_s)
         return from_message(memory_wire.ForgottenCamera, self._call(self._memory.Forget, request, self._slow_s))
 

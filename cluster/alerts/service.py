@@ -288,6 +288,9 @@ class AlertService:
         """Erase a removed camera's records and mutes; another of its name keeps its own. Raises like the above."""
         if self._informed and camera not in self._lives:
             self._open_incidents.forget_camera(camera)
+        if self._newest_s > time.time():
+            # Recorded while the clock was ahead.
+            removed_s = self._newest_s
         self._open_incidents.end_camera_incidents(camera, removed_s)
         await self._erase(ErasureScope(camera, math.nextafter(removed_s, math.inf)))
 

@@ -13,7 +13,7 @@ from sightline.v1 import incidents_pb2, memory_pb2
 
 from cluster.errors import ConfigError, SightlineError
 from cluster.security.limits import SharedPlaces
-from cluster.security.roles import current_principal, in_scope
+from cluster.security.roles import EVERY, current_principal, in_scope, note_cameras
 from cluster.types import CameraStatus
 from cluster.wire.memory_wire import check_name, check_question, check_seconds
 from cluster.wire.status import Code, as_told, code_of
@@ -67,6 +67,7 @@ class AskAll:
             )
         for pattern in request.cameras:
             check_name(pattern, "a camera's pattern")
+        note_cameras(*(request.cameras or EVERY))
         with self._places.taken():
             ends_s = time.monotonic() + min(deadline_s, remaining_s or LONGEST_S)
             sees, asked = current_principal().sees, request.cameras

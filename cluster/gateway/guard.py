@@ -1,9 +1,11 @@
 """The gateway's door: every call is told apart by its token, checked against the rules, rated and written down."""
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -24,10 +26,11 @@ from cluster.errors import (
 from cluster.gateway.oidc import OidcProvider
 from cluster.security.audit import AuditLog, QueuedAuditLog
 from cluster.security.limits import RateLimit
-from cluster.security.roles import OPEN, RULES, Principal, Role, Rule, current_peer, serve_as
+from cluster.security.roles import NOTE_LATE, OPEN, PUSH, RULES, Principal, Role, Rule, current_peer, serve_as
 from cluster.security.tokens import TokenFile
 from cluster.wire.memory_wire import MAX_NAME, MAX_QUESTION
 from cluster.wire.server import host_of
+from cluster.wire.status import RefusedError
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +123,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """
         principal, error = self._admit(credentials, method)
         if error is not None:
-            self._note(principal.name, peer, method, [], error)
+            self._note(principal.name, peer, method, [], error=error)
             raise error
         return principal
 
@@ -140,7 +143,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """Ends the call before anything of its request is read: of a stream gRPC reads nothing by itself."""
 
         async def refuse(_requests: Any, context: Context) -> None:
-            self._note(principal.name, _address(context), method, [], error)
+            self._note(principal.name, _address(context), method, [], error=error)
             raise error
 
         return grpc.stream_stream_rpc_method_handler(refuse)
@@ -157,7 +160,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return self._verify(secret.strip())
 
     def note_sign_in(self, call: str, principal: Principal | None, error: Exception | None, peer: str) -> None:
-        self._note((principal or STRANGER).name, peer, call, [], error)
+        self._note((principal or STRANGER).name, peer, call, [], error=error)
 
     def check(self, principal: Principal, method: str, cameras: list[str], text: str = "") -> None:
         """Whether ``principal`` may do this with these cameras; written down either way. Raises ``ForbiddenError``:
@@ -171,18 +174,33 @@ class Guard(grpc.aio.ServerInterceptor):
                 self._rate.charge(principal.name, len(cameras) // NAMED_AT_ONCE)
             principal.require(rule.role, cameras, everybody=rule.everybody)
         except SightlineError as error:
-            self._note(principal.name, current_peer(), method, cameras, error)
+            self._note(principal.name, current_peer(), method, cameras, text, error=error)
             raise
-        if rule.audited:
-            self._note(principal.name, current_peer(), method, cameras, None, text)
+        note = partial(self._note, principal.name, current_peer(), method, error=None, text=text)
+        if rule.audited and rule.late and not cameras:
+            NOTE_LATE.set([note])
+        elif rule.audited:
+            note(cameras)
 
-    def check_request(self, principal: Principal, method: str, request: Any) -> None:
-        """As :meth:`check`, with the cameras that a message names."""
+    def check_request(self, principal: Principal, method: str, request: Any) -> tuple[list[str], str]:
+        """As :meth:`check`, with the cameras that a message names; returns them, and what else is written down."""
         rule = _rule(method)
         named = getattr(request, rule.camera) if rule.camera else []
         cameras = [named] if isinstance(named, str) else list(named)
-        about = (str(getattr(request, each)).strip() or "*" for each in rule.about)
-        self.check(principal, method, cameras, ", ".join(about)[:MAX_QUESTION])
+        text = ", ".join(str(getattr(request, each)).strip() or "*" for each in rule.about)[:MAX_QUESTION]
+        self.check(principal, method, cameras, text)
+        return cameras, text
+
+    @contextlib.contextmanager
+    def serving(self, principal: Principal, method: str, request: Any) -> Iterator[None]:
+        """As :meth:`check_request`; if the call fails inside, that is written down too, but of a push."""
+        cameras, text = self.check_request(principal, method, request)
+        try:
+            yield
+        except SightlineError as error:
+            if _rule(method).audited and method != PUSH:
+                self._note(principal.name, current_peer(), method, cameras, text, error=error)
+            raise
 
     def _guarded(
         self, behavior: Callable[..., Awaitable[Any]], method: str, principal: Principal
@@ -190,8 +208,8 @@ class Guard(grpc.aio.ServerInterceptor):
         async def serve(request: Any, context: Context) -> Any:
             serve_as(principal, _address(context))
             # A stream's requests come later, and name their camera to the servicer.
-            self.check_request(principal, method, request)
-            return await behavior(request, context)
+            with self.serving(principal, method, request):
+                return await behavior(request, context)
 
         return serve
 
@@ -206,7 +224,7 @@ class Guard(grpc.aio.ServerInterceptor):
                 while not (await asyncio.wait({serving}, timeout=RECHECK_S))[0]:
                     error = self._ended(principal, authorization)
                     if error is not None:
-                        self._note(principal.name, _address(context), method, [], error)
+                        self._note(principal.name, _address(context), method, [], error=error)
                         raise error
                 return await serving
             finally:
@@ -228,7 +246,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return UnavailableError(f"what {principal.name!r} may do was changed; call again")
 
     def _note(
-        self, who: str, peer: str, method: str, cameras: list[str], error: Exception | None, text: str = ""
+        self, who: str, peer: str, method: str, cameras: list[str], text: str = "", *, error: Exception | None = None
     ) -> None:
         if error is not None:
             unnoted = self._unnoted.setdefault(who, Counter())
@@ -240,10 +258,11 @@ class Guard(grpc.aio.ServerInterceptor):
             del self._unnoted[who]
             if unnoted:
                 peers = ", ".join(f"{count} from {each}" for each, count in unnoted.most_common())
-                text = f"and {unnoted.total()} refusals before, of which nothing was written: {peers}"
+                text += f"{text and '; '}and {unnoted.total()} refusals before, of which nothing was written: {peers}"
             log.info("%s at %s: %s refused: %s", who, peer, method, error)
         if self._audit is not None:
             outcome = "ok" if error is None else type(error).__name__.removesuffix("Error").lower()
+            outcome = error.code.name.lower() if isinstance(error, RefusedError) else outcome
             self._audit.write(who, method, cameras=cameras, outcome=outcome, peer=peer, text=text)
 
 

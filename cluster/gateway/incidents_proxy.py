@@ -14,7 +14,7 @@ from sightline.v1 import incidents_pb2_grpc
 from cluster.alerts.incident import unknown_incident
 from cluster.alerts.routing import TEST_S
 from cluster.gateway.forwarding import Forwarding
-from cluster.security.roles import ANYBODY, Role, current_principal
+from cluster.security.roles import ANYBODY, Role, current_principal, note_cameras
 from cluster.wire.channel import ChannelPool
 from cluster.wire.memory_wire import check_camera
 from cluster.wire.status import as_refused
@@ -73,7 +73,7 @@ def _handed_on(
     async def method(self: IncidentsProxy, asked: Any, _context: Context) -> Any:
         async with self.alerting() as stub:
             if of_mine:
-                await self._of_mine(stub, asked.id)
+                note_cameras((await self._of_mine(stub, asked.id)).incident.camera)
             return reply(await getattr(stub, name)(request(asked), timeout=limit_s))
 
     return method

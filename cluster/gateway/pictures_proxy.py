@@ -18,7 +18,7 @@ from cluster.config import CameraEntry, parse_camera
 from cluster.control.cameras.managed import settings_of
 from cluster.errors import ConfigError, NotPlacedError, NotReadyError, UnavailableError
 from cluster.gateway.forwarding import Forwarding, relay
-from cluster.security.roles import current_principal
+from cluster.security.roles import current_principal, note_cameras
 from cluster.wire.channel import ChannelPool
 from cluster.wire.convert import settings_from_json
 from cluster.wire.memory_wire import check_camera, check_seconds
@@ -167,6 +167,8 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
                 # those alone who may see every camera.
                 camera = dict(await call.initial_metadata() or ()).get(CAMERA, b"")
                 hidden = not current_principal().sees(camera.decode())
+                if not hidden:
+                    note_cameras(camera.decode())
                 async for part in call:
                     if hidden:
                         raise as_refused(unknown_incident(request.incident))

@@ -132,11 +132,13 @@ class MemoryBank:
             held.log = before.log
         else:
             held.change_spec(spec)
-        self._released.pop(stream, None)
         self._register(held, retriever)
+        self._released.pop(stream, None)
         return window
 
     def _register(self, memory: StreamMemory, retriever: Retriever) -> None:
+        if (released := self._released.get(memory.stream)) is not None and released.is_of(memory.manifest):
+            memory.newest_s = released.newest_s
         with self._lock:
             self._prepared.pop(memory.stream, None)
             self._memories[memory.stream], self._retrievers[memory.stream] = memory, retriever
@@ -404,10 +406,8 @@ class MemoryBank:
                 before = max(known) - round(ago_s * MICROSECONDS)
                 return delete_before(memory, before, partial(self._schedule_save, memory))
         deleted, done = Future[DeletedMemory](), self._delete_all(stream, memory, life)
-        if stream in self.tiers.deleting:
-            deleted.set_exception(not_deleted(stream))
-        else:
-            deleted.set_result(done)
+        left = stream in self.tiers.deleting
+        deleted.set_exception(not_deleted(stream)) if left else deleted.set_result(done)
         return deleted
 
     def _delete_all(self, stream: str, memory: StreamMemory | None, life: str) -> DeletedMemory:

@@ -106,12 +106,12 @@ def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> He
 
 def delete_expired(memory: StreamMemory) -> None:
     """Delete frames beyond the retention, in steps, as deletion rewrites blocks."""
-    retention_s, oldest, newest = memory.spec.retention_s, memory.oldest, memory.newest
-    if retention_s is None or oldest is None or newest is None:
+    retention_s, oldest = memory.spec.retention_s, memory.oldest
+    if retention_s is None or oldest is None:
         return
     # A camera that sends nothing grows old as well.
     age_s = retention_s - (time.monotonic() - memory.newest_s)
-    limit = newest - round(age_s * MICROSECONDS)
+    limit = memory.log.latest - round(age_s * MICROSECONDS)
     if oldest < limit - round(EXPIRY_STEP * retention_s * MICROSECONDS):
         memory.delete_frames(before_frame=memory.frames_since(limit))
 

@@ -35,8 +35,8 @@ def _integers(numbers: Iterable[int] = ()) -> array[int]:
 
 
 RESTART_GAP = 10 * MICROSECONDS
-"""From the last frame before a camera's clock restarted to the first one after it, as nobody knows how long it was:
-more than from one thumbnail to the next, so that no moment gets one of the other side."""
+"""Least time from the last frame before a camera's clock restarted to the first one after it: more than from one
+thumbnail to the next, so that no moment gets one of the other side."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class FrameLog:
     """Numbers and times (microseconds) of stored frames, ascending, and the memory's clock.
 
     Frames are renumbered, since a restarted decoder counts from 0 again. Their times are the camera's; where its clock
-    restarts and is not ahead of the latest time, they go on ``RESTART_GAP`` after that.
+    restarts and is not ahead of the latest time, they go on as long after that as no frame came.
 
     * ``next_number``: of the next frame
     * ``shift``: from the camera's clock to the memory's; ``latest``: time of the newest frame, stored or not
@@ -66,10 +66,13 @@ class FrameLog:
         """The same clock, and nothing stored."""
         return replace(self, numbers=_integers(), times=_integers())
 
-    def next_time(self, pts: int, *, restarts: bool) -> int:
-        """Time of a camera's next frame; ``restarts``: its clock may have restarted since the one before."""
+    def next_time(self, pts: int, *, restarts: bool, silent_s: float) -> int:
+        """Time of a camera's next frame, ``silent_s`` seconds after the one before; ``restarts``: its clock may have
+        restarted since."""
         if restarts:
-            self.shift = 0 if pts > self.latest else self.latest + RESTART_GAP - pts
+            # Without what passed meanwhile, outages would add to the retention.
+            gap = max(RESTART_GAP, round(silent_s * MICROSECONDS))
+            self.shift = 0 if pts > self.latest else self.latest + gap - pts
         self.latest = pts + self.shift
         return self.latest
 
@@ -193,6 +196,10 @@ class ReleasedMemory:
     newest_s: float
     report: MemoryReport
     tried_s: float = -math.inf
+
+    def is_of(self, manifest: StoredManifest) -> bool:
+        """Whether nobody has written the memory since, of which this manifest was read."""
+        return self.manifest is not None and not self.manifest._known.isdisjoint(manifest._known)
 
     def is_due(self, now_s: float) -> bool:
         """Whether it holds frames that the retention has to delete; not again right after an attempt."""

@@ -59,7 +59,7 @@ class StreamMemory(TieredHeads):
         self._first_time: int | None = None
         # Frames before this time are deleted, also those not restored yet.
         self._deleted_until: int | None = None
-        # When the newest frame came, or was restored.
+        # When the frame of the log's latest time came, or was restored.
         self.newest_s = time.monotonic()
         self._lost_clusters: list[tuple[int, int, int]] = []
         self._view_closed = threading.Condition(self._lock)
@@ -96,10 +96,11 @@ class StreamMemory(TieredHeads):
     def next_time(self, pts: int, *, restarts: bool) -> int:
         """See :meth:`FrameLog.next_time`. Of every frame, before it or a later one leaves the window."""
         with self._lock:
-            time = self.log.next_time(pts, restarts=restarts)
-            if self._first_time is None:
-                self._first_time = time
-            return time
+            silent_s = time.monotonic() - self.newest_s
+            self.newest_s += silent_s
+            found = self.log.next_time(pts, restarts=restarts, silent_s=silent_s)
+            self._first_time = found if self._first_time is None else self._first_time
+            return found
 
     def memory_time(self, pts: int) -> int:
         """Time of the frame at ``pts``, if the camera's clock has not restarted since."""
@@ -165,10 +166,10 @@ class StreamMemory(TieredHeads):
         elif self.shape != shape:
             raise ValueError(f"KV {tuple(chunk.key.shape)} of {self.stream} does not fit a memory of other shape")
         self.counts.frames += 1
-        self.newest_s = time.monotonic()
-        if self.device_bytes + chunk.nbytes > self.spec.cap_bytes // WAITING:
-            # Admission counts no more on the device, however long a tier is down or the memory's threads are behind.
-            chunk = chunk.on_host()
+        if chunk.pts > self.log.latest:
+            self.newest_s = time.monotonic()
+        # Admission counts no more on the device, however long a tier is down or the memory's threads are behind.
+        chunk = chunk.on_host() if self.device_bytes + chunk.nbytes > self.spec.cap_bytes // WAITING else chunk
         with self._lock:
             # The compressor was made for the grid of the heads.
             if not self.heads and not self.log.times:

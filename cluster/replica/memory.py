@@ -125,15 +125,20 @@ class WorkerMemory:
             done.cancel()
 
     async def delete_memory(self, camera: str, ago_s: float | None, *, only_here: bool = False) -> DeletedMemory:
-        """Delete what was seen more than ``ago_s`` seconds before the newest frame; ``None``: everything.
+        """Delete what was seen more than ``ago_s`` seconds ago; ``None``: everything.
 
         ``only_here``: another replica has the camera, and deletes what the tiers have once this has written the rest.
         """
-        newest = self._album.newest_pts(camera)
-        deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, ago_s, only_open=only_here))
+        before_s, bank = ago_s, self._bank
+        if before_s is not None and bank is not None and (camera in bank or not only_here):
+            # The engine counts from the newest frame.
+            with contextlib.suppress(NotReadyError):
+                asked = self._worker.call_on_engine_thread(lambda _: bank.get_memory(camera)[0].newest_s)
+                before_s -= time.monotonic() - await asyncio.wrap_future(asked)
+        deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, before_s, only_open=only_here))
         self.answers.forget(lambda name: name == camera, ago_s or 0.0)
         # Before the tiers are waited for, which may be down.
-        self._album.delete(camera, None if ago_s is None or newest is None else newest - round(ago_s * MICROSECONDS))
+        self._delete_pictures(camera, 0.0 if ago_s is None else ago_s)
         forgotten: DeletedMemory = await asyncio.wrap_future(deletion)
         if only_here:
             await self.delete_copies(camera)
@@ -174,21 +179,23 @@ class WorkerMemory:
             sample = replace(sample, pts=self._bank.memory_time(sample.stream, sample.pts))
         self._album.add_frame(sample)
         self._newest_s[sample.stream] = time.monotonic()
-        self._expire_pictures(sample.stream, 0)
+        self._expire_pictures(sample.stream)
 
     def expire_pictures(self) -> None:
         """Delete thumbnails that are older than their camera's memory may be, also of cameras that send nothing."""
-        now_s = time.monotonic()
-        for camera, newest_s in self._newest_s.items():
-            self._expire_pictures(camera, round((now_s - newest_s) * MICROSECONDS))
+        for camera in self._newest_s:
+            self._expire_pictures(camera)
 
-    def _expire_pictures(self, camera: str, age: int) -> None:
-        """``age``: of the newest frame, microseconds."""
-        spec, newest = self._specs.get(camera), self._album.newest_pts(camera)
-        memory = spec.memory if spec is not None else None
-        if memory is not None and memory.retention_s is not None and newest is not None:
-            keep = round(memory.retention_s * MICROSECONDS)
-            self._album.delete(camera, newest - keep + age if age <= keep else None)
+    def _expire_pictures(self, camera: str) -> None:
+        spec = self._specs.get(camera)
+        if spec is not None and spec.memory is not None and spec.memory.retention_s is not None:
+            self._delete_pictures(camera, spec.memory.retention_s)
+
+    def _delete_pictures(self, camera: str, ago_s: float) -> None:
+        """Thumbnails of what was seen more than ``ago_s`` seconds ago; with 0 all of them."""
+        newest, now_s = self._album.newest_pts(camera), time.monotonic()
+        left_s = ago_s - (now_s - self._newest_s.get(camera, now_s))
+        self._album.delete(camera, newest - round(left_s * MICROSECONDS) if newest is not None and left_s > 0 else None)
 
     async def remove_camera(self, camera: str, life: str) -> None:
         """See :meth:`EngineWorker.remove_camera`."""

@@ -1,6 +1,6 @@
 """Roles, and the role that every call of the gateway requires. A call that is not listed is refused."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
@@ -42,6 +42,7 @@ class Rule:
       filtered by the caller's scope
     * ``about``: fields of the request that the audit log tells besides
     * ``audited``: written to the audit log, whoever calls
+    * ``late``: not before the service knows the cameras, which the request does not name: see :func:`note_cameras`
     * ``cost``: its weight in the rate limit
     * ``everybody``: concerns all cameras: a token for some may not make it
     """
@@ -50,6 +51,7 @@ class Rule:
     camera: str = ""
     about: tuple[str, ...] = ()
     audited: bool = True
+    late: bool = False
     cost: float = 1.0
     everybody: bool = False
 
@@ -65,7 +67,7 @@ REHEARSE = "POST /v1/rehearse"
 IMPORT = "POST /v1/cameras/import"
 
 RULES: Mapping[str, Rule] = {
-    PUSH: Rule(Role.INGEST),
+    PUSH: Rule(Role.INGEST, late=True),
     SIGN_IN: Rule(None),
     METRICS: Rule(Role.VIEW, audited=False),
     EVENTS: Rule(Role.VIEW, "cameras"),
@@ -85,14 +87,14 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Results/Watch": Rule(Role.VIEW, "cameras"),
     "/sightline.v1.Memory/Ask": Rule(Role.ASK, "camera", ("text",)),
     "/sightline.v1.Memory/Replay": Rule(Role.ASK, "camera", ("text",)),
-    "/sightline.v1.Memory/AskAll": Rule(Role.ASK, about=("text",), cost=5.0),
+    "/sightline.v1.Memory/AskAll": Rule(Role.ASK, about=("text",), late=True, cost=5.0),
     "/sightline.v1.Memory/Describe": Rule(Role.VIEW, "camera", audited=False),
     "/sightline.v1.Memory/Forget": Rule(Role.ADMIN, "camera", ("before_s",)),
     "/sightline.v1.Incidents/List": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Incidents/Get": Rule(Role.VIEW, audited=False),
     "/sightline.v1.Incidents/Follow": Rule(Role.VIEW, "cameras"),
-    "/sightline.v1.Incidents/Acknowledge": Rule(Role.ASK, about=("id",)),
-    "/sightline.v1.Incidents/Review": Rule(Role.ASK, about=("id", "verdict")),
+    "/sightline.v1.Incidents/Acknowledge": Rule(Role.ASK, about=("id",), late=True),
+    "/sightline.v1.Incidents/Review": Rule(Role.ASK, about=("id", "verdict"), late=True),
     "/sightline.v1.Incidents/Timeline": Rule(Role.VIEW, "camera", audited=False),
     "/sightline.v1.Incidents/Mute": Rule(Role.ASK, about=("camera", "subject", "for_s")),
     "/sightline.v1.Incidents/Unmute": Rule(Role.ASK, about=("camera", "subject")),
@@ -104,7 +106,7 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Pictures/Test": Rule(Role.ADMIN, "camera"),
     "/sightline.v1.Pictures/Discover": Rule(Role.ADMIN, about=("network",), cost=5.0, everybody=True),
     "/sightline.v1.Pictures/Live": Rule(Role.VIEW, "camera"),
-    "/sightline.v1.Pictures/Footage": Rule(Role.VIEW, about=("incident", "kind")),
+    "/sightline.v1.Pictures/Footage": Rule(Role.VIEW, about=("incident", "kind"), late=True),
     "/sightline.v1.Pictures/Forget": Rule(Role.ADMIN, "camera", ("before_s",)),
 }
 """gRPC method, or HTTP-only call -> rule. ``Push`` names its camera in its first message.
@@ -160,6 +162,8 @@ ANYBODY = Principal("anybody", frozenset(Role))
 
 _current: ContextVar[Principal] = ContextVar("principal", default=ANYBODY)
 _peer: ContextVar[str] = ContextVar("peer", default="")
+NOTE_LATE: ContextVar[list[Callable[[list[str]], None]]] = ContextVar("note_late")
+"""Writes this task's call down, once: see :func:`note_cameras`."""
 
 
 def current_principal() -> Principal:
@@ -170,6 +174,12 @@ def current_principal() -> Principal:
 def current_peer() -> str:
     """Address that the call being served comes from, for the audit log; empty where it is not known."""
     return _peer.get()
+
+
+def note_cameras(*cameras: str) -> None:
+    """Write the call being served to the audit log: it is let through, and concerns these cameras, or patterns."""
+    if note := NOTE_LATE.get([]):
+        note.pop()(list(cameras))
 
 
 def serve_as(principal: Principal, peer: str = "") -> None:

@@ -38,6 +38,7 @@ from cluster.errors import (
 )
 from cluster.gateway.guard import Guard
 from cluster.gateway.memory_proxy import MemoryProxy
+from cluster.security.audit import AuditLog
 from cluster.security.roles import Principal, Role
 from cluster.types import CameraStatus
 from cluster.wire.channel import ChannelPool
@@ -381,11 +382,18 @@ async def test_a_camera_that_is_removed_takes_its_clips_along(tmp_path, h264):
         assert await running.service.incidents() == []
 
 
-async def test_a_camera_that_is_added_again_shows_nothing_of_the_one_that_was_removed(tmp_path, h264):
+@pytest.mark.parametrize("ahead_s", [0.0, 3600.0])
+async def test_a_camera_that_is_added_again_shows_nothing_of_the_one_that_was_removed(
+    tmp_path, h264, monkeypatch, ahead_s
+):
+    """Also where the clock was ahead when it was recorded, and has been put right since."""
+    now_s = time.time
     async with site(tmp_path) as running:
         await running.collector.retain_cameras({"gate": "1", "yard": "1"})
         running.feed(h264, 200)
-        await running.settled((await running.alert(5.0)).id)
+        with monkeypatch.context() as clock:
+            clock.setattr(time, "time", lambda: now_s() + ahead_s)
+            await running.settled((await running.alert(5.0)).id)
         # Nobody has looked in between.
         await running.collector.retain_cameras({"gate": "2", "yard": "1"})
         assert (len(running.store._files), list((tmp_path / "clips").iterdir())) == (0, [])
@@ -567,7 +575,7 @@ def verify(secret):
 
 
 async def test_who_may_see_what(tmp_path, h264):
-    async with site(tmp_path, guard=Guard(verify)) as running:
+    async with site(tmp_path, guard=Guard(verify, audit=AuditLog(tmp_path / "audit.jsonl"))) as running:
         incidents = {}
         for camera in ("gate", "yard"):
             running.feed(h264, 200, camera)
@@ -607,6 +615,21 @@ async def test_who_may_see_what(tmp_path, h264):
             ("boss", "gate"): [None, None, empty, None],
             ("boss", "yard"): [None, None, empty, None],
         }
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [(line["cameras"], line["outcome"], line.get("text", "")) for line in lines if line["who"] == "viewer"][
+        :4
+    ] == [
+        ([], "not_found", f"{incidents['yard'].id}, snapshot"),
+        ([], "not_found", f"{incidents['yard'].id}, clip"),
+        (["yard"], "forbidden", ""),
+        ([], "forbidden", ""),
+    ]
+    told = [line for line in lines if line["call"].endswith("Footage") and line["outcome"] == "ok"]
+    assert [(line["who"], *line["cameras"]) for line in told] == [
+        *[("viewer", "gate")] * 2,
+        *[("boss", "yard")] * 2,
+        *[("boss", "gate")] * 2,
+    ]
 
 
 async def test_odd_questions_get_a_sentence(tmp_path, h264):

@@ -1,6 +1,7 @@
 """``Incidents``: the service over the wire, through the gateway's proxy, and who may see and do what."""
 
 import asyncio
+import json
 import threading
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
@@ -25,6 +26,7 @@ from cluster.errors import (
 )
 from cluster.gateway.guard import Guard
 from cluster.gateway.incidents_proxy import IncidentsProxy
+from cluster.security.audit import AuditLog
 from cluster.security.roles import RULES, Principal, Role
 from cluster.wire.channel import ChannelPool, open_channel
 
@@ -358,6 +360,26 @@ async def test_an_incident_that_a_token_is_not_for_is_answered_as_one_that_never
         assert answers[0] == answers[1]
         assert answers[0][0] is grpc.StatusCode.NOT_FOUND
         assert not service.open_incidents()[0].acknowledged_by
+
+
+async def test_the_audit_log_tells_at_which_camera_and_what_came_to_nothing(tmp_path, make):
+    """It said ``ok`` of what was refused, and named an incident that nobody knew any more once it was deleted."""
+    guard = Guard(verify, audit=AuditLog(tmp_path / "audit.jsonl"))
+    async with gateway(tmp_path, guard) as (service, address), open_channel(address) as channel:
+        stub = incidents_pb2_grpc.IncidentsStub(channel)
+        open_both(service, make)
+        of = {incident.camera: incident.id for incident in service.open_incidents()}
+        for camera, wanted in (("gate", grpc.StatusCode.OK), ("yard", HIDDEN)):
+            request = incidents_pb2.AcknowledgeRequest(id=of[camera])
+            assert await outcome(stub, "Acknowledge", request, "guard") is wanted
+        assert await outcome(stub, "TestSink", incidents_pb2.TestSinkRequest(sink="nil"), "boss") is HIDDEN
+    lines = map(json.loads, (tmp_path / "audit.jsonl").read_text().splitlines())
+    assert [(line["who"], line["cameras"], line["outcome"], line["text"]) for line in lines] == [
+        ("guard", ["gate"], "ok", of["gate"]),
+        ("guard", [], "not_found", of["yard"]),
+        ("boss", [], "ok", "nil"),
+        ("boss", [], "not_found", "nil"),
+    ]
 
 
 async def test_what_a_token_is_not_for_is_not_shown(tmp_path, make):

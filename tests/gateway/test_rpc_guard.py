@@ -36,7 +36,7 @@ from cluster.gateway.guard import REFUSALS_NOTED, Guard, make_guard
 from cluster.security.audit import AuditLog
 from cluster.security.limits import RateLimit
 from cluster.security.oidc import Attempt
-from cluster.security.roles import RULES, Principal, Role
+from cluster.security.roles import RULES, Principal, Role, note_cameras
 from cluster.security.tokens import read_tokens, write_tokens
 from cluster.wire.channel import open_channel
 from cluster.wire.tls import ClientCredentials
@@ -267,7 +267,7 @@ async def test_the_audit_log_tells_who_asked_what_and_who_was_refused(monkeypatc
     told = [(line["who"], line["cameras"], line["outcome"], line.get("text")) for line in lines]
     assert told == [
         ("ask-token", ["gate"], "ok", "Who?"),
-        ("ask-token", ["depot"], "forbidden", None),
+        ("ask-token", ["depot"], "forbidden", "Who?"),
         ("?", [], "unauthenticated", None),
     ]
 
@@ -375,7 +375,12 @@ def test_a_question_is_not_hidden_behind_white_space(tmp_path):
 def test_the_audit_log_tells_what_was_changed_or_seen(tmp_path, call, request_, text):
     guard = Guard(_nobody, audit=AuditLog(tmp_path / "audit.jsonl"))
     guard.check_request(Principal("ann", frozenset({Role.ADMIN})), f"/sightline.v1.{call}", request_)
-    assert json.loads((tmp_path / "audit.jsonl").read_text())["text"] == text
+    # By the service, once it knows whose incident it is; of others that was written before.
+    note_cameras("yard")
+    note_cameras("gate")
+    [line] = (tmp_path / "audit.jsonl").read_text().splitlines()
+    assert json.loads(line)["text"] == text
+    assert RULES[f"/sightline.v1.{call}"].late == (json.loads(line)["cameras"] == ["yard"])
 
 
 def _nobody(secret):

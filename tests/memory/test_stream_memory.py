@@ -281,6 +281,44 @@ def test_retention_applies_to_a_camera_that_was_let_go(clock: SimpleNamespace) -
     assert bank.get_memory("cam")[0].frames == 4
 
 
+def test_an_outage_counts_for_the_age_of_what_was_seen_before_it(clock: SimpleNamespace) -> None:
+    """Cameras over RTSP count from 0 again: of one that was often away, a retention of two hours kept days."""
+    memory = StreamMemory("cam", spec(retention_s=2 * 3600, block_frames=2), stack())
+    for minute in range(0, 100, 10):
+        clock.hours = minute / 60
+        memory.add_chunk(placed(memory, minute, 60 * minute))
+    # Away for an hour, then there for 40 minutes.
+    for minute in range(0, 50, 10):
+        clock.hours = 2.5 + minute / 60
+        memory.add_chunk(placed(memory, minute, 60 * minute, restarts=minute == 0))
+    assert memory.settle()
+    # Three hours and ten minutes after the first one.
+    assert [time // (60 * MICROSECONDS) for time in memory.log.times] == [70, 80, 90, 150, 160, 170, 180, 190]
+    # It goes on counting while the camera is away again, though the last frame from before came into the memory late.
+    clock.hours = 4.4
+    memory.add_chunk(placed(memory, 100, 0, restarts=True))
+    assert memory.settle()
+    assert [time // (60 * MICROSECONDS) for time in memory.log.times] == [150, 160, 170, 180, 190, 264]
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_a_camera_that_is_back_is_as_old_as_it_was(clock: SimpleNamespace, rewritten: bool) -> None:
+    """Pausing a camera made nothing of it younger; what another process has written since is not older for it."""
+    tier = Arena(64 * MIB, name="host", evicts=False)
+    bank = _released(tier)
+    if rewritten:
+        other = _opened(tier, spec(retention_s=2 * 3600, block_frames=2))
+        clock.hours = 1.4
+        _feed(other, [chunk(10, pts=6000 * MICROSECONDS)])
+        other.release_stream("cam")
+        assert other.wait_written()
+    clock.hours = 1.5
+    bank.open_stream("cam", spec(retention_s=2 * 3600, block_frames=2))
+    _maintain(bank)
+    memory, _ = bank.get_memory("cam")
+    assert memory.oldest == (0 if rewritten else 3600 * MICROSECONDS)
+
+
 def test_a_camera_that_was_let_go_is_left_to_the_process_that_has_it_since(clock: SimpleNamespace) -> None:
     tier = Arena(64 * MIB, name="host", evicts=False)
     first = _released(tier)

@@ -66,6 +66,15 @@ class SlowAsks(HeldEngine):
         return Run()
 
 
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """``s``: seconds on the clock by which cameras are silent, which otherwise stands still."""
+    clock = SimpleNamespace(s=time.monotonic())
+    for module in ("memory.bank", "memory.eviction", "memory.stream", "replica.memory"):
+        monkeypatch.setattr(f"cluster.{module}.time", SimpleNamespace(monotonic=lambda: clock.s))
+    return clock
+
+
 class Silent:
     """Whoever does not listen to the worker."""
 
@@ -291,6 +300,33 @@ def test_pictures_and_answers_of_what_is_forgotten_go_though_a_tier_is_down(
     assert (album.nearest("a", 12_000_000) is None) == (ago_s is None)
     assert [each.item.window for each in memory.answers._recent] == ([] if ago_s is None else [1])
     assert place.worker.stop(WAIT_S)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize(("ago_s", "oldest"), [(3612.0, 11_000_000), (1800.0, None)])
+async def test_what_a_camera_saw_before_it_fell_silent_is_as_old_as_it_is(
+    place: Place, clock: SimpleNamespace, ago_s: float, oldest: int | None, closed: bool
+) -> None:
+    """Of one that was silent for an hour, what was older than half an hour was to be forgotten, and stayed."""
+    album = ThumbnailStore(every_s=1.0)
+    memory = WorkerMemory(place.worker, album, place.bank, timeout_s=WAIT_S)
+    place.open()
+    place.feed(24)
+    for index in range(24):
+        memory.add_frame(sample("a", index))
+    if closed:
+        place.worker.close("a")
+        place.idle()
+    clock.s += 3600.0
+    await memory.delete_memory("a", ago_s)
+    assert (album.nearest("a", 20_000_000) is None) == (oldest is None)
+    assert album.nearest("a", 9_000_000) is None
+    if oldest is None:
+        with pytest.raises(NotReadyError):
+            place.ask().result(WAIT_S)
+    else:
+        answer = place.ask().result(WAIT_S)
+        assert (answer.oldest, answer.newest) == (oldest, 23_000_000)
 
 
 @pytest.mark.parametrize("ago_s", [None, 12.0])

@@ -142,7 +142,7 @@ class FootageCollector:
         begun_s = time.time() - before_s + self.store.clip_lookback_s if before_s else math.inf
         if before_s <= self.store.clip_lookback_s:
             await self._cancel_clips(camera)
-        return await self._on_disk(lambda: self.store.delete_camera(camera, begun_before_s=begun_s))
+        return await self._on_disk(lambda: self.store.delete_camera(camera, begun_before_s=begun_s, now_s=time.time()))
 
     async def _cancel_clips(self, camera: str) -> None:
         mine = [(*each, kind) for (_, kind), each in self._work.items() if each[0].camera == camera]
@@ -175,7 +175,8 @@ class FootageCollector:
             try:
                 await self._erase(camera, removed_s)
             finally:
-                deleted = await self._on_disk(lambda: self.store.delete_camera(camera, begun_before_s=removed_s))
+                delete, now_s = self.store.delete_camera, time.time()
+                deleted = await self._on_disk(lambda: delete(camera, begun_before_s=removed_s, now_s=now_s))
         except SightlineError as error:
             log.error("camera %s was removed, but not all that is kept of its incidents is erased: %s", camera, error)
             return

@@ -224,14 +224,15 @@ class FootageStore:
                 self._open_folder()
             return self._delete([each for each in self._files.values() if each.at_ms < oldest_ms])
 
-    def delete_camera(self, camera: str, *, begun_before_s: float = math.inf) -> Deleted:
+    def delete_camera(self, camera: str, *, begun_before_s: float = math.inf, now_s: float = math.inf) -> Deleted:
         """Delete the files of a camera, including those being written, that were begun before ``begun_before_s``,
-        seconds since 1970. Raises ``StorageError``: a file could not be deleted."""
+        seconds since 1970, or after ``now_s``: the clock was ahead. Raises ``StorageError``: a file could not be
+        deleted."""
         key = camera_key(camera)
-        until_ms = begun_before_s * 1000
+        until_ms, now_ms = begun_before_s * 1000, now_s * 1000
 
         def goes(stored: StoredFile) -> bool:
-            return stored.camera == key and stored.at_ms < until_ms
+            return stored.camera == key and not until_ms <= stored.at_ms <= now_ms
 
         with self._lock:
             with self._explained():
@@ -242,7 +243,7 @@ class FootageStore:
             with self._explained():
                 self._sync_folder()
                 names = [path.name for path in self._folder.iterdir() if f"-{key}-" in path.name]
-            left = [name for name in names if _begun_ms(name) < until_ms]
+            left = [name for name in names if not until_ms <= _begun_ms(name) <= now_ms]
             if left:
                 raise StorageError(f"{len(left)} files of camera {camera!r} could not be deleted: {left[0]}")
             return gone

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from typing import Any
 
 from cluster.errors import UnavailableError
@@ -27,16 +28,18 @@ class Calls:
 
     async def unary(self, method: str, request: Any) -> Any:
         """One reply; ``method`` as in the rules."""
-        self.check(method, request)
-        try:
-            return await self._behavior(method)(request, _Context())
-        except Exception as error:
-            raise as_refused(error) from None
+        with self._serving(method, request):
+            try:
+                return await self._behavior(method)(request, _Context())
+            except Exception as error:
+                raise as_refused(error) from None
 
-    def stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
+    async def stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
         """Messages as they come; close it to end the call. Checked with the first one."""
-        self.check(method, request)
-        return self.inner_stream(method, request, timeout_s=timeout_s)
+        with self._serving(method, request):
+            async with aclosing(self.inner_stream(method, request, timeout_s=timeout_s)) as messages:
+                async for message in messages:
+                    yield message
 
     async def inner_stream(
         self,
@@ -75,6 +78,9 @@ class Calls:
         """Whether the call may be made; for what is answered without the service."""
         if self._guard is not None:
             self._guard.check_request(current_principal(), method, request)
+
+    def _serving(self, method: str, request: Any) -> AbstractContextManager[None]:
+        return nullcontext() if self._guard is None else self._guard.serving(current_principal(), method, request)
 
     def _behavior(self, method: str) -> Callable[..., Awaitable[Any]]:
         _, service, name = method.split("/")

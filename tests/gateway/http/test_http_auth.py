@@ -184,7 +184,7 @@ async def test_the_audit_log_tells_what_was_asked_over_http(tmp_path):
     assert {line["peer"] for line in lines} == {"127.0.0.1"}
     assert [(line["who"], line["call"], line["cameras"], line["outcome"], line.get("text")) for line in lines] == [
         ("ask-token", ask, ["cam-000"], "ok", "Who?"),
-        ("ask-token", ask, ["cam-001"], "forbidden", None),
+        ("ask-token", ask, ["cam-001"], "forbidden", "Who?"),
         ("ask-token", "GET /v1/events", ["cam-000"], "ok", None),
         ("?", "/sightline.v1.Cameras/List", [], "unauthenticated", None),
         ("?", "POST /v1/session", [], "unauthenticated", None),
