@@ -59,6 +59,7 @@ class Decoder(InnerProcess):
         for state in ("learning", "on", "suspended"):
             metrics.lazy_cameras.labels(state).set_function(partial(self._count, "lazy", state))
         metrics.nvdec_sessions.set_function(lambda: shared_nvdec().sessions)
+        self._assigned: dict[str, CameraAssignment] = {}
         self._rings = RingBudget(config.clips.ring_bytes)
         metrics.ring_bytes.set_function(lambda: self._rings.held)
         metrics.rings_short.set_function(lambda: self._rings.short)
@@ -155,7 +156,9 @@ class Decoder(InnerProcess):
                 await asyncio.sleep(self._config.cluster.heartbeat_s / 2)
 
     async def _apply(self, assignment: Assignment) -> None:
-        wanted = {assigned.settings.name: assigned for assigned in assignment.cameras}
+        wanted = {name: self._assigned[name] for name in assignment.kept}
+        wanted |= {assigned.settings.name: assigned for assigned in assignment.cameras}
+        self._assigned = wanted
         self._tester.geometry = assignment.geometry or self._tester.geometry
         gone = [
             name

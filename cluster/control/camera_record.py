@@ -123,12 +123,14 @@ class CameraAssignment:
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """All cameras of one decoder at one ``version`` of the table; ``alive``: addresses of all live replicas;
-    ``geometry``: of the model, None before a replica was ready."""
+    ``geometry``: of the model, None before a replica was ready; ``kept``: names of those that are as the decoder was
+    told last, which are not among ``cameras``."""
 
     version: int
     cameras: tuple[CameraAssignment, ...]
     alive: frozenset[str] = frozenset()
     geometry: PatchGeometry | None = None
+    kept: frozenset[str] = frozenset()
 
 
 Info = TypeVar("Info", DecoderInfo, ReplicaInfo)
