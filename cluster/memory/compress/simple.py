@@ -36,7 +36,11 @@ class Uniform(Compressor):
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
         # Heads and layers usually hold the same frames.
         held = [[frame.numpy(force=True).tobytes() for frame in layer.frame] for layer in layers]
-        frames = {key: frame for keys, layer in zip(held, layers, strict=True) for key, frame in zip(keys, layer.frame, strict=True)}
+        frames = {
+            key: frame
+            for keys, layer in zip(held, layers, strict=True)
+            for key, frame in zip(keys, layer.frame, strict=True)
+        }
         kept = {key: self._of_head(frame, budget) for key, frame in frames.items()}
         return [torch.stack([kept[key] for key in keys]) for keys in held]
 
