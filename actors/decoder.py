@@ -120,7 +120,8 @@ class Decoder(InnerProcess):
                 every = [*last_words, *reports]
                 known = await REMOTE_CONTROLLER.heartbeat_decoder(self._name, self._instance, every, busy)
                 if known:
-                    self._last_words = [each for each in self._last_words if each not in last_words]
+                    told = set(map(id, last_words))
+                    self._last_words = [each for each in self._last_words if id(each) not in told]
                 else:
                     await self._register()
             except UnavailableError as error:
@@ -130,9 +131,10 @@ class Decoder(InnerProcess):
         """Reduce cameras to keyframes when decoding falls behind, the least important first."""
         waits = [wait for camera in self._cameras.values() if (wait := camera.decode_backlog) is not None]
         step = self._pressure.decide(waits, time.monotonic())
+        down = self._pressure.down
         for name, camera in self._cameras.items():
             # Also a camera that was restarted in the meantime.
-            camera.set_behind(name in self._pressure.down)
+            camera.set_behind(name in down)
         if step is None:
             return
         log.log(
