@@ -277,7 +277,7 @@ class Controller(InnerProcess):
         """What ``decoder`` must run, once that differs from ``version``, or after ``timeout_s``."""
         await self._until_settled()
         await self._wait_for(lambda: self._directory.concerns(decoder, version), timeout_s)
-        return self._directory.assignment(decoder)
+        return self._directory.assignment(decoder, version)
 
     async def replicas(self, known: dict[str, str], timeout_s: float) -> dict[str, str]:
         """Name -> address of all replicas, once they differ from ``known``; the same after ``timeout_s``."""

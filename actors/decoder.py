@@ -59,6 +59,7 @@ class Decoder(InnerProcess):
         for state in ("learning", "on", "suspended"):
             metrics.lazy_cameras.labels(state).set_function(partial(self._count, "lazy", state))
         metrics.nvdec_sessions.set_function(lambda: shared_nvdec().sessions)
+        self._assigned: dict[str, CameraAssignment] = {}
         self._rings = RingBudget(config.clips.ring_bytes)
         metrics.ring_bytes.set_function(lambda: self._rings.held)
         metrics.rings_short.set_function(lambda: self._rings.short)
@@ -119,7 +120,8 @@ class Decoder(InnerProcess):
                 every = [*last_words, *reports]
                 known = await REMOTE_CONTROLLER.heartbeat_decoder(self._name, self._instance, every, busy)
                 if known:
-                    self._last_words = [each for each in self._last_words if each not in last_words]
+                    told = set(map(id, last_words))
+                    self._last_words = [each for each in self._last_words if id(each) not in told]
                 else:
                     await self._register()
             except UnavailableError as error:
@@ -129,9 +131,10 @@ class Decoder(InnerProcess):
         """Reduce cameras to keyframes when decoding falls behind, the least important first."""
         waits = [wait for camera in self._cameras.values() if (wait := camera.decode_backlog) is not None]
         step = self._pressure.decide(waits, time.monotonic())
+        down = self._pressure.down
         for name, camera in self._cameras.items():
             # Also a camera that was restarted in the meantime.
-            camera.set_behind(name in self._pressure.down)
+            camera.set_behind(name in down)
         if step is None:
             return
         log.log(
@@ -155,7 +158,9 @@ class Decoder(InnerProcess):
                 await asyncio.sleep(self._config.cluster.heartbeat_s / 2)
 
     async def _apply(self, assignment: Assignment) -> None:
-        wanted = {assigned.settings.name: assigned for assigned in assignment.cameras}
+        wanted = {name: self._assigned[name] for name in assignment.kept}
+        wanted |= {assigned.settings.name: assigned for assigned in assignment.cameras}
+        self._assigned = wanted
         self._tester.geometry = assignment.geometry or self._tester.geometry
         gone = [
             name

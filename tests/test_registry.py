@@ -143,3 +143,12 @@ def test_the_shared_matrix_runs_on_a_policy_of_ones_own(tmp_path):
     passed = [line for line in done.stdout.splitlines() if line.startswith("PASSED")]
     for each in MATRICES:
         assert any(each.partition("::")[0] in line and "mine" in line for line in passed), each
+
+
+@pytest.mark.parametrize(("cameras", "compared"), [(1000, 1), (10_000, 0)])
+def test_the_names_of_a_large_fleet_are_not_compared(monkeypatch, cameras, compared):
+    """Agents of a removed camera ask for it again and again, and all others wait for the controller meanwhile."""
+    calls, compare = [], registry.difflib.get_close_matches
+    monkeypatch.setattr(registry.difflib, "get_close_matches", lambda *a, **k: calls.append(a) or compare(*a, **k))
+    hint = registry.near("cam-5x", [f"cam-{number}" for number in range(cameras)])
+    assert (len(calls), "did you mean 'cam-5'" in hint) == (compared, compared == 1)

@@ -73,6 +73,7 @@ def apply(
     entries = read_cameras("standard input", _standard_input()) if file == "-" else read_cameras(Path(file))
     screen = console(stderr=json == "-")
     errors: dict[str, str] = {}
+    wanted = {entry.name: entry for entry in entries}
     with connect(gateway) as client:
         changes = plan(entries, client.cameras_export(secrets=True), manager, prune=prune, takeover=takeover)
         conflicts = [change for change in changes if change.kind == "conflict"]
@@ -86,7 +87,7 @@ def apply(
                     screen.print(f"    {line}", markup=False)
             if not dry_run and not conflicts:
                 try:
-                    _carry_out(client, change, {entry.name: entry for entry in entries}, manager, force=force)
+                    _carry_out(client, change, wanted, manager, force=force)
                 except SightlineError as error:
                     errors[change.name] = str(error)
                     screen.print(f"    [red]{escape(str(error))}[/red]")

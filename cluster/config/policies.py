@@ -100,7 +100,8 @@ def option_problems(
     return found
 
 
-def policy_parameters(policy: type) -> dict[str, Any]:
+@functools.cache  # Resolving hints compiles them, for every camera that is added.
+def policy_parameters(policy: type) -> Mapping[str, Any]:
     """Name -> type of the parameters of a policy's dataclass."""
     if not dataclasses.is_dataclass(policy):
         return {}

@@ -123,12 +123,14 @@ class CameraAssignment:
 @dataclass(frozen=True, slots=True)
 class Assignment:
     """All cameras of one decoder at one ``version`` of the table; ``alive``: addresses of all live replicas;
-    ``geometry``: of the model, None before a replica was ready."""
+    ``geometry``: of the model, None before a replica was ready; ``kept``: names of those that are as the decoder was
+    told last, which are not among ``cameras``."""
 
     version: int
     cameras: tuple[CameraAssignment, ...]
     alive: frozenset[str] = frozenset()
     geometry: PatchGeometry | None = None
+    kept: frozenset[str] = frozenset()
 
 
 Info = TypeVar("Info", DecoderInfo, ReplicaInfo)
@@ -194,11 +196,14 @@ class CameraRecord:
         self.stream, self.counted = report, (now_s, rung)
         if stream is None or counted is None or (stream.run, counted[1]) != (report.run, rung):
             return None
-        # Demand is of computed windows.
-        before, now = {**stream.counts, **stream.computed}, {**report.counts, **report.computed}
-        grown = {key: value - before.get(key, 0) for key, value in now.items()}
-        if min(grown.values(), default=0) < 0:
-            return None
+        grown: dict[str, int] = {}
+        # Most heartbeats come between two windows.
+        if stream.counts != report.counts or stream.computed != report.computed:
+            # Demand is of computed windows.
+            before, now = {**stream.counts, **stream.computed}, {**report.counts, **report.computed}
+            grown = {key: value - before.get(key, 0) for key, value in now.items()}
+            if min(grown.values(), default=0) < 0:
+                return None
         done, gated = grown.get("windows_done", 0), grown.get("windows_gated", 0)
         return Measured(
             period_s=now_s - counted[0],

@@ -61,6 +61,8 @@ class Directory:
         self.version = self.declared = after
         # Of each decoder, the last one that concerns it: at every change of a camera, only its decoder is told anew.
         self._concerned: dict[str, int] = {}
+        # What each was told last, and at which version.
+        self._assigned: dict[str, tuple[int, dict[str, CameraAssignment]]] = {}
         self.windows_lost = 0
         self._measured = quality.costs is not None
         self._admission = quality.admission
@@ -328,6 +330,7 @@ class Directory:
         self._decoder_gone(name)
         self.decoder_table.leave(name)
         self._concerned.pop(name, None)
+        self._assigned.pop(name, None)
         self._changed()
 
     def was_expired(self, instance: str) -> bool:
@@ -371,18 +374,21 @@ class Directory:
         """Whether anything that concerns a decoder has changed since that version."""
         return self._concerned.get(decoder, self.version) > version
 
-    def assignment(self, decoder: str) -> Assignment:
-        """What a decoder must run now."""
-        cameras = []
+    def assignment(self, decoder: str, version: int = -1) -> Assignment:
+        """What a decoder must run now; one that was told last at ``version`` is told what has changed."""
+        addresses = {name: member.info.address for name, member in self._replicas.items()}
+        wanted = {}
         for name in sorted(self.decoder_table.cameras(decoder)):
-            if self._cameras[name].settings.paused:
-                continue
-            route = self.route(name)
-            camera, rung = self._cameras[name], self._rungs[self._fleet.plan(name).rung]
-            settings, address = camera.settings, route.replica_address
-            cameras.append(CameraAssignment(settings, self.geometry, address, rung, camera.life))
-        alive = frozenset(member.info.address for member in self._replicas.values())
-        return Assignment(self.version, tuple(cameras), alive, self.geometry)
+            camera, plan = self._cameras[name], self._fleet.plan(name)
+            if not camera.settings.paused:
+                address, rung = addresses.get(plan.owner or ""), self._rungs[plan.rung]
+                wanted[name] = CameraAssignment(camera.settings, self.geometry, address, rung, camera.life)
+        told, known = self._assigned.get(decoder, (-1, {}))
+        self._assigned[decoder] = self.version, wanted
+        # A ladder step, or one of a thousand cameras that are added, concerns one camera. Settings are long.
+        kept = frozenset(name for name, each in wanted.items() if told == version and known.get(name) == each)
+        changed = tuple(each for name, each in wanted.items() if name not in kept)
+        return Assignment(self.version, changed, frozenset(addresses.values()), self.geometry, kept)
 
     def status(self, name: str, *, remarks: bool = True) -> CameraStatus:
         """Full status of one camera, without ``remarks`` for who decides by its reason."""

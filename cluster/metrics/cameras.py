@@ -23,13 +23,11 @@ MOST_QUESTIONS = 64
 """Questions of a process that are counted by name; further ones count as ``other``."""
 
 _DECODED = (
-    families.camera_state,
     families.camera_asked,
     families.camera_last_frame_age,
     families.camera_quality,
     families.decode_errors,
     families.stream_gaps,
-    families.lazy_events,
 )
 
 
@@ -40,6 +38,7 @@ class CameraMetrics:
         self.camera = camera
         self._clock = clock
         self._last_frame: float | None = None
+        self._lazy_events: set[str] = set()
         self.decode_errors = families.decode_errors.labels(camera)
         self.gaps = families.stream_gaps.labels(camera)
         self.quality = families.camera_quality.labels(camera)
@@ -60,6 +59,7 @@ class CameraMetrics:
 
     def count_lazy_events(self, times: Mapping[str, int]) -> None:
         """Count events of lazy decoding; 0 creates the series of one."""
+        self._lazy_events |= times.keys()
         for event, count in times.items():
             families.lazy_events.labels(self.camera, event).inc(count)
 
@@ -67,8 +67,13 @@ class CameraMetrics:
         return float("inf") if self._last_frame is None else max(0.0, self._clock() - self._last_frame)
 
     def remove(self) -> None:
+        # By all labels: by one, each goes through the series of all, and a decoder that drains loses all cameras.
         for family in _DECODED:
-            family.remove_by_labels({"camera": self.camera})
+            family.remove(self.camera)
+        for state in STATES:
+            families.camera_state.remove(self.camera, state)
+        for event in self._lazy_events:
+            families.lazy_events.remove(self.camera, event)
 
 
 class AnsweredCameras:

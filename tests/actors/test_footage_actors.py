@@ -50,7 +50,7 @@ class Controller:
         deadline = time.monotonic() + timeout_s
         while not self.directory.concerns(name, version) and time.monotonic() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
-        return self.directory.assignment(name)
+        return self.directory.assignment(name, version)
 
     async def on_where(self, name):
         return self.directory.route(name)

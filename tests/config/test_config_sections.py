@@ -1,8 +1,10 @@
 """What contradicts itself in one section, or between two, is refused in a sentence."""
 
+import typing
+
 import pytest
 
-from cluster.config import InvalidConfigError, load_config
+from cluster.config import CameraEntry, InvalidConfigError, camera_settings, load_config
 from cluster.errors import ConfigError
 from cluster.types.cameras import is_open_question
 
@@ -66,3 +68,13 @@ def test_vllm_computes_what_cameras_send():
     """A key that promised full windows changed nothing: pruning is the cameras'."""
     with pytest.raises(InvalidConfigError, match=r"vllm\.mode"):
         load_config(None, {"engine": "vllm", "vllm": {"mode": "full"}})
+
+
+def test_a_policys_parameters_are_looked_up_once_for_all_cameras(monkeypatch) -> None:
+    """Resolving a hint compiles it: eight tenths of the time that the controller took for a camera that was added."""
+    calls, resolve = [], typing.get_type_hints
+    config = load_config(None, {"questions": [{"id": "q", "text": "Fire?"}]})
+    monkeypatch.setattr(typing, "get_type_hints", lambda *a, **k: calls.append(a) or resolve(*a, **k))
+    for number in range(20):
+        camera_settings(config, CameraEntry(name=f"cam-{number}"))
+    assert len(calls) <= 1

@@ -360,7 +360,7 @@ def test_a_change_concerns_those_decoders_whose_assignment_it_changes() -> None:
     for number in range(12):
         directory.join_decoder(decoder(f"decoder-{number}"), 0.0)
     replicas = [directory.join_replica(replica(f"r{number}"), 0.0) for number in range(4)]
-    known, sent, joins = {}, 0, 0
+    known, sent, settings, cameras, joins = {}, 0, 0, 0, 0
 
     def change() -> None:
         nonlocal joins
@@ -390,13 +390,23 @@ def test_a_change_concerns_those_decoders_whose_assignment_it_changes() -> None:
     for _ in range(changes):
         change()
         for name in sorted(directory.decoders):
-            before, now = known.get(name), directory.assignment(name)
-            if directory.concerns(name, before.version if before is not None else -1):
-                known[name], sent = now, sent + 1
-            else:
+            before = known.get(name)
+            asked = before.version if before is not None else -1
+            concerned, told = directory.concerns(name, asked), directory.assignment(name, asked)
+            now = directory.assignment(name)
+            known[name] = now
+            # What it knew, without what it is not told to keep, and what it is told anew: all of now.
+            kept = [each for each in (before.cameras if before is not None else ()) if each.settings.name in told.kept]
+            assert sorted([*kept, *told.cameras], key=lambda each: each.settings.name) == list(now.cameras)
+            assert len(kept) == len(told.kept)
+            sent += concerned
+            settings += len(told.cameras)
+            cameras += len(now.cameras)
+            if not concerned:
                 assert before is not None
                 assert replace(now, version=before.version) == before, name
     assert sent < changes * 12 / 3, "most changes concern few decoders"
+    assert settings < cameras / 10, "and few of a decoder's cameras"
 
 
 def test_whoever_knows_a_version_is_told_of_the_settings_that_came_since(directory: Directory) -> None:

@@ -123,6 +123,15 @@ def test_what_is_exported_reads_back_and_names_a_variable_for_each_secret():
     assert with_variables({"name": "gate"}) == ({"name": "gate"}, [])
 
 
+def test_the_variables_of_thousands_of_cameras_are_not_gone_through_for_each() -> None:
+    class Taken(dict[str, str]):
+        def __iter__(self):
+            raise AssertionError("all were gone through")
+
+    hidden = {"name": "gate", "source": "rtsp://viewer:***@10.0.0.1/1"}
+    assert with_variables(hidden, Taken(GATE_PASSWORD="gate"))[1] == ["GATE_PASSWORD_2"]
+
+
 def test_a_written_camera_is_no_json_by_itself_and_its_secrets_are_only_where_they_are_asked_for():
     address = "rtsp://viewer:s3cret@10.0.0.1/stream?token=t0ken"
     gate = entry("gate", source=address)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from cluster.lab.bench.memory.compressors import SPACES, coverage_area, nearest_distances
-from cluster.memory.compress import top_tokens
+from cluster.memory.compress import simple, top_tokens
 from cluster.memory.compress.cords import (
     CoRDS,
     cell_groups,
@@ -146,6 +146,21 @@ def test_uniform_frames_stay_at_even_distances_however_often_they_are_chosen(tok
             assert (held[0], held[-1]) == (0, number)
             gaps = np.diff(held)
             assert gaps.max() <= 2 * gaps.min()
+
+
+def test_uniform_frames_are_chosen_once_for_all_heads_that_hold_the_same(monkeypatch) -> None:
+    left, delete = [], simple.np.delete
+    monkeypatch.setattr(simple.np, "delete", lambda *given: left.append(given) or delete(*given))
+    frame = torch.arange(40).repeat_interleave(2).expand(4, -1)
+    other = torch.cat([frame[:2], frame[:2] + (frame[:2] > 20)])
+    key = torch.zeros(4, 80, 2)
+    layers = [LayerKV(key, key, each, torch.zeros_like(each)) for each in (frame, frame, other)]
+    found = compressors.get("uniform")(COLUMNS).select(layers, 60)
+    assert len(left) == 2 * 10, "ten of forty frames leave, of two kinds of heads"
+    for layer, kept in zip(layers, found, strict=True):
+        for head in range(4):
+            alone = [LayerKV(key[:1], key[:1], layer.frame[head][None], torch.zeros(1, 80, dtype=torch.int64))]
+            assert torch.equal(compressors.get("uniform")(COLUMNS).select(alone, 60)[0][0], kept[head])
 
 
 # -- InfiniPot-V ----------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import json
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -91,7 +91,7 @@ def entry_from_json(text: str) -> CameraEntry:
     return CameraEntry.model_validate(json.loads(text))
 
 
-def with_variables(entry: dict[str, Any], taken: Iterable[str] = ()) -> tuple[dict[str, Any], list[str]]:
+def with_variables(entry: dict[str, Any], taken: Collection[str] = ()) -> tuple[dict[str, Any], list[str]]:
     """A camera exported without secrets, with a variable reference in place of each secret, and the variables' names.
     ``taken``: names used by other cameras."""
     first, *others = str(entry.get("source", "")).split(HIDDEN)
@@ -99,12 +99,13 @@ def with_variables(entry: dict[str, Any], taken: Iterable[str] = ()) -> tuple[di
         return entry, []
     plain = re.sub(r"\W", "_", entry["name"]).upper() + "_PASSWORD"
     plain = plain if not plain[0].isdigit() else f"CAMERA_{plain}"
-    used, variables, source = set(taken), [], first
+    variables: list[str] = []
+    source = first
     for other in others:
         variable, number = plain, 2
-        while variable in used:
+        # Not copied for each of thousands of cameras.
+        while variable in taken or variable in variables:
             variable, number = f"{plain}_{number}", number + 1
-        used.add(variable)
         variables.append(variable)
         source += f"${{{variable}}}{other}"
     return {**entry, "source": source}, variables

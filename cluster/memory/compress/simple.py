@@ -34,7 +34,15 @@ class Uniform(Compressor):
     """
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
-        return [torch.stack([self._of_head(frame, budget) for frame in layer.frame]) for layer in layers]
+        # Heads and layers usually hold the same frames.
+        held = [[frame.numpy(force=True).tobytes() for frame in layer.frame] for layer in layers]
+        frames = {
+            key: frame
+            for keys, layer in zip(held, layers, strict=True)
+            for key, frame in zip(keys, layer.frame, strict=True)
+        }
+        kept = {key: self._of_head(frame, budget) for key, frame in frames.items()}
+        return [torch.stack([kept[key] for key in keys]) for keys in held]
 
     def _of_head(self, frame: Tensor, budget: int) -> Tensor:
         numbers, index, sizes = torch.unique_consecutive(frame, return_inverse=True, return_counts=True)
