@@ -22,7 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="List model families; show what a m
 
 @app.command("list")
 def list_models(json: Json = None) -> None:
-    """Show every family: its published checkpoints, shapes and presets, and on which engines it runs.
+    """Show every family: its checkpoints by hub id, shapes and presets, and on which engines it runs.
 
     $ sightline models list
 
@@ -106,9 +106,10 @@ def verdict(report: CheckReport) -> str:
 
 def _families_table(cards: Sequence[FamilyCard]) -> Table:
     rows = [
-        (card.family, *map(", ".join, (card.published, card.shapes, card.presets, card.engines))) for card in cards
+        (card.family, "\n".join((*card.published, *card.shapes, *card.presets)), ", ".join(card.engines))
+        for card in cards
     ]
-    return make_table("family|hub ids|shapes|presets|engines", rows)
+    return make_table("!family|!hub ids, shapes, presets|!engines", rows)
 
 
 def _parameters(count: int) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 from transformers.utils import cached_file
+from transformers.utils.logging import disable_progress_bar
 
 from cluster.errors import ConfigError, ModelError, first_line
 from cluster.models.base import VisionLanguageModel
@@ -189,6 +191,9 @@ def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels:
     family: Any = families.get(config.model_type)
     _check_template(path, family, tokenizer)
     mean, std = _pixel_statistics(path, family)
+    if not sys.stderr.isatty():
+        # The library's bar is for a terminal: in a log it is noise.
+        disable_progress_bar()
     model, report = _read(
         path, AutoModelForImageTextToText.from_pretrained, path, dtype=dtype, output_loading_info=True
     )
