@@ -34,7 +34,7 @@ def check(
     if not print_json(json, {"file": str(config), "ok": True, "problems": []}):
         return
     cameras = [camera_settings(loaded, camera.name) for camera in loaded.cameras]
-    questions = sum(len(each.questions) for each in cameras or [loaded])
+    questions = sum(len(each.questions) for each in cameras) if cameras else len(loaded.questions)
     print(f"{config}: ok, {plural(len(cameras), 'camera')}, {plural(questions, 'question')} in all")
 
 

@@ -26,6 +26,9 @@ from cluster.registry import families
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 META = torch.device("meta")
+if not sys.stderr.isatty():
+    # The library's bars of loading and saving are for terminals: in a log they are noise.
+    disable_progress_bar()
 MAX_PIXELS = 448 * 448
 # Of decoder layers, and as families call those of their towers.
 _OF_LAYER = re.compile(r"\.(layers?|blocks)\.\d")
@@ -191,9 +194,6 @@ def _checkpoint(path: str, device: torch.device, dtype: torch.dtype, max_pixels:
     family: Any = families.get(config.model_type)
     _check_template(path, family, tokenizer)
     mean, std = _pixel_statistics(path, family)
-    if not sys.stderr.isatty():
-        # The library's bar is for a terminal: in a log it is noise.
-        disable_progress_bar()
     model, report = _read(
         path, AutoModelForImageTextToText.from_pretrained, path, dtype=dtype, output_loading_info=True
     )
