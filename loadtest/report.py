@@ -243,7 +243,7 @@ def _windows_table(found: Measurement) -> Table:
 
 def _times_table(found: Measurement) -> Table:
     named = {
-        "window's end to answer": found.lag,
+        "window's end to answer (below 0: its last frame comes before)": found.lag,
         "something begins to first answer of it": found.alert,
         "last frame at the replica to answer, computed windows": found.replica,
         "a packet is due to it is sent": found.late,

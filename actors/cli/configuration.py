@@ -33,8 +33,9 @@ def check(
         raise typer.Exit(error.exit_code) from None
     if not print_json(json, {"file": str(config), "ok": True, "problems": []}):
         return
-    questions = sum(len(camera_settings(loaded, camera.name).questions) for camera in loaded.cameras)
-    print(f"{config}: ok, {plural(len(loaded.cameras), 'camera')}, {plural(questions, 'question')} in all")
+    cameras = [camera_settings(loaded, camera.name) for camera in loaded.cameras]
+    questions = sum(len(each.questions) for each in cameras) if cameras else len(loaded.questions)
+    print(f"{config}: ok, {plural(len(cameras), 'camera')}, {plural(questions, 'question')} in all")
 
 
 @app.command("schema")

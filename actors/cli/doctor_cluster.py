@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from actors.cli.output import size
+from actors.cli.output import plural, size
 from cluster.errors import NotReadyError, SightlineError, at_most
 from cluster.redaction import redact
 
@@ -132,7 +132,7 @@ def alert_findings(outbox: Outbox) -> Iterator[Finding]:
     elif outbox.lost:
         yield Finding("alerts", "wrong", f"{outbox.lost} alerts were lost", ALERTS_LOST)
     else:
-        yield Finding("alerts", "ok", f"kept; {len(outbox.sinks)} sinks")
+        yield Finding("alerts", "ok", f"kept; {plural(len(outbox.sinks), 'sink')}")
     if outbox.disk and not outbox.trouble:
         yield Finding("disk", "warning", f"{size(outbox.free_bytes)} free for incidents", f"make room: {outbox.disk}")
     # Those that are on disk now: a sink's own count goes on after they were sent again, and restarts with alerting.

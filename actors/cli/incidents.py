@@ -326,8 +326,8 @@ def summary(incident: Incident) -> list[str]:
     ]
     if incident.kind == "question":
         lines.append(f"score {incident.score:.2f} at most, {incident.windows} windows")
-    if incident.text:
-        lines.append(incident.text)
+    if told := " ".join(filter(None, (incident.question, incident.text))):
+        lines.append(told)
     if incident.clip == "waiting":
         lines.append("its clip is being made")
     elif incident.clip in ("whole", "part"):

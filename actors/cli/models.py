@@ -22,7 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="List model families; show what a m
 
 @app.command("list")
 def list_models(json: Json = None) -> None:
-    """Show every family: its presets and shapes, and on which engines it runs.
+    """Show every family: its checkpoints by hub id, shapes and presets, and on which engines it runs.
 
     $ sightline models list
 
@@ -105,8 +105,11 @@ def verdict(report: CheckReport) -> str:
 
 
 def _families_table(cards: Sequence[FamilyCard]) -> Table:
-    rows = [(card.family, *(", ".join(each) for each in (card.presets, card.shapes, card.engines))) for card in cards]
-    return make_table("family|presets|shapes|engines", rows)
+    rows = [
+        (card.family, "\n".join((*card.published, *card.shapes, *card.presets)), ", ".join(card.engines))
+        for card in cards
+    ]
+    return make_table("!family|!hub ids, shapes, presets|!engines", rows)
 
 
 def _parameters(count: int) -> str:

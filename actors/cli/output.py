@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from actors.cli.options import spoken
 from cluster.errors import UnavailableError
@@ -205,8 +205,11 @@ def make_table(columns: str, rows: Iterable[Sequence[Any]]) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns.split("|"):
-        name = column.strip()
-        table.add_column(name.strip(">!"), justify="right" if ">" in name else "left", no_wrap="!" in name)
+        name, whole = column.strip(), "!" in column
+        justify: Literal["left", "right"] = "right" if ">" in name else "left"
+        # Where it is narrow a long word goes on in the next line: what is cut cannot be copied.
+        overflow: Literal["ellipsis", "fold"] = "ellipsis" if whole else "fold"
+        table.add_column(name.strip(">!"), justify=justify, no_wrap=whole, overflow=overflow)
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table

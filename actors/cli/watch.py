@@ -107,7 +107,7 @@ def line(answer: Answer) -> str:
         cost = "[dim]nothing moved[/]"
     else:
         cost = f"{answer.tokens.full} → {answer.tokens.computed} tokens  {answer.lag_s:.2f} s"
-    text = f'  "{escape(answer.text)}"' if answer.text else ""
+    text = "" if answer.text in ("", "yes", "no") else f'  "{escape(answer.text)}"'
     return (
         f"{escape(answer.stream):16} {escape(answer.question):12} {answer.score:.2f} {verdict}  {window}  {cost}{text}"
     )

@@ -5,6 +5,7 @@ import copy
 import json
 import math
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer, PreTrainedConfig
 from transformers.utils import cached_file
+from transformers.utils.logging import disable_progress_bar
 
 from cluster.errors import ConfigError, ModelError, first_line
 from cluster.models.base import VisionLanguageModel
@@ -25,6 +27,9 @@ from cluster.registry import families
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 META = torch.device("meta")
+if not sys.stderr.isatty():
+    # The library's bars of loading and saving are for terminals: in a log they are noise.
+    disable_progress_bar()
 MAX_PIXELS = 448 * 448
 # Of decoder layers, and as families call those of their towers.
 _OF_LAYER = re.compile(r"\.(layers?|blocks)\.\d")

@@ -31,6 +31,11 @@ def saved(model, tmp_path):
     return tmp_path
 
 
+def test_a_log_has_no_progress_bar(saved, capfd):
+    load_model(str(saved))
+    assert "Loading weights" not in capfd.readouterr().err
+
+
 def test_a_saved_checkpoint_gives_the_same_logits(model, saved, make_frame):
     loaded = load_model(str(saved))
     grid = model.geometry.grid(160, 120)

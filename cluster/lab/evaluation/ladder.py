@@ -1,6 +1,5 @@
 """A quality ladder from the results of an accuracy evaluation."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -9,6 +8,7 @@ from typing import Any
 
 from cluster.control.ladder import Ladder, Rung, default
 from cluster.errors import ConfigError
+from cluster.files import read_json
 from cluster.lab.evaluation.settings import LADDER
 
 # Rung -> row of another grid with the same setting.
@@ -16,14 +16,14 @@ _ALSO = {"full": "replenish + anchors"}
 
 
 def read_accuracy_results(path: Path) -> dict[str, Any]:
-    """Read the JSON of ``sightline eval accuracy --json``. Raises ``ConfigError``: the file is something else."""
+    """Read the JSON of ``sightline eval accuracy --json``. Raises ``ConfigError``: there is none, or something else."""
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
+        body = read_json(path)
         if body["bench"] != "accuracy":
             raise ValueError(f"it is of {body['bench']!r}")
         rows = {str(row["setting"]): row for row in body["rows"]}
         return {"rows": rows, "notes": [str(note) for note in body["notes"]]}
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{path} is not a result of an evaluation ({error!r}); make one with: "
             "sightline eval accuracy --settings ladder --json FILE"

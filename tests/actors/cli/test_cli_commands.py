@@ -260,6 +260,8 @@ def test_config_check_lists_every_problem(cli):
     (cli.folder / "c.yaml").write_text("questions: [{id: q, text: t}]\ncameras: [{name: a}, {name: b}]\n")
     done = cli("config", "check", "-c", "c.yaml")
     assert (done.returncode, done.stdout) == (0, "c.yaml: ok, 2 cameras, 2 questions in all\n")
+    (cli.folder / "d.yaml").write_text("questions: [{id: q, text: t}]\n")
+    assert cli("config", "check", "-c", "d.yaml").stdout == "d.yaml: ok, 0 cameras, 1 question in all\n"
     assert json.loads(cli("config", "check", "-c", "c.yaml", "--json", "-").stdout)["ok"]
 
 

@@ -273,8 +273,9 @@ def test_in_a_pipe_tables_are_whole_unless_columns_limits_them(monkeypatch, caps
         assert any("decode" in each for each in table) == (columns is None), "what matters most is shown"
 
 
-def test_what_the_model_wrote_is_in_quotes_beside_the_verdict():
+def test_an_explanation_is_in_quotes_beside_the_verdict_and_a_bare_yes_or_no_is_not_said_twice():
     counts = {"start": 0, "end": 40_000_000, "score": 0.12, "positive": False, "gated": True, "lag_s": 0.1}
-    said = answer_line(Mock(stream="gate", question="fence", text="no", **counts))
-    assert said.endswith('0.12 [dim]no [/]  0.0–40.0 s  [dim]nothing moved[/]  "no"')
-    assert '"' not in answer_line(Mock(stream="gate", question="fence", text="", **counts))
+    said = answer_line(Mock(stream="gate", question="fence", text="no, a cat", **counts))
+    assert said.endswith('0.12 [dim]no [/]  0.0–40.0 s  [dim]nothing moved[/]  "no, a cat"')
+    for text in ("", "no", "yes"):
+        assert '"' not in answer_line(Mock(stream="gate", question="fence", text=text, **counts))
