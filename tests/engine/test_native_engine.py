@@ -354,9 +354,7 @@ def test_explanations_are_what_greedy_decoding_without_a_cache_gives(model, make
     np.testing.assert_allclose([a.score for a in after], [a.score for a in expected], atol=1e-5)
 
 
-TURN = (
-    "<|im_end|>\n<|im_start|>user\nWhy? Say in one sentence what the video shows.<|im_end|>\n<|im_start|>assistant\n"
-)
+TURN = "<|im_end|>\n<|im_start|>user\nWhy? Say in one sentence what the video shows.<|im_end|>\n<|im_start|>assistant\n"
 
 
 def _by_prompting(model, camera, make_spec, question, answer, limit: int) -> str:
@@ -381,7 +379,7 @@ def _by_prompting(model, camera, make_spec, question, answer, limit: int) -> str
                     engine.step([request])
             token = int(logits[-1][0].argmax())
             if not said:
-                said = [token, *model.tokenizer(TURN)["input_ids"]]
+                said.extend([token, *model.tokenizer(TURN)["input_ids"]])
             elif token == model.tokenizer.eos_token_id:
                 break
             else:

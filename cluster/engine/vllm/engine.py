@@ -142,13 +142,13 @@ class VllmEngine(Engine):
         encoded = time.perf_counter()
         asks = [self.layout.make_prompts(each.frames, each.stream.spec.questions) for each in work]
         planned = time.perf_counter()
-        replies = self._answer(asks)
-        whys = self._answer([self._ask_why(each, mine) for each, mine in zip(work, replies, strict=True)])
+        replies = self._ask(asks)
+        whys = self._ask([self._ask_why(each, mine) for each, mine in zip(work, replies, strict=True)])
         seconds = (encoded - began, planned - encoded, time.perf_counter() - planned)
         done = [self._read(*each) for each in zip(work, replies, whys, strict=True)]
         return done, seconds
 
-    def _answer(self, asks: Sequence[Sequence[PromptRequest]]) -> list[list[PromptReply]]:
+    def _ask(self, asks: Sequence[Sequence[PromptRequest]]) -> list[list[PromptReply]]:
         together = [ask for of_window in asks for ask in of_window]
         replies = iter(self.core.answer(together) if together else ())
         return [list(islice(replies, len(of_window))) for of_window in asks]

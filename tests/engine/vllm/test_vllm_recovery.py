@@ -48,9 +48,7 @@ def test_a_prompt_that_vllm_refuses_costs_no_core(qwen: Any, spec: Any) -> None:
 
     core, cores = qwen.engine.core, processes(qwen.engine)
     with pytest.raises(ValueError, match=r"vLLM refuses a window: .*longer than the maximum model length"):
-        core.answer(
-            [PromptRequest(tokens_input([1] * 8)), PromptRequest(tokens_input([1] * (core.max_tokens + 1)))]
-        )
+        core.answer([PromptRequest(tokens_input([1] * 8)), PromptRequest(tokens_input([1] * (core.max_tokens + 1)))])
     assert processes(qwen.engine) == cores
     (reply,) = core.answer([PromptRequest(tokens_input([1] * 8), max_tokens=2)])
     assert (reply.prompt, len(reply.scores)) == (8, len(qwen.model.yes_no_ids()[0]) * 2)
