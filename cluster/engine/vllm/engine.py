@@ -18,7 +18,7 @@ from cluster.engine.vllm.served_model import write_model_folder
 from cluster.engine.vllm.settings import VllmSettings, engine_arguments
 from cluster.engine.vllm.window_checkpoint import WindowCheckpoints
 from cluster.engine.window.checks import most_frames
-from cluster.engine.window.score import answer_text, check_scores, end_token_ids, make_score
+from cluster.engine.window.score import WHY, answer_text, check_scores, end_token_ids, make_score
 from cluster.engine.window.step import ComputedWindow, WindowWork
 from cluster.engine.window.stream import StreamFrame, encoded_tokens, token_counts
 from cluster.errors import ConfigError
@@ -230,7 +230,10 @@ class VllmEngine(Engine):
         questions = max(len(self.model.question_ids(question.text)) for question in spec.questions)
         grid = self.geometry.largest
         longest = len(self._system) + frames * (grid.tokens + self._frame_text(grid)) + questions
-        most = self.core.max_tokens - 1 - len(self.layout.why) - self.max_new_tokens
+        most = self.core.max_tokens - 1
+        if any(question.explain for question in spec.questions):
+            # The turn that asks for it, behind the answer, and the explanation.
+            most -= len(self.model.ask_ids(WHY, follow_up=True)) + self.max_new_tokens
         if longest > most:
             raise ConfigError(
                 f"{spec.stream}: a window of {spec.window_s:g} s at {spec.fps:g} samples a second may have {longest} "

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -215,10 +216,13 @@ def test_a_window_that_opens_at_the_anchor_before_it_fits_what_vllm_takes() -> N
     spec = StreamSpec("cam", (Question("q", "Is anyone there?"),), 6.0, 2.0, lookback_s=8.0, static_gate=False)
     with pytest.raises(ConfigError, match=r"may have \d+ tokens") as refused:
         engine.admit(spec)
-    engine.core.max_tokens = int(re.findall(r"may have (\d+) tokens", str(refused.value))[0]) + engine.max_new_tokens
+    engine.core.max_tokens = int(re.findall(r"may have (\d+) tokens", str(refused.value))[0]) + 1
     engine.admit(spec)
+    with pytest.raises(ConfigError, match=r"may have \d+ tokens"):
+        # An explanation takes more.
+        engine.admit(replace(spec, stream="why", questions=(replace(spec.questions[0], explain=True),)))
     camera = SyntheticCamera("cam", model.geometry, width=112, height=112, kept=0.9, anchor_every=8)
-    around = len(engine._system) + len(model.question_ids("Is anyone there?")) + engine.max_new_tokens
+    around = len(engine._system) + len(model.question_ids("Is anyone there?")) + 1
     longest = 0
     for sample in itertools.islice(camera, 24):
         for request in engine.push(sample):
