@@ -342,7 +342,7 @@ class RtpNumbers:
             self._readable = data[at + 4] >> 6 == 2
             if not self._readable:
                 return
-            # RTCP has its type where RTP has its payload's (RFC 5761 §4); any number may be a channel's.
+            # RTCP has its type where RTP has its payload's (RFC 5761 §4).
             if not 192 <= data[at + 5] < 224:
                 number = data[at + 6] << 8 | data[at + 7]
                 ahead = (number - self._last.get(channel, number - 1) - 1) % 2**16
@@ -351,8 +351,7 @@ class RtpNumbers:
                     self._last[channel] = number
                 elif ahead < 2**16 - _REPEATED:
                     # The camera began to count anew (RFC 3550 §A.1). Else it is a repeated one.
-                    self.missing += 1
-                    self._last[channel] = number
+                    self.missing, self._last[channel] = self.missing + 1, number
             at += 4 + size
         self._rest, self._skip = data[at:], max(0, at - len(data))
         self._readable = len(self._rest) <= _LONGEST_HANDSHAKE

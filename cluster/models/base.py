@@ -229,8 +229,7 @@ class VisionLanguageModel(ABC):
     # -- text -----------------------------------------------------------------------------------
     def system_ids(self) -> list[int]:
         """Token ids before the first frame, equal for every stream, so that their KV is computed once and shared."""
-        # Llama's tokenizers put a space before a text's first word, and none behind the special token ``<s>``.
-        return [*self._ids(self.chat_system), *self._ids(self.chat_user + self.video_brackets[0])]
+        return self._ids(self.chat_system + self.chat_user + self.video_brackets[0])
 
     def question_ids(self, text: str) -> list[int]:
         """Token ids from the end of the last frame to the prediction of the answer's first token."""

@@ -36,6 +36,10 @@ class LlavaNextVideo(Llava):
             raise ModelError(f"image_size {vision.image_size} is no whole number of 2x2 patches of {vision.patch_size}")
         return super()._geometry(checkpoint)
 
+    def system_ids(self) -> list[int]:
+        # Llama's tokenizers put a space before a text's first word, and none behind the special token ``<s>``.
+        return [*self._ids(self.chat_system), *self._ids(self.chat_user)]
+
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
         """See the base. Each frame is its class token and its kept patches, with the position embeddings of their
         cells; a group's four patches are averaged."""

@@ -1,14 +1,16 @@
 """Greedy decoding of explanations, batched over all questions of all streams."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.engine.native.graphed_decode import DecodeStep, GraphedDecode
+from cluster.engine.native.graphed_decode import LARGEST, DecodeStep, GraphedDecode
 from cluster.engine.native.plan import WindowPlan
 from cluster.engine.window.planner import IntArray, Run, Tail
 from cluster.engine.window.score import answer_text
@@ -38,6 +40,9 @@ class Explanation:
         return list(enumerate([*self.given, *self.tokens]))[-self.due :]
 
 
+_OfPlan: TypeAlias = tuple[int, Explanation]
+
+
 def decode_explanations(
     model: VisionLanguageModel,
     decode: GraphedDecode,
@@ -62,40 +67,48 @@ def decode_explanations(
             ]
         )
     computed = [0] * len(plans)
-    while True:
-        active = [(i, [e for e in row if e is not None and not e.ended]) for i, row in enumerate(wanted)]
-        active = [(i, going) for i, going in active if going]
-        if not active:
-            break
-        rows = [sum(e.due for e in going) for _, going in active]
-        chosen = iter(decode(_next([(plans[i], going) for i, going in active])).tolist())
-        for (i, going), count in zip(active, rows, strict=True):
-            computed[i] += count
-            for explanation in going:
+    going = [(i, e) for i, row in enumerate(wanted) for e in row if e is not None]
+    while going:
+        for batch in _batches(going):
+            chosen = iter(decode(_next(plans, batch)).tolist())
+            for i, explanation in batch:
+                computed[i] += explanation.due
                 explanation.add_token(list(islice(chosen, explanation.due))[-1], ends)
+        going = [(i, e) for i, e in going if not e.ended]
     texts = [[None if e is None else answer_text(model, e.tokens) for e in row] for row in wanted]
     return texts, computed
 
 
-def _next(active: Sequence[tuple[WindowPlan, Sequence[Explanation]]]) -> DecodeStep:
+def _batches(going: Sequence[_OfPlan]) -> Iterator[Sequence[_OfPlan]]:
+    """Cut so that each fits the largest graph, whose logits are bounded."""
+    batch: list[_OfPlan] = []
+    rows = 0
+    for each in going:
+        if batch and rows + each[1].due > LARGEST:
+            yield batch
+            batch, rows = [], 0
+        batch.append(each)
+        rows += each[1].due
+    if batch:
+        yield batch
+
+
+def _next(plans: Sequence[WindowPlan], batch: Sequence[_OfPlan]) -> DecodeStep:
     """One row per token that is due, which attends to the window, its question and the tokens between."""
     ids: list[int] = []
     slots: list[IntArray] = []
     positions: list[Tensor] = []
+    tables: list[IntArray] = []
     runs: list[list[Run]] = []
-    for plan, going in active:
-        due = [(e.tail, *row) for e in going for row in e.next_rows()]
+    for i, mine in groupby(batch, key=itemgetter(0)):
+        plan = plans[i]
+        due = [(e.tail, *row) for _, e in mine for row in e.next_rows()]
         starts = [tail.start for tail, _, _ in due]
         places = [tail.start + tail.tokens + behind for tail, behind, _ in due]
         pairs = list(zip(starts, places, strict=True))
+        tables.append(plan.work.table)
         slots.append(plan.work.table[places])
         positions.append(plan.places.text([plan.places.next + place - start for start, place in pairs]))
-        runs.append([Run(i, 1, plan.slots, start, place + 1) for i, (start, place) in enumerate(pairs, len(ids))])
+        runs.append([Run(row, 1, plan.slots, start, place + 1) for row, (start, place) in enumerate(pairs, len(ids))])
         ids += [token for _, _, token in due]
-    return DecodeStep(
-        ids=torch.tensor(ids),
-        positions=torch.cat(positions, 1),
-        slots=np.concatenate(slots),
-        tables=[plan.work.table for plan, _ in active],
-        runs=runs,
-    )
+    return DecodeStep(torch.tensor(ids), torch.cat(positions, 1), np.concatenate(slots), tables, runs)
