@@ -102,8 +102,9 @@ class Replica(InnerProcess):
         cluster = self._config.cluster
         self._joined_as: str | None = None
         self._loop = asyncio.get_running_loop()
+        self._busy_s = 0.0
         # When the controller was last known to have this replica, monotonic.
-        self._busy_s, self._answered_s = 0.0, -math.inf
+        self._answered_s = -math.inf
         kernel = type(getattr(engine, "kernel", engine)).__name__
         metrics.attention_kernel.labels(kernel, self._config.model.device).set(1)
         self._answered = metrics.AnsweredCameras()
@@ -185,7 +186,8 @@ class Replica(InnerProcess):
                 # Before a camera of the same name can come here and find the removed one's memory.
                 self._deletions.schedule(await REMOTE_CONTROLLER.pending_deletions(self._instance))
                 await self._deletions.wait_until_done()
-                streams, self._answered_s = self._worker.open_streams(), time.monotonic()
+                streams = self._worker.open_streams()
+                self._answered_s = time.monotonic()
                 self._joined_as = await REMOTE_CONTROLLER.register_replica(self._info, self._joined_as, streams)
                 self._name = self._joined_as
                 return

@@ -342,16 +342,14 @@ class RtpNumbers:
             self._readable = data[at + 4] >> 6 == 2
             if not self._readable:
                 return
-            # RTCP has its type where RTP has its payload's (RFC 5761 §4).
+            # RTCP has its type where RTP has its payload's (RFC 5761 §4); any number may be a channel's.
             if not 192 <= data[at + 5] < 224:
                 number = data[at + 6] << 8 | data[at + 7]
                 ahead = (number - self._last.get(channel, number - 1) - 1) % 2**16
-                if ahead < 2**15:
-                    self.missing += ahead
+                # Further ahead the camera began to count anew (RFC 3550 §A.1), or it is a repeated one.
+                if ahead < 2**16 - _REPEATED:
+                    self.missing += ahead if ahead < 2**15 else 1
                     self._last[channel] = number
-                elif ahead < 2**16 - _REPEATED:
-                    # The camera began to count anew (RFC 3550 §A.1). Else it is a repeated one.
-                    self.missing, self._last[channel] = self.missing + 1, number
             at += 4 + size
         self._rest, self._skip = data[at:], max(0, at - len(data))
         self._readable = len(self._rest) <= _LONGEST_HANDSHAKE

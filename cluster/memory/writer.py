@@ -166,9 +166,11 @@ class StoredBlocks:
         # Those that wait for their deletion may be gone.
         missing = self._sizes.keys() - self._unnamed[-1].keys() - set(listed)
         back = set(listed) - self._sizes.keys() - self._unnamed[-1].keys() if self._lists else set()
-        if back and (there := manifest.compare()) != "earlier" and not (missing and there in ("same", "absent")):
-            # Maybe those of a process that is taking the stream over.
-            back = set()
+        if back:
+            there = manifest.compare()
+            restored = there == "earlier" or (missing and there in ("same", "absent"))
+            # Else maybe those of a process that is taking the stream over.
+            back = back if restored else set()
         self._unnamed[-1].update(dict.fromkeys(back, 0))
         if outcome is not Outcome.HIT or not (missing or back):
             self._failures = failures if outcome is Outcome.HIT else self._failures

@@ -24,7 +24,7 @@ from cluster.engine.native.passes import ahead_rows, pass_rows, run_passes
 from cluster.engine.native.plan import Prompt, WindowPlan, commit_plan, invalidate_ahead, plan_window, system_prompt
 from cluster.engine.window.encode import warm_up
 from cluster.engine.window.kv import MEMORY_SHARE, KVPool, StreamKV, embedding_bytes, free_bytes
-from cluster.engine.window.score import WHY, check_scores, end_token_ids, make_score
+from cluster.engine.window.score import check_scores, end_token_ids, make_score, why_ids
 from cluster.engine.window.step import ComputedWindow, WindowWork, last_valid_answers
 from cluster.engine.window.stream import Stream, StreamFrame
 from cluster.errors import CapacityError, NotReadyError
@@ -106,7 +106,8 @@ class NativeEngine(Engine):
         yes, no = model.yes_no_ids()
         self._score = make_score(model, yes, no, model.device, score_temperature, score_bias)
         self._answer_score = make_score(model, yes, no, model.device, free=True)
-        self._ends, self._why = end_token_ids(model), model.ask_ids(WHY, follow_up=True)
+        self._ends = end_token_ids(model)
+        self._why = why_ids(model)
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         self._system = system_prompt(model, self.pool, self.kernel)
         # Streams that may have enough to compute before their window ends.

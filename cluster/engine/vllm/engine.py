@@ -18,7 +18,7 @@ from cluster.engine.vllm.served_model import write_model_folder
 from cluster.engine.vllm.settings import VllmSettings, engine_arguments
 from cluster.engine.vllm.window_checkpoint import WindowCheckpoints
 from cluster.engine.window.checks import most_frames
-from cluster.engine.window.score import WHY, answer_text, check_scores, end_token_ids, make_score
+from cluster.engine.window.score import answer_text, check_scores, end_token_ids, make_score, why_ids
 from cluster.engine.window.step import ComputedWindow, WindowWork
 from cluster.engine.window.stream import StreamFrame, encoded_tokens, token_counts
 from cluster.errors import ConfigError
@@ -233,7 +233,7 @@ class VllmEngine(Engine):
         most = self.core.max_tokens - 1
         if any(question.explain for question in spec.questions):
             # The turn that asks for it, behind the answer, and the explanation.
-            most -= len(self.model.ask_ids(WHY, follow_up=True)) + self.max_new_tokens
+            most -= len(why_ids(self.model)) + self.max_new_tokens
         if longest > most:
             raise ConfigError(
                 f"{spec.stream}: a window of {spec.window_s:g} s at {spec.fps:g} samples a second may have {longest} "

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from cluster.engine.vllm.core import PromptRequest
 from cluster.engine.vllm.prompt_items import WindowItem, check_items, content_digest, window_prompt
 from cluster.engine.vllm.served_model import ServedModel
-from cluster.engine.window.score import WHY
+from cluster.engine.window.score import why_ids
 from cluster.engine.window.stream import StreamFrame, encoded_tokens, frame_spans
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Question
@@ -26,7 +26,7 @@ class TimeOrderLayout:
         self.served = served
         self.max_new_tokens = max_new_tokens
         self.system_ids = model.system_ids()
-        self.why = model.ask_ids(WHY, follow_up=True)
+        self.why = why_ids(model)
         self.question_ids = lru_cache(maxsize=4096)(model.question_ids)
         self.embed_token = lru_cache(maxsize=64)(self._embed_token)
 

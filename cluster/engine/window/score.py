@@ -74,9 +74,10 @@ def make_score(
     return YesNoScore(yes, no, temperature=temperature, bias=bias, device=device)
 
 
-WHY = "Why? Say in one sentence what the video shows."
-"""The turn after a yes or no that is to be explained: an instruction-tuned model that was told to answer with one word
-stops behind it."""
+def why_ids(model: VisionLanguageModel) -> list[int]:
+    """Token ids of the turn after a yes or no that is to be explained: an instruction-tuned model that was told to
+    answer with one word stops behind it."""
+    return model.ask_ids("Why? Say in one sentence what the video shows.", follow_up=True)
 
 
 def answer_text(model: VisionLanguageModel, tokens: Sequence[int]) -> str:
