@@ -209,6 +209,6 @@ def delete_abandoned(own: Path) -> None:
     """Delete such folders of clusters that were killed: incidents and clips would stay for ever."""
     for folder in set(own.parent.glob(private_folder("*").name)) - {own}:
         with contextlib.suppress(ConfigError, OSError):
-            if max(file.stat().st_mtime for file in folder.iterdir()) < time.time() - ABANDONED_S:
+            if max(each.stat().st_mtime for each in (folder, *folder.iterdir())) < time.time() - ABANDONED_S:
                 FolderLock(folder, "alerts.folder", wait_s=0.0).release()
                 shutil.rmtree(folder)

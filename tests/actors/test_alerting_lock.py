@@ -41,6 +41,9 @@ async def test_what_a_cluster_that_was_killed_kept_for_its_time_is_deleted_by_th
     monkeypatch.setattr("actors.alerting.ABANDONED_S", 0.5)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     running = FolderLock(private_folder("running"), "alerts.folder")
+    # Another was killed before it wrote anything.
+    private_folder("empty").mkdir()
+    os.utime(private_folder("empty"), (time.time() - 3600,) * 2)
     for run in ("killed", "running", "restarting"):
         (private_folder(run) / "clips").mkdir(parents=True)
         (private_folder(run) / "alerts.sqlite").write_bytes(b"a man in a red coat")
@@ -49,7 +52,7 @@ async def test_what_a_cluster_that_was_killed_kept_for_its_time_is_deleted_by_th
     config = load_config(None, {"cameras": [{"name": "gate"}], "questions": [{"id": "person", "text": "?"}]})
     alerting = Alerting(config, "next", "127.0.0.1")
     await alerting.ready()
-    await until(lambda: not private_folder("killed").exists())
+    await until(lambda: not any(private_folder(run).exists() for run in ("killed", "empty")))
     assert private_folder("running").exists()
     assert private_folder("restarting").exists()
     await alerting.stop()
