@@ -17,26 +17,26 @@ from cluster.config.alerts import RetryConfig
 log = logging.getLogger(__name__)
 
 CONCURRENCY = 8
-"""Concurrent sends to one sink, each of another incident."""
+"""Concurrent sends to one sink, at most one per incident."""
 
 DOWN_AFTER = 3
 PAUSE_S = 5.0
-"""Consecutive failures after which a sink counts as down, and the most seconds between single probes of it. An alert
-that alone is refused backs off by itself and blocks no other."""
+"""Consecutive failures after which a sink counts as down, and the longest pause between attempts while it is, unless it
+asks for more. A single alert that fails backs off on its own and does not block others."""
 
 SEND_S = 60.0
-"""Hard limit of one send, whatever timeout the sink is configured with."""
+"""Hard limit of one send, in seconds, whatever timeout the sink is configured with."""
 
 
 def delay_s(retry: RetryConfig, attempt: int, draw: float) -> float:
-    """Seconds after failure number ``attempt`` (from 1), doubled each time, less up to half by ``draw`` (0..1)."""
+    """Backoff in seconds after failure number ``attempt`` (from 1): doubled each time, less jitter up to half (``draw``)."""
     return float(min(retry.longest_s, retry.first_s * 2.0 ** min(attempt - 1, 32)) * (1.0 - 0.5 * draw))
 
 
 @dataclass(frozen=True, slots=True)
 class SinkStatus:
-    """Alerts that wait for one sink; taken by it, failed attempts, dead letters, and those ``dropped`` from the full
-    queue since the process started. ``trouble``: its last error, empty while it takes alerts."""
+    """Queue and counters of one sink since the process started. ``failures``: failed attempts; ``dead``: dead letters;
+    ``dropped``: from a full queue; ``trouble``: last error, empty while the sink accepts alerts."""
 
     waiting: int
     delivered: int
@@ -48,7 +48,7 @@ class SinkStatus:
 
 
 LEAST_FREE_BYTES = 5 * 10**9
-"""Of clips.max_bytes' order: below, a disk is full within days."""
+"""Free space below which :attr:`Outbox.disk` warns: about half the default ``clips.max_bytes``, filled within days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Outbox:
 
     @property
     def disk(self) -> str:
-        """What is wrong with the disk, or soon is; empty otherwise."""
+        """Problem of the disk, or a warning that it is nearly full; empty otherwise."""
         scarce = 0 < self.free_bytes <= LEAST_FREE_BYTES
         return self.trouble or ("less than 5 GB are free; clips stop below clips.keep_free" if scarce else "")
 
@@ -75,8 +75,8 @@ class Dispatcher:
     """One delivery queue per sink, on one event loop. :meth:`enqueue` never waits.
 
     Args:
-        settle: called with every changed delivery, to be persisted.
-        most: queue limit of one sink; above it the oldest alert is dropped and counted: the outbox itself is full.
+        settle: called with every delivery whose state changed, to persist it.
+        most: queue limit per sink; above it the oldest alert is dropped and counted.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Dispatcher:
             lane.start()
 
     def enqueue(self, deliveries: Iterable[Delivery]) -> None:
-        """Queue deliveries; those of sinks that are no longer configured become dead letters at once."""
+        """Queue deliveries; those to sinks no longer configured become dead letters at once."""
         for delivery in deliveries:
             lane = self._lanes.get(delivery.sink)
             if lane is None:
@@ -119,12 +119,12 @@ class Dispatcher:
         return {name: lane.status() for name, lane in self._lanes.items()}
 
     async def stop(self) -> None:
-        """Stop sending; deliveries in progress are cancelled and sent again by the next process."""
+        """Stop sending; cancelled deliveries are sent again by the next process."""
         await asyncio.gather(*(lane.stop() for lane in self._lanes.values()))
 
 
 class _SinkQueue:
-    """Queue of one sink: a heap of incidents by due time, and per incident its alerts in order."""
+    """Queue of one sink: a heap of incidents by due time, and the alerts of each incident in order."""
 
     def __init__(
         self,
@@ -168,16 +168,16 @@ class _SinkQueue:
             self._drop_oldest()
 
     def revise_pending(self, change: Callable[[AlertEvent], AlertEvent | None]) -> int:
-        gone = 0
+        cancelled = 0
         for incident, queue in list(self._queues.items()):
             kept = [(each, change(each.event)) for each in queue]
             queue.clear()
             queue.extend(replace(each, event=event) for each, event in kept if event is not None)
-            gone += len(kept) - len(queue)
+            cancelled += len(kept) - len(queue)
             if not queue and incident not in self._busy:
                 del self._queues[incident]
-        self._held -= gone
-        return gone
+        self._held -= cancelled
+        return cancelled
 
     async def stop(self) -> None:
         tasks = [task for task in (self._main, *self._tasks) if task is not None]
@@ -214,7 +214,7 @@ class _SinkQueue:
                 continue
 
     def _launch(self) -> float | None:
-        """Start due deliveries; returns seconds until the next is due, None when only a new event can help."""
+        """Start due deliveries; returns seconds until the next one is due, None: wait for a change."""
         now_s = time.monotonic()
         down = self._in_a_row >= DOWN_AFTER
         if down and now_s < self._resume_s:
@@ -235,7 +235,7 @@ class _SinkQueue:
     async def _send(self, incident: str) -> None:
         queue = self._queues[incident]
         if not queue:
-            # Cancelled between being due and being sent.
+            # All its alerts were cancelled in the meantime.
             self._busy.discard(incident)
             del self._queues[incident]
             self._changed.set()
@@ -257,7 +257,7 @@ class _SinkQueue:
         pause_s = 0.0 if error is None else self._fail(delivery, error)
         if error is None:
             self._succeed(delivery)
-        # Otherwise it was cancelled while it was in progress.
+        # Otherwise the delivery was cancelled while in progress.
         if queue and queue[0].event.key == delivery.event.key:
             if pause_s:
                 queue[0] = replace(delivery, event=queue[0].event)
@@ -276,8 +276,8 @@ class _SinkQueue:
         self._delivered += 1
         metrics.alert_delivery_seconds.labels(self._name).observe(max(0.0, time.time() - delivery.event.at_s))
         if self._in_a_row >= DOWN_AFTER:
-            log.info("sink %s takes alerts again", self._name)
-            # What failed during the outage is due now, in order of arrival.
+            log.info("sink %s accepts alerts again", self._name)
+            # Retries deferred by the outage are due now, in order of arrival.
             self._due = [(0.0, number, name) for _, number, name in self._due]
             heapq.heapify(self._due)
         self._in_a_row, self._trouble = 0, ""
@@ -287,18 +287,18 @@ class _SinkQueue:
         """Record a failure; returns seconds until the retry, 0 for a dead letter."""
         self._failures += 1
         self._trouble = str(error)
-        old = time.time() - delivery.event.at_s > self._retry.give_up_s
+        expired = time.time() - delivery.event.at_s > self._retry.give_up_s
         if error.retryable:
-            # One that says for how long it takes nothing is left alone at once.
+            # A sink that asks for a pause (Retry-After) counts as down at once.
             self._in_a_row = max(self._in_a_row + 1, DOWN_AFTER if error.after_s else 0)
             if self._in_a_row == DOWN_AFTER:
                 log.warning("sink %s is down: %s", self._name, error)
             pause_s = min(PAUSE_S, delay_s(self._retry, self._in_a_row, self._chance.random()))
             self._resume_s = time.monotonic() + max(pause_s, error.after_s)
-        if error.retryable and not old:
+        if error.retryable and not expired:
             self._settle(delivery)
             return delay_s(self._retry, delivery.attempts, self._chance.random())
-        log.error("sink %s does not take %s: %s", self._name, delivery.event.key, error)
+        log.error("sink %s: alert %s is now a dead letter: %s", self._name, delivery.event.key, error)
         self._dead += 1
         self._settle(replace(delivery, state="dead"))
         return 0.0

@@ -1,4 +1,4 @@
-"""Types of incidents and their events, and the JSON form that every sink sends."""
+"""Incident and event types, and the JSON form that every sink sends."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Kind = Literal["question", "health"]
 """Source of an incident: answers to a standing question, or the state of the camera itself."""
 
 EventCause = Literal["", "acknowledged", "clip", "review"]
-"""Cause of an update: acknowledged; clip finished or failed; confirmed or rejected; empty: opened, ongoing or ended."""
+"""Cause of an update: acknowledgement, clip finished or failed, verdict. Empty: opened, ongoing or ended."""
 
 Verdict = Literal["", "confirmed", "rejected"]
 VERDICTS: tuple[Verdict, ...] = ("", "confirmed", "rejected")
-"""What a person says of an incident; empty: nothing (yet)."""
+"""A reviewer's verdict on an incident; empty: none (yet)."""
 
 UNREVIEWED = "unreviewed"
-"""In a filter: incidents without a verdict; an empty filter matches all."""
+"""Filter value that matches incidents without a verdict; an empty filter matches all."""
 
 ClipState = Literal["", "waiting", "whole", "part", "none"]
-"""State of an incident's clip: none kept, in progress, complete, partial, missing."""
+"""State of an incident's clip: clips disabled, in progress, complete, partial, missing."""
 
 FORMAT = 1
 """Version of the JSON form; keys are only ever added."""
@@ -38,17 +38,16 @@ class Incident:
 
     * ``subject``: the question's id, or one of :data:`HEALTH_SUBJECTS`
     * ``start``, ``end``: period on the camera's own clock, microseconds
-    * ``score``: highest so far, 0..1; ``windows``: positive windows (0 for a camera's state)
-    * ``level``: highest threshold at which it would have opened, that is, the lowest score of a run that opens one
-    * ``opened_s``, ``updated_s``, ``ended_s``: seconds since 1970; ``ended_s`` is None while it is open
-    * ``text``: of the newest positive window, or what is wrong with the camera; ``reason``: why it ended
-    * ``events``: number of its events; ``announced_s``, ``told_s``: when the first and the newest of them that were for
-      the sinks happened, None before
-    * ``snapshot_url``, ``clip_url``: where they are served, empty where none are kept
-    * ``clip``: its state; ``footage_note``: what is missing and why
-    * ``question``: its text, empty for a camera's state
-    * ``verdict``: of the person ``reviewed_by``, at ``reviewed_s``; also set where it was taken back
-    * ``memory_shift``: microseconds from the camera's clock to its memory's, when it opened
+    * ``score``: highest so far, 0..1; ``windows``: number of positive windows (0 for health incidents)
+    * ``level``: highest threshold at which it would have opened: the lowest score of its best ``consecutive`` windows
+    * ``opened_s``, ``updated_s``, ``ended_s``: Unix time; ``ended_s`` is None while the incident is open
+    * ``text``: of the newest positive window, or what is wrong with the camera; ``reason``: why the incident ended
+    * ``events``: number of events; ``announced_s``, ``told_s``: Unix time of the first and newest one sent to sinks
+    * ``snapshot_url``, ``clip_url``: where they are served; empty when clips are disabled
+    * ``clip``: state of the clip; ``footage_note``: what is missing and why
+    * ``question``: text of the question, empty for health incidents
+    * ``verdict``: given by ``reviewed_by`` at ``reviewed_s``, both of which stay set when the verdict is withdrawn
+    * ``memory_shift``: offset from the camera's clock to its memory's when the incident opened, microseconds
     """
 
     id: str
@@ -88,16 +87,16 @@ class Incident:
 
 
 def newest_first(incident: Incident) -> tuple[float, str]:
-    """Key to sort by; incidents of one moment are in the order of their ids."""
+    """Sort key; incidents opened at the same time are ordered by id."""
     return -incident.opened_s, incident.id
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentQuery:
-    """Which incidents are listed, newest first: of cameras that match ``scope``; empty strings match all.
+    """Filter of incidents, listed newest first. ``scope``: patterns of camera names; empty strings match all.
 
-    ``verdict``: a :data:`Verdict` or :data:`UNREVIEWED`; ``since_s``: Unix time of the first; ``clip``: its state;
-    ``before``: time of opening and id of one, after which those of the next page come.
+    ``verdict``: a :data:`Verdict` or :data:`UNREVIEWED`; ``since_s``: earliest opening, Unix time; ``clip``: a
+    :data:`ClipState`; ``before``: page cursor, ``opened_s`` and id of the last incident already listed.
     """
 
     camera: str = ""
@@ -111,21 +110,21 @@ class IncidentQuery:
     clip: str = ""
 
     def matches(self, incident: Incident) -> bool:
-        """Whether it is one of them, were there no limit."""
+        """Whether the incident passes the filter; ``limit`` is ignored."""
         named = self.camera in ("", incident.camera) and self.subject in ("", incident.subject)
-        said = self.verdict in ("", incident.verdict or UNREVIEWED) and self.clip in ("", incident.clip)
+        in_state = self.verdict in ("", incident.verdict or UNREVIEWED) and self.clip in ("", incident.clip)
         recent = incident.opened_s >= self.since_s and (incident.open or not self.only_open)
-        due = newest_first(incident) > (-self.before[0], self.before[1])
-        return named and said and recent and due and in_scope(incident.camera, self.scope)
+        after_cursor = newest_first(incident) > (-self.before[0], self.before[1])
+        return named and in_state and recent and after_cursor and in_scope(incident.camera, self.scope)
 
 
 @dataclass(frozen=True, slots=True)
 class AlertEvent:
     """One event of an incident, with the incident's state at that time.
 
-    ``key`` is the idempotency key: receivers drop events they have seen. ``silent``: recorded, and sent to no sink.
-    ``before_s``: when the incident's event before it that was for the sinks happened, None for the first. Events with
-    causes ``clip`` and ``review`` go to followers only, see :func:`clip_settled`.
+    ``key`` is the idempotency key: receivers drop events they have seen. ``silent``: recorded, but not sent to sinks.
+    ``before_s``: Unix time of the incident's previous event addressed to sinks, None for the first. Events caused by
+    ``clip`` and ``review`` go to followers only, see :func:`clip_settled`.
     """
 
     key: str
@@ -172,7 +171,7 @@ class AlertEvent:
 
 @dataclass(frozen=True, slots=True)
 class Mute:
-    """Suppresses alerts of ``camera`` and ``subject`` (``*``: all) until ``until_s``, seconds since 1970."""
+    """Suppresses alerts of ``camera`` and ``subject`` (``*``: all) until ``until_s``, Unix time."""
 
     camera: str
     subject: str
@@ -186,29 +185,30 @@ class Mute:
 def clip_settled(incident: Incident, now_s: float) -> AlertEvent:
     """Event for followers when the clip of ``incident`` is complete or known to be missing.
 
-    It is neither stored nor sent to sinks, since the incident has the state. It happens once, and needs no number.
+    It is neither stored nor sent to sinks, since the incident carries the state. It occurs once, so its key needs no
+    sequence number.
     """
     return AlertEvent(f"{incident.id}-clip", "update", now_s, incident, incident.muted, "clip")
 
 
 def reviewed(incident: Incident, now_s: float) -> AlertEvent:
-    """Event for followers when a person has confirmed or rejected ``incident``, or taken that back; as above."""
+    """Event for followers when ``incident`` was confirmed or rejected, or its verdict withdrawn; not stored either."""
     key = f"{incident.id}-review-{round(1000 * (incident.reviewed_s or now_s))}"
     return AlertEvent(key, "update", now_s, incident, incident.muted, "review")
 
 
 def unknown_incident(incident: str) -> NotFoundError:
-    """The same error for a missing incident and one the caller may not see, so that ids leak nothing."""
+    """Error for an incident that is missing or out of the caller's scope: the same for both, to leak no ids."""
     return NotFoundError(f"there is no incident {incident!r}, or it was deleted")
 
 
 def utc(seconds: float) -> str:
-    """ISO 8601 time in UTC: ``2030-01-31T12:00:00.250Z``."""
+    """Format Unix time as ISO 8601 in UTC: ``2030-01-31T12:00:00.250Z``."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 FORGOTTEN = "the camera's memory was deleted"
-"""Reason of incidents that end by erasure."""
+"""``reason`` of incidents ended by erasure."""
 
 
 class Erased(NamedTuple):
@@ -220,10 +220,10 @@ class Erased(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ErasureScope:
-    """Everything before ``before_s`` (seconds since 1970) of one camera, or of all with an empty ``camera``.
+    """Everything before ``before_s`` (Unix time) of one camera, or of all cameras if ``camera`` is empty.
 
-    Erasing is idempotent. An incident that was open at ``before_s`` stays without its text. Open health incidents stay
-    unchanged: they describe the device, not what it saw.
+    Erasing is idempotent. An incident that was open at ``before_s`` is kept without its text. Open health incidents are
+    kept unchanged: they describe the device, not what it saw.
     """
 
     camera: str
@@ -233,7 +233,7 @@ class ErasureScope:
         return Changes(erasures={self.camera: self.before_s})
 
     def redact_incident(self, incident: Incident) -> Incident | None:
-        """The incident as it may be kept; None: erase it."""
+        """Return the incident as it may be kept; None: erase it."""
         if not self._concerns(incident):
             return incident
         if incident.ended_s is not None and incident.ended_s < self.before_s:
@@ -241,7 +241,7 @@ class ErasureScope:
         return _without_text(incident)
 
     def redact_event(self, event: AlertEvent, *, pending: bool) -> AlertEvent | None:
-        """The event as it may be kept. ``pending``: to be delivered; ends and health events stay, without content."""
+        """Return the event as it may be kept; None: erase it. A ``pending`` end or health event stays, bare."""
         if not self._concerns(event.incident):
             return event
         if event.at_s >= self.before_s:
@@ -255,12 +255,12 @@ class ErasureScope:
 
 
 def _without_text(incident: Incident) -> Incident:
-    """Remove the text, whose window is unknown; the next positive window sets it again."""
+    """Remove the text, which may stem from an erased window; the next positive window sets it again."""
     return incident if incident.kind == "health" else replace(incident, text="")
 
 
 def bare(incident: Incident) -> Incident:
-    """Reduce to the fact that the incident existed and ended, which its receivers must still get."""
+    """Strip an incident to the fact that it existed and ended, which receivers must still get."""
     return replace(
         incident,
         text=incident.text if incident.kind == "health" else "",
@@ -287,7 +287,7 @@ DeliveryState = Literal["pending", "delivered", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """One event for one sink. ``attempts`` made so far; ``error``: of the last one."""
+    """Delivery of one event to one sink. ``attempts``: made so far; ``error``: of the last attempt."""
 
     event: AlertEvent
     sink: str
@@ -306,12 +306,12 @@ class IncidentDetail:
 
 
 OTHER_DELIVERIES = 10
-"""Most deliveries in memory whose event is on disk or was dropped, in multiples of the most events."""
+"""Limit of deliveries in memory whose event is on disk or was dropped, in multiples of the event limit."""
 
 
 class Dropped(NamedTuple):
-    """How many changes were dropped from memory before they were written: events that were ``delivered`` or not,
-    ``incidents``, and states of ``deliveries`` of other events, which a restarted process makes again."""
+    """Number of changes dropped from memory before they were written: ``delivered`` and ``undelivered`` events,
+    ``incidents``, and states of other events' ``deliveries``, which a restarted process repeats."""
 
     delivered: int = 0
     undelivered: int = 0
@@ -321,8 +321,8 @@ class Dropped(NamedTuple):
 
 @dataclass(slots=True)
 class Changes:
-    """Pending writes by key; None deletes. ``deliveries`` by (event key, sink). ``erasures``: camera (empty: all) ->
-    time before which nothing is kept."""
+    """Pending writes by key; None deletes. ``deliveries``: by (event key, sink). ``erasures``: camera (empty: all) ->
+    Unix time before which its records are erased."""
 
     tracks: dict[Subject, Mapping[str, Any] | None] = field(default_factory=dict)
     incidents: dict[str, Incident] = field(default_factory=dict)
@@ -342,27 +342,27 @@ class Changes:
 
     def drop_oldest(self, most: int) -> Dropped:
         """Keep at most ``most`` events, dropping the oldest delivered ones first; about as many incidents, dropping the
-        oldest ended ones of which no event is left; and ``OTHER_DELIVERIES`` times as many deliveries of other events.
-        The rest is never dropped: it has one entry for a camera, or for one of its questions."""
+        oldest ended ones without pending events; and ``OTHER_DELIVERIES`` times as many deliveries of other events.
+        Everything else is bounded by the number of cameras and questions, and never dropped."""
         ended = 0
         if len(self.incidents) > most:
-            told = {event.incident.id for event in self.events.values()}
-            over = [each.id for each in self.incidents.values() if not each.open and each.id not in told]
-            over = over[: len(self.incidents) - most]
-            ended = len(over)
-            for name in over:
+            with_events = {event.incident.id for event in self.events.values()}
+            excess_ids = [each.id for each in self.incidents.values() if not each.open and each.id not in with_events]
+            excess_ids = excess_ids[: len(self.incidents) - most]
+            ended = len(excess_ids)
+            for name in excess_ids:
                 del self.incidents[name]
-        done: list[str] = []
-        undone: list[str] = []
+        delivered: list[str] = []
+        undelivered: list[str] = []
         if (excess := len(self.events) - most) > 0:
             waiting = {key for (key, _), delivery in self.deliveries.items() if delivery.state != "delivered"}
-            done = [key for key in self.events if key not in waiting][:excess]
-            undone = [key for key in self.events if key in waiting][: excess - len(done)]
-            gone = {*done, *undone}
-            self.events = {key: event for key, event in self.events.items() if key not in gone}
-            self.deliveries = {where: each for where, each in self.deliveries.items() if where[0] not in gone}
-        others = [where for where in self.deliveries if where[0] not in self.events]
+            delivered = [key for key in self.events if key not in waiting][:excess]
+            undelivered = [key for key in self.events if key in waiting][: excess - len(delivered)]
+            dropped = {*delivered, *undelivered}
+            self.events = {key: event for key, event in self.events.items() if key not in dropped}
+            self.deliveries = {pair: each for pair, each in self.deliveries.items() if pair[0] not in dropped}
+        others = [pair for pair in self.deliveries if pair[0] not in self.events]
         others = others[: max(0, len(others) - OTHER_DELIVERIES * most)]
-        for where in others:
-            del self.deliveries[where]
-        return Dropped(len(done), len(undone), ended, len(others))
+        for pair in others:
+            del self.deliveries[pair]
+        return Dropped(len(delivered), len(undelivered), ended, len(others))
