@@ -8,15 +8,15 @@ from cluster.alerts.timeline_store import BIN_S, ScoreBin
 from cluster.errors import NotReadyError
 
 FEWEST = 5
-"""Reviewed incidents of a question that a proposal needs."""
+"""Minimum number of reviewed incidents of a question for a proposal."""
 _DIGITS = 3
-"""Of a threshold, where two levels are not closer together."""
+"""Decimals of a threshold, unless it must separate levels that are closer together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trade:
-    """What a threshold does: ``kept`` of the ``confirmed`` incidents, ``avoided`` of the ``rejected`` ones, and about
-    how many incidents (``opened``) it would have made of the scores that were looked at."""
+    """Effect of a threshold: ``kept`` of the ``confirmed`` incidents, ``avoided`` of the ``rejected`` ones, and the
+    approximate number of incidents it would have ``opened`` over the recorded scores."""
 
     threshold: float
     kept: int
@@ -28,8 +28,8 @@ class Trade:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """``trades``: by threshold, with that of now (``current``) and the proposed one among them. ``reason``: why it is
-    what it is; ``proposed`` equals ``current`` where no other is better."""
+    """Proposed threshold of a question, equal to ``current`` if no other is better; ``reason``: why. ``trades``: by
+    ascending threshold, including the current and the proposed one."""
 
     question: str
     current: float
@@ -47,17 +47,17 @@ def propose_threshold(
     keep: float = 1.0,
     cooldown_s: float = 60.0,
 ) -> Proposal:
-    """The threshold that avoids most rejected incidents and still opens the share ``keep`` of the confirmed ones.
+    """Find the threshold that avoids most rejected incidents while keeping the share ``keep`` of the confirmed ones.
 
-    An incident opens at a threshold exactly when the threshold is at most its ``level``. The proposal lies in the
-    middle between the highest level that is avoided and the lowest that is kept. A threshold below the current one is
-    never proposed: nobody has reviewed what it would open.
+    An incident opens exactly at thresholds up to its ``level``. The proposal is the midpoint between the highest level
+    avoided and the lowest one kept. A threshold below the current one is never proposed: nobody has reviewed the
+    incidents it would open.
 
     Args:
-        question: its id; ``current``: its threshold now.
-        incidents: of any question; those without a verdict do not count.
+        question: id of the question; ``current``: its present threshold.
+        incidents: of any question; those without a verdict are ignored.
         bins, cooldown_s: see :func:`count_incidents`.
-        keep: 0..1, of the confirmed incidents.
+        keep: share of the confirmed incidents to keep, 0..1.
 
     Raises:
         NotReadyError: too few incidents are reviewed.
@@ -69,7 +69,7 @@ def propose_threshold(
         raise NotReadyError(
             f"question {question!r} has {len(reviewed)} confirmed or rejected incidents, and {FEWEST} are needed"
         )
-    # So many of the lowest may be lost; tolerance for what is exact in decimals and not in binary.
+    # Number of lowest confirmed levels that may be lost; 1e-9 absorbs binary rounding of decimal shares.
     lost = int(len(confirmed) * (1.0 - keep) + 1e-9)
     most = confirmed[lost] if lost < len(confirmed) else 1.0
     avoidable = [level for level in rejected if current <= level < most]
@@ -82,14 +82,14 @@ def propose_threshold(
         below = max(avoidable)
         least_kept = min((level for level in confirmed if level > below), default=1.0)
         proposed = _between(below, least_kept)
-        # Levels come through single precision: as many digits as tell the two apart, not all of them.
+        # Just enough digits to tell the two apart: levels have passed through single precision.
         digits = next((n for n in range(_DIGITS, 17) if round(below, n) != round(least_kept, n)), 17)
         reason = f"between {below:.{digits}f}, which was rejected, and {least_kept:.{digits}f}, which was confirmed"
         if not confirmed:
             reason = f"above {below:.3f}, the highest that was rejected; none was confirmed"
     shown = {current, proposed}
     if proposed != current:
-        # Also half way there, and half way on to what would lose a confirmed one.
+        # Also halfway to the proposal, and halfway from it to the level that would lose a confirmed incident.
         shown |= {_between(current, proposed), _between(proposed, least_kept)}
     trades = tuple(
         Trade(
@@ -106,17 +106,17 @@ def propose_threshold(
 
 
 def _between(low: float, high: float) -> float:
-    """The middle, in as few digits as lie between the two (0.9995 and 0.9998); ``high`` where nothing does."""
+    """Midpoint, rounded to the fewest digits that keep it strictly between; ``high`` if none do."""
     middle = (low + high) / 2
     return next((each for digits in range(_DIGITS, 18) if low < (each := round(middle, digits)) < high), high)
 
 
 def count_incidents(bins: Sequence[ScoreBin], threshold: float, *, cooldown_s: float = 60.0) -> int:
-    """About how many incidents a threshold would have opened, to the minute: minutes that reach it belong to one
-    incident unless more than ``cooldown_s`` without such a minute lie between them."""
+    """Estimate how many incidents a threshold would have opened, at a resolution of one minute: minutes that reach it
+    belong to one incident unless they are more than ``cooldown_s`` apart."""
     count, last_s = 0, float("-inf")
     for each in bins:
-        # Levels come through single precision.
+        # Tolerance: levels have passed through single precision.
         if each.level and each.level >= threshold - 1e-6:
             count += each.at_s - last_s > BIN_S + cooldown_s
             last_s = each.at_s

@@ -1,4 +1,4 @@
-"""Which sinks get which events and as what, what sinks are told besides, and test messages (``SinkRoutes``)."""
+"""Routes events to sinks, passes them cameras and snapshots, and sends test messages (``SinkRoutes``)."""
 
 import asyncio
 import io
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 TEST = "test"
 """Camera and question of a test message."""
 TEST_S = 40.0
-"""Longest that a sink may take for it."""
+"""Deadline of a test message, in seconds."""
 TESTED: tuple[EventKind, ...] = ("new", "end")
 
 
@@ -36,35 +36,35 @@ class SinkRoutes:
         return {name: each.kind for name, each in self._configured.items()}
 
     def deliveries(self, event: AlertEvent) -> Iterator[Delivery]:
-        """An event as each sink gets it; a muted one goes to none."""
+        """One delivery per sink that wants the event; none if it is silent."""
         for name, sink in self._configured.items():
-            if (kind := _told_as(sink, event)) is not None:
+            if (kind := _seen_kind(sink, event)) is not None:
                 yield Delivery(replace(event, kind=kind), name)
 
-    def as_told(self, delivery: Delivery) -> Delivery:
-        """A stored delivery, whose event is the recorded one, as its sink gets it."""
+    def as_seen(self, delivery: Delivery) -> Delivery:
+        """Convert the recorded event of a stored delivery into the one that its sink gets."""
         sink = self._configured.get(delivery.sink)
-        kind = _told_as(sink, delivery.event) if sink is not None else None
+        kind = _seen_kind(sink, delivery.event) if sink is not None else None
         return delivery if kind is None else replace(delivery, event=replace(delivery.event, kind=kind))
 
     def use_pictures(self, read: ReadPicture) -> None:
-        """Where sinks that send snapshots read them."""
+        """Set the snapshot reader of sinks that send snapshots."""
 
         async def read_or_draw(incident: Incident) -> bytes | None:
-            made_up = incident.camera == TEST == incident.subject
-            return await (asyncio.to_thread(_drawn) if made_up else read(incident))
+            is_test = incident.camera == TEST == incident.subject
+            return await (asyncio.to_thread(_test_picture) if is_test else read(incident))
 
         for sink in self.sinks.values():
             if isinstance(sink, PictureSink):
                 sink.use_pictures(read_or_draw)
 
     def follow_cameras(self, cameras: Sequence[CameraConfig], open_incidents: Sequence[Incident]) -> None:
-        """Tell sinks which cameras there are, those that are for them, and which incidents they have not seen end."""
+        """Pass each sink the cameras it watches, and the open incidents whose end it is still to get."""
         for name, sink in self.sinks.items():
             if isinstance(sink, CameraSink):
-                mine = [camera for camera in cameras if self._configured[name].watches(camera.name)]
-                ongoing = [each for each in open_incidents if _was_told(self._configured[name], each)]
-                sink.follow_cameras({each.name: {q.id: q.text for q in each.questions} for each in mine}, ongoing)
+                watched = [camera for camera in cameras if self._configured[name].watches(camera.name)]
+                ongoing = [each for each in open_incidents if _expects_end(self._configured[name], each)]
+                sink.follow_cameras({each.name: {q.id: q.text for q in each.questions} for each in watched}, ongoing)
 
     def check(self, name: str) -> None:
         """Raises ``NotFoundError``: there is no such sink."""
@@ -73,16 +73,16 @@ class SinkRoutes:
             raise NotFoundError(f"there is no sink {name!r}; {known}")
 
     async def test(self, name: str) -> None:
-        """Send a made-up incident to one sink: its beginning and its end, as far as the sink wants these. Raises
-        ``NotFoundError``: there is no such sink; ``UnavailableError``: it was not accepted; the message says why."""
+        """Send one sink a test incident: its ``new`` and ``end`` events, if the sink gets these. Raises
+        ``NotFoundError``: there is no such sink; ``UnavailableError``: it was not accepted, with the reason."""
         self.check(name)
-        made = _test_incident()
+        opened = _test_incident()
         try:
             async with asyncio.timeout(TEST_S):
                 for number, kind in enumerate(TESTED, 1):
                     if kind in self._configured[name].events:
-                        incident = replace(made, ended_s=time.time()) if kind == "end" else made
-                        await self.sinks[name].send(AlertEvent(f"{made.id}-{number}", kind, time.time(), incident))
+                        incident = replace(opened, ended_s=time.time()) if kind == "end" else opened
+                        await self.sinks[name].send(AlertEvent(f"{opened.id}-{number}", kind, time.time(), incident))
         except TimeoutError:
             raise UnavailableError(f"sink {name!r} did not finish within {TEST_S:g} s") from None
         except DeliveryError as error:
@@ -108,8 +108,8 @@ def _test_incident() -> Incident:
     )
 
 
-def _told_as(sink: SinkConfig, event: AlertEvent) -> EventKind | None:
-    """What an event is for one sink: ``new`` at first, no ``end`` of what it never heard of; None: nothing."""
+def _seen_kind(sink: SinkConfig, event: AlertEvent) -> EventKind | None:
+    """Kind of an event as one sink sees it, None: not sent. Its first is ``new``; no ``end`` without a ``new``."""
     incident, kind = event.incident, event.kind
     if event.silent or incident.announced_s is None or not sink.wants(incident.camera, incident.severity):
         return None
@@ -124,13 +124,13 @@ def _told_as(sink: SinkConfig, event: AlertEvent) -> EventKind | None:
     return kind if kind in sink.events else None
 
 
-def _was_told(sink: SinkConfig, incident: Incident) -> bool:
-    """Whether a sink would be told of the incident's end."""
+def _expects_end(sink: SinkConfig, incident: Incident) -> bool:
+    """Whether a sink would get the incident's ``end`` event."""
     end = AlertEvent("", "end", time.time(), incident, before_s=incident.told_s)
-    return _told_as(sink, end) is not None
+    return _seen_kind(sink, end) is not None
 
 
-def _drawn() -> bytes:
+def _test_picture() -> bytes:
     from PIL import Image, ImageDraw
 
     picture = Image.new("RGB", (320, 180), (64, 72, 80))

@@ -1,4 +1,4 @@
-"""Alerting as one object: answers and camera states in, incidents and deliveries out (``AlertService``)."""
+"""Alerting: answers and camera states in, incidents and deliveries out (``AlertService``)."""
 
 import asyncio
 import logging
@@ -50,13 +50,13 @@ FILE = "alerts.sqlite"
 TIMELINES = "timelines.sqlite"
 TICK_S = 1.0
 SETTLE_S = 0.05
-"""Delay of writing delivered states, in one batch: losing them only means a second delivery."""
+"""Batching delay for writes of delivery states; losing them only causes a second delivery."""
 EXPIRE_S = 60.0
 PROBE_S = 5.0
-"""Seconds between small writes that detect a failing disk when there are no alerts."""
+"""Interval of probe writes, which detect a failing disk while there are no alerts."""
 
-ToldAs = Callable[[Incident, float], AlertEvent]
-"""Makes the event of a change that only followers are told of."""
+FollowerEvent = Callable[[Incident, float], AlertEvent]
+"""Makes the event of a change that is published to followers only, from the incident and the Unix time."""
 
 
 class AlertService:
@@ -65,7 +65,7 @@ class AlertService:
     :meth:`accept_answer` never waits. An event is on disk before any sink gets it; if the disk fails it is sent from
     memory (:class:`~cluster.alerts.journal.Journal`).
 
-    ``folder``: of the database file. ``on_event``: called with every event, muted ones included; must not wait.
+    ``folder``: holds the database files. ``on_event``: called with every event, muted ones included; must not wait.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class AlertService:
         self._informed = False
         self._cameras: dict[str, CameraConfig] = {}
         self._lives: dict[str, str] = {}
-        self._over: set[str] = set()
+        self._ended_cameras: set[str] = set()
         self.version, self.answers_missed = -1, 0
         self._journal = Journal(
             lambda: AlertStore(folder / FILE, max_events=alerts.max_events, max_bytes=alerts.max_bytes),
@@ -91,7 +91,7 @@ class AlertService:
         self._dispatcher = Dispatcher(self.routes.sinks, self._settle, retry=alerts.retry, most=2 * alerts.max_events)
         self._feed = FanOut[AlertEvent](lambda event: event.incident.camera)
         self._settled: dict[tuple[str, str], Delivery] = {}
-        self._revised: list[tuple[str, ToldAs]] = []
+        self._revised: list[tuple[str, FollowerEvent]] = []
         self._clock = WallClock(self._shift)
         self._expired, self._newest_s = 0, 0.0
         self._expire_s = self._probe_s = 0.0
@@ -101,7 +101,7 @@ class AlertService:
         self._counted = {"lost": 0, "trimmed": 0}
 
     async def start(self, lives: Mapping[str, str] | None = None) -> None:
-        """Restore stored state and start sending. ``lives``: of the cameras, by name, that the process before knew."""
+        """Restore stored state and start sending. ``lives``: cameras that the previous process knew, name -> life."""
         self._lives, self._began_s = dict(lives or {}), time.time()
         kept = await self._journal.start() or StoredState({}, [], [], [])
         self._open_incidents = OpenIncidents(self._journal.salt or uuid.uuid4().hex, self._footage_url)
@@ -113,7 +113,7 @@ class AlertService:
         self._tasks = [asyncio.create_task(self._write_changes()), asyncio.create_task(self._tick())]
 
     async def run(self) -> None:
-        """Wait until one of its tasks fails, and raise that."""
+        """Wait until a background task fails, and raise its exception."""
         await asyncio.gather(*self._tasks)
 
     async def stop(self) -> None:
@@ -130,7 +130,7 @@ class AlertService:
 
     # -- inputs ---------------------------------------------------------------------------------
     def accept_answer(self, answer: Answer, missed: int = 0) -> None:
-        """Process one answer; ``missed``: answers lost before it."""
+        """Process one answer; ``missed``: number of answers lost before it."""
         if not self._tracker.add_answer(answer, self._clock.now()):
             missed += 1
         self.answers_missed += missed
@@ -138,25 +138,25 @@ class AlertService:
         self._changed.set()
 
     async def update_cameras(self, watched: CameraStates) -> None:
-        """Process the status of all cameras, about once a second; answers have their turn in between."""
+        """Process the status of all cameras, about once a second; yields to the event loop in between."""
         now_s = self._clock.now()
         if watched.version != self.version:
             self.version, self._informed = watched.version, True
-            there = {status.name for status in watched.statuses}
+            present = {status.name for status in watched.statuses}
             self._cameras |= {each.name: each for each in watched.settings}
-            self._cameras = {name: each for name, each in self._cameras.items() if name in there}
+            self._cameras = {name: each for name, each in self._cameras.items() if name in present}
             self._rules |= {each.name: question_rules(each, self._config) for each in watched.settings}
             self._rules = {name: self._rules[name] for name in self._cameras}
             self.routes.follow_cameras(tuple(self._cameras.values()), self.open_incidents())
         lives = watched.lives
-        gone = {name for name, life in self._lives.items() if lives.get(name) != life}
-        for name in gone:
+        removed = {name for name, life in self._lives.items() if lives.get(name) != life}
+        for name in removed:
             self._open_incidents.forget_camera(name)
         self._lives = lives
-        self.timelines.add_statuses(watched.statuses, now_s, gone)
-        self._over = {status.name for status in watched.statuses if status.state == "ended"}
+        self.timelines.add_statuses(watched.statuses, now_s, removed)
+        self._ended_cameras = {status.name for status in watched.statuses if status.state == "ended"}
         self._tracker.retain_cameras(lives, now_s)
-        self._health.retain_cameras(lives.keys() - gone, now_s)
+        self._health.retain_cameras(lives.keys() - removed, now_s)
         async for status in giving_way(watched.statuses):
             picture, camera = watched.pictures.get(status.name), self._cameras.get(status.name)
             patient, stride_s = (camera.is_patient, camera.window.stride_s) if camera is not None else (False, 0.0)
@@ -166,7 +166,7 @@ class AlertService:
 
     # -- operations -----------------------------------------------------------------------------
     async def incidents(self, query: IncidentQuery = IncidentQuery()) -> list[Incident]:
-        """Incidents that match, newest first; only those in memory while the store cannot be read."""
+        """Matching incidents, newest first; only those in memory while the store cannot be read."""
         found = {incident.id: incident for incident in self._open_incidents.oldest_first if query.matches(incident)}
         if not query.only_open:
             kept = await self._journal.incidents(query)
@@ -175,15 +175,15 @@ class AlertService:
         return sorted(found.values(), key=newest_first)[: query.limit]
 
     async def incident(self, incident_id: str) -> IncidentDetail:
-        """One incident. Raises ``NotFoundError``, or ``UnavailableError`` while the store cannot be read and it
-        is not in memory either."""
+        """One incident. Raises ``NotFoundError``; ``UnavailableError``: it is not in memory, and the store cannot be
+        read."""
         found = await self._journal.incident(incident_id, self._open_incidents.find(incident_id))
         if found is None:
             raise unknown_incident(incident_id)
         return found
 
     async def acknowledge(self, incident_id: str, by: str) -> Incident:
-        """Acknowledge an open incident; idempotent. Raises ``NotReadyError``: it has ended without that."""
+        """Acknowledge an open incident; idempotent. Raises ``NotReadyError``: it ended unacknowledged."""
         try:
             incident = self._open_incidents.acknowledge(incident_id, by, time.time())
         except NotReadyError:
@@ -195,12 +195,12 @@ class AlertService:
         return incident
 
     async def set_clip_state(self, incident_id: str, clip: ClipState, note: str) -> None:
-        """Record an incident's clip and notify followers. Raises ``UnavailableError``: the record cannot be read."""
+        """Record the state of an incident's clip and notify followers. Raises ``UnavailableError``: the store."""
         await self._revise(incident_id, lambda incident: replace(incident, clip=clip, footage_note=note), clip_settled)
 
     async def review(self, incident_id: str, verdict: Verdict, by: str) -> Incident:
-        """Record what a person says of an incident, open or ended, and notify followers; empty takes it back. Raises
-        ``NotFoundError``: there is none of that id; ``UnavailableError``: the record cannot be read."""
+        """Record a verdict on an open or ended incident and notify followers; an empty one withdraws it. Raises
+        ``NotFoundError``: unknown id; ``UnavailableError``: the record cannot be read."""
         now_s = time.time()
         incident = await self._revise(
             incident_id, lambda each: replace(each, verdict=verdict, reviewed_by=by, reviewed_s=now_s), reviewed
@@ -212,7 +212,7 @@ class AlertService:
     async def pending_clips(self, since_s: float) -> list[Incident]:
         """Incidents opened since ``since_s`` whose clip was in progress when this process started.
 
-        Clips of older ones are recorded as missing: their packets are gone. Raises ``UnavailableError``: the disk.
+        Clips of older ones are recorded as missing: their packets are no longer buffered. Raises ``UnavailableError``.
         """
         query = IncidentQuery(clip="waiting", limit=sys.maxsize)
         kept = await self._journal.read(lambda store: store.incidents(query))
@@ -223,14 +223,14 @@ class AlertService:
         return [incident for incident in waiting if incident.opened_s >= since_s]
 
     async def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
-        """Mute for ``for_s`` seconds; returns the active mutes. Raises ``ConfigError``: not in the future."""
+        """Mute for ``for_s`` seconds; returns the active mutes. Raises ``ConfigError``: ``for_s`` is not positive."""
         now_s = self._clock.now()
         self._open_incidents.mute(Mute(camera or "*", subject or "*", now_s + for_s, by), now_s)
         await self._flush()
         return self._open_incidents.mutes(now_s)
 
     async def unmute(self, camera: str, subject: str) -> list[Mute]:
-        """Remove a mute by its camera and subject; idempotent."""
+        """Remove a mute; returns the active mutes. Idempotent."""
         self._open_incidents.unmute(camera or "*", subject or "*")
         await self._flush()
         return self.mutes()
@@ -249,7 +249,7 @@ class AlertService:
         return self._default.cooldown_s
 
     async def outbox(self, dead: int = 0, scope: Sequence[str] = EVERY) -> Outbox:
-        """Status of the outbox; ``dead``: most dead letters to return, of cameras that match ``scope``."""
+        """Status of the outbox; ``dead``: maximum number of dead letters to return, of cameras in ``scope``."""
         letters: list[Delivery] = []
         if dead:
             letters = await self._journal.read(lambda store: store.dead(limit=dead, scope=scope))
@@ -262,21 +262,21 @@ class AlertService:
         )
 
     async def resend(self, sink: str = "", key: str = "", scope: Sequence[str] = EVERY) -> int:
-        """Retry dead letters of cameras that match ``scope``; returns how many."""
+        """Retry dead letters of cameras in ``scope``; returns how many."""
         async with self._flushing:
             most = self._config.max_events
             letters = await self._journal.read(lambda store: store.dead(sink=sink, key=key, limit=most, scope=scope))
-            chosen = [self.routes.as_told(Delivery(letter.event, letter.sink)) for letter in letters]
-            # Before they are written: a caller that leaves meanwhile must not leave them pending and unsent.
+            chosen = [self.routes.as_seen(Delivery(letter.event, letter.sink)) for letter in letters]
+            # Enqueued before the write: if the caller is cancelled in it, they must not stay pending but unsent.
             self._dispatcher.enqueue(chosen)
             await self._journal.write(Changes(deliveries={(each.event.key, each.sink): each for each in chosen}))
             return len(chosen)
 
     async def erase_camera(self, camera: str, before_s: float = 0.0) -> Erased:
-        """Erase records of a camera's incidents and pending alerts older than ``before_s`` seconds; 0: all, and open
-        ones end (:class:`~cluster.alerts.incident.ErasureScope`). Raises ``UnavailableError``: the disk does not take
-        it now; it is erased with the next successful write."""
-        # All is also what was recorded while the clock was ahead.
+        """Erase a camera's incidents and pending alerts older than ``before_s`` seconds; 0: all of them, ending those
+        that are open (:class:`~cluster.alerts.incident.ErasureScope`). Raises ``UnavailableError``: not yet on disk;
+        the next successful write erases them."""
+        # "All" includes records made while the clock was ahead.
         now_s = time.time() if before_s else max(time.time(), self._newest_s)
         scope = ErasureScope(camera, now_s - before_s if before_s else math.nextafter(now_s, math.inf))
         if not before_s:
@@ -285,11 +285,11 @@ class AlertService:
         return await self._erase(scope)
 
     async def erase_removed_camera(self, camera: str, removed_s: float) -> None:
-        """Erase a removed camera's records and mutes; another of its name keeps its own. Raises like the above."""
+        """Erase a removed camera's records and mutes, not those of a later camera of the same name. Raises as above."""
         if self._informed and camera not in self._lives:
             self._open_incidents.forget_camera(camera)
         if self._newest_s > time.time():
-            # Recorded while the clock was ahead.
+            # Include records made while the clock was ahead.
             removed_s = self._newest_s
         self._open_incidents.end_camera_incidents(camera, removed_s)
         await self._erase(ErasureScope(camera, math.nextafter(removed_s, math.inf)))
@@ -318,7 +318,7 @@ class AlertService:
 
     # -- inside ---------------------------------------------------------------------------------
     def _shift(self, by_s: float) -> None:
-        """Durations go on when the clock is set."""
+        """Keep running durations correct when the clock is stepped."""
         for each in (self._tracker, self._health, self._open_incidents):
             each.shift(by_s)
 
@@ -329,26 +329,26 @@ class AlertService:
     def _rule(self, camera: str, question: str) -> Rule | None:
         if (rules := self._rules.get(camera)) is not None:
             return rules.get(question)
-        # Before the cameras are known, an answer of one added at run time must not be lost; nor what one has, left out.
+        # Answers of cameras whose settings are not known yet, or that are left out for now, must not be lost.
         return None if self._informed and camera not in self._lives else self._default
 
     async def _revise(
-        self, incident_id: str, change: Callable[[Incident], Incident], told_as: ToldAs
+        self, incident_id: str, change: Callable[[Incident], Incident], make_event: FollowerEvent
     ) -> Incident | None:
-        """Change an incident that is open or ended, without an event for sinks. None for an unknown id."""
+        """Change an open or ended incident without an event for sinks; None: unknown id."""
         if (incident := self._open_incidents.revise(incident_id, change)) is not None:
-            self._revised.append((incident_id, told_as))
+            self._revised.append((incident_id, make_event))
             await self._flush()
             return incident
         # It has ended: write and publish its end first.
         await self._flush()
         async with self._flushing:
-            # No erasure may run between reading and writing: it would be undone.
+            # An erasure between this read and the write would be undone.
             if (ended := await self._ended(incident_id)) is None:
                 return None
             ended = change(ended)
             await self._journal.write(Changes(incidents={incident_id: ended}))
-            self._feed.publish([told_as(ended, time.time())])
+            self._feed.publish([make_event(ended, time.time())])
             return ended
 
     async def _ended(self, incident_id: str) -> Incident | None:
@@ -356,7 +356,7 @@ class AlertService:
         return None if found is None else found.incident
 
     def _load(self, kept: StoredState) -> None:
-        """Go on from stored state, at the start or when the disk can be read again."""
+        """Resume from stored state, at start or once the store can be read again."""
         now_s = time.time()
         self._newest_s = max(self._newest_s, kept.newest_s)
         self._open_incidents.load(kept.incidents, kept.mutes, now_s, kept.tracks)
@@ -366,7 +366,7 @@ class AlertService:
             self.routes.follow_cameras(tuple(self._cameras.values()), self.open_incidents())
         if kept.pending:
             log.info("resuming delivery of %d alerts", len(kept.pending))
-        self._dispatcher.enqueue(map(self.routes.as_told, kept.pending))
+        self._dispatcher.enqueue(map(self.routes.as_seen, kept.pending))
         self._changed.set()
 
     def _settle(self, delivery: Delivery) -> None:
@@ -383,7 +383,7 @@ class AlertService:
             await self._flush()
 
     async def _flush(self) -> None:
-        """Write and send what has changed, to the end also when the caller is cancelled: others' alerts are in it."""
+        """Write and send pending changes. Shielded from cancellation, since the batch holds other callers' alerts."""
         await asyncio.shield(asyncio.create_task(self._write_and_send(), name="write alerts"))
 
     async def _write_and_send(self) -> None:
@@ -398,9 +398,9 @@ class AlertService:
             await self._journal.write(changes)
             self._dispatcher.enqueue(routed)
             self._feed.publish(changes.events.values())
-            # Last, with the current state, so that nothing earlier in this batch is undone; an erased one has none.
+            # Last and with the current state, to not roll back earlier events of the batch; erased ones have no state.
             now_s, kept = time.time(), changes.incidents
-            self._feed.publish(told_as(kept[each], now_s) for each, told_as in revised if each in kept)
+            self._feed.publish(make_event(kept[each], now_s) for each, make_event in revised if each in kept)
             for event in changes.events.values():
                 self._newest_s = max(self._newest_s, event.at_s)
                 metrics.incident_events.labels(event.incident.kind, event.kind).inc()
@@ -409,7 +409,7 @@ class AlertService:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self._tracker.tick(self._clock.now(), self._over)
+            self._tracker.tick(self._clock.now(), self._ended_cameras)
             self._changed.set()
             if self._journal.pending_events or time.monotonic() >= self._probe_s:
                 self._probe_s = time.monotonic() + PROBE_S
