@@ -29,7 +29,7 @@ SEND_S = 60.0
 
 
 def delay_s(retry: RetryConfig, attempt: int, draw: float) -> float:
-    """Backoff in seconds after failure ``attempt`` (from 1): doubled each time, less up to half as jitter (``draw``)."""
+    """Backoff in seconds after failure ``attempt`` (from 1): doubles each time, minus up to half by ``draw`` (0..1)."""
     return float(min(retry.longest_s, retry.first_s * 2.0 ** min(attempt - 1, 32)) * (1.0 - 0.5 * draw))
 
 

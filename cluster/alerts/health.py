@@ -1,4 +1,4 @@
-"""Detects cameras that are offline, frozen, covered, moved or unanswered from reported status (``HealthMonitor``)."""
+"""Detects offline, frozen, covered, turned and unanswered cameras from their reported status (``HealthMonitor``)."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,8 +15,8 @@ from cluster.types.cameras import HEALTH_SUBJECTS
 
 @dataclass(frozen=True, slots=True)
 class CameraStates:
-    """Status of all cameras. ``settings``: of those that were added or changed since the requested ``version``;
-    ``left_out``: lives of cameras that cannot run now, but were not removed."""
+    """Status of all cameras. ``settings``: of cameras added or changed since the requested ``version``; ``left_out``:
+    name -> life of cameras that cannot run now, but were not removed."""
 
     version: int
     settings: tuple[CameraConfig, ...]
@@ -26,7 +26,7 @@ class CameraStates:
 
     @property
     def lives(self) -> dict[str, str]:
-        """Life of every camera that was not removed, by name."""
+        """Life of every existing camera, by name."""
         return {**self.left_out, **{status.name: status.life for status in self.statuses}}
 
 
@@ -36,8 +36,8 @@ def default_rule(alerts: AlertsConfig) -> Rule:
 
 
 def question_rules(camera: CameraConfig, alerts: AlertsConfig) -> dict[str, Rule]:
-    """Incident rule of each question: its own settings over those of the section. Answers may be a stride apart, of
-    overloaded cameras a whole window."""
+    """Incident rule of each question: its own settings over those of ``alerts``. ``stale_s`` is at least a window and a
+    stride, since answers of overloaded cameras may be a whole window apart."""
     window = camera.window
     return {
         question.id: replace(
@@ -54,7 +54,7 @@ def question_rules(camera: CameraConfig, alerts: AlertsConfig) -> dict[str, Rule
 
 
 RULE_KEYS = ("consecutive", "release", "hysteresis", "cooldown_s", "update_s", "stale_s", "severity")
-"""Keys of the section of alerts that are those of a rule."""
+"""Keys of the ``alerts`` section that are fields of a :class:`Rule`."""
 
 OFFLINE, FROZEN, COVERED, SCENE, UNANSWERED = HEALTH_SUBJECTS
 
@@ -65,21 +65,21 @@ COVERED_SHARE = 0.35
 """Share of the usual luma spread below which a picture counts as covered."""
 
 LEAST_SPREAD = 10.0
-"""Luma spread, grey levels, below which a scene (fog, a bare wall) is too flat to detect covering."""
+"""Luma spread, in grey levels, below which a scene (fog, a bare wall) is too flat to detect covering."""
 
 USUAL_S, LEARN_S = 120.0, 10.0
-"""Time constant of the usual spread, slow enough for dusk, and the seconds of learning before it is used."""
+"""Time constant of the usual luma spread, slow enough for dusk, and the learning time before it is used."""
 
 UNANSWERED_STRIDES = 8.0
-"""Strides without an answer that are tolerated: a lower rung, a starting replica."""
+"""Strides without an answer that are tolerated, e.g. at a lower quality rung or while a replica starts."""
 
 STRANGE_SHARE = 0.5
 """Share of changed cells above which the picture shows another scene."""
 
 
 @dataclass(slots=True)
-class _Watch:
-    """Debounce state of one condition at one camera: since when it holds, or since when it is gone."""
+class _Debounce:
+    """Debounce state of one condition at one camera: when it began to hold, or ceased to."""
 
     since_s: float | None = None
     gone_s: float | None = None
@@ -87,7 +87,7 @@ class _Watch:
 
 @dataclass(slots=True)
 class _Camera:
-    watches: dict[str, _Watch] = field(default_factory=lambda: {subject: _Watch() for subject in HEALTH_SUBJECTS})
+    watches: dict[str, _Debounce] = field(default_factory=lambda: {subject: _Debounce() for subject in HEALTH_SUBJECTS})
     delivered: bool = False
     pts: int | None = None
     usual: float = 0.0
@@ -99,7 +99,7 @@ class _Camera:
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """``since_s``: start of the condition, where known better than by polling."""
+    """``since_s``: start of the condition, Unix time, if known more precisely than by polling."""
 
     holds: bool
     text: str = ""
@@ -107,9 +107,9 @@ class _Finding:
 
 
 class HealthMonitor:
-    """Checks every camera about once a second through :meth:`update`; times are seconds since 1970.
+    """Checks every camera about once a second through :meth:`update`; times are Unix time.
 
-    ``update_s``: interval of updates of an open incident.
+    ``update_s``: interval of update events of an open incident, in seconds.
     """
 
     def __init__(self, open_incidents: OpenIncidents, rules: HealthConfig, update_s: float = 60.0) -> None:
@@ -120,13 +120,13 @@ class HealthMonitor:
         self._cameras: dict[str, _Camera] = {}
 
     def load(self, tracks: Mapping[Subject, Mapping[str, Any]]) -> None:
-        """Restore stored state: the usual spread of cameras."""
+        """Restore the usual luma spread of covered cameras."""
         for (name, subject), body in tracks.items():
             if subject == COVERED and name not in self._cameras:
                 self._cameras[name] = _Camera(delivered=True, usual=float(body["usual"]), learnt_s=LEARN_S)
 
     def shift(self, by_s: float) -> None:
-        """The clock was set forward by so much, or back: durations go on."""
+        """Compensate a clock step of ``by_s``, so that durations stay correct."""
         for camera in self._cameras.values():
             camera.looked_s, camera.answered_s = _shifted(camera.looked_s, by_s), _shifted(camera.answered_s, by_s)
             for watch in camera.watches.values():
@@ -145,11 +145,11 @@ class HealthMonitor:
         """Check one camera; each picture is evaluated once.
 
         Args:
-            status, picture: as of now; its newest picture statistics, if any.
-            now_s: seconds since 1970.
+            status: current status of the camera.
+            picture: its newest picture statistics, if any.
             patient: a file source, whose frames may be held back.
-            asked: any of its questions is asked now.
-            stride_s: between two of its answers at full quality.
+            asked: whether any of its questions is scheduled now.
+            stride_s: seconds between two answers at full quality.
         """
         camera = self._cameras.setdefault(status.name, _Camera())
         offline = _Finding(False) if patient and status.state == "running" else self._offline(camera, status, now_s)
@@ -157,7 +157,7 @@ class HealthMonitor:
         unanswered = self._unanswered(camera, status, now_s, stride_s, expected=fresh and asked and not patient)
         findings = {OFFLINE: offline, UNANSWERED: unanswered}
         if status.state in ("paused", "ended"):
-            # No picture comes that would tell.
+            # No pictures arrive that could clear these conditions.
             findings |= dict.fromkeys((FROZEN, COVERED, SCENE), _Finding(False))
         elif picture is not None and fresh and picture.pts != camera.pts:
             elapsed_s = 0.0 if camera.looked_s is None else min(now_s - camera.looked_s, STALL_S)
@@ -165,9 +165,9 @@ class HealthMonitor:
             covered = self._covered(camera, picture, elapsed_s)
             findings |= {FROZEN: self._frozen(picture, now_s), COVERED: covered}
             if not covered.holds:
-                findings[SCENE] = self._turned(picture)
+                findings[SCENE] = self._scene_changed(picture)
         for subject, finding in findings.items():
-            self._settle(camera, status, picture, subject, finding, now_s)
+            self._debounce(camera, status, picture, subject, finding, now_s)
 
     def retain_cameras(self, cameras: Collection[str], now_s: float) -> None:
         known = set(self._cameras) | {
@@ -182,7 +182,7 @@ class HealthMonitor:
     # -- findings -------------------------------------------------------------------------------
     def _offline(self, camera: _Camera, status: CameraStatus, now_s: float) -> _Finding:
         age_s = status.last_frame_age_s
-        # Counts go on over a restart of the cluster: they do not say that it has been asked since.
+        # Frame counts survive a restart of the cluster, so they alone do not prove that the camera was opened since.
         camera.delivered |= status.state == "running" and status.frames_decoded > 0
         if status.state in ("ended", "paused"):
             return _Finding(False)
@@ -192,7 +192,7 @@ class HealthMonitor:
             since_s = now_s - age_s if status.frames_decoded else None
             return _Finding(True, status.reason or "it is connected, but sends no pictures", since_s)
         if status.state == "waiting" and status.reason and not camera.delivered:
-            # The cluster is starting and has not requested the camera yet: what was told of it before stands.
+            # The cluster is starting and has not opened the camera yet: keep the previous verdict.
             return _Finding(self._open_incidents.get(status.name, OFFLINE) is not None, status.reason)
         return _Finding(True, status.reason or {"waiting": "no agent pushes for it"}.get(status.state, status.state))
 
@@ -200,7 +200,7 @@ class HealthMonitor:
     def _unanswered(
         camera: _Camera, status: CameraStatus, now_s: float, stride_s: float, *, expected: bool
     ) -> _Finding:
-        """Frames arrive but are not answered. Does not apply to a shed camera."""
+        """Frames arrive, but no window is answered. Shed cameras, of which no answers are expected, are exempt."""
         answered = status.windows_done + status.windows_gated
         if not expected or not status.windows_per_s or answered != camera.answered or camera.answered_s is None:
             camera.answered, camera.answered_s = answered, now_s
@@ -223,19 +223,19 @@ class HealthMonitor:
             return _Finding(True, f"the picture has {share:.0f} % of its usual contrast, mean luma {picture.luma:.0f}")
         if camera.learnt_s == 0.0 and camera.usual == 0.0:
             camera.usual = picture.spread
-        # A plain mean while learning, then an exponential one.
+        # An arithmetic mean while learning, then an exponential one.
         camera.learnt_s += elapsed_s
         weight = elapsed_s / min(max(camera.learnt_s, elapsed_s, 1e-9), USUAL_S)
         camera.usual += weight * (picture.spread - camera.usual)
         return _Finding(False)
 
     @staticmethod
-    def _turned(picture: PictureHealth) -> _Finding:
+    def _scene_changed(picture: PictureHealth) -> _Finding:
         text = f"{100 * picture.strangeness:.0f} % of the picture show another scene"
         return _Finding(picture.strangeness > STRANGE_SHARE, text)
 
     # -- debounce -------------------------------------------------------------------------------
-    def _settle(
+    def _debounce(
         self,
         camera: _Camera,
         status: CameraStatus,
@@ -246,7 +246,7 @@ class HealthMonitor:
     ) -> None:
         condition, watch = self._conditions[subject], camera.watches[subject]
         incident = self._open_incidents.get(status.name, subject)
-        # A condition that is no longer checked may have an open incident of before.
+        # A condition that was disabled may still have an open incident.
         if not (condition.enabled and finding.holds):
             watch.since_s = None
             watch.gone_s = now_s if watch.gone_s is None else watch.gone_s
@@ -260,7 +260,7 @@ class HealthMonitor:
             watch.since_s = now_s if finding.since_s is None else finding.since_s
         pts = picture.pts if picture is not None else 0
         if incident is not None:
-            # Also when the clock was set back.
+            # abs(): the clock may have been set back.
             if abs(now_s - incident.updated_s) >= self._update_s:
                 self._open_incidents.extend_incident(
                     replace(incident, end=max(incident.end, pts), text=finding.text), now_s, tell=True

@@ -1,4 +1,4 @@
-"""Write-behind of changes to the store, on its own thread, buffered in memory while the disk fails (``Journal``)."""
+"""Writes changes to the store on a separate thread, and buffers them in memory while the disk fails (``Journal``)."""
 
 import asyncio
 import logging
@@ -18,22 +18,22 @@ from cluster.errors import CapacityError, UnavailableError
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_DROPPED = "dropped before the disk took them: %d delivered and %d undelivered alerts, %d incidents, %d delivery states"
+_DROPPED = "dropped before reaching the disk: %d delivered and %d undelivered alerts, %d incidents, %d delivery states"
 
 
 class Journal:
     """Single writer of the store; all methods but :meth:`start` are called on the event loop.
 
     ``trouble`` says in one sentence what prevents writing (a full or hung disk, an outbox full of undelivered events);
-    ``free_bytes`` are those of its disk at the last probe. What the disk did not take waits in memory, bounded by
-    ``memory_events`` (:meth:`Changes.drop_oldest`), and every later write tries it again. ``lost`` counts events
-    dropped from memory before they were written or delivered; whatever is dropped is logged.
+    ``free_bytes``: free disk space at the last probe. Unwritten changes wait in memory, bounded by ``memory_events``
+    (:meth:`Changes.drop_oldest`), and every later write retries them. ``lost`` counts events dropped from memory before
+    they were written or delivered; all drops are logged.
 
     Args:
         open_store: opens the store; retried later when it fails.
-        deadline_s: longest wait of :meth:`write` for the disk.
+        deadline_s: longest wait of :meth:`write` and :meth:`read` for the disk.
         on_late: receives the state of a store that could only be opened after :meth:`start`.
-        on_anew: called where a damaged file was put aside: what goes on is to be written to the new one.
+        on_recreated: called after a damaged file was replaced: current state must be written to the new one.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Journal:
         deadline_s: float = 2.0,
         memory_events: int = 1000,
         on_late: Callable[[StoredState], None] = lambda _: None,
-        on_anew: Callable[[], None] = lambda: None,
+        on_recreated: Callable[[], None] = lambda: None,
     ) -> None:
         self._open_store = open_store
         self._deadline_s = deadline_s
         self._memory_events = memory_events
-        self._on_late, self._on_anew = on_late, on_anew
+        self._on_late, self._on_recreated = on_late, on_recreated
         self._damaged: Path | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="alert-store")
         self._store: AlertStore | None = None
@@ -57,16 +57,16 @@ class Journal:
         self._late: StoredState | None = None
         self.trouble = ""
         self.lost = self.free_bytes = 0
-        # Of this outage, and delivered events of all.
+        # Drops of the current outage; delivered events dropped in all outages.
         self._dropped = Dropped()
         self._dropped_delivered = 0
 
     async def start(self) -> StoredState | None:
-        """Open the store; None: alerting runs from memory. Raises ``ConfigError``: another schema version."""
+        """Open and load the store; None: alerting runs from memory. Raises ``ConfigError``: another schema version."""
         try:
             return await self._on_thread(self._open)
         except (sqlite3.Error, OSError) as error:
-            self._trouble(f"the alert database cannot be opened:  {error}")
+            self._trouble(f"the alert database cannot be opened: {error}")
             return None
 
     @property
@@ -80,11 +80,11 @@ class Journal:
 
     @property
     def trimmed(self) -> int:
-        """Delivered events evicted to make room."""
+        """Number of delivered events evicted to make room."""
         return self._dropped_delivered + (self._store.trimmed if self._store is not None else 0)
 
     async def write(self, changes: Changes) -> bool:
-        """Write changes. True once they are on disk; False when they still wait in memory after the deadline."""
+        """Write changes. True once they are on disk; False if they still wait in memory at the deadline."""
         self._waiting.merge(changes)
         if self.trouble:
             self._drop_oldest()
@@ -104,17 +104,17 @@ class Journal:
         return True
 
     async def probe(self) -> None:
-        """Write although nothing may be pending, so that a failing disk is noticed before an alert needs it."""
+        """Write even if nothing is pending, to notice a failing disk before an alert needs it."""
         if not self._waiting and self._writing is None:
             self._writing = self._begin(None)
         await self.write(Changes())
 
     def unwritten(self, incident_id: str) -> Incident | None:
-        """The unwritten version of an incident; None when the disk is up to date, or there is none."""
+        """The unwritten version of an incident; None if the disk is up to date or the id is unknown."""
         return self._waiting.incidents.get(incident_id) or self._batch.incidents.get(incident_id)
 
     async def incidents(self, query: IncidentQuery) -> list[Incident]:
-        """Incidents that match, as last known: only unwritten ones while the store cannot be read."""
+        """Matching incidents as last known; only unwritten ones while the store cannot be read."""
         try:
             kept = await self.read(lambda store: store.incidents(query))
         except UnavailableError as error:
@@ -124,9 +124,9 @@ class Journal:
         return [each for each in map(self._unerased, known.values()) if each is not None and query.matches(each)]
 
     async def incident(self, incident_id: str, newest: Incident | None = None) -> IncidentDetail | None:
-        """One incident as last known, with those of its events and deliveries that are on disk; None for an unknown id.
-        ``newest``: its state where that is known. Raises ``UnavailableError``: the store cannot be read, and nothing of
-        it is unwritten."""
+        """One incident as last known, with those of its events and deliveries that are on disk; None: unknown id.
+        ``newest``: its state, if the caller has it. Raises ``UnavailableError``: the store cannot be read, and memory
+        has no unwritten version."""
         newest = newest or self.unwritten(incident_id)
         try:
             found = await self.read(lambda store: store.incident(incident_id))
@@ -141,19 +141,19 @@ class Journal:
         return replace(found, incident=kept)
 
     def _unerased(self, incident: Incident | None) -> Incident | None:
-        """What erasures that are still to be written leave of it."""
+        """Apply unwritten erasures to an incident; None: erased."""
         for changes in (self._batch, self._waiting):
             for camera, before_s in changes.erasures.items():
                 incident = incident and ErasureScope(camera, before_s).redact_incident(incident)
         return incident
 
     async def read(self, query: Callable[[AlertStore], T]) -> T:
-        """Query the store on its thread. Raises ``UnavailableError``: it is not open, or does not answer in time."""
+        """Query the store on its thread. Raises ``UnavailableError``: it is not open, fails, or is too slow."""
         if self._store is None:
             raise UnavailableError(f"the records of incidents cannot be read now: {self.trouble or 'still opening'}")
         store = self._store
         try:
-            return await asyncio.wait_for(self._on_thread(store.or_anew, query), self._deadline_s)
+            return await asyncio.wait_for(self._on_thread(store.run_with_recovery, query), self._deadline_s)
         except TimeoutError:
             raise UnavailableError("the records of incidents cannot be read now: the disk does not answer") from None
         except sqlite3.Error as error:
@@ -173,12 +173,12 @@ class Journal:
 
     def _open(self) -> StoredState:
         store = self._open_store()
-        kept = store.or_anew(AlertStore.load)
+        kept = store.run_with_recovery(AlertStore.load)
         self._store = store
         return kept
 
     def _begin(self, batch: Changes | None) -> asyncio.Future[None]:
-        """Write a batch, or None: probe."""
+        """Start writing a batch; None: a probe write."""
 
         def run() -> None:
             if self._store is None:
@@ -187,7 +187,7 @@ class Journal:
             if batch is None:
                 self.free_bytes = self._store.probe(time.time())
             else:
-                self._store.or_anew(lambda store: store.write(batch))
+                self._store.run_with_recovery(lambda store: store.write(batch))
 
         writing = asyncio.ensure_future(self._on_thread(run))
         writing.add_done_callback(self._written)
@@ -201,7 +201,7 @@ class Journal:
             self._on_late(late)
         if self._store is not None and self._store.damaged != self._damaged:
             self._damaged = self._store.damaged
-            self._on_anew()
+            self._on_recreated()
         error = None if done.cancelled() else done.exception()
         if error is None and not done.cancelled():
             if self.trouble:
@@ -211,21 +211,21 @@ class Journal:
                 log.error(_DROPPED, *self._dropped)
                 self._dropped = Dropped()
             return
-        # Older ones first: they were gathered before what is pending now.
+        # The failed batch is older than what has become pending since.
         batch.merge(self._waiting)
         self._waiting = batch
         self._drop_oldest()
         if isinstance(error, CapacityError):
             self._trouble(str(error))
         elif error is not None:
-            self._trouble(f"cannot write alerts to disk ({error}); they go out from memory")
+            self._trouble(f"cannot write alerts to disk ({error}); they are sent from memory")
             if not isinstance(error, sqlite3.Error | OSError):
                 log.error("writing alerts failed", exc_info=error)
 
     def _drop_oldest(self) -> None:
         dropped = self._waiting.drop_oldest(self._memory_events)
         if any(dropped) and not any(self._dropped):
-            log.error("more changes of alerts wait for the disk than are kept in memory; the oldest are dropped")
+            log.error("too many unwritten alert changes for the memory buffer; the oldest are dropped")
         self._dropped = Dropped(*map(add, self._dropped, dropped))
         self.lost += dropped.undelivered
         self._dropped_delivered += dropped.delivered

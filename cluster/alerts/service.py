@@ -55,7 +55,7 @@ EXPIRE_S = 60.0
 PROBE_S = 5.0
 """Interval of probe writes, which detect a failing disk while there are no alerts."""
 
-FollowerEvent = Callable[[Incident, float], AlertEvent]
+EventMaker = Callable[[Incident, float], AlertEvent]
 """Makes the event of a change that is published to followers only, from the incident and the Unix time."""
 
 
@@ -84,14 +84,14 @@ class AlertService:
         self._journal = Journal(
             lambda: AlertStore(folder / FILE, max_events=alerts.max_events, max_bytes=alerts.max_bytes),
             on_late=self._load,
-            on_anew=lambda: self._open_incidents.store_all(),
+            on_recreated=lambda: self._open_incidents.store_all(),
         )
         self.timelines = TimelineStore(folder / TIMELINES, keep_s=min(KEEP_S, alerts.retention))
         self.routes = SinkRoutes(alerts.sinks)
         self._dispatcher = Dispatcher(self.routes.sinks, self._settle, retry=alerts.retry, most=2 * alerts.max_events)
         self._feed = FanOut[AlertEvent](lambda event: event.incident.camera)
         self._settled: dict[tuple[str, str], Delivery] = {}
-        self._revised: list[tuple[str, FollowerEvent]] = []
+        self._revised: list[tuple[str, EventMaker]] = []
         self._clock = WallClock(self._shift)
         self._expired, self._newest_s = 0, 0.0
         self._expire_s = self._probe_s = 0.0
@@ -333,7 +333,7 @@ class AlertService:
         return None if self._informed and camera not in self._lives else self._default
 
     async def _revise(
-        self, incident_id: str, change: Callable[[Incident], Incident], make_event: FollowerEvent
+        self, incident_id: str, change: Callable[[Incident], Incident], make_event: EventMaker
     ) -> Incident | None:
         """Change an open or ended incident without an event for sinks; None: unknown id."""
         if (incident := self._open_incidents.revise(incident_id, change)) is not None:

@@ -1,4 +1,4 @@
-"""Opens and ends incidents from answers by threshold, run, hysteresis and cooldown (``IncidentTracker``)."""
+"""Opens and ends incidents from answers: threshold, consecutive windows, hysteresis, cooldown (``IncidentTracker``)."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -11,26 +11,26 @@ from cluster.types import MICROSECONDS, Answer, TokenCount
 from cluster.types.cameras import HEALTH_SUBJECTS
 
 INCARNATIONS = 8
-"""Openings of a stream whose newest window is remembered per camera and question, to detect repeats."""
+"""Number of stream incarnations per camera and question whose newest window is kept, to detect repeated answers."""
 
 OVER_S = 10.0
-"""Seconds after the last answer of a video that is over at which its incidents end: windows may still be queued."""
+"""Grace period, in seconds, between a finished video's last answer and closing its incidents: windows may be queued."""
 
 UNKNOWN = ""
-"""Question or life of a camera that is not known yet."""
+"""Question text or camera life that is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When answers to one question are an incident.
+    """When answers to one question open and close an incident.
 
-    * ``consecutive``: positive windows in a row that open one (CodecSight evaluates with two, section 5, metrics)
-    * ``hysteresis``: an open one continues while the score is at least :attr:`lower`
-    * ``release``: windows in a row below that which end it
-    * ``cooldown_s``: seconds after its end, on the camera's clock, in which none opens
-    * ``update_s``: interval of updates while it is open, on the camera's clock
-    * ``stale_s``: without answers after which it ends
-    * ``text``: of the question
+    * ``consecutive``: positive windows in a row that open it (CodecSight evaluates with two, section 5, metrics)
+    * ``hysteresis``: the incident continues while the score is at least :attr:`lower`
+    * ``release``: windows in a row below :attr:`lower` that close it
+    * ``cooldown_s``: seconds after its end, on the camera's clock, in which no other opens
+    * ``update_s``: interval of update events, in seconds on the camera's clock
+    * ``stale_s``: seconds without answers after which the incident is closed
+    * ``text``: text of the question
     """
 
     threshold: float = 0.5
@@ -45,22 +45,22 @@ class Rule:
 
     @property
     def lower(self) -> float:
-        """Threshold less hysteresis, but at least half the threshold, so that a low one can be left."""
+        """Threshold less hysteresis, but at least half the threshold, so that scores can fall below a low one."""
         return max(self.threshold - self.hysteresis, self.threshold / 2)
 
 
 OnWindow = Callable[[Answer, float, float], None]
-"""(answer, highest threshold at which it opens an incident, Unix time)."""
+"""(answer, highest threshold at which it would open an incident, Unix time)."""
 Rules = Callable[[str, str], Rule | None]
-"""(camera, question) -> its rule; None for a question that is no longer asked."""
+"""(camera, question id) -> rule; None: the question is no longer asked."""
 
 
 @dataclass(slots=True)
 class Track:
-    """State of one question at one camera. ``run``: positive windows in a row; ``off``: negative ones of an open
-    incident; ``last_end``: of the newest window, on the camera's clock; its last frame came at ``last_s``; ``life`` of
-    the camera and ``text`` of the question as last known; ``newest``: window by incarnation; ``recent``: scores of the
-    last ``consecutive`` windows that touch each other."""
+    """State of one question at one camera. ``run``: positive windows in a row; ``off``: windows in a row below
+    :attr:`Rule.lower` in an incident; ``last_end``: end of the newest window on the camera's clock, whose last frame
+    arrived at ``last_s`` (Unix time); ``life`` of the camera and ``text`` of the question as last known; ``newest``:
+    newest window by incarnation; ``recent``: scores of the last ``consecutive`` contiguous windows."""
 
     run: int = 0
     run_start: int = 0
@@ -77,7 +77,7 @@ class Track:
     newest: dict[str, int] = field(default_factory=dict)
 
     def is_repeated(self, answer: Answer) -> bool:
-        """Whether it was here before: windows of one incarnation come in order."""
+        """Whether the answer was seen before: windows of one incarnation arrive in order."""
         return answer.incarnation in self.newest and answer.window <= self.newest[answer.incarnation]
 
     def remember(self, answer: Answer) -> None:
@@ -88,13 +88,12 @@ class Track:
 
 
 class IncidentTracker:
-    """Receives every answer, in any order of cameras; results are changes of ``open_incidents``.
+    """Receives every answer, cameras interleaved in any order; applies the changes to ``open_incidents``.
 
-    A repeated answer (of its incarnation's windows until the newest) is ignored: replicas resend those of the last
-    minute to whoever connects. So is one that comes too late: a replica could not be reached until another one had the
-    camera. Any other answer that ends before the last one means that the camera's clock restarted. A window that does
-    not touch the last one breaks a run and ends an incident, since nobody saw what was in between. A camera that was
-    removed and added again, and a reworded question, start anew.
+    Repeated answers (windows up to the newest of their incarnation) are ignored: replicas resend the last minute to
+    new subscribers. So are late ones, from a replica that was unreachable until another had the camera. Any other
+    answer that ends before the last one means that the camera's clock restarted. A gap between windows breaks a run and
+    ends the incident, as nobody saw it. A camera removed and added again, and a reworded question, reset the state.
     """
 
     def __init__(
@@ -112,31 +111,31 @@ class IncidentTracker:
         self.repeated = 0
 
     def load(self, tracks: Mapping[Subject, Mapping[str, Any]], now_s: float) -> None:
-        """Restore stored state of questions that have not been answered since."""
+        """Restore stored state, except of questions answered in the meantime."""
         for where, body in tracks.items():
             if where not in self._tracks and where[1] not in HEALTH_SUBJECTS:
-                # Downtime of this process is not silence of the camera.
+                # Downtime of this process does not count as time without answers.
                 self._tracks[where] = Track(**{**body, "seen_s": now_s, "last_s": min(body["last_s"], now_s)})
 
     def store_all(self) -> None:
-        """Record also what is not worth a write of its own: which answers were here, for the next process."""
+        """Record all state for the next process, including what is not written per answer: which answers were seen."""
         for where, track in self._tracks.items():
             self._open_incidents.store_track(where, asdict(track))
 
     def shift(self, by_s: float) -> None:
-        """The clock was set forward by so much, or back: silences go on."""
+        """Compensate a clock step of ``by_s``, so that time without answers is measured correctly."""
         for track in self._tracks.values():
             track.seen_s += by_s
             track.last_s += by_s
 
     def add_answer(self, answer: Answer, now_s: float) -> bool:
-        """Process one answer; ``now_s``: seconds since 1970. False: it came too late."""
+        """Process one answer; ``now_s``: Unix time. False: it arrived too late."""
         where = (answer.stream, answer.question)
         rule = self._rules(*where)
         if rule is None:
             return True
         track = self._tracks.setdefault(where, Track())
-        self._reword(where, track, rule, now_s)
+        self._reset_if_reworded(where, track, rule, now_s)
         track.life = track.life or self._lives.get(answer.stream, UNKNOWN)
         if track.is_repeated(answer):
             self.repeated += 1
@@ -153,16 +152,16 @@ class IncidentTracker:
         self._on_window(answer, level, now_s)
         incident = self._open_incidents.get(*where)
         if incident is None:
-            self._wait(track, rule, answer, level, now_s)
+            self._extend_run(track, rule, answer, level, now_s)
         else:
-            self._follow(track, rule, replace(incident, level=max(incident.level, level)), answer, now_s)
+            self._continue_incident(track, rule, replace(incident, level=max(incident.level, level)), answer, now_s)
         track.last_end, track.last_s, track.seen_s = answer.end, ended_s, now_s
         if not idle or track.run or self._open_incidents.get(*where) is not None:
             self._open_incidents.store_track(where, asdict(track))
         return True
 
     def retain_cameras(self, lives: Mapping[str, str], now_s: float) -> None:
-        """Drop the state of cameras that are not in ``lives`` (name -> life), or are there with another life."""
+        """Drop the state of cameras that are missing from ``lives`` (name -> life) or have another life there."""
         self._lives = lives
         for (camera, question), track in list(self._tracks.items()):
             if camera in lives and track.life in (UNKNOWN, lives[camera]):
@@ -170,19 +169,19 @@ class IncidentTracker:
             else:
                 self._drop((camera, question), now_s, "the camera was removed")
 
-    def tick(self, now_s: float, over: Collection[str] = ()) -> None:
-        """End incidents of cameras without answers for the rule's ``stale_s``, or for ``OVER_S`` where the video is
-        ``over``, and drop questions that are no longer asked."""
+    def tick(self, now_s: float, ended_cameras: Collection[str] = ()) -> None:
+        """End incidents without answers for the rule's ``stale_s``, or for ``OVER_S`` at cameras whose video has ended,
+        and drop questions that are no longer asked."""
         for where, track in list(self._tracks.items()):
             if (rule := self._rules(*where)) is None:
                 self._drop(where, now_s, "the question was removed")
             elif now_s - track.seen_s > rule.stale_s:
                 self._end(where, now_s, f"no answer for {rule.stale_s:.0f} s")
-            elif where[0] in over and now_s - track.seen_s > OVER_S:
+            elif where[0] in ended_cameras and now_s - track.seen_s > OVER_S:
                 self._end(where, now_s, "the video is over")
 
     def reset_camera(self, camera: str) -> None:
-        """Reset runs and cooldowns of a camera whose memory is erased. Repeated answers are still recognised."""
+        """Reset runs and cooldowns of a camera whose memory is erased; repeated answers are still recognised."""
         for where, track in self._tracks.items():
             if where[0] == camera:
                 track.run = track.run_start = track.off = 0
@@ -195,14 +194,14 @@ class IncidentTracker:
         del self._tracks[where]
         self._open_incidents.store_track(where, None)
 
-    def _reword(self, where: Subject, track: Track, rule: Rule, now_s: float) -> None:
+    def _reset_if_reworded(self, where: Subject, track: Track, rule: Rule, now_s: float) -> None:
         if UNKNOWN not in (track.text, rule.text) and track.text != rule.text:
             self._end(where, now_s, "the question was changed")
             track.run, track.ended_end, track.recent = 0, None, []
         track.text = rule.text or track.text
 
     def _connect(self, track: Track, answer: Answer, now_s: float) -> bool:
-        """Whether this window continues the last one; where not, ends what needs that."""
+        """Whether the window overlaps or touches the last one. If not, resets the run and ends the incident."""
         if track.last_end is None:
             return False
         where = (answer.stream, answer.question)
@@ -214,7 +213,7 @@ class IncidentTracker:
             track.run = 0
         return track.last_end < answer.end and answer.start <= track.last_end
 
-    def _wait(self, track: Track, rule: Rule, answer: Answer, level: float, now_s: float) -> None:
+    def _extend_run(self, track: Track, rule: Rule, answer: Answer, level: float, now_s: float) -> None:
         if not answer.positive:
             track.run = 0
             return
@@ -245,7 +244,7 @@ class IncidentTracker:
         )
         self._open_incidents.open_incident(opening, f"{answer.incarnation}-{answer.window}")
 
-    def _follow(self, track: Track, rule: Rule, incident: Incident, answer: Answer, now_s: float) -> None:
+    def _continue_incident(self, track: Track, rule: Rule, incident: Incident, answer: Answer, now_s: float) -> None:
         if answer.positive or answer.score >= rule.lower:
             track.off = 0
             incident = replace(
@@ -280,7 +279,7 @@ _NO_TOKENS = TokenCount(0, 0, 0, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class ScoredWindow:
-    """A window ``[start_s, end_s)`` on any one clock, and its score, 0..1."""
+    """A window ``[start_s, end_s)`` on an arbitrary clock, and its score, 0..1."""
 
     start_s: float
     end_s: float
@@ -288,8 +287,8 @@ class ScoredWindow:
 
 
 def rehearse(windows: Sequence[ScoredWindow], rule: Rule) -> list[Incident]:
-    """Incidents that these windows, oldest first, would have made under ``rule``, oldest first. Times of the incidents
-    are microseconds of the windows' clock; one that goes on has no ``ended_s``."""
+    """Incidents, oldest first, that ``windows`` (oldest first) would have opened under ``rule``. ``start`` and ``end``
+    are microseconds on the windows' clock; an incident still open at the end has no ``ended_s``."""
     kept = OpenIncidents("rehearsal")
     tracker = IncidentTracker(kept, lambda *_: rule)
     for number, window in enumerate(windows):

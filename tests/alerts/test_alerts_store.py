@@ -373,7 +373,7 @@ async def test_whatever_waits_through_a_long_outage_is_bounded_counted_and_logge
     told_of = [record.message for record in caplog.records if "dropped" in record.message]
     assert told_of[0].endswith("the oldest are dropped")
     figures = f"200 delivered and 195 undelivered alerts, {incidents} incidents, {len(late) - kept} delivery states"
-    assert told_of[1:] == [f"dropped before the disk took them: {figures}"]
+    assert told_of[1:] == [f"dropped before reaching the disk: {figures}"]
     assert (await journal.read(lambda store: store.events_held())) == most
     await journal.stop()
 
