@@ -25,7 +25,7 @@ def mutes_from_proto(message: pb.ListMutesResponse) -> list[Mute]:
 
 
 def outbox_from_proto(message: pb.OutboxStatus) -> Outbox:
-    """Status of sinks and disk."""
+    """Status of the sinks and the disk."""
     return from_message(Outbox, message, sinks={each.name: from_message(SinkStatus, each) for each in message.sinks})
 
 
@@ -33,7 +33,7 @@ _COLUMNS = ("at_s", "highest", "level", "windows", "positives")
 
 
 def timeline_from_proto(message: pb.TimelineReply) -> CameraTimeline:
-    """One camera's timeline; its scores were floats of 32 bits on the way."""
+    """One camera's timeline; scores have been rounded to 32-bit floats."""
     scores = {
         each.question: [ScoreBin(*row) for row in zip(*(getattr(each, name) for name in _COLUMNS), strict=True)]
         for each in message.questions
@@ -50,7 +50,7 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
-    """Servicer over ``AlertService``. See protos/sightline/v1/incidents.proto for every call."""
+    """Servicer over ``AlertService``. Calls are documented in protos/sightline/v1/incidents.proto."""
 
     def __init__(self, service: AlertService) -> None:
         self._service = service
@@ -108,18 +108,18 @@ class IncidentsServicer(incidents_pb2_grpc.IncidentsServicer):
     async def Follow(self, request: pb.FollowRequest, context: Context) -> None:
         wanted = set(request.cameras)
         with self._service.follow() as follower:
-            # No await in between: an incident that opens from here on is reported as new.
+            # No await between subscribing and this list: incidents that open later arrive as new events.
             opened = self._service.open_incidents() if request.open else []
             await context.send_initial_metadata(())
             for incident in opened:
                 if not wanted or incident.camera in wanted:
                     event = AlertEvent(f"{incident.id}-open", "update", incident.updated_s, incident, incident.muted)
                     await context.write(to_message(pb.IncidentEvent, event))
-            told = {incident.id: incident.events for incident in opened}
+            reported = {incident.id: incident.events for incident in opened}
             lost = 0
             async for event, missed in follower:
                 lost += missed
-                if _is_told(event, told.get(event.incident.id, 0)):
+                if _is_reported(event, reported.get(event.incident.id, 0)):
                     continue
                 if not wanted or event.incident.camera in wanted:
                     await context.write(to_message(pb.IncidentEvent, event, missed=lost))
@@ -145,8 +145,8 @@ def _mutes(mutes: Sequence[Mute]) -> pb.ListMutesResponse:
     return pb.ListMutesResponse(mutes=[to_message(pb.Mute, each) for each in mutes])
 
 
-def _is_told(event: AlertEvent, events: int) -> bool:
-    """Whether an incident already reported with ``events`` events includes this event."""
+def _is_reported(event: AlertEvent, events: int) -> bool:
+    """Whether an incident reported with its first ``events`` events already reflects this event."""
     return event.incident.events < events or (event.incident.events == events and event.cause not in ("clip", "review"))
 
 
@@ -158,7 +158,7 @@ def _verdict(text: str, *more: str) -> str:
 
 
 def _name(text: str, what: str) -> str:
-    """Validate a name; raises ``ConfigError`` when too long or not a single line."""
+    """Validate a name. Raises ``ConfigError``: it is too long or not a single line."""
     if len(text) > LONGEST_NAME or not text.isprintable():
         raise ConfigError(f"{what} must be one line of at most {LONGEST_NAME} characters")
     return text

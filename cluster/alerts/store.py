@@ -1,4 +1,4 @@
-"""SQLite store of incidents, events and deliveries, written before anything is sent (``AlertStore``)."""
+"""SQLite store of incidents, events and deliveries, written before alerts are sent (``AlertStore``)."""
 
 import contextlib
 import json
@@ -39,41 +39,41 @@ _DONE = "NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.key = e.key AND d.state 
 DAMAGED = ".damaged-"
 
 
-def _of(camera: str) -> str:
-    """Condition on incidents, whose ``?1`` is the camera: an index finds one camera's; empty: of all."""
+def _camera_is(camera: str) -> str:
+    """SQL condition on incidents with the camera as ``?1``, so that one camera's are found by index; empty: all."""
     return "camera = ?1" if camera else "?1 = ''"
 
 
 def erase_damaged(path: Path, before_s: float | None = None) -> int:
-    """Delete damaged files that were put aside beside ``path``, which cannot be searched by camera. With ``before_s``
-    only those put aside before; returns how many."""
-    gone = 0
+    """Delete damaged copies of ``path`` that were moved aside, since they cannot be searched by camera. ``before_s``:
+    only those moved aside before this Unix time. Returns how many."""
+    count = 0
     for file in path.parent.glob(f"{path.name}{DAMAGED}*"):
         stamp = file.name.rpartition("-")[2]
         if before_s is None or (stamp.isdigit() and int(stamp) < before_s):
             file.unlink(missing_ok=True)
             log.warning("deleted the damaged file %s: it could not be searched for records to erase", file.name)
-            gone += 1
-    return gone
+            count += 1
+    return count
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether the file is no database or has damaged pages: other errors have classes of their own."""
+    """Whether the file is no database or has damaged pages; other errors raise subclasses."""
     return type(error) is sqlite3.DatabaseError
 
 
 def text_of(record: Incident | AlertEvent) -> str:
-    """Serialise an incident, or an event with its incident as of then."""
+    """Serialise an incident, or an event with the incident's state at that time."""
     return json.dumps(asdict(record))
 
 
 def incident_of(text: str) -> Incident:
-    """The inverse of :func:`text_of`; raises ``TypeError`` for another set of fields."""
+    """Inverse of :func:`text_of`; raises ``TypeError`` if the fields do not match."""
     return Incident(**json.loads(text))
 
 
 def event_of(text: str) -> AlertEvent:
-    """The inverse of :func:`text_of`."""
+    """Inverse of :func:`text_of`."""
     body = json.loads(text)
     return AlertEvent(**body | {"incident": Incident(**body["incident"])})
 
@@ -103,7 +103,7 @@ CREATE INDEX IF NOT EXISTS deliveries_undone ON deliveries (state) WHERE state !
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """State restored at start. ``pending``: undelivered alerts, oldest first; ``newest_s``: Unix time of the newest."""
+    """State restored at start. ``pending``: undelivered alerts, oldest first; ``newest_s``: time of the last event."""
 
     tracks: dict[Subject, dict[str, Any]]
     incidents: list[Incident]
@@ -116,18 +116,18 @@ RESERVE = "alerts.reserve"
 RESERVE_BYTES = 2**20
 """Enough for the state of thousands of incidents."""
 SPARE = 4
-"""Free space, in reserves, from which the reserve is taken again."""
+"""Free space, in multiples of the reserve, at which the reserve is allocated again."""
 
 
 class DiskReserve:
-    """A file that holds space and nothing else. On a full disk it makes room for what must be written once more."""
+    """Preallocated file that is deleted when the disk is full, to make room for one more essential write."""
 
     def __init__(self, path: Path, nbytes: int = RESERVE_BYTES) -> None:
         self._path, self._nbytes = path, nbytes
         self._held = path.exists() and path.stat().st_size >= nbytes
 
     def hold(self) -> None:
-        """Take the space, unless it is held or the disk has little left."""
+        """Allocate the space, unless it is held already or the disk is nearly full."""
         if self._held:
             return
         with contextlib.suppress(OSError):
@@ -142,7 +142,7 @@ class DiskReserve:
                 os.close(handle)
 
     def release(self) -> bool:
-        """Give the space back; whether there was any."""
+        """Free the space; returns whether it was held."""
         held, self._held = self._held, False
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
@@ -150,12 +150,12 @@ class DiskReserve:
 
 
 class AlertStore:
-    """Not thread-safe: one thread owns it. Every method raises ``sqlite3.Error`` when the disk is full or gone; opening
-    raises ``ConfigError`` for a file of another schema version, which is left as it is.
+    """Not thread-safe: one thread owns it. Every method raises ``sqlite3.Error`` when the disk is full or unavailable;
+    opening raises ``ConfigError`` for a file of another schema version, which is left untouched.
 
     Args:
-        path: the file; its folder is created. A damaged file is put aside under another name and created anew.
-        max_events: most events kept. Beyond it the oldest delivered ones are deleted, never a pending one.
+        path: the file; its folder is created. A damaged file is renamed and replaced by an empty one.
+        max_events: limit of stored events; beyond it the oldest delivered ones are deleted, never pending ones.
         max_bytes: size limit of the file, enforced the same way.
     """
 
@@ -171,7 +171,7 @@ class AlertStore:
             self._open()
         except sqlite3.DatabaseError as error:
             if is_damage(error):
-                self._put_aside()
+                self._replace_damaged()
             elif "full" in str(error) and self._reserve.release():
                 self._open()
             else:
@@ -181,18 +181,18 @@ class AlertStore:
     def close(self) -> None:
         self._db.close()
 
-    def or_anew(self, work: Callable[[Self], T]) -> T:
-        """Do ``work``; where it meets damaged pages, put the file aside and do it in a new one."""
+    def run_with_recovery(self, work: Callable[[Self], T]) -> T:
+        """Run ``work``; if it meets damaged pages, replace the file by an empty one and run it again."""
         try:
             return work(self)
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
             self._db.close()
-            self._put_aside()
+            self._replace_damaged()
             return work(self)
 
-    def _put_aside(self) -> None:
+    def _replace_damaged(self) -> None:
         self.damaged = self._path.with_name(f"{self._path.name}{DAMAGED}{int(time.time())}")
         self._path.rename(self.damaged)
         for side in ("-wal", "-shm"):
@@ -201,7 +201,7 @@ class AlertStore:
         self._open()
 
     def _open(self) -> None:
-        # SQLite gives its side files the mode of the database.
+        # Sets the file mode, which SQLite copies to its -wal and -shm files.
         os.close(open_private(self._path, os.O_RDWR | os.O_CREAT))
         db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=2.0)
         try:
@@ -214,7 +214,7 @@ class AlertStore:
             db.execute(f"PRAGMA max_page_count = {max(64, self._max_bytes // PAGE_BYTES)}")
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version not in (0, VERSION):
-                # No damage: nothing of it is put aside, where an erasure would delete it.
+                # Not damage: a file that is moved aside is deleted by the next erasure.
                 raise ConfigError(
                     f"{self._path} has schema version {version}, this Sightline knows {VERSION}; run the version that "
                     "wrote it, or move the file elsewhere to begin without its incidents"
@@ -228,7 +228,7 @@ class AlertStore:
             raise
         self._db = db
 
-    # -- at the start ---------------------------------------------------------------------------
+    # -- loading --------------------------------------------------------------------------------
     def load(self) -> StoredState:
         rows = self._db.execute
         undone = rows(
@@ -245,24 +245,24 @@ class AlertStore:
 
     # -- writing --------------------------------------------------------------------------------
     def write(self, changes: Changes) -> None:
-        """Write all changes in one transaction; where events do not fit, at least the state.
+        """Write all changes in one transaction; if events do not fit, at least the state.
 
         Raises:
             CapacityError: the file is full of undelivered events.
-            sqlite3.Error: the disk.
+            sqlite3.Error: the disk is full or fails.
         """
         try:
-            self._write_with_room(changes)
+            self._write_evicting(changes)
         except (CapacityError, sqlite3.OperationalError):
-            # Sinks hear of these incidents from memory: after a restart somebody must know that they are to be ended.
+            # Their events are sent from memory, so after a restart these incidents must be known in order to be ended.
             state = replace(changes, events={}, erasures={})
-            if not self._written(state) and self._reserve.release():
-                self._written(state)
+            if not self._try_write(state) and self._reserve.release():
+                self._try_write(state)
             raise
         self._reserve.hold()
 
-    def _write_with_room(self, changes: Changes) -> None:
-        """Write all changes; where they do not fit, delivered events make room, as long as there are any."""
+    def _write_evicting(self, changes: Changes) -> None:
+        """Write all changes, evicting delivered events while they do not fit."""
         while True:
             try:
                 self._transaction(changes)
@@ -271,15 +271,15 @@ class AlertStore:
                 if "full" not in str(error) or not self._evict_delivered():
                     raise
 
-    def _written(self, changes: Changes) -> bool:
+    def _try_write(self, changes: Changes) -> bool:
         with contextlib.suppress(sqlite3.Error):
             self._transaction(changes)
             return True
         return False
 
     def probe(self, now_s: float) -> int:
-        """One small write that evicts nothing; returns the bytes that are free. Raises ``sqlite3.Error``: the disk
-        takes nothing."""
+        """Make a small write that evicts nothing; returns the free bytes of the disk. Raises ``sqlite3.Error``: the
+        disk is not writable."""
         self._db.execute("INSERT OR REPLACE INTO meta VALUES ('probed', ?)", (str(now_s),))
         return shutil.disk_usage(self._path.parent).free
 
@@ -287,13 +287,13 @@ class AlertStore:
         scopes = [ErasureScope(camera, before_s) for camera, before_s in changes.erasures.items()]
         with self._db as db:
             db.execute("BEGIN IMMEDIATE")
-            self._state(changes)
+            self._write_state(changes)
             db.executemany(
                 "INSERT OR IGNORE INTO events (key, incident, kind, at_s, silent, body) VALUES (?, ?, ?, ?, ?, ?)",
                 [(e.key, e.incident.id, e.kind, e.at_s, e.silent, text_of(e)) for e in changes.events.values()],
             )
             db.executemany(
-                # Not of an event that was evicted in the meantime.
+                # SELECT: skips deliveries whose event was evicted in the meantime.
                 "INSERT OR REPLACE INTO deliveries SELECT key, ?, ?, ?, ? FROM events WHERE key = ?",
                 [(sink, d.state, d.attempts, d.error, key) for (key, sink), d in changes.deliveries.items()],
             )
@@ -303,12 +303,12 @@ class AlertStore:
             trimmed = self._trim() if changes.events else 0
         self.trimmed += trimmed
         if any(erased):
-            # Outside a transaction; ``secure_delete`` has already zeroed the file itself.
+            # Erases the WAL, outside a transaction; ``secure_delete`` has zeroed the pages in the file itself.
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         for each in scopes:
             erase_damaged(self._path, None if each.camera else each.before_s)
 
-    def _state(self, changes: Changes) -> None:
+    def _write_state(self, changes: Changes) -> None:
         db, tracks, mutes = self._db, changes.tracks, changes.mutes
         for table, rows in (("tracks", tracks), ("mutes", mutes)):
             db.executemany(f"DELETE FROM {table} WHERE camera = ? AND subject = ?", rows)
@@ -330,7 +330,7 @@ class AlertStore:
         excess = self.events_held() - self._max_events
         if excess <= 0:
             return 0
-        # Frees more than needed, so that not every write scans.
+        # Deletes more than needed, so that not every write has to scan.
         trimmed = self._delete_delivered(excess + self._max_events // 20)
         if self.events_held() > self._max_events:
             raise CapacityError(
@@ -339,7 +339,7 @@ class AlertStore:
         return trimmed
 
     def _evict_delivered(self) -> bool:
-        """Delete a tenth of the delivered events, the oldest first; false when there are none."""
+        """Delete the oldest tenth of the delivered events; False if there are none."""
         done = self._db.execute(f"SELECT COUNT(*) FROM events e WHERE {_DONE}").fetchone()[0]
         if not done:
             return False
@@ -357,7 +357,7 @@ class AlertStore:
         keys = found.fetchall()
         self._delete_events(keys)
         if keys:
-            # An ended incident is deleted with the last of its events.
+            # An ended incident is deleted along with its last event.
             self._db.execute("DELETE FROM incidents WHERE NOT is_open AND id NOT IN (SELECT incident FROM events)")
         return len(keys)
 
@@ -367,12 +367,12 @@ class AlertStore:
 
     # -- erasing --------------------------------------------------------------------------------
     def preview_erasure(self, scope: ErasureScope) -> Erased:
-        """Count what writing this scope would erase; zero after it."""
+        """Count the records that writing this scope would erase; zero once written."""
         incidents = sum(kept != incident for incident, kept in self._concerned_incidents(scope))
         return Erased(incidents, sum(kept != event for event, kept in self._concerned_events(scope)))
 
     def _erase(self, scope: ErasureScope) -> bool:
-        """Whether there was anything to erase."""
+        """Erase a scope; returns whether there was anything to erase."""
         events = [each for each in self._concerned_events(scope) if each[0] != each[1]]
         incidents = [each for each in self._concerned_incidents(scope) if each[0] != each[1]]
         self._delete_events([(event.key,) for event, kept in events if kept is None])
@@ -386,25 +386,25 @@ class AlertStore:
         return bool(events or incidents)
 
     def _drop_orphaned_ends(self) -> None:
-        """Delete the remaining end events of erased incidents, once every sink has taken or refused them."""
+        """Delete the remaining end events of erased incidents once no sink has them pending."""
         orphaned = "SELECT incident FROM events EXCEPT SELECT id FROM incidents"
         chosen = f"SELECT e.key FROM events e WHERE e.incident IN ({orphaned}) AND NOT {_PENDING}"
         self._delete_events(self._db.execute(chosen).fetchall())
 
     def _concerned_incidents(self, scope: ErasureScope) -> Iterator[tuple[Incident, Incident | None]]:
         rows = self._db.execute(
-            f"SELECT body FROM incidents WHERE {_of(scope.camera)} AND opened_s < ?2", (scope.camera, scope.before_s)
+            f"SELECT body FROM incidents WHERE {_camera_is(scope.camera)} AND opened_s < ?2", (scope.camera, scope.before_s)
         )
         for (body,) in rows:
             incident = incident_of(body)
             yield incident, scope.redact_incident(incident)
 
     def _concerned_events(self, scope: ErasureScope) -> Iterator[tuple[AlertEvent, AlertEvent | None]]:
-        # Events of erased incidents are pending ends, already redacted. CROSS: incidents first, where SQLite would read
-        # all events in their order.
+        # The join skips events of erased incidents: pending ends, already redacted. CROSS makes SQLite start with the
+        # incidents instead of scanning all events in order.
         rows = self._db.execute(
             f"SELECT e.body, {_PENDING} FROM incidents i CROSS JOIN events e ON e.incident = i.id "
-            f"WHERE {_of(scope.camera)} AND i.opened_s < ?2 ORDER BY e.number",
+            f"WHERE {_camera_is(scope.camera)} AND i.opened_s < ?2 ORDER BY e.number",
             (scope.camera, scope.before_s),
         )
         for body, pending in rows:
@@ -415,16 +415,16 @@ class AlertStore:
     def incidents(self, query: IncidentQuery = IncidentQuery()) -> list[Incident]:
         verdict = query.verdict if query.verdict in VERDICTS else ""
         rows = self._db.execute(
-            f"SELECT camera, body FROM incidents WHERE {_of(query.camera)} AND opened_s BETWEEN ?2 AND ?6 AND ?3 IN "
+            f"SELECT camera, body FROM incidents WHERE {_camera_is(query.camera)} AND opened_s BETWEEN ?2 AND ?6 AND ?3 IN "
             "('', subject) AND ?4 IN ('', body->>'verdict') AND ?5 IN ('', body->>'clip') ORDER BY opened_s DESC, id",
             (query.camera, query.since_s, query.subject, verdict, query.clip, query.before[0]),
         )
-        # Only what may match is worth parsing.
-        near = (incident_of(body) for camera, body in rows if in_scope(camera, query.scope))
-        return list(islice(filter(query.matches, near), query.limit))
+        # Filters by scope before parsing the JSON.
+        candidates = (incident_of(body) for camera, body in rows if in_scope(camera, query.scope))
+        return list(islice(filter(query.matches, candidates), query.limit))
 
     def incident(self, incident_id: str) -> IncidentDetail | None:
-        """One incident; None for an unknown id."""
+        """One incident; None: unknown id."""
         found = self._db.execute("SELECT body FROM incidents WHERE id = ?", (incident_id,)).fetchone()
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""Scores and states of each camera by the minute, for two days, on disk (``TimelineStore``)."""
+"""Two days of per-minute scores and state changes of each camera, on disk (``TimelineStore``)."""
 
 import asyncio
 import contextlib
@@ -25,26 +25,26 @@ T = TypeVar("T")
 
 BIN_S = 60
 BINS = 60
-"""Bins of one row: an hour."""
+"""Bins per row, which covers an hour."""
 HOUR_S = BIN_S * BINS
 KEEP_S = 2 * 86_400.0
 FLUSH_S = 60.0
 GAPS_S = 600.0
-"""Between two rows of a camera of which only the number of gaps changed."""
+"""Minimum interval, in seconds, between rows of a camera in which only the number of gaps changed."""
 DEADLINE_S = 5.0
-"""Longest wait for the disk."""
+"""Longest wait for the disk, in seconds."""
 MOST_HOURS = MOST_STATES = 200_000
-"""Hours in memory, 240 bytes each: those of questions that were answered since they were last written."""
+"""Limits of unwritten hours (240 bytes each) and state changes in memory."""
 STEPS = 254
-"""Scores are kept as ``1 + round(STEPS * score)``, one byte; 0 is none."""
+"""A score is stored as one byte, ``1 + round(STEPS * score)``; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreBin:
     """One question's windows that ended within the minute from ``at_s`` (Unix time).
 
-    ``highest``: score of them; ``level``: highest threshold at which an incident would have opened; how many
-    ``windows`` there were, and ``positives`` among them, 255 at most.
+    ``highest``: highest score; ``level``: highest threshold at which an incident would have opened; ``windows``,
+    ``positives``: number of windows and of positive ones, at most 255.
     """
 
     at_s: float
@@ -56,7 +56,7 @@ class ScoreBin:
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """From ``at_s`` on the camera was in ``state`` at quality ``rung``, and had lost video ``gaps`` times."""
+    """State of a camera from ``at_s`` (Unix time): quality ``rung``, and ``gaps``, how often it had lost video."""
 
     at_s: float
     state: str
@@ -66,8 +66,8 @@ class StateChange:
 
 @dataclass(frozen=True, slots=True)
 class CameraTimeline:
-    """What one camera answered and was, oldest first; ``states`` begins with the one at the beginning.
-    ``cooldown_s``: of questions that have none of their own, as the service tells its clients."""
+    """Scores by question and state changes of one camera, oldest first; ``states`` begins with the state at the start.
+    ``cooldown_s``: default of questions without their own, set by the service for its clients."""
 
     scores: dict[str, list[ScoreBin]] = field(default_factory=dict)
     states: list[StateChange] = field(default_factory=list)
@@ -75,7 +75,7 @@ class CameraTimeline:
 
 
 Hour = tuple[str, str, int]
-"""Camera, question, hours since 1970."""
+"""(camera, question id, hours since the Unix epoch)."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS scores (camera TEXT, question TEXT, hour INTEGER, bins BLOB NOT NULL,
@@ -86,10 +86,10 @@ NULL, PRIMARY KEY (camera, at_s)) WITHOUT ROWID;
 
 
 class TimelineStore:
-    """Used on one event loop between :meth:`start` and :meth:`stop`; the file belongs to a thread of its own.
+    """Used on one event loop between :meth:`start` and :meth:`stop`; a separate thread owns the file.
 
-    A minute that was not written is lost with the process. While the disk fails, the last hours wait in memory.
-    ``keep_s``: age at which rows are deleted.
+    A crash loses up to the last minute. While the disk fails, the last two hours wait in memory. ``keep_s``: age in
+    seconds at which rows are deleted.
     """
 
     def __init__(self, path: Path, *, keep_s: float = KEEP_S) -> None:
@@ -101,32 +101,32 @@ class TimelineStore:
         self._hours: dict[Hour, np.ndarray] = {}
         self._states: deque[tuple[str, StateChange]] = deque(maxlen=MOST_STATES)
         self._known: dict[str, StateChange] = {}
-        self._gone: set[str] = set()
+        self._removed: set[str] = set()
         self._expired_hour = 0.0
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self.trouble = ""
 
     def start(self) -> None:
-        """Begin to write once a minute, on the running loop."""
+        """Start writing once a minute, on the running loop."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Write what is left, unless the disk hangs."""
+        """Write pending rows and close the file, unless the disk hangs."""
         if self._task is not None:
             self._task.cancel()
         with contextlib.suppress(UnavailableError):
-            async with _in_time():
+            async with _disk_deadline():
                 await self.flush()
         if self._db is not None and not self._writing.locked():
             with contextlib.suppress(UnavailableError):
-                async with _in_time():
+                async with _disk_deadline():
                     await self._on_thread(self._db.close)
         self._thread.shutdown(wait=False)
 
     # -- inputs ---------------------------------------------------------------------------------
     def add_window(self, camera: str, question: str, at_s: float, score: float, level: float, positive: bool) -> None:
-        """Record one answered window that ended at ``at_s``; never waits."""
+        """Record one answered window that ended at ``at_s``, Unix time; never waits."""
         hour, rest = divmod(at_s, HOUR_S)
         key = (camera, question, int(hour))
         bins = self._hours.get(key)
@@ -135,17 +135,17 @@ class TimelineStore:
                 return
             bins = self._hours[key] = np.zeros((BINS, 4), np.uint8)
         row = bins[int(rest // BIN_S)]
-        row[0] = max(int(row[0]), _stored(score))
-        row[1] = max(int(row[1]), _stored(level) if level > 0 else 0)
+        row[0] = max(int(row[0]), _to_byte(score))
+        row[1] = max(int(row[1]), _to_byte(level) if level > 0 else 0)
         row[2] = min(255, int(row[2]) + 1)
         row[3] = min(255, int(row[3]) + positive)
 
-    def add_statuses(self, statuses: Iterable[CameraStatus], now_s: float, gone: Collection[str] = ()) -> None:
-        """Record changes of state and rung, and now and then of the number of gaps; what is kept of cameras that are
-        ``gone`` is deleted with the next writing: another one of its name is another camera."""
-        for camera in gone:
-            self._forget_pending(camera, math.inf)
-            self._gone.add(camera)
+    def add_statuses(self, statuses: Iterable[CameraStatus], now_s: float, removed: Collection[str] = ()) -> None:
+        """Record changes of state and rung, and every ``GAPS_S`` of the number of gaps. Rows of ``removed`` cameras are
+        deleted by the next write, since a new camera of the same name must not inherit them."""
+        for camera in removed:
+            self._drop_pending(camera, math.inf)
+            self._removed.add(camera)
         for status in statuses:
             known = self._known.get(status.name)
             change = StateChange(now_s, status.state, status.rung, status.gaps)
@@ -157,22 +157,22 @@ class TimelineStore:
 
     # -- reading and erasing --------------------------------------------------------------------
     async def read(self, camera: str, since_s: float, until_s: float) -> CameraTimeline:
-        """What is known of ``since_s <= t < until_s``, Unix time. Raises ``UnavailableError``: the disk."""
-        async with _in_time():
+        """Timeline of ``since_s <= t < until_s``, Unix time. Raises ``UnavailableError``: the disk."""
+        async with _disk_deadline():
             await self.flush()
             return await self._on_disk(lambda db: _read(db, camera, since_s, until_s))
 
     async def delete(self, camera: str, until_s: float) -> None:
         """Delete a camera's hours that began before ``until_s``, Unix time. Raises ``UnavailableError``: the disk."""
-        self._forget_pending(camera, until_s)
-        # What is being written, and comes back if that fails, is not to be overlooked.
-        async with _in_time(), self._writing:
-            self._forget_pending(camera, until_s)
+        self._drop_pending(camera, until_s)
+        # Again once a write in progress has ended, which restores its rows if it fails.
+        async with _disk_deadline(), self._writing:
+            self._drop_pending(camera, until_s)
             await self._on_disk(lambda db: _delete(db, camera, until_s))
 
     async def flush(self) -> None:
-        """Write what is new, to the end also when the caller is cancelled. Raises ``UnavailableError``: the disk."""
-        # Whoever gives up waiting for a disk that hangs leaves nothing behind.
+        """Write pending rows, even if the caller is cancelled. Raises ``UnavailableError``: the disk."""
+        # Acquired here, not in the task: a caller that times out on a hung disk must not leave a queued write behind.
         await self._writing.acquire()
         writing = asyncio.create_task(self._flush(), name="write timelines")
         writing.add_done_callback(lambda _: self._writing.release())
@@ -181,34 +181,34 @@ class TimelineStore:
     async def _flush(self) -> None:
         hours, self._hours = self._hours, {}
         states, self._states = self._states, deque(maxlen=MOST_STATES)
-        gone, self._gone = self._gone, set()
-        if not hours and not states and not gone:
+        removed, self._removed = self._removed, set()
+        if not hours and not states and not removed:
             return
         try:
-            for camera in gone:
+            for camera in removed:
                 await self._on_disk(lambda db, camera=camera: _delete(db, camera, math.inf))  # type: ignore[misc]
             await self._on_disk(lambda db: _write(db, hours, states))
         except UnavailableError:
             newest = max((key[2] for key in (*hours, *self._hours)), default=0)
             for key, bins in hours.items():
-                if key[2] >= newest - 1 and key[0] not in self._gone and len(self._hours) < MOST_HOURS:
+                if key[2] >= newest - 1 and key[0] not in self._removed and len(self._hours) < MOST_HOURS:
                     self._hours[key] = _merged(bins, self._hours.get(key))
-            back = [each for each in states if each[0] not in self._gone]
-            self._states = deque([*back, *self._states], MOST_STATES)
-            self._gone |= gone
+            restored = [each for each in states if each[0] not in self._removed]
+            self._states = deque([*restored, *self._states], MOST_STATES)
+            self._removed |= removed
             raise
         newest_s = max([each.at_s for _, each in states] + [key[2] * HOUR_S for key in hours], default=0.0)
-        # It reads all rows, and whoever looks at a camera waits for these writings.
+        # Once an hour, since it scans all rows and readers wait for the flush.
         if newest_s and self._expired_hour != (hour := newest_s // HOUR_S):
             await self._on_disk(lambda db: _expire(db, newest_s - self._keep_s))
             self._expired_hour = hour
 
-    def _forget_pending(self, camera: str, until_s: float) -> None:
+    def _drop_pending(self, camera: str, until_s: float) -> None:
         for key in [key for key in self._hours if key[0] == camera and key[2] * HOUR_S < until_s]:
             del self._hours[key]
         kept = [(name, each) for name, each in self._states if name != camera or each.at_s >= until_s]
         self._states = deque(kept, MOST_STATES)
-        # What it is now is recorded anew.
+        # Makes the next status record the current state.
         self._known.pop(camera, None)
 
     # -- inside ---------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class TimelineStore:
     async def _on_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def _work(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _run_on_db(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._db is None:
             self._db = _open(self._path)
         try:
@@ -230,9 +230,9 @@ class TimelineStore:
             self._db.rollback()
             raise
 
-    def _begin_anew(self) -> None:
-        """Two days of scores are not worth more than a new beginning."""
-        log.error("%s is damaged; it begins anew", self._path)
+    def _recreate(self) -> None:
+        """Replace a damaged file by an empty one: two days of scores are not worth repairing."""
+        log.error("%s is damaged; it is replaced by an empty one", self._path)
         if self._db is not None:
             self._db.close()
         self._db = None
@@ -242,34 +242,34 @@ class TimelineStore:
     async def _on_disk(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def run() -> T:
             try:
-                return self._work(work)
+                return self._run_on_db(work)
             except sqlite3.DatabaseError as error:
                 if not is_damage(error):
                     raise
-                self._begin_anew()
-                return self._work(work)
+                self._recreate()
+                return self._run_on_db(work)
 
         try:
             found = await self._on_thread(run)
         except (sqlite3.Error, OSError) as error:
             if str(error) != self.trouble:
-                log.error("the cameras' timelines cannot be kept: %s", error)
+                log.error("the cameras' timelines cannot be stored: %s", error)
             self.trouble = str(error)
-            raise UnavailableError(f"the cameras' timelines are out of reach: {error}") from None
+            raise UnavailableError(f"the cameras' timelines are unavailable: {error}") from None
         self.trouble = ""
         return found
 
 
 @contextlib.asynccontextmanager
-async def _in_time() -> AsyncIterator[None]:
+async def _disk_deadline() -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(DEADLINE_S):
             yield
     except TimeoutError:
-        raise UnavailableError("the cameras' timelines are out of reach: the disk does not answer") from None
+        raise UnavailableError("the cameras' timelines are unavailable: the disk does not answer") from None
 
 
-def _stored(score: float) -> int:
+def _to_byte(score: float) -> int:
     return 1 + round(STEPS * min(1.0, max(0.0, score)))
 
 
@@ -293,7 +293,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def _merged(bins: np.ndarray, other: np.ndarray | None) -> np.ndarray:
-    """One hour of two records of it, neither of which has a window of the other."""
+    """Merge two records of one hour that have no window in common."""
     if other is None:
         return bins
     counts = np.minimum(255, bins[:, 2:].astype(np.uint16) + other[:, 2:]).astype(np.uint8)
@@ -306,7 +306,7 @@ def _write(db: sqlite3.Connection, hours: dict[Hour, np.ndarray], states: Collec
         before = None if held is None else np.frombuffer(held[0], np.uint8).reshape(BINS, 4)
         db.execute("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?)", (*key, _merged(bins, before).tobytes()))
     for camera, each in states:
-        # What was recorded before and is later is of a clock that has been set back.
+        # Earlier records with later times were made before the clock was set back.
         db.execute("DELETE FROM states WHERE camera = ? AND at_s >= ?", (camera, each.at_s))
         db.execute("INSERT INTO states VALUES (?, ?, ?, ?, ?)", (camera, each.at_s, each.state, each.rung, each.gaps))
     db.commit()
@@ -314,7 +314,7 @@ def _write(db: sqlite3.Connection, hours: dict[Hour, np.ndarray], states: Collec
 
 def _expire(db: sqlite3.Connection, before_s: float) -> None:
     db.execute("DELETE FROM scores WHERE (hour + 1) * ? < ?", (HOUR_S, before_s))
-    # The newest of before is the state at the beginning.
+    # Keeps each camera's newest expired row: the state at the start of its timeline.
     db.execute(
         "DELETE FROM states WHERE at_s < ?1 AND EXISTS (SELECT 1 FROM states newer WHERE newer.camera = states.camera "
         "AND newer.at_s > states.at_s AND newer.at_s <= ?1)",

@@ -110,7 +110,7 @@ async def test_a_disk_that_fails_loses_nothing_of_the_last_hours(tmp_path):
     other = sqlite3.connect(tmp_path / "t.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     store.add_window("gate", "person", NOON, 0.2, 0.0, False)
-    with pytest.raises(UnavailableError, match="timelines are out of reach"):
+    with pytest.raises(UnavailableError, match="timelines are unavailable"):
         await store.flush()
     store.add_window("gate", "person", NOON, 0.3, 0.0, False)
     other.execute("ROLLBACK")
@@ -223,7 +223,7 @@ async def test_a_deleted_camera_does_not_come_back_with_a_writing_that_failed(tm
     ends = hung(store)
     writing = asyncio.create_task(store.flush())
     await asyncio.sleep(0.05)
-    store.add_statuses([], NOON, gone=["gate"])
+    store.add_statuses([], NOON, removed=["gate"])
     deleting = asyncio.create_task(store.delete("yard", NOON + HOUR_S))
     await asyncio.sleep(0.05)
     ends.set()
