@@ -39,7 +39,7 @@ _DONE = "NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.key = e.key AND d.state 
 DAMAGED = ".damaged-"
 
 
-def _camera_is(camera: str) -> str:
+def _match(camera: str) -> str:
     """SQL condition on incidents with the camera as ``?1``, so that one camera's are found by index; empty: all."""
     return "camera = ?1" if camera else "?1 = ''"
 
@@ -393,7 +393,7 @@ class AlertStore:
 
     def _concerned_incidents(self, scope: ErasureScope) -> Iterator[tuple[Incident, Incident | None]]:
         rows = self._db.execute(
-            f"SELECT body FROM incidents WHERE {_camera_is(scope.camera)} AND opened_s < ?2", (scope.camera, scope.before_s)
+            f"SELECT body FROM incidents WHERE {_match(scope.camera)} AND opened_s < ?2", (scope.camera, scope.before_s)
         )
         for (body,) in rows:
             incident = incident_of(body)
@@ -404,7 +404,7 @@ class AlertStore:
         # incidents instead of scanning all events in order.
         rows = self._db.execute(
             f"SELECT e.body, {_PENDING} FROM incidents i CROSS JOIN events e ON e.incident = i.id "
-            f"WHERE {_camera_is(scope.camera)} AND i.opened_s < ?2 ORDER BY e.number",
+            f"WHERE {_match(scope.camera)} AND i.opened_s < ?2 ORDER BY e.number",
             (scope.camera, scope.before_s),
         )
         for body, pending in rows:
@@ -415,7 +415,7 @@ class AlertStore:
     def incidents(self, query: IncidentQuery = IncidentQuery()) -> list[Incident]:
         verdict = query.verdict if query.verdict in VERDICTS else ""
         rows = self._db.execute(
-            f"SELECT camera, body FROM incidents WHERE {_camera_is(query.camera)} AND opened_s BETWEEN ?2 AND ?6 AND ?3 IN "
+            f"SELECT camera, body FROM incidents WHERE {_match(query.camera)} AND opened_s BETWEEN ?2 AND ?6 AND ?3 IN "
             "('', subject) AND ?4 IN ('', body->>'verdict') AND ?5 IN ('', body->>'clip') ORDER BY opened_s DESC, id",
             (query.camera, query.since_s, query.subject, verdict, query.clip, query.before[0]),
         )
