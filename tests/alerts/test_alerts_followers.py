@@ -48,7 +48,7 @@ async def test_sinks_are_told_of_who_sees_to_it_and_followers_of_the_clip_as_wel
             service.accept_answer(make.answer(0))
             [new] = await told(follower, 1)
             await service.acknowledge(new.incident.id, "ann")
-            await service.set_clip_state(new.incident.id, "part", "the clip is not whole: it began late")
+            await service.set_clip_state(new.incident.id, "part", "the clip is incomplete: it began late")
             service.accept_answer(make.answer(1, 0.0))
             await until(lambda: len(receiver.got) == 3)
             events = await told(follower, 3)
@@ -61,7 +61,7 @@ async def test_sinks_are_told_of_who_sees_to_it_and_followers_of_the_clip_as_wel
         clip = events[1]
         assert (clip.key, clip.incident.footage_note) == (
             f"{new.incident.id}-clip",
-            "the clip is not whole: it began late",
+            "the clip is incomplete: it began late",
         )
         assert clip.incident.acknowledged_by == "ann", "an event has all that was so before it"
         sent = [json.loads(body) for _, body in receiver.got]

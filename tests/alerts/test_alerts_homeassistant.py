@@ -204,7 +204,7 @@ async def test_when_this_process_dies_everything_is_unavailable(tmp_path, until)
         sink.follow_cameras(CAMERAS)
         house = House(broker.port)
         await until(lambda: house.topics.get("sightline/availability") == b"online" and len(house.entities) == 6)
-        sink._keeping.cancel()
+        sink._sync_task.cancel()
         # As a killed process: no goodbye.
         sink._broker._client._sock.close()
         await until(lambda: house.topics["sightline/availability"] == b"offline")

@@ -92,7 +92,7 @@ async def test_a_broker_that_wants_a_password(tmp_path, make):
     command = [program("mosquitto_passwd"), "-b", "-c", str(users), "ann", "ge:heim"]
     await asyncio.to_thread(subprocess.run, command, check=True)
     with mosquitto(tmp_path, "allow_anonymous false", f"password_file {users}") as broker:
-        with pytest.raises(DeliveryError, match="refuses us: ") as failure:
+        with pytest.raises(DeliveryError, match="refused the connection: ") as failure:
             await MqttSink(f"mqtt://127.0.0.1:{broker.port}").send(make.event(0))
         assert failure.value.retryable
         sink = MqttSink(f"mqtt://ann:ge%3Aheim@127.0.0.1:{broker.port}", client_id="sightline")

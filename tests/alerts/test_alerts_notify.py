@@ -274,7 +274,7 @@ async def test_nobody_there_is_tried_again(make):
 
 @pytest.mark.parametrize("url", ["", "ann@city.example", "nothing://x", "tgram://not-a-token/1", "mailto://"])
 def test_what_is_no_address_is_refused_without_being_repeated(url):
-    with pytest.raises(ConfigError, match="one address as Apprise has it") as refusal:
+    with pytest.raises(ConfigError, match="one Apprise URL") as refusal:
         NotifySink(url)
     assert "not-a-token" not in str(refusal.value)
 

@@ -131,7 +131,7 @@ async def test_a_decoder_that_dies_leaves_what_it_had_sent(tmp_path, h264):
         await running.stop_decoder()
         settled = await running.settled(incident.id)
         assert settled.clip == "part"
-        assert "the clip is not whole: the camera's decoder does not answer" in settled.footage_note
+        assert "the clip is incomplete: the camera's decoder does not answer" in settled.footage_note
         about, clip = await fetched(running.address, incident.id)
         assert about.note == settled.footage_note
         shown = played(clip)
@@ -158,7 +158,7 @@ async def test_a_decoder_that_comes_back_is_asked_again(tmp_path, h264, monkeypa
             ring.add_packet(packet)
         settled = await running.settled(incident.id)
         assert (settled.clip, running.routes) == ("part", 5)
-        assert settled.footage_note == "the clip is not whole: the camera's video begins 2 s into it"
+        assert settled.footage_note == "the clip is incomplete: the camera's video begins 2 s into it"
 
 
 async def test_no_decoder_no_clip_and_it_is_said(tmp_path, h264, monkeypatch):
@@ -178,11 +178,11 @@ async def test_a_camera_that_stops_sending_ends_its_clip(tmp_path, h264, monkeyp
         running.feed(h264, 101)
         frozen = await running.alert(5.0)
         settled = await running.settled(frozen.id)
-        assert settled.footage_note == "the clip is not whole: the camera did not send the rest in time"
+        assert settled.footage_note == "the clip is incomplete: the camera did not send the rest in time"
         lost = await running.alert(5.0, question="car")
         running.cameras["gate"].ring.pause("the connection to the camera was lost")
         settled = await running.settled(lost.id)
-        assert settled.footage_note == "the clip is not whole: the connection to the camera was lost"
+        assert settled.footage_note == "the clip is incomplete: the connection to the camera was lost"
 
 
 async def test_a_camera_without_keyframes_has_no_clip(tmp_path, h264, monkeypatch):
@@ -214,7 +214,7 @@ async def test_a_codec_that_changes_in_the_middle_ends_it(tmp_path, h264):
         incident = await running.alert(5.0)
         running.feed((h264[0], both), 130)
         settled = await running.settled(incident.id)
-        assert settled.footage_note == "the clip is not whole: the camera changed its codec"
+        assert settled.footage_note == "the clip is incomplete: the camera changed its codec"
         assert len(played((await fetched(running.address, incident.id))[1])) == 50
 
 
@@ -263,7 +263,7 @@ async def test_what_must_be_encoded_anew_is_bounded(tmp_path, monkeypatch):
         found = [await running.settled(each.id) for each in incidents]
         assert sorted((each.clip, each.footage_note) for each in found) == [
             *[("none", "no clip: 2 clips are being re-encoded already")] * 3,
-            *[("part", "the clip is not whole: the video ended")] * 2,
+            *[("part", "the clip is incomplete: the video ended")] * 2,
         ]
 
 
@@ -430,11 +430,11 @@ async def test_a_folder_that_cannot_be_opened_at_the_start_is_opened_once_it_can
         clips.rename(tmp_path / "away")
         clips.touch()
         await running.start_alerting()
-        assert "the disk does not take it" in running.store.trouble
+        assert "disk error (" in running.store.trouble
         await running.collector.retain_cameras({"yard": "1"})
         assert await running.service.incidents() == []
         assert running.collector._unerased.keys() == {"gate"}
-        with pytest.raises(StorageError, match="the disk does not take it"):
+        with pytest.raises(StorageError, match=r"disk error \("):
             await running.collector.delete_footage("yard")
         clips.unlink()
         (tmp_path / "away").rename(clips)

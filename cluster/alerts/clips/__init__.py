@@ -1,1 +1,1 @@
-"""Snapshots and clips of incidents: requested from decoders, stored on disk under a budget."""
+"""Snapshots and clips of incidents: requested from decoders, stored on disk within a size limit."""

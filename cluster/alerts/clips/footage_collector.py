@@ -29,21 +29,21 @@ T = TypeVar("T")
 
 SWEEP_S = 10.0
 SLACK_S = 15.0
-"""Lag of a camera, seconds, that a clip still waits for."""
+"""Lag of a camera's video, in seconds, for which a clip still waits."""
 WRITE_S = 60.0
-"""Extra seconds for transcoding and transferring a clip."""
+"""Extra time for transcoding and transferring a clip, in seconds."""
 PAUSE_S = 1.0
-MOST_NEWS = 10_000
+MOST_OUTCOMES = 10_000
 KNOWN = "cameras.json"
 
 Record = Callable[[RecordRequest], AsyncGenerator[RecordPart, None]]
 """Records a clip at the camera's decoder; raises ``SightlineError``."""
 
 Pending = Callable[[], Awaitable[Iterable[Incident]]]
-"""Incidents whose clip a previous process had not finished; raises ``UnavailableError`` and is asked again."""
+"""Incidents whose clip a previous process did not finish. Raises ``UnavailableError``, and is called again."""
 
 Tell = Callable[[str, ClipState, str], Awaitable[object]]
-"""(incident, state of its clip, what is missing and why: empty when it is complete)."""
+"""(incident id, state of its clip, note on what is missing and why; empty: complete)."""
 
 
 class FootageCollector:
@@ -51,12 +51,13 @@ class FootageCollector:
 
     Args:
         settings: lengths and limits; clips beyond ``at_once`` are skipped, counted, and noted in the incident.
-        store: holds the files.
+        store: stores the files.
         record: see :data:`Record`.
         tell: receives the outcome of each incident's clip.
+        known: file of known cameras and pending deletions.
         run: id of this run; a removed camera's footage is deleted only if the camera was known in the same run.
-        erase: erases the records of incidents that a camera had at the Unix time when it was removed; raises
-            ``SightlineError`` and is retried.
+        erase: erases the incident records of a camera up to its removal, Unix time. Raises ``SightlineError``, and is
+            retried.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class FootageCollector:
         self._disk = ThreadPoolExecutor(1, "footage")
         self._work: dict[tuple[str, Kind], tuple[Incident, asyncio.Task[None]]] = {}
         self._covered: dict[str, int] = {}
-        self._news: dict[str, tuple[ClipState, str]] = {}
-        self._fresh = asyncio.Event()
+        self._outcomes: dict[str, tuple[ClipState, str]] = {}
+        self._reportable = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._known_file = known
         self._run = run
@@ -86,14 +87,14 @@ class FootageCollector:
         self.cameras, self._unerased = _read_known(known, run)
 
     def start(self, pending: Pending) -> None:
-        """Start collecting, and go on with the clips of ``pending``."""
+        """Start collecting, and resume the clips of ``pending``."""
         self._tasks = [
             asyncio.create_task(each) for each in (self._report_outcomes(), self._sweep(), self._resume(pending))
         ]
 
     async def _resume(self, pending: Pending) -> None:
         while True:
-            # A database that cannot be opened says so itself.
+            # The store itself reports that its database cannot be opened.
             with contextlib.suppress(UnavailableError):
                 waiting = await pending()
                 break
@@ -102,11 +103,11 @@ class FootageCollector:
             if self.store.find(incident.id, "clip") is None:
                 self._begin(incident, "clip")
             else:
-                note = "the clip may not be whole: alerting was restarted before that was recorded"
+                note = "the clip may be incomplete: alerting restarted before its state was recorded"
                 self._settle(incident, "clip", "part", note)
 
     async def stop(self) -> None:
-        """Abort the clips in progress: the next process reports or records them."""
+        """Abort clips in progress; the next process records them or reports them as missing."""
         tasks = [*self._tasks, *(task for _, task in self._work.values())]
         for task in tasks:
             task.cancel()
@@ -114,8 +115,8 @@ class FootageCollector:
         self._disk.shutdown(wait=True, cancel_futures=True)
 
     async def snapshot(self, incident: Incident) -> bytes | None:
-        """Its JPEG; None: there is none (yet), or no more."""
-        # First, so that nobody waits behind writes for a file that is not there.
+        """JPEG of an incident; None: there is none (yet), or it was deleted."""
+        # Checked first: a missing file must not wait behind writes on the disk thread.
         if (stored := self.store.find(incident.id, "snapshot")) is None:
             return None
 
@@ -127,7 +128,7 @@ class FootageCollector:
         return await self._on_disk(read)
 
     def handle_event(self, event: AlertEvent) -> None:
-        """Start recording at an incident's first event."""
+        """Start a clip at an incident's first event, and an end clip, if configured, when it ends."""
         incident = event.incident
         if incident.events == 1:
             self._begin(incident, "clip")
@@ -137,8 +138,8 @@ class FootageCollector:
                 self._begin(incident, "end")
 
     async def delete_footage(self, camera: str, before_s: float = 0.0) -> Deleted:
-        """Delete footage older than ``before_s`` seconds, including clips in progress; 0 deletes all of the camera."""
-        # A file shows time before it was begun.
+        """Delete a camera's footage older than ``before_s`` seconds, including clips in progress; 0: all of it."""
+        # A file shows video from before it was begun.
         begun_s = time.time() - before_s + self.store.clip_lookback_s if before_s else math.inf
         if before_s <= self.store.clip_lookback_s:
             await self._cancel_clips(camera)
@@ -153,21 +154,21 @@ class FootageCollector:
             self._settle(incident, kind, "none", "no clip: the camera's memory was deleted")
 
     async def retain_cameras(self, lives: Mapping[str, str]) -> None:
-        """Delete the footage of cameras that are not in ``lives`` (name -> life), or are there with another life."""
+        """Delete the footage of cameras that are missing from ``lives`` (name -> life) or have another life there."""
         if lives == self.cameras:
             return
-        gone = [camera for camera, life in sorted(self.cameras.items()) if lives.get(camera) != life]
+        removed = [camera for camera, life in sorted(self.cameras.items()) if lives.get(camera) != life]
         self.cameras = dict(lives)
-        for camera in gone:
-            # From here on no clip of what went on is begun, see _begin.
+        for camera in removed:
+            # From here on, _begin starts no clips of incidents opened before the removal.
             self._unerased[camera] = time.time()
             await self._cancel_clips(camera)
-        for camera in gone:
+        for camera in removed:
             await self._delete_removed(camera)
         await self._write_known()
 
     async def _delete_removed(self, camera: str) -> None:
-        """Delete what a removed camera left; of another of its name, which there may be by now, nothing."""
+        """Delete a removed camera's footage and records, but nothing of a later camera of the same name."""
         removed_s = self._unerased.get(camera)
         if removed_s is None:
             return
@@ -178,7 +179,7 @@ class FootageCollector:
                 delete, now_s = self.store.delete_camera, time.time()
                 deleted = await self._on_disk(lambda: delete(camera, begun_before_s=removed_s, now_s=now_s))
         except SightlineError as error:
-            log.error("camera %s was removed, but not all that is kept of its incidents is erased: %s", camera, error)
+            log.error("camera %s was removed, but not all records of its incidents are erased yet: %s", camera, error)
             return
         if self._unerased.get(camera) == removed_s:
             del self._unerased[camera]
@@ -206,7 +207,7 @@ class FootageCollector:
         order = record_order(incident, kind, self._settings)
         if kind == "clip":
             self._covered[incident.id] = order.until
-            if len(self._covered) > MOST_NEWS:
+            if len(self._covered) > MOST_OUTCOMES:
                 self._covered.pop(next(iter(self._covered)))
         making = _ClipJob(self.store, incident, kind)
         try:
@@ -231,12 +232,12 @@ class FootageCollector:
             try:
                 async with contextlib.aclosing(self._record(order)) as parts:
                     async for part in parts:
-                        await self._on_disk(lambda taken=part: making.add_part(taken))  # type: ignore[misc]
+                        await self._on_disk(lambda part=part: making.add_part(part))  # type: ignore[misc]
                         if making.trouble:
                             return
                 return
             except UnavailableError:
-                # The decoder is restarting: its buffered packets are gone, but new ones can be recorded.
+                # The decoder is restarting: its buffered packets are lost, but new ones can be recorded.
                 if making.begun or time.monotonic() >= deadline:
                     raise
                 await asyncio.sleep(PAUSE_S)
@@ -244,28 +245,28 @@ class FootageCollector:
     def _settle(self, incident: Incident, kind: Kind, state: ClipState, note: str) -> None:
         metrics.clips.labels(state).inc()
         if note:
-            # The store reports disk errors once for all incidents.
+            # The store has already logged the disk error, once for all incidents.
             level = logging.INFO if self.store.trouble and self.store.trouble in note else logging.WARNING
             log.log(level, "incident %s of camera %s: %s", incident.id, incident.camera, note)
         if kind == "clip":
-            self._news[incident.id] = state, note
-            if len(self._news) > MOST_NEWS:
-                self._news.pop(next(iter(self._news)))
-            self._fresh.set()
+            self._outcomes[incident.id] = state, note
+            if len(self._outcomes) > MOST_OUTCOMES:
+                self._outcomes.pop(next(iter(self._outcomes)))
+            self._reportable.set()
 
     async def _report_outcomes(self) -> None:
         while True:
-            await self._fresh.wait()
-            self._fresh.clear()
-            while self._news:
-                incident = next(iter(self._news))
-                news = self._news.pop(incident)
+            await self._reportable.wait()
+            self._reportable.clear()
+            while self._outcomes:
+                incident = next(iter(self._outcomes))
+                outcome = self._outcomes.pop(incident)
                 try:
-                    await self._tell(incident, *news)
+                    await self._tell(incident, *outcome)
                 except UnavailableError as error:
                     log.warning("cannot record the state of incident %s's clip yet: %s", incident, error)
-                    # Behind the others, and unless there is newer news of it.
-                    self._news.setdefault(incident, news)
+                    # Re-queued behind the others, unless a newer outcome has arrived.
+                    self._outcomes.setdefault(incident, outcome)
                     await asyncio.sleep(PAUSE_S)
                 except Exception:
                     log.exception("cannot record the state of incident %s's clip", incident)
@@ -288,7 +289,7 @@ class FootageCollector:
 
 
 class _ClipJob:
-    """Partial result of one clip; used on the store's thread."""
+    """One clip in progress; used on the disk thread."""
 
     def __init__(self, store: FootageStore, incident: Incident, kind: Kind) -> None:
         self._store = store
@@ -311,13 +312,13 @@ class _ClipJob:
                 case "snapshot":
                     self._snapshot = "failed"
                     draft = self._store.begin(self._incident.camera, self._incident.id, "snapshot", now_s)
-                    _filled(draft, part.snapshot)
+                    _write_all(draft, part.snapshot)
                     self._snapshot = "kept"
                 case "clip":
                     if self._draft is None:
                         self._draft = self._store.begin(self._incident.camera, self._incident.id, self._kind, now_s)
                     self._draft.write(part.clip)
-                    # The first part may be nothing but the file header.
+                    # The first part may consist of the file header only.
                     self._shows = self._shows or b"moof" in part.clip
                 case "end":
                     self._end = part.end
@@ -325,7 +326,7 @@ class _ClipJob:
             self.trouble = str(error)
 
     def finish(self) -> None:
-        """Commit what was recorded and report what is missing."""
+        """Commit what was recorded, and set ``state`` and ``note``."""
         if self._draft is not None and self._shows:
             try:
                 self._draft.commit()
@@ -336,7 +337,7 @@ class _ClipJob:
             self.abandon()
         why = self.trouble or (self._end.note if self._end is not None else "the decoder was lost during recording")
         if self.state == "whole" and why:
-            self.state, self.note = "part", f"the clip is not whole: {why}"
+            self.state, self.note = "part", f"the clip is incomplete: {why}"
         elif self.state == "none":
             neither = "no snapshot and no clip" if self._kind == "clip" and self._snapshot != "kept" else "no clip"
             self.note = f"{neither}: {why or 'the camera sent nothing'}"
@@ -347,8 +348,8 @@ class _ClipJob:
 
 
 def record_order(incident: Incident, kind: Kind, settings: ClipsConfig) -> RecordRequest:
-    """What to record of an incident: ``before_s`` before its start until ``after_s`` after its last known time; for its
-    end clip, the same around its last moment."""
+    """Recording request for an incident: from ``before_s`` before its start to ``after_s`` after its last known time;
+    for its end clip, both around that time."""
     before, after = round(settings.before_s * MICROSECONDS), round(settings.after_s * MICROSECONDS)
     until = incident.end + after
     start = (incident.end if kind == "end" else incident.start) - before
@@ -363,7 +364,7 @@ def record_order(incident: Incident, kind: Kind, settings: ClipsConfig) -> Recor
     )
 
 
-def _filled(draft: DraftFile, data: bytes) -> None:
+def _write_all(draft: DraftFile, data: bytes) -> None:
     try:
         draft.write(data)
     except StorageError:
@@ -373,8 +374,8 @@ def _filled(draft: DraftFile, data: bytes) -> None:
 
 
 def _read_known(file: Path, run: str) -> tuple[dict[str, str], dict[str, float]]:
-    """Lives of cameras, those of the same run, and when cameras were removed whose footage or records are still to be
-    deleted, in whichever run."""
+    """Read the lives of known cameras, empty if of another run, and the removal times (Unix time) of cameras whose
+    footage or records are still to be deleted, of any run."""
     try:
         body = json.loads(file.read_text())
         return dict(body["cameras"]) if body["run"] == run else {}, dict(body["unerased"])

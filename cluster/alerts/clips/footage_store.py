@@ -1,4 +1,4 @@
-"""Snapshots and clips as files of one folder, bounded by size, age and free disk space (``FootageStore``)."""
+"""Folder of snapshots and clips, bounded by size, age and free disk space (``FootageStore``)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS: dict[Kind, tuple[str, str]] = {
     "clip": ("mp4", "video/mp4"),
     "end": ("mp4", "video/mp4"),
 }
-"""Kind -> suffix and media type. ``end``: a second clip, of an incident's end."""
+"""Kind -> (suffix, media type). ``end``: a second clip, of an incident's end."""
 
 READ_BYTES = 256 * 2**10
 _NAME = re.compile(r"(\d{13})-([0-9a-f]{16})-([0-9a-f]{16})-(snapshot|clip|end)\.(jpg|mp4)")
@@ -36,12 +36,12 @@ _PART = ".part"
 
 
 class StorageError(SightlineError):
-    """A snapshot or clip cannot be written; the message says why."""
+    """A snapshot or clip cannot be written or deleted; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """One file. ``camera``: see :func:`camera_key`; ``at_ms``: start of writing, milliseconds since 1970."""
+    """One file. ``camera``: see :func:`camera_key`; ``at_ms``: start of writing, Unix time in milliseconds."""
 
     at_ms: int
     camera: str
@@ -67,22 +67,22 @@ class Deleted:
 
 
 def camera_key(camera: str) -> str:
-    """Camera name as used in file names: safe whatever characters it has."""
+    """Hash of a camera's name for file names, in which the name itself may not be valid."""
     return hashlib.blake2b(camera.encode(), digest_size=8).hexdigest()
 
 
 class FootageStore:
-    """Thread-safe file store; every call but :meth:`find` may block on the disk. File names are the index, read once
-    the folder can be opened: until then it is as a disk that takes nothing.
+    """Thread-safe file store; every call but :meth:`find` may block on the disk. The index is read from the file names
+    when the folder can first be opened; until then, writes fail with ``StorageError``.
 
     A file appears under its name only once it is complete and synced.
 
     Args:
-        folder: created if missing; must hold nothing else.
+        folder: created if missing; must contain nothing else.
         max_bytes: limit of all files, including those being written; the oldest are deleted first.
         retention_s: age at which files are deleted.
         keep_free: bytes that must stay free on the disk.
-        clip_lookback_s: longest time before the start of writing that a file can show.
+        clip_lookback_s: maximum age of a clip's video when its file is begun, in seconds.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class FootageStore:
                     while left:
                         left = left[file.write(left) :]
                 except OSError:
-                    # The content ends with the last part that was written completely.
+                    # Ends the file at the last complete write.
                     file.truncate(draft.size)
                     raise
                 self._being_written += len(data)
@@ -160,7 +160,7 @@ class FootageStore:
             self._done(draft)
             self._files[stored.incident, stored.kind] = stored
             self._bytes += stored.size
-            # Of one that was cut short the beginning is kept: the disk takes no more than before.
+            # A truncated file is committed too, but does not show that the disk has recovered.
             if self.trouble and draft.whole:
                 log.info("snapshots and clips are stored again")
                 self.trouble = ""
@@ -191,21 +191,21 @@ class FootageStore:
         return StorageError(sentence)
 
     def free_bytes(self) -> int:
-        """Of the disk. Raises OSError."""
+        """Free bytes of the disk. Raises ``OSError``."""
         return shutil.disk_usage(self._folder).free
 
     def _check_free_space(self) -> None:
         free = self.free_bytes()
         if free < self._keep_free:
-            # The message is constant while the problem lasts, so it is logged once.
+            # No varying figure, so that a lasting problem is logged once.
             raise StorageError(
                 f"the disk is full: less than clips.keep_free = {self._keep_free / 2**20:.4g} MiB is free"
             )
 
     # -- reading --------------------------------------------------------------------------------
     def find(self, incident: str, kind: Kind) -> StoredFile | None:
-        """File of an incident; None when there is none (any more)."""
-        # Without the lock, which writers hold while the disk hangs: event loops call this.
+        """File of an incident; None: there is none (any more)."""
+        # No lock: event loops call this, and writers hold the lock while the disk hangs.
         return self._files.get((incident, kind))
 
     def open(self, stored: StoredFile) -> BinaryIO:
@@ -225,33 +225,32 @@ class FootageStore:
             return self._delete([each for each in self._files.values() if each.at_ms < oldest_ms])
 
     def delete_camera(self, camera: str, *, begun_before_s: float = math.inf, now_s: float = math.inf) -> Deleted:
-        """Delete the files of a camera, including those being written, that were begun before ``begun_before_s``,
-        seconds since 1970, or after ``now_s``: the clock was ahead. Raises ``StorageError``: a file could not be
-        deleted."""
+        """Delete a camera's files, including those being written, begun before ``begun_before_s`` (Unix time) or
+        after ``now_s``: the clock was ahead. Raises ``StorageError``: a file could not be deleted."""
         key = camera_key(camera)
         until_ms, now_ms = begun_before_s * 1000, now_s * 1000
 
-        def goes(stored: StoredFile) -> bool:
+        def selected(stored: StoredFile) -> bool:
             return stored.camera == key and not until_ms <= stored.at_ms <= now_ms
 
         with self._lock:
             with self._explained():
                 self._open_folder()
-            for draft in [draft for draft in self._drafts if goes(draft.stored)]:
+            for draft in [draft for draft in self._drafts if selected(draft.stored)]:
                 draft.abandon()
-            gone = self._delete([each for each in self._files.values() if goes(each)])
+            deleted = self._delete([each for each in self._files.values() if selected(each)])
             with self._explained():
                 self._sync_folder()
                 names = [path.name for path in self._folder.iterdir() if f"-{key}-" in path.name]
             left = [name for name in names if not until_ms <= _begun_ms(name) <= now_ms]
             if left:
                 raise StorageError(f"{len(left)} files of camera {camera!r} could not be deleted: {left[0]}")
-            return gone
+            return deleted
 
     def _evict(self, size: int) -> None:
         if self.bytes_stored + size <= self._max_bytes:
             return
-        # Frees more than needed, so that not every write scans.
+        # Frees more than needed, so that not every write has to scan.
         wanted = self.bytes_stored + size - self._max_bytes + self._max_bytes // 50
         chosen = []
         for stored in sorted(self._files.values(), key=lambda each: each.at_ms):
@@ -289,7 +288,7 @@ class FootageStore:
         make_private_folder(self._folder)
         for entry in os.scandir(self._folder):
             if entry.name.endswith(_PART):
-                # Left by a process that died.
+                # Left behind by a process that died.
                 (self._folder / entry.name).unlink(missing_ok=True)
                 continue
             match = _NAME.fullmatch(entry.name)
@@ -322,11 +321,11 @@ class DraftFile:
         self._file = open(path, "wb", buffering=0, opener=open_private)  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
-        """Append data. Raises ``StorageError``: no space, a disk error, or the camera was forgotten meanwhile."""
+        """Append data. Raises ``StorageError``: no space, a disk error, or the camera was deleted in the meantime."""
         self._store._write(self, self._file, data)
 
     def commit(self) -> StoredFile:
-        """Publish the complete file. Raises like :meth:`write`; the file is abandoned then."""
+        """Publish the complete file. Raises like :meth:`write`, having abandoned the file."""
         try:
             return self._store._commit(self, self._file)
         except StorageError:
@@ -350,4 +349,4 @@ def _begun_ms(name: str) -> int:
 def _reason(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return "the disk is full"
-    return f"the disk does not take it ({error.strerror or error})"
+    return f"disk error ({error.strerror or error})"

@@ -1,4 +1,4 @@
-"""``homeassistant``: cameras and their questions as entities of Home Assistant, by MQTT discovery.
+"""``homeassistant``: cameras and questions as Home Assistant entities, by MQTT discovery.
 
 https://www.home-assistant.io/integrations/mqtt/#mqtt-discovery
 """
@@ -21,17 +21,17 @@ from cluster.errors import ConfigError
 log = logging.getLogger(__name__)
 
 CHECK_S = 5.0
-"""Between looks at the connection, which must stand for the entities to be available."""
+"""Interval of connection checks, in seconds: entities are unavailable while the connection is down."""
 HEALTH = "health"
-"""Object of the entity that is on while anything is wrong with the camera itself."""
+"""Object id of the entity that is on while any health incident of the camera is open."""
 
 
 @dataclass
 class HomeAssistantSink:
-    """One device per camera, with a binary sensor per question, one for the camera's health, and a picture.
+    """One device per camera: a binary sensor per question, one for the camera's health, and an image.
 
-    Configuration and states are retained; what a camera or question leaves behind when it is removed is deleted. While
-    this process is away the broker says that everything is unavailable. Give one cluster one ``node``.
+    Configurations and states are retained, and deleted when their camera or question is removed. While this process is
+    down, the broker reports all entities as unavailable. ``node`` must be unique per cluster.
     """
 
     url: str = field(repr=False)
@@ -53,15 +53,15 @@ class HomeAssistantSink:
             ca_file=self.ca_file,
             will=Message(self._available.topic, "offline", retain=True),
             listen=(f"{self.discovery}/+/{self.node}/+/config",),
-            on_message=self._found,
+            on_message=self._on_config,
         )
         self._wanted: dict[str, Message] | None = None
         self._published: dict[str, Message] = {}
         self._stale: set[str] = set()
-        # Open incidents, by item.
+        # Ids of open incidents by item (the object id of an entity).
         self._open: dict[str, set[str]] = {}
         self._read_picture: ReadPicture | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self._sync_task: asyncio.Task[None] | None = None
         self._syncing = asyncio.Lock()
 
     def use_pictures(self, read: ReadPicture) -> None:
@@ -70,35 +70,35 @@ class HomeAssistantSink:
     def follow_cameras(self, cameras: Mapping[str, Mapping[str, str]], ongoing: Sequence[Incident] = ()) -> None:
         for incident in ongoing:
             self._open.setdefault(_item_of(incident), set()).add(incident.id)
-            # With its configuration, a state is published again.
+            # Publishing the configuration again also publishes the state.
             self._published.pop(self._topic("binary_sensor", _item_of(incident)), None)
         messages = [each for name, questions in cameras.items() for each in self._entities(name, questions)]
         self._wanted = {each.topic: each for each in messages}
-        if self._keeping is None or self._keeping.done():
-            self._keeping = asyncio.get_running_loop().create_task(self._keep(), name="home assistant")
+        if self._sync_task is None or self._sync_task.done():
+            self._sync_task = asyncio.get_running_loop().create_task(self._keep_synced(), name="home assistant")
 
     async def send(self, event: AlertEvent) -> None:
         await self._sync()
         incident = event.incident
-        ours = self._open.setdefault(_item_of(incident), set())
+        open_ids = self._open.setdefault(_item_of(incident), set())
         if event.kind == "end":
-            ours.discard(incident.id)
+            open_ids.discard(incident.id)
         else:
-            ours.add(incident.id)
+            open_ids.add(incident.id)
         attributes = json.dumps(event.body()["incident"], ensure_ascii=False)
-        base, kept = f"{self.node}/{_item_of(incident)}", self._has_entity(incident)
+        base, retain = f"{self.node}/{_item_of(incident)}", self._has_entity(incident)
         messages = [
-            Message(f"{base}/attributes", attributes, retain=kept),
-            Message(f"{base}/state", "ON" if ours else "OFF", retain=kept),
+            Message(f"{base}/attributes", attributes, retain=retain),
+            Message(f"{base}/state", "ON" if open_ids else "OFF", retain=retain),
         ]
-        # Before the picture, whose disk may hang.
+        # Before the picture, since reading it may hang on the disk.
         await self._broker.publish(*messages)
         if (picture := await self._picture(incident)) is not None:
-            kept = self._has_entity(incident)
-            await self._broker.publish(Message(f"{self.node}/{_slug(incident.camera)}/picture", picture, retain=kept))
+            retain = self._has_entity(incident)
+            await self._broker.publish(Message(f"{self.node}/{_slug(incident.camera)}/picture", picture, retain=retain))
 
     async def close(self) -> None:
-        task, self._keeping = self._keeping, None
+        task, self._sync_task = self._sync_task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
@@ -109,7 +109,7 @@ class HomeAssistantSink:
 
     # -- inside ---------------------------------------------------------------------------------
     def _has_entity(self, incident: Incident) -> bool:
-        """Whether the broker may keep what is said of it: nobody would delete that of a removed camera or question."""
+        """Whether its messages may be retained: those of a removed camera or question would never be deleted."""
         return self._wanted is not None and self._topic("binary_sensor", _item_of(incident)) in self._wanted
 
     async def _picture(self, incident: Incident) -> bytes | None:
@@ -119,7 +119,7 @@ class HomeAssistantSink:
             return await asyncio.wait_for(self._read_picture(incident), self.timeout_s)
         return None
 
-    async def _keep(self) -> None:
+    async def _keep_synced(self) -> None:
         while True:
             try:
                 await self._sync()
@@ -128,18 +128,18 @@ class HomeAssistantSink:
             await asyncio.sleep(CHECK_S)
 
     async def _sync(self) -> None:
-        """Connect if need be, and publish what has changed since."""
+        """Connect if necessary, and publish changed entities."""
         async with self._syncing:
             if not self._broker.connected:
-                # A broker may have lost what it kept.
+                # The broker may have lost its retained messages.
                 self._published = {}
                 await self._broker.publish(self._available)
             wanted = self._wanted
             if wanted is None:
                 return
-            gone = [topic for topic in self._stale | set(self._published) if topic not in wanted]
-            for topic in gone:
-                await self._broker.publish(*(Message(each, "", retain=True) for each in self._leftovers(topic)))
+            removed = [topic for topic in self._stale | set(self._published) if topic not in wanted]
+            for topic in removed:
+                await self._broker.publish(*(Message(each, "", retain=True) for each in self._retained_topics(topic)))
                 self._published.pop(topic, None)
                 self._stale.discard(topic)
             for topic, message in wanted.items():
@@ -147,19 +147,19 @@ class HomeAssistantSink:
                     await self._broker.publish(*self._first_states(topic), message)
                     self._published[topic] = message
 
-    def _found(self, topic: str, payload: bytes) -> None:
-        """A configuration that the broker keeps: ours, or of a camera that is no more."""
+    def _on_config(self, topic: str, payload: bytes) -> None:
+        """Note retained configurations of cameras and questions that no longer exist."""
         if payload and (self._wanted is None or topic not in self._wanted):
             self._stale.add(topic)
 
     def _first_states(self, topic: str) -> list[Message]:
-        """What open incidents say, so that nothing is unknown."""
+        """Initial state message of an entity, so that none is unknown."""
         if f"{self.discovery}/binary_sensor/" not in topic:
             return []
         item = topic.split("/")[-2]
         return [Message(f"{self.node}/{item}/state", "ON" if self._open.get(item) else "OFF", retain=True)]
 
-    def _leftovers(self, topic: str) -> list[str]:
+    def _retained_topics(self, topic: str) -> list[str]:
         """Retained topics of an entity, its configuration first."""
         base = f"{self.node}/{topic.split('/')[-2]}"
         return [topic, f"{base}/state", f"{base}/attributes", f"{base}/picture"]
@@ -179,9 +179,9 @@ class HomeAssistantSink:
         topics = {"state_topic": f"{base}/state", "json_attributes_topic": f"{base}/attributes"}
         return self._entity("binary_sensor", item, {"name": name, **topics, **more}, device)
 
-    def _entity(self, component: str, item: str, told: Mapping[str, Any], device: Mapping[str, Any]) -> Message:
+    def _entity(self, component: str, item: str, settings: Mapping[str, Any], device: Mapping[str, Any]) -> Message:
         body = {
-            **told,
+            **settings,
             "unique_id": f"{self.node}_{item}",
             "object_id": f"{self.node}_{item}",
             "availability_topic": self._available.topic,
@@ -199,11 +199,11 @@ def _item(camera: str, subject: str) -> str:
 
 
 def _item_of(incident: Incident) -> str:
-    """That of its question, or of the camera's health."""
+    """Item of the incident's question, or of the camera's health."""
     return _item(incident.camera, incident.subject if incident.kind == "question" else HEALTH)
 
 
 def _slug(name: str) -> str:
-    """A name in a topic's letters; different names stay different."""
+    """Escape a name for use in a topic; different names stay different."""
     plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
     return plain if plain == name else f"{plain}_{hashlib.blake2b(name.encode(), digest_size=3).hexdigest()}"

@@ -25,13 +25,13 @@ SIGNATURE_HEADER = "Sightline-Signature"
 PATH = "/api/v2/alerts"
 _CONNECTIONS = 16
 _SAID = 200
-"""Characters of an error's body that are kept."""
+"""Bytes of an error response's body that are quoted."""
 _MOST_AFTER_S = 900.0
-"""Longest ``Retry-After`` that is obeyed."""
+"""Upper limit of an honoured ``Retry-After``."""
 
 
 def check_url(url: str) -> str:
-    """Return an http(s) address unchanged. Raises ``ConfigError``: anything else."""
+    """Return an http(s) URL unchanged. Raises ``ConfigError``: it is not one."""
     try:
         parts = urlsplit(url)
         port_is_fine = parts.port is None or parts.port > 0
@@ -44,10 +44,10 @@ def check_url(url: str) -> str:
 
 @dataclass
 class HttpSink:
-    """POSTs to one address, over a pool of connections; ``headers`` are sent as well.
+    """POSTs to one URL over a connection pool, with ``headers`` added.
 
-    408, 425, 429, 5xx and connection errors are retryable; any other reply but 2xx is final: the receiver understood
-    and refused the alert. Redirects are not followed, so that a signed alert goes nowhere else.
+    408, 425, 429, 5xx and connection errors are retryable; any other status but 2xx is final: the receiver understood
+    and refused the alert. Redirects are not followed, so that a signed alert reaches no other host.
     """
 
     url: str
@@ -57,14 +57,14 @@ class HttpSink:
     def __post_init__(self) -> None:
         check_above_0(timeout_s=self.timeout_s)
         for name, value in self.headers.items():
-            # No client sends such a header, like one of a file's whole content.
+            # HTTP clients reject such headers, e.g. a value read from a file with its newline.
             if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not value.isprintable():
                 raise ConfigError(f"headers: {name!r} must be letters, digits and -, and its value one line")
         self._url = check_url(self.url)
         self._session: aiohttp.ClientSession | None = None
 
     async def _post(self, body: bytes, headers: Mapping[str, str]) -> None:
-        """POST one body of JSON; returns once the reply confirms the alert. Raises ``DeliveryError``."""
+        """POST a JSON body; returns when the receiver has confirmed it. Raises ``DeliveryError``."""
         import aiohttp
 
         shown = redact(self._url)
@@ -93,17 +93,17 @@ class HttpSink:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
-            # The transports of closed connections end in the next iterations of the loop.
+            # Closed transports are released in the next iteration of the event loop.
             await asyncio.sleep(0)
 
 
 @dataclass
 class WebhookSink(HttpSink):
-    """POSTs the alert's JSON to ``url``; taken when the reply is 2xx.
+    """POSTs the alert's JSON to ``url``; delivered when the response is 2xx.
 
     With a ``secret``, ``Sightline-Signature`` is ``v1=`` and the hexadecimal HMAC-SHA256 of ``TIMESTAMP.BODY``, where
-    TIMESTAMP is the header ``Sightline-Timestamp`` (seconds since 1970, of this attempt): a receiver refuses what is
-    not signed so, or is old.
+    TIMESTAMP is the header ``Sightline-Timestamp`` (Unix time of this attempt). Receivers reject requests with a wrong
+    signature or an old timestamp.
     """
 
     secret: str = field(default="", repr=False)
@@ -118,7 +118,7 @@ class WebhookSink(HttpSink):
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
-    """Value of the header ``Sightline-Signature``."""
+    """Value of the ``Sightline-Signature`` header."""
     return "v1=" + hmac.new(secret.encode(), timestamp.encode() + b"." + body, hashlib.sha256).hexdigest()
 
 
@@ -126,7 +126,7 @@ def signature(secret: str, timestamp: str, body: bytes) -> str:
 class AlertmanagerSink(HttpSink):
     """POSTs to ``url``'s ``/api/v2/alerts``. One incident is one alert: its labels never change.
 
-    An open alert expires ``hold_s`` after its last update, if the cluster vanishes. ``labels`` are added, for routing.
+    An open alert expires ``hold_s`` after its last update, in case the cluster vanishes; ``labels`` are added to each.
     """
 
     labels: dict[str, str] = field(default_factory=dict)

@@ -22,14 +22,14 @@ log = logging.getLogger(__name__)
 
 _MISSING = "the kafka sink needs confluent-kafka, which is not installed: " + install_hint("kafka")
 _AT_ONCE = 8
-"""Alerts that the dispatcher sends at once."""
+"""Threads: the dispatcher's concurrent sends to one sink."""
 _POLL_S = 0.05
-"""Longest wait for a report that another alert's thread has served."""
+"""Poll interval, in seconds: another thread's ``poll`` may have served this one's delivery report."""
 _OURS = ("bootstrap.servers", "message.timeout.ms", "enable.idempotence", "acks")
 
 
 def check_installed() -> None:
-    """Raises ``ConfigError``: confluent-kafka is not."""
+    """Raises ``ConfigError``: confluent-kafka is not installed."""
     if importlib.util.find_spec("confluent_kafka") is None:
         raise ConfigError(_MISSING)
 
@@ -38,10 +38,10 @@ def check_installed() -> None:
 class KafkaSink:
     """Produces the alert's JSON to ``topic``; delivered when all in-sync replicas have it.
 
-    The record's key is the incident's id, which keeps an incident in one partition and in order; the header
+    The record key is the incident id, which keeps an incident's alerts in one partition and in order; the header
     ``idempotency-key`` is the alert's key. ``settings`` are passed to librdkafka (``security.protocol``,
-    ``sasl.username`` …). Needs the extra ``kafka``: confluent-kafka, whose librdkafka is maintained by Kafka's vendor
-    and releases the GIL while it waits.
+    ``sasl.username`` …). Needs the extra ``kafka``: confluent-kafka, maintained by Kafka's vendor, which releases the
+    GIL while it waits.
     """
 
     brokers: str
@@ -55,11 +55,11 @@ class KafkaSink:
         if not self.topic or not all(letter.isalnum() or letter in "._-" for letter in self.topic):
             raise ConfigError(f"topic must be letters, digits, . _ and -, not {self.topic!r}")
         if ours := [name for name in _OURS if name in self.settings]:
-            raise ConfigError(f"settings must leave {ours[0]} alone; it follows from brokers and timeout_s")
+            raise ConfigError(f"settings must leave {ours[0]} alone; the sink sets it")
         check_above_0(timeout_s=self.timeout_s)
         self._producer: Producer | None = None
         self._starting = threading.Lock()
-        # Not the common pool, which a broker that is down would fill.
+        # A separate pool: a broker that is down would block the default executor.
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="kafka")
 
     async def send(self, event: AlertEvent) -> None:
@@ -72,7 +72,7 @@ class KafkaSink:
 
     # -- inside ---------------------------------------------------------------------------------
     def _deliver(self, event: AlertEvent) -> None:
-        """Produce the record and wait until its delivery is reported; ``poll`` releases the GIL while it waits."""
+        """Produce the record and wait for its delivery report; ``poll`` releases the GIL."""
         producer = self._started()
         from confluent_kafka import KafkaError, KafkaException
 
@@ -90,7 +90,7 @@ class KafkaSink:
         except KafkaException as error:
             refused = error.args[0]
             if refused.code() == KafkaError._FATAL:
-                # It takes nothing any more: the next alert gets another one.
+                # The producer is unusable: the next alert creates another.
                 self._drop()
             raise _refusal(refused) from None
         while not reports:
@@ -105,7 +105,7 @@ class KafkaSink:
             return self._producer
 
     def _drop(self) -> None:
-        """What is on its way is reported as failed."""
+        """Discard the producer; messages in flight are reported as failed."""
         with self._starting:
             producer, self._producer = self._producer, None
         if producer is not None:

@@ -13,7 +13,7 @@ _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging
 
 @dataclass
 class LogSink:
-    """Writes to the logger ``sightline.alerts``, at a level that follows the severity."""
+    """Writes to the logger ``sightline.alerts``, at a level that depends on the severity."""
 
     async def send(self, event: AlertEvent) -> None:
         logger.log(_LEVELS[event.incident.severity], "alert %s", json.dumps(event.body(), ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""``mqtt``: one message per alert, at quality of service 1; and the client (``MqttPublisher``)."""
+"""``mqtt``: one message per alert at QoS 1; and the client (``MqttPublisher``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIELDS = ("camera", "subject", "event", "severity", "kind")
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A payload for a topic, at quality of service 1; a broker keeps what is ``retain``-ed for later subscribers."""
+    """A payload for a topic, sent at QoS 1; brokers keep ``retain``-ed messages for later subscribers."""
 
     topic: str
     payload: str | bytes
@@ -31,17 +31,17 @@ class Message:
 
 
 class MqttPublisher:
-    """Speaks MQTT 3.1.1 through paho-mqtt, the Eclipse project's client. Its own queue of unacknowledged messages is
-    not used: after a failure the connection is opened anew, and whoever publishes does so again.
+    """Speaks MQTT 3.1.1 through paho-mqtt, the Eclipse project's client. Its queue of unacknowledged messages is not
+    used: after a failure the connection is reopened, and the caller publishes again.
 
     Args:
         url: ``mqtt://user:password@host:1883``, or ``mqtts://`` with TLS.
-        timeout_s: of connecting, and of an acknowledgement.
-        will: what the broker publishes when the connection breaks.
-        listen: topics to subscribe to, each message of which goes to ``on_message`` on the event loop.
+        timeout_s: deadline of :meth:`publish`, including connecting.
+        will: message that the broker publishes if the connection breaks.
+        listen: topics to subscribe to; ``on_message`` is called on the event loop with topic and payload.
 
     Raises:
-        ConfigError: the address or the timeout makes no sense.
+        ConfigError: invalid address or timeout.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class MqttPublisher:
 
     @property
     def connected(self) -> bool:
-        """Whether the last connection still stands."""
+        """Whether the last connection is still up."""
         return self._client is not None and self._client.is_connected()
 
     async def publish(self, *messages: Message) -> None:
-        """Publish in order; returns when the broker has acknowledged the last. Raises ``DeliveryError``."""
+        """Publish in order; returns when the broker has acknowledged all messages. Raises ``DeliveryError``."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 client = await self._connected()
@@ -103,14 +103,14 @@ class MqttPublisher:
         return f"{self._address.hostname}:{self._port}"
 
     async def _publish(self, client: Client, message: Message) -> None:
-        taken = asyncio.get_running_loop().create_future()
+        acknowledged = asyncio.get_running_loop().create_future()
         # The acknowledgement arrives in a later iteration of the loop, so it cannot be missed between these lines.
         sent = client.publish(message.topic, message.payload, qos=1, retain=message.retain)
         if sent.rc:
-            raise DeliveryError(f"the connection to {self._shown} is gone", retryable=True)
-        self._acknowledged[sent.mid] = taken
+            raise DeliveryError(f"the connection to {self._shown} was lost", retryable=True)
+        self._acknowledged[sent.mid] = acknowledged
         try:
-            await taken
+            await acknowledged
         finally:
             self._acknowledged.pop(sent.mid, None)
 
@@ -129,8 +129,8 @@ class MqttPublisher:
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[str] = loop.create_future()
 
-        def tell(call: Any, *arguments: Any) -> None:
-            # paho calls from its own thread, possibly after the loop has closed.
+        def post(call: Any, *arguments: Any) -> None:
+            # paho calls back on its own thread, possibly after the loop has closed.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(call, *arguments)
 
@@ -139,11 +139,11 @@ class MqttPublisher:
                 answered.set_result(str(reason) if reason.is_failure else "")
 
         client = Client(CallbackAPIVersion.VERSION2, client_id=self._client_id, reconnect_on_failure=False)
-        client.on_connect = lambda _client, _data, _flags, reason, _properties: tell(connected, reason)
-        client.on_publish = lambda _client, _data, mid, _reason, _properties: tell(self._taken, mid)
-        client.on_disconnect = lambda *_: tell(self._gone, client)
+        client.on_connect = lambda _client, _data, _flags, reason, _properties: post(connected, reason)
+        client.on_publish = lambda _client, _data, mid, _reason, _properties: post(self._on_acknowledged, mid)
+        client.on_disconnect = lambda *_: post(self._on_disconnected, client)
         if self._on_message is not None:
-            client.on_message = lambda _client, _data, message: tell(self._on_message, message.topic, message.payload)
+            client.on_message = lambda _client, _data, message: post(self._on_message, message.topic, message.payload)
         if self._will is not None:
             client.will_set(self._will.topic, self._will.payload, qos=1, retain=self._will.retain)
         client.connect_timeout = self._timeout_s
@@ -162,17 +162,17 @@ class MqttPublisher:
             raise
         if refused:
             await asyncio.to_thread(_disconnect, client)
-            raise DeliveryError(f"the MQTT broker at {self._shown} refuses us: {refused}", retryable=True)
+            raise DeliveryError(f"the MQTT broker at {self._shown} refused the connection: {refused}", retryable=True)
         for topic in self._listen:
             client.subscribe(topic, qos=1)
         return client
 
-    def _taken(self, mid: int) -> None:
+    def _on_acknowledged(self, mid: int) -> None:
         future = self._acknowledged.get(mid)
         if future is not None and not future.done():
             future.set_result(None)
 
-    def _gone(self, client: Client) -> None:
+    def _on_disconnected(self, client: Client) -> None:
         if client is self._client:
             self._fail("the connection broke")
 

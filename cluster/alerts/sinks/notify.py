@@ -1,4 +1,4 @@
-"""``notify``: a message to people: e-mail, Telegram, Slack, web push, ntfy and whatever else Apprise speaks."""
+"""``notify``: messages to people over e-mail, Telegram, Slack, web push, ntfy and other services of Apprise."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from apprise import Apprise
 
 _LOOK_EVERY_S, _READ_S = 0.25, 1.0
-"""Between looks for a snapshot, and the least time that reading one is given."""
+"""Poll interval for the snapshot, and the minimum timeout of reading it, in seconds."""
 _TYPES = {"info": "info", "warning": "warning", "critical": "failure"}
 
 
 @dataclass
 class NotifySink:
-    """Sends to one address of Apprise, which has a plugin per service, the snapshot attached where the service takes
-    pictures; delivered when the service has accepted it.
+    """Sends to one Apprise URL, whose scheme selects the service, with the snapshot attached if the service supports
+    it; delivered when the service has accepted the message.
 
     * ``url``: ``mailtos://user:password@host?to=…``, ``tgram://token/chat``, ``slack://xoxb-…/#channel``, ``vapid://…``
-    * ``picture``: attach the snapshot, for which a new incident waits up to ``picture_wait_s``
+    * ``picture``: attach the snapshot; a ``new`` event waits up to ``picture_wait_s`` for it
     """
 
     url: str = field(repr=False)
@@ -53,7 +53,7 @@ class NotifySink:
             raise DeliveryError(f"the service did not answer within {self.timeout_s:g} s", retryable=True) from None
 
     async def close(self) -> None:
-        """Nothing to close: every message has a connection of its own."""
+        """Nothing to close: every message opens its own connection."""
 
     # -- inside ---------------------------------------------------------------------------------
     async def _send(self, event: AlertEvent) -> None:
@@ -70,7 +70,7 @@ class NotifySink:
             notify_type=_TYPES[event.incident.severity],
             body_format="text",
             attach=attached,
-            # Apprise's own sentences say what the service answered, without addresses and tokens.
+            # Apprise logs the service's answer, without URLs and tokens.
             log_callback=lambda entry, _plugin: said.append(str(entry.message)),
             log_level="WARNING",
         )
@@ -87,7 +87,7 @@ class NotifySink:
             try:
                 found = await asyncio.wait_for(self._read_picture(event.incident), max(rest_s, _READ_S))
             except TimeoutError:
-                # The message is worth more than its picture.
+                # Rather send the message without its picture than not at all.
                 return None
             if found is not None or rest_s <= 0:
                 return found
@@ -95,14 +95,14 @@ class NotifySink:
 
 
 def title_of(event: AlertEvent) -> str:
-    """``gate: fence (critical)``, ``gate: fence is over``."""
+    """Title, like ``gate: fence (critical)`` or ``gate: fence is over``."""
     incident = event.incident
     state = "is over" if event.kind == "end" else f"({incident.severity})"
     return f"{incident.camera}: {incident.subject} {state}"
 
 
 def text_of(event: AlertEvent) -> str:
-    """What was asked and seen, when, and where to look."""
+    """Body: question, answer, time, reason of the end, links."""
     incident = event.incident
     lines = [incident.question, incident.text, _when(event), incident.reason]
     lines += [each for each in (incident.snapshot_url, incident.clip_url) if each.startswith("http")]
@@ -120,21 +120,21 @@ def _when(event: AlertEvent) -> str:
 def _target(url: str) -> Apprise:
     import apprise
 
-    # At their debug level, requests are logged with the tokens in them.
+    # At debug level they log requests with the tokens in them.
     for name in ("apprise", "urllib3"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    # No plugins from files, and no configuration from elsewhere: the address is all there is.
+    # No plugins or configuration files: everything comes from the URL.
     asset = apprise.AppriseAsset(app_id="Sightline", app_desc="Sightline", app_url="", secure_logging=True)
     target = apprise.Apprise(asset=asset)
     scheme = url.partition("://")[0]
     if "://" not in url or not target.add(url) or len(target) != 1:
         known = scheme if scheme.isalnum() and len(scheme) <= 20 else "…"
-        raise ConfigError(f"url must be one address as Apprise has it, like mailtos:// or tgram://, not {known}://…")
+        raise ConfigError(f"url must be one Apprise URL, like mailtos:// or tgram://, not {known}://…")
     return target
 
 
 def _reason(said: list[str], url: str) -> str:
-    """The service's answer in one line, without anything of the address."""
+    """The service's answer in one line, with all parts of the URL removed."""
     line = next((each.split("\n")[0].strip() for each in said if each.strip()), "the service did not accept it")
     for secret in sorted({part for part in _parts(url) if len(part) >= 4}, key=len, reverse=True):
         line = line.replace(secret, "***")

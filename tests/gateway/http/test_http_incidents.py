@@ -35,7 +35,7 @@ async def test_a_browser_is_told_who_sees_to_it_and_that_its_clip_is_there(tmp_p
         async with client.open("GET", "/v1/events") as reply:
             incident = (await begin(served, "cam-000"))["cam-000"]
             await client("POST", f"/v1/incidents/{incident}/acknowledge", {"by": "Kim"})
-            await served.alerts.set_clip_state(incident, "part", "the clip is not whole: it began late")
+            await served.alerts.set_clip_state(incident, "part", "the clip is incomplete: it began late")
             new, seen_to, clip = await incident_events(reply, 3)
     assert (new["event"], new["cause"], new["incident"]["clip"]) == ("new", "", "waiting")
     assert (seen_to["event"], seen_to["cause"]) == ("update", "acknowledged")
