@@ -1,1 +1,1 @@
-"""The gateway: proxies to the owners of cameras, the guard, merged answers, HTTP and the console."""
+"""The gateway: proxies to the processes that own cameras, access guard, merged answers, HTTP and the console."""

@@ -1,4 +1,4 @@
-"""``Cameras`` and ``Replicas``: list and change cameras, list and drain replicas, over whatever keeps them."""
+"""gRPC ``Cameras`` and ``Replicas`` services over a ``Directory``, normally the controller."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -21,12 +21,12 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class Directory(Protocol):
-    """Who knows the cameras and places them on replicas: the controller, seen from the gateway.
+    """The gateway's view of the controller, which holds the camera table and places cameras on replicas.
 
-    Of cameras, it raises ``UnknownCameraError``, ``CameraExistsError``, ``ManagedElsewhereError`` (unless ``takeover``
-    is set), ``ConfigError`` (bad settings), ``CapacityError`` (no room, unless ``force`` is set) or
-    ``UnavailableError``; to change one, ``NotReadyError`` where it has another ``revision`` by now. Of replicas,
-    ``ConfigError`` (no such replica), ``NotReadyError`` (nobody would take its cameras) or ``UnavailableError``.
+    Camera methods raise ``UnknownCameraError``, ``CameraExistsError``, ``ManagedElsewhereError`` (unless ``takeover``),
+    ``ConfigError`` (bad settings), ``CapacityError`` (no room, unless ``force``) or ``UnavailableError``; updates also
+    ``NotReadyError`` (the settings have another ``revision`` by now). Replica methods raise ``ConfigError`` (no such
+    replica), ``NotReadyError`` (no other replica can take its cameras) or ``UnavailableError``.
     """
 
     async def add_camera(self, managed: ManagedCamera, force: bool = False, takeover: bool = False) -> CameraStatus: ...
@@ -59,7 +59,7 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
     async def Export(self, request: pb.ExportCamerasRequest, _context: Context) -> pb.ExportCamerasResponse:
         sees = current_principal().sees
         cameras = await self._directory.managed_cameras(list(request.names))
-        written = [
+        exported = [
             pb.WrittenCamera(
                 name=each.entry.name,
                 manager=each.manager,
@@ -69,7 +69,7 @@ class CamerasServicer(cameras_pb2_grpc.CamerasServicer):
             for each in cameras
             if sees(each.entry.name)
         ]
-        return pb.ExportCamerasResponse(cameras=written)
+        return pb.ExportCamerasResponse(cameras=exported)
 
     async def Remove(self, request: pb.RemoveCameraRequest, _context: Context) -> pb.RemoveCameraResponse:
         manager = manager_from_outside(request.manager)

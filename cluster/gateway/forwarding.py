@@ -1,4 +1,4 @@
-"""Calls of the gateway's services that are handed on to other processes (``Forwarding``)."""
+"""Forwards calls of the gateway's services to other processes (``Forwarding``)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,7 +17,7 @@ Code = grpc.StatusCode
 
 
 async def relay(call: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Pass a stream of replies on; the call behind it ends with this one."""
+    """Relay a stream of replies, cancelling the upstream call when this one ends."""
     try:
         async for reply in call:
             await context.write(reply)
@@ -26,7 +26,7 @@ async def relay(call: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
 
 
 class Forwarding:
-    """Hands the calls of one proxy on, ``max_calls`` at once; ``what`` they are, for the refusal of one more."""
+    """Forwards the calls of one proxy, at most ``max_calls`` at once; ``what`` names them in the error beyond that."""
 
     def __init__(self, channels: ChannelPool, what: str, *, max_calls: int = 256) -> None:
         self.channels = channels
@@ -36,10 +36,10 @@ class Forwarding:
     async def to(
         self, who: str, route: Callable[[], Awaitable[str]], limit_s: float, *, unserved: str = ""
     ) -> AsyncIterator[grpc.aio.Channel]:
-        """Channel to ``who``, for a call of at most ``limit_s``; what fails inside is told of ``who``.
+        """Lease a channel to ``who`` for a call of at most ``limit_s``; errors raised inside are attributed to ``who``.
 
-        ``route``: its ``host:port``; raises ``UnavailableError`` while there is none. ``unserved``: why it may not have
-        the service.
+        ``route``: returns its ``host:port``; raises ``UnavailableError`` while there is none. ``unserved``: error
+        message if it does not implement the service.
         """
         late = TimeoutError(f"{who} did not answer within {limit_s:.3g} s")
         try:

@@ -1,4 +1,4 @@
-"""The gateway's door: every call is told apart by its token, checked against the rules, rated and written down."""
+"""Authenticates, authorises, rate-limits and audits every gateway call (``Guard``)."""
 
 import asyncio
 import contextlib
@@ -41,32 +41,31 @@ Credentials: TypeAlias = str | bytes | Principal | None
 """An ``Authorization`` header, or the principal of a session."""
 
 _KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-"""Fields of a method's handler, one of which has what answers it."""
+"""Fields of a gRPC method handler, one of which holds its behaviour."""
 REFLECTION = "/grpc.reflection."
-STRANGER = Principal("?", frozenset(), ())
-"""Who called, where there is no telling."""
+UNKNOWN_CALLER = Principal("?", frozenset(), ())
+"""Principal of unauthenticated calls."""
 
 REFUSALS_NOTED = 60
-"""Refusals of one token, or of all callers without one, that are written down at once; then one a second, with the
-number of others and where they came from."""
+"""Burst of refusals audited per token, and for all callers without one; after it one a second, which counts the others
+and their addresses."""
 RECHECK_S = 15.0
-"""Between looks whether the caller of a stream, which may have no end, may still make it; over HTTP it is
-``ping_s``."""
+"""Interval, in seconds, at which the permissions of a streaming call are rechecked; over HTTP it is ``ping_s``."""
 MOST_NAMED, NAMED_AT_ONCE = 5000, 50
-"""Most cameras that a call names, and how many of them cost as much as a call: each is written down."""
+"""Limit of cameras named by a call, and how many cost as much as one call, since each is audited."""
 PEERS_NAMED = 8
-"""Most addresses that such a line names."""
+"""Limit of addresses in one audit line about suppressed refusals."""
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Lets calls through that :data:`~cluster.security.roles.RULES` allow.
+    """Admits the calls that :data:`~cluster.security.roles.RULES` allow.
 
     Args:
         verify: secret -> principal; raises ``UnauthenticatedError``.
-        rate: calls per principal.
-        audit: where calls are written down; ``None``: nowhere.
-        provider: where people sign in; ``None``: nowhere.
-        tokens: whether there are API tokens.
+        rate: limit of calls per principal.
+        audit: audit log; ``None``: no auditing.
+        provider: sign-in provider, if any.
+        tokens: whether API tokens are accepted.
     """
 
     def __init__(
@@ -82,12 +81,12 @@ class Guard(grpc.aio.ServerInterceptor):
         self._verify = verify
         self._rate = rate
         self._audit = audit
-        # The log is turned over by its size: whoever is refused for ever must not push out what others did.
+        # The log rotates by size: one caller's endless refusals must not push out the records of others.
         self._refusals = RateLimit(1.0, REFUSALS_NOTED)
-        self._unnoted: dict[str, Counter[str]] = {}
+        self._suppressed: dict[str, Counter[str]] = {}
 
     def close(self) -> None:
-        """Write what waits for the audit log; may block for seconds."""
+        """Flush the audit log; may block for seconds."""
         if self._audit is not None:
             self._audit.close()
 
@@ -113,13 +112,12 @@ class Guard(grpc.aio.ServerInterceptor):
         return handler._replace(**{kind: serve})
 
     def admit(self, credentials: Credentials, method: str, peer: str) -> Principal:
-        """Who calls from ``peer``, if they may make this call at all and do not make too many; a refusal is written
-        down.
+        """Identify the caller, and check role and rate limit of a call from ``peer``; refusals are audited.
 
         Raises:
             UnauthenticatedError: see :meth:`identify`.
             ForbiddenError: the role is missing.
-            CapacityError: it calls too often.
+            CapacityError: the rate limit is exceeded.
         """
         principal, error = self._admit(credentials, method)
         if error is not None:
@@ -128,7 +126,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return principal
 
     def _admit(self, credentials: Credentials, method: str) -> tuple[Principal, SightlineError | None]:
-        principal = STRANGER
+        principal = UNKNOWN_CALLER
         try:
             principal = self.identify(credentials)
             rule = _rule(method)
@@ -140,7 +138,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return principal, None
 
     def _refusal(self, principal: Principal, method: str, error: SightlineError) -> grpc.RpcMethodHandler:
-        """Ends the call before anything of its request is read: of a stream gRPC reads nothing by itself."""
+        """Handler that refuses the call before its request is read: gRPC reads nothing ahead of a stream handler."""
 
         async def refuse(_requests: Any, context: Context) -> None:
             self._note(principal.name, _address(context), method, [], error=error)
@@ -149,22 +147,22 @@ class Guard(grpc.aio.ServerInterceptor):
         return grpc.stream_stream_rpc_method_handler(refuse)
 
     def identify(self, credentials: Credentials) -> Principal:
-        """Whose credentials these are. Raises ``UnauthenticatedError``: there is none, or its token is unknown or
+        """Principal of the credentials. Raises ``UnauthenticatedError``: there are none, or the token is unknown or
         expired."""
         if isinstance(credentials, Principal):
             return credentials
         text = credentials.decode("utf-8", "replace") if isinstance(credentials, bytes) else credentials or ""
         scheme, _, secret = text.partition(" ")
         if scheme.lower() != "bearer" or not secret.strip():
-            raise UnauthenticatedError("this gateway wants a token; set SIGHTLINE_TOKEN, or send it as a bearer token")
+            raise UnauthenticatedError("this gateway requires a token; set SIGHTLINE_TOKEN or send a bearer token")
         return self._verify(secret.strip())
 
     def note_sign_in(self, call: str, principal: Principal | None, error: Exception | None, peer: str) -> None:
-        self._note((principal or STRANGER).name, peer, call, [], error=error)
+        self._note((principal or UNKNOWN_CALLER).name, peer, call, [], error=error)
 
     def check(self, principal: Principal, method: str, cameras: list[str], text: str = "") -> None:
-        """Whether ``principal`` may do this with these cameras; written down either way. Raises ``ForbiddenError``:
-        it may not; ``ConfigError``: it names too much."""
+        """Check that ``principal`` may do this with these cameras, and audit the outcome. Raises ``ForbiddenError``;
+        ``ConfigError``: too many or too long names."""
         rule = _rule(method)
         try:
             if len(cameras) > MOST_NAMED or any(len(each) > MAX_NAME for each in cameras):
@@ -183,7 +181,7 @@ class Guard(grpc.aio.ServerInterceptor):
             note(cameras)
 
     def check_request(self, principal: Principal, method: str, request: Any) -> tuple[list[str], str]:
-        """As :meth:`check`, with the cameras that a message names; returns them, and what else is written down."""
+        """As :meth:`check`, for the cameras that a message names; returns them and the text for the audit log."""
         rule = _rule(method)
         named = getattr(request, rule.camera) if rule.camera else []
         cameras = [named] if isinstance(named, str) else list(named)
@@ -193,7 +191,7 @@ class Guard(grpc.aio.ServerInterceptor):
 
     @contextlib.contextmanager
     def serving(self, principal: Principal, method: str, request: Any) -> Iterator[None]:
-        """As :meth:`check_request`; if the call fails inside, that is written down too, but of a push."""
+        """As :meth:`check_request`; a failure inside the context is audited too, except for pushes."""
         cameras, text = self.check_request(principal, method, request)
         try:
             yield
@@ -207,7 +205,7 @@ class Guard(grpc.aio.ServerInterceptor):
     ) -> Callable[..., Awaitable[Any]]:
         async def serve(request: Any, context: Context) -> Any:
             serve_as(principal, _address(context))
-            # A stream's requests come later, and name their camera to the servicer.
+            # A request stream is checked by the servicer, which reads the message that names its camera.
             with self.serving(principal, method, request):
                 return await behavior(request, context)
 
@@ -216,9 +214,9 @@ class Guard(grpc.aio.ServerInterceptor):
     def _rechecked(
         self, serve: Callable[..., Awaitable[Any]], method: str, principal: Principal, authorization: Credentials
     ) -> Callable[..., Awaitable[Any]]:
-        """Ends the call once its token has ended, or is for something else."""
+        """End the call once its token expires, is revoked, or has other permissions."""
 
-        async def follow(request: Any, context: Context) -> Any:
+        async def recheck(request: Any, context: Context) -> Any:
             serving = asyncio.ensure_future(serve(request, context))
             try:
                 while not (await asyncio.wait({serving}, timeout=RECHECK_S))[0]:
@@ -231,34 +229,34 @@ class Guard(grpc.aio.ServerInterceptor):
                 serving.cancel()
                 await asyncio.wait({serving})
 
-        return follow
+        return recheck
 
     def _ended(self, principal: Principal, authorization: Credentials) -> SightlineError | None:
-        """Why a call of ``principal`` must not go on."""
+        """Reason to end a running call of ``principal``; None: it may continue."""
         try:
             if self.identify(authorization) == principal:
                 return None
         except UnavailableError:
-            # Nobody says so just now.
+            # Cannot be decided now.
             return None
         except SightlineError as error:
             return error
-        return UnavailableError(f"what {principal.name!r} may do was changed; call again")
+        return UnavailableError(f"the permissions of {principal.name!r} have changed; call again")
 
     def _note(
         self, who: str, peer: str, method: str, cameras: list[str], text: str = "", *, error: Exception | None = None
     ) -> None:
         if error is not None:
-            unnoted = self._unnoted.setdefault(who, Counter())
+            suppressed = self._suppressed.setdefault(who, Counter())
             try:
                 self._refusals.acquire(who)
             except CapacityError:
-                unnoted[peer if peer in unnoted or len(unnoted) < PEERS_NAMED else "others"] += 1
+                suppressed[peer if peer in suppressed or len(suppressed) < PEERS_NAMED else "others"] += 1
                 return
-            del self._unnoted[who]
-            if unnoted:
-                peers = ", ".join(f"{count} from {each}" for each, count in unnoted.most_common())
-                text += f"{text and '; '}and {unnoted.total()} refusals before, of which nothing was written: {peers}"
+            del self._suppressed[who]
+            if suppressed:
+                peers = ", ".join(f"{count} from {each}" for each, count in suppressed.most_common())
+                text += f"{text and '; '}and {suppressed.total()} earlier refusals not logged: {peers}"
             log.info("%s at %s: %s refused: %s", who, peer, method, error)
         if self._audit is not None:
             outcome = "ok" if error is None else type(error).__name__.removesuffix("Error").lower()
@@ -272,22 +270,22 @@ def _rule(method: str) -> Rule:
     try:
         return RULES[method]
     except KeyError:
-        raise ForbiddenError(f"nobody may call {method} from outside") from None
+        raise ForbiddenError(f"{method} may not be called from outside the cluster") from None
 
 
 def _address(context: Context) -> str:
-    """As HTTP has it, of ``ipv4:10.0.0.7:4711`` or ``ipv6:%5B::1%5D:4711``."""
+    """Peer address as in HTTP, without port: of ``ipv4:10.0.0.7:4711`` or ``ipv6:%5B::1%5D:4711``."""
     return unquote(host_of(context.peer()).partition(":")[2]).strip("[]")
 
 
 def make_guard(security: SecurityConfig, audit_suffix: str = "") -> Guard | None:
-    """Who asks every call for its token; ``None``: nobody. ``audit_suffix``: of the audit log's name, where several
-    gateways might write to one folder. Raises ``ConfigError``: the tokens, or files of the provider, cannot be read; an
-    audit log of calls that nobody is asked a token for."""
+    """Guard of a gateway; ``None``: calls need no token. ``audit_suffix``: added to the audit log's file name, since
+    several gateways may share its folder. Raises ``ConfigError``: the tokens or the provider's files cannot be read, or
+    an audit log is configured without authentication."""
     if not security.guarded:
         if security.audit_log is not None:
             raise ConfigError(
-                "security.audit_log tells who called, and nobody is asked: set security.tokens_file or security.oidc"
+                "security.audit_log needs authenticated callers: set security.tokens_file or security.oidc"
             )
         return None
     tokens = None
@@ -304,11 +302,11 @@ def make_guard(security: SecurityConfig, audit_suffix: str = "") -> Guard | None
         )
 
     def verify(secret: str) -> Principal:
-        # API tokens have no dots, JWTs have two.
+        # JWTs contain two dots, API tokens none.
         if provider is not None and provider.config.bearer_audience is not None and secret.count(".") == 2:
             return provider.verify(secret)
         if tokens is None:
-            raise UnauthenticatedError("this gateway knows no API tokens; sign in at its console")
+            raise UnauthenticatedError("this gateway accepts no API tokens; sign in at its console")
         return tokens.verify(secret)
 
     return Guard(

@@ -1,4 +1,4 @@
-"""``IngestProxy``: the gateway's end of a push, handed on to the decoder that owns the camera, whoever that is now."""
+"""Forwards pushes to the decoder that currently owns the camera (``IngestProxy``)."""
 
 import asyncio
 import contextlib
@@ -16,29 +16,29 @@ from cluster.wire.server import Context, Replies, read_open
 from cluster.wire.status import RefusedError, is_ours
 
 Route = Callable[[str], Awaitable[str]]
-"""Camera -> ``host:port`` of its decoder's own ``Ingest``; raises ``UnavailableError`` while there is none, and another
-``SightlineError`` where the caller may not push for it."""
+"""Camera -> ``host:port`` of its decoder's ``Ingest``. Raises ``UnavailableError`` while there is none, another
+``SightlineError`` if the caller may not push for it."""
 Moved = Callable[[], Awaitable[bool]]
 
 STALL_S, MOVED_S = 30.0, 2.0
-"""Longest that a decoder may acknowledge nothing, or not confirm the end; while it is silent, the controller is asked
-so often whether the camera has moved: a node without power ends no connection."""
-UNTOLD_BYTES, SHORT_CREDIT = 256 * 1024, 32
-"""Beyond so many bytes, or with no more credit left than two of an agent's batches, a pusher is told at once."""
+"""Longest time, in seconds, without an acknowledgement from the decoder or confirmation of the end; and the interval at
+which the controller is asked, during such silence, whether the camera has moved: a dead node closes no connection."""
+UNACKNOWLEDGED_BYTES, SHORT_CREDIT = 256 * 1024, 32
+"""Bytes not acknowledged to the pusher, and remaining credit (two batches of an agent), at which it gets a reply at once."""
 
 
 class IngestProxy(ingest_pb2_grpc.IngestServicer):
-    """Passes messages on as the bytes they came as, and the decoder's replies, merged.
+    """Forwards messages as raw bytes, and the decoder's replies, coalesced.
 
-    It looks into the opening alone: the decoder checks the others, and its refusals are passed on. It keeps no packets,
-    and tries nothing twice: the pusher does. Where the decoder dies or is not there yet, or the camera moves, the push
-    ends with UNAVAILABLE, and the pusher goes on at the next decoder with what was not acknowledged.
+    Only the opening message is parsed; the decoder validates the others, and its refusals are passed on. Nothing is
+    buffered or retried here: if the decoder dies, is not there yet, or the camera moves, the push ends with UNAVAILABLE
+    and the pusher resends what was not acknowledged to the next decoder.
 
     Args:
         reply_s: longest wait for the decoder's first reply.
-        idle_reply_s: seconds between replies to a pusher that does not need them (:meth:`_Push._note`): a reply costs
-            as much as a message of packets. What was not told yet comes again when the pusher loses its connection:
-            harmless before a decoder that lives and knows the session.
+        idle_reply_s: interval of replies to a pusher that does not need them sooner (:meth:`_Push._accept_reply`): a
+            reply costs as much as a message of packets. Acknowledgements withheld when the connection breaks cause
+            packets to be sent again, which a live decoder recognises by the session.
     """
 
     def __init__(self, route: Route, channels: ChannelPool, *, reply_s: float = 5.0, idle_reply_s: float = 2.0) -> None:
@@ -74,19 +74,19 @@ class IngestProxy(ingest_pb2_grpc.IngestServicer):
 
 
 class _Push:
-    """One push from the decoder's ``first`` reply on."""
+    """One push, from the decoder's ``first`` reply on."""
 
     def __init__(self, who: str, context: Context, replies: Replies, call: Call, first: bytes, moved: Moved) -> None:
         self._who, self._moved = who, moved
         self._context, self._replies, self._call = context, replies, call
-        self._limit = self._most = self._untold = 0
+        self._limit = self._most = self._unacknowledged = 0
         self._unanswered_s = math.inf
-        self._news, self._pressing = asyncio.Event(), asyncio.Event()
-        self._note(first)
+        self._has_reply, self._urgent = asyncio.Event(), asyncio.Event()
+        self._accept_reply(first)
 
     async def relay(self, idle_reply_s: float) -> None:
-        await self._tell_newest()
-        running = self._read(), self._tell(idle_reply_s), self._send()
+        await self._send_newest()
+        running = self._read(), self._reply(idle_reply_s), self._forward()
         tasks = [asyncio.create_task(each) for each in running]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -94,17 +94,17 @@ class _Push:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        if not tasks[0].cancelled() and self._news.is_set():
-            # A pusher that goes on elsewhere must not send there once more what was taken over.
+        if not tasks[0].cancelled() and self._has_reply.is_set():
+            # So that the pusher does not resend acknowledged packets to the next decoder.
             with contextlib.suppress(CapacityError):
-                await self._tell_newest()
+                await self._send_newest()
         next(task for task in tasks if not task.cancelled()).result()
 
-    async def _send(self) -> None:
-        """Waits for the decoder's flow control, which slows the pusher down by its own connection."""
+    async def _forward(self) -> None:
+        """Forward messages; the decoder's flow control propagates to the pusher's connection."""
         try:
             while (message := await self._context.read()) is not grpc.aio.EOF:
-                self._untold += len(message)
+                self._unacknowledged += len(message)
                 self._unanswered_s = min(self._unanswered_s, time.monotonic())
                 await write(self._call, message)
             await self._call.done_writing()
@@ -115,32 +115,32 @@ class _Push:
 
     async def _read(self) -> None:
         while (reply := await read(self._call)) is not grpc.aio.EOF:
-            self._note(reply)
+            self._accept_reply(reply)
 
-    def _note(self, reply: bytes) -> None:
-        """Told soon if half of the pusher's credit is used, so that it may come to wait for more, or if it holds
-        ``UNTOLD_BYTES`` until then."""
+    def _accept_reply(self, reply: bytes) -> None:
+        """Keep the decoder's newest reply. It is urgent if half of the pusher's credit is used, so that it may soon run
+        out, or if the pusher holds ``UNACKNOWLEDGED_BYTES``."""
         self._newest, self._unanswered_s = ingest_pb2.PushReply.FromString(reply), math.inf
-        self._news.set()
+        self._has_reply.set()
         left = self._limit - self._newest.next_sequence
-        if left <= max(self._most // 2, SHORT_CREDIT) or self._untold >= UNTOLD_BYTES:
-            self._pressing.set()
+        if left <= max(self._most // 2, SHORT_CREDIT) or self._unacknowledged >= UNACKNOWLEDGED_BYTES:
+            self._urgent.set()
 
-    async def _tell(self, idle_reply_s: float) -> None:
+    async def _reply(self, idle_reply_s: float) -> None:
         while True:
             try:
                 async with asyncio.timeout(MOVED_S):
-                    await self._news.wait()
+                    await self._has_reply.wait()
             except TimeoutError:
                 await self._check_decoder()
                 continue
-            await self._tell_newest()
+            await self._send_newest()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(idle_reply_s):
-                    await self._pressing.wait()
+                    await self._urgent.wait()
 
     async def _check_decoder(self) -> None:
-        """Raises ``UnavailableError``: it has answered nothing of what it was sent, for too long or as the camera has
+        """Raises ``UnavailableError``: the decoder has not acknowledged messages for too long, or the camera has
         moved."""
         silent_s = time.monotonic() - self._unanswered_s
         if silent_s >= STALL_S:
@@ -148,25 +148,25 @@ class _Push:
         try:
             moved = silent_s >= MOVED_S and await self._moved()
         except UnavailableError:
-            # Asked again soon.
+            # Checked again soon.
             return
         if moved:
-            raise UnavailableError(f"{self._who} is another one by now")
+            raise UnavailableError(f"{self._who} has changed")
 
-    async def _tell_newest(self) -> None:
-        newest, self._untold = self._newest, 0
-        self._news.clear()
-        self._pressing.clear()
-        # A promise once made is never taken back.
+    async def _send_newest(self) -> None:
+        newest, self._unacknowledged = self._newest, 0
+        self._has_reply.clear()
+        self._urgent.clear()
+        # Credit once granted is never withdrawn.
         self._limit = max(self._limit, newest.next_sequence + newest.credit)
         self._most = max(self._most, newest.credit)
         await self._replies.send(newest.SerializeToString())
 
 
 def _reason(failure: grpc.aio.AioRpcError, who: str) -> SightlineError:
-    """Why the connection to the decoder is over."""
+    """Error for the pusher, from the failure of the decoder's call."""
     why = failure.details() or failure.code().name
-    # It may not have heard of the camera yet: the controller knows it.
+    # NOT_FOUND: the decoder has not been assigned the camera yet, which the controller knows.
     if is_ours(failure) and failure.code() is not grpc.StatusCode.NOT_FOUND:
         return RefusedError(failure.code(), why)
-    return UnavailableError(f"{who} is not there ({why}); try again in a moment")
+    return UnavailableError(f"{who} is not available ({why}); try again in a moment")

@@ -1,4 +1,4 @@
-"""``ResultsMerger``: the gateway and alerting follow every replica's answers into one hub of their own."""
+"""Merges the answers of all replicas into one hub, for the gateway and alerting (``ResultsMerger``)."""
 
 import asyncio
 import logging
@@ -15,12 +15,12 @@ from cluster.wire.convert import answer_from_proto
 from cluster.wire.tls import PeerTls
 
 MOST_GONE = 1000
-"""Replicas that are not followed now of which the last answer's number is known."""
+"""Limit of replicas no longer followed whose last answer number is kept."""
 CHANGE_S, RETRY_S = 10.0, 1.0
-"""Longest wait for a change of the replicas, and between two tries to hear of one."""
+"""Longest wait for a change of the replicas, and the pause after a failed wait, in seconds."""
 AwaitReplicas = Callable[[dict[str, str], float], Awaitable[dict[str, str]]]
-"""Known replicas, name -> ``host:port``, and seconds -> all of them, once they differ or after that time; raises
-``UnavailableError``."""
+"""(known replicas, name -> ``host:port``; timeout in seconds) -> all replicas, once they differ from those known or the
+timeout is reached; raises ``UnavailableError``."""
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 class ResultsMerger:
     """Watches a changing set of replicas, reconnecting with backoff.
 
-    After a break answers go on where they ended, and of a replica that began after this with its first; those that it
-    no longer has are missed. ``recent``: of replicas that were there before, begin with the answers of the last minute.
+    A reconnect resumes after the last answer received; a replica that started later is read from its first answer.
+    Answers that it no longer has count as missed. ``recent``: start running replicas with their last minute's answers.
     """
 
     def __init__(
@@ -47,22 +47,22 @@ class ResultsMerger:
         self._retry_s = retry_s
         self._max_retry_s = max_retry_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        # By address: number of the newest answer that came. Those of replicas that begin after this are above its time.
+        # Newest answer number by address. Numbers are above the time at which their replica started.
         self._began, self._numbers = time.time_ns(), dict[str, int]()
 
     def follow(self, addresses: Collection[str]) -> None:
-        """Follow exactly these replicas (``host:port``) from now on; call on the event loop."""
-        # One that failed, which no broken connection makes it do, begins anew.
-        for gone in [each for each, task in self._tasks.items() if each not in addresses or task.done()]:
-            self._tasks.pop(gone).cancel()
+        """Follow exactly these replicas (``host:port``) from now on. Call on the event loop."""
+        # A finished task has failed unexpectedly (broken connections are handled inside) and is restarted.
+        for address in [each for each, task in self._tasks.items() if each not in addresses or task.done()]:
+            self._tasks.pop(address).cancel()
         for address in addresses:
             if address not in self._tasks:
                 self._tasks[address] = asyncio.create_task(self._follow(address), name=f"results of {address}")
-        for gone in [each for each in self._numbers if each not in self._tasks][:-MOST_GONE]:
-            del self._numbers[gone]
+        for address in [each for each in self._numbers if each not in self._tasks][:-MOST_GONE]:
+            del self._numbers[address]
 
     async def follow_replicas(self, replicas: AwaitReplicas) -> None:
-        """Follow the replicas there are, for as long as this runs."""
+        """Keep following all current replicas until cancelled."""
         known: dict[str, str] = {}
         while True:
             try:
@@ -80,7 +80,7 @@ class ResultsMerger:
     async def _follow(self, address: str) -> None:
         wait_s = self._retry_s
         while True:
-            # A channel for each attempt: the certificate may have been renewed since.
+            # A new channel per attempt, since the certificate may have been renewed.
             async with open_channel(address, tls=self._tls) as channel:
                 stub = results_pb2_grpc.ResultsStub(channel)
                 after = self._numbers.get(address, self._began)
@@ -88,7 +88,7 @@ class ResultsMerger:
                 connected, reason = False, "the replica ended the stream"
                 try:
                     metadata = await call.initial_metadata()
-                    # Metadata also arrives with a failure: only a call that goes on is a connection.
+                    # Metadata also arrives with a failure: only a call that is still running is a connection.
                     connected = not call.done()
                     self._numbers[address] = int(metadata.get(NUMBER, after))
                     async for message in call:
@@ -101,6 +101,6 @@ class ResultsMerger:
                 finally:
                     call.cancel()
                 if connected:
-                    log.warning("no answers of the replica at %s: %s", address, reason)
+                    log.warning("the answer stream of the replica at %s ended: %s", address, reason)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, self._max_retry_s)

@@ -1,4 +1,4 @@
-"""``OidcProvider``: the sign-in provider over HTTP: discovery, keys, codes for tokens."""
+"""Client of the OpenID Connect provider: discovery, signing keys, exchange of codes for tokens (``OidcProvider``)."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ log = logging.getLogger(__name__)
 
 CALLBACK = "/v1/sign-in/callback"
 TIMEOUT_S = 5.0
-"""Of one request to the provider."""
+"""Timeout of one request to the provider, in seconds."""
 REFRESH_S = 3600.0
-"""Age at which the provider's document and keys are read again."""
+"""Age, in seconds, at which the discovery document and keys are refreshed."""
 RETRY_S = 10.0
-"""Least time between two readings: a token with an invented key asks the provider nothing more often."""
+"""Minimum interval of refreshes, so that tokens with made-up key ids cannot flood the provider."""
 MOST_BYTES = 2**20
 
 
 class OidcProvider:
-    """Used on one event loop. Its document and keys are read when they are needed, and stay while it is down.
+    """Used on one event loop. Fetches the discovery document and keys on demand, and keeps them while the provider is
+    down.
 
-    ``rate``: of sign-ins from one address for which the provider is asked. Raises ``ConfigError``: the secret or the
-    authority cannot be read."""
+    ``rate``: limit of code redemptions per address. Raises ``ConfigError``: the client secret or CA cannot be read."""
 
     def __init__(self, config: OidcConfig) -> None:
         self.config = config
@@ -63,11 +63,11 @@ class OidcProvider:
 
     @property
     def name(self) -> str:
-        """Host of the provider, as people know it."""
+        """Host name of the provider, to show to users."""
         return urlsplit(self.config.issuer).hostname or self.config.issuer
 
     def refresh(self) -> None:
-        """Read document and keys in the background, unless that is under way or was tried a moment ago."""
+        """Refresh document and keys in the background, unless a refresh is running or was just tried."""
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.get_running_loop().create_task(self._refresh(), name="oidc keys")
 
@@ -77,30 +77,30 @@ class OidcProvider:
             await asyncio.wait([self._refreshing])
 
     def verify(self, token: str) -> Principal:
-        """Whose bearer JWT it is.
+        """Principal of a bearer JWT.
 
         Raises:
-            UnauthenticatedError: it is forged, expired or for somebody else.
-            ForbiddenError: no group of it has a role here.
-            UnavailableError: its key is being read; it may be tried again.
+            UnauthenticatedError: it is forged, expired or for another audience.
+            ForbiddenError: none of its groups has a role here.
+            UnavailableError: its key is being fetched; try again.
         """
-        assert self.config.bearer_audience is not None, "asked only where bearers are accepted"
+        assert self.config.bearer_audience is not None, "called only if bearer tokens are accepted"
         if time.monotonic() - self._read_s > REFRESH_S:
             self.refresh()
         if self._keys is None:
-            raise UnavailableError(f"the keys of {self.name} are not read yet; try again")
+            raise UnavailableError(f"the keys of {self.name} have not been fetched yet; try again")
         try:
             return self.claims.principal(self.claims.verify(token, self._keys, self.config.bearer_audience))
         except UnknownKeyError:
             if time.monotonic() - self._tried_s < RETRY_S:
                 raise
             self.refresh()
-            raise UnavailableError(f"the new keys of {self.name} are being read; try again") from None
+            raise UnavailableError(f"the new keys of {self.name} are being fetched; try again") from None
 
     async def address(self, attempt: Attempt) -> str:
-        """Where a browser goes to sign in. Raises ``UnavailableError``: the provider cannot be reached, or says
-        nothing useful."""
-        await self._read()
+        """Authorization URL to which the browser is redirected. Raises ``UnavailableError``: the provider cannot be
+        reached, or its document is unusable."""
+        await self._fetch_if_old()
         query = {
             "response_type": "code",
             "client_id": self.config.client_id,
@@ -115,15 +115,15 @@ class OidcProvider:
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(query)}"
 
     async def redeem(self, code: str, attempt: Attempt) -> Principal:
-        """Who has signed in, for the ``code`` that the provider gave to the browser.
+        """Redeem the ``code`` that the provider gave to the browser; returns who signed in.
 
         Raises:
-            UnauthenticatedError: the provider or we refuse it.
+            UnauthenticatedError: the code or its ID token is refused.
             ForbiddenError: the person is in no group with a role here.
             UnavailableError: the provider cannot be reached.
         """
-        await self._read()
-        await self._renew()
+        await self._fetch_if_old()
+        await self._reload_files()
         form = {
             "grant_type": "authorization_code",
             "code": code,
@@ -148,63 +148,63 @@ class OidcProvider:
         return self.claims.principal(claims)
 
     async def _verified(self, token: str, nonce: str) -> dict[str, Any]:
-        assert self._keys is not None, "read before"
+        assert self._keys is not None, "fetched before"
         try:
             return self.claims.verify(token, self._keys, self.config.client_id, nonce=nonce)
         except UnknownKeyError:
-            # The provider has changed its keys since.
-            await self._read(again=True)
+            # The provider has rotated its keys.
+            await self._fetch_if_old(force=True)
             return self.claims.verify(token, self._keys, self.config.client_id, nonce=nonce)
 
     async def _userinfo(self, access_token: str, claims: Mapping[str, Any]) -> dict[str, Any]:
-        """Name and groups, where the ID token has none (OpenID Connect Core 5.3)."""
+        """Claims that the ID token lacks, such as groups (OpenID Connect Core 5.3)."""
         headers = {"Authorization": f"Bearer {access_token}"}
         found = await self._ask("GET", self._endpoint("userinfo_endpoint"), headers=headers)
         if found.get("sub") != claims["sub"]:
-            raise UnauthenticatedError("the provider told of another person than the one who signed in")
+            raise UnauthenticatedError("the provider's userinfo is of another person than its ID token")
         return {name: value for name, value in found.items() if name not in claims}
 
     async def _refresh(self) -> None:
         try:
-            await self._read(again=True)
+            await self._fetch_if_old(force=True)
         except SightlineError as error:
-            log.warning("signing in: %s", error)
+            log.warning("sign-in provider: %s", error)
 
-    async def _read(self, *, again: bool = False) -> None:
-        """Read document and keys where they are missing or old, or ``again``; old ones stay if that fails."""
+    async def _fetch_if_old(self, *, force: bool = False) -> None:
+        """Fetch document and keys if missing, expired or ``force``; a failed refresh keeps the old ones."""
         async with self._reading:
             now_s = time.monotonic()
             old = now_s - self._read_s > REFRESH_S
-            if self._keys is not None and (not (old or again) or now_s - self._tried_s < RETRY_S):
+            if self._keys is not None and (not (old or force) or now_s - self._tried_s < RETRY_S):
                 return
             self._tried_s = now_s
-            await self._renew()
+            await self._reload_files()
             try:
-                await self._read_anew()
+                await self._fetch()
                 self._read_s = now_s
             except UnavailableError as error:
                 if self._keys is None:
                     raise
-                log.warning("signing in: %s", error)
+                log.warning("sign-in provider: %s", error)
 
-    async def _read_anew(self) -> None:
+    async def _fetch(self) -> None:
         try:
             document = await self._ask("GET", f"{self.config.issuer.rstrip('/')}/.well-known/openid-configuration")
             if document.get("issuer") != self.config.issuer:
                 raise UnavailableError(
-                    f"{self.name} calls itself {document.get('issuer')!r}, not {self.config.issuer!r}; write "
-                    "security.oidc.issuer as it does"
+                    f"{self.name} publishes the issuer {document.get('issuer')!r}, not {self.config.issuer!r}; correct "
+                    "security.oidc.issuer"
                 )
             self._document = document
             found = await self._ask("GET", self._endpoint("jwks_uri"))
-            # Without keys for encryption, and symmetric ones.
+            # Skips encryption keys and symmetric keys.
             keys = [key for key in found["keys"] if key.get("use", "sig") == "sig" and key.get("kty") != "oct"]
             self._keys = KeySet.import_key_set({"keys": keys})
         except (JoseError, ValueError, TypeError, KeyError) as error:
-            raise UnavailableError(f"{self.name} has published no keys that can be used: {error}") from None
+            raise UnavailableError(f"{self.name} has published no usable keys: {error}") from None
 
-    async def _renew(self) -> None:
-        """Read secret and authority again; the old ones stay while a file cannot be read."""
+    async def _reload_files(self) -> None:
+        """Read client secret and CA again, keeping the old ones while a file cannot be read."""
         with contextlib.suppress(ConfigError):
             self._secret, self._tls = await asyncio.to_thread(_files, self.config)
 
@@ -212,11 +212,11 @@ class OidcProvider:
         address = str(self._document.get(name, ""))
         scheme = urlsplit(address).scheme
         if scheme != "https" and scheme != urlsplit(self.config.issuer).scheme:
-            raise UnavailableError(f"{self.name} has no {name} that can be used")
+            raise UnavailableError(f"{self.name} has no usable {name}")
         return address
 
     async def _ask(self, method: str, address: str, **options: Any) -> dict[str, Any]:
-        """JSON of a reply. Raises ``UnavailableError``, and ``UnauthenticatedError`` where a code is refused."""
+        """Request JSON from the provider. Raises ``UnavailableError``; ``UnauthenticatedError``: the code is refused."""
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -233,7 +233,7 @@ class OidcProvider:
                 f"the sign-in provider {self.name} cannot be reached: {type(error).__name__}"
             ) from None
         if reply.status == 400 and found.get("error") == "invalid_grant":
-            raise UnauthenticatedError("the provider refuses this sign-in (invalid_grant); sign in again")
+            raise UnauthenticatedError("the provider refused this sign-in (invalid_grant); sign in again")
         if reply.status != 200:
             said = found.get("error", "") if isinstance(found.get("error", ""), str) else ""
             raise UnavailableError(f"the sign-in provider {self.name} answered {reply.status} {said[:80]}".rstrip())
@@ -254,7 +254,7 @@ async def _body(reply: aiohttp.ClientResponse) -> dict[str, Any]:
 
 
 def _files(config: OidcConfig) -> tuple[str, ssl.SSLContext | bool]:
-    """The client's secret, empty without one, and the authority of the provider, True for the system's."""
+    """Read the client secret (empty: none) and the TLS context of the provider's CA (True: the system's CAs)."""
     secret = ""
     try:
         if (path := config.client_secret_file) is not None:
@@ -270,10 +270,10 @@ def _files(config: OidcConfig) -> tuple[str, ssl.SSLContext | bool]:
 
 
 def refused(error: str) -> SightlineError:
-    """What the provider says to the browser in place of a code (RFC 6749, 4.1.2.1)."""
+    """Map an error that the provider returned instead of a code (RFC 6749, 4.1.2.1)."""
     if error == "access_denied":
         return ForbiddenError("the sign-in was declined at the provider")
     if error in ("server_error", "temporarily_unavailable"):
-        return UnavailableError("the provider cannot sign anybody in just now; try again")
+        return UnavailableError("the provider is temporarily unavailable; try again")
     known = error.isascii() and error.replace("_", "").isalnum() and len(error) <= 40
     return UnauthenticatedError(f"the provider did not sign you in{f' ({error})' if known else ''}; sign in again")

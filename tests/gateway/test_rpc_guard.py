@@ -273,7 +273,7 @@ async def test_the_audit_log_tells_who_asked_what_and_who_was_refused(monkeypatc
 
 
 def test_an_audit_log_needs_callers_who_are_asked_and_its_lost_lines_are_counted(tmp_path):
-    with pytest.raises(ConfigError, match=r"nobody is asked: set security\.tokens_file or security\.oidc"):
+    with pytest.raises(ConfigError, match=r"needs authenticated callers: set security\.tokens_file or security\.oidc"):
         make_guard(SecurityConfig(audit_log=str(tmp_path / "audit.jsonl")))
     write_tokens(tmp_path / "tokens.json", [])
     (tmp_path / "audit.jsonl").symlink_to("/dev/full")
@@ -303,8 +303,8 @@ def test_strangers_push_nobody_out_of_the_audit_log(tmp_path):
     told = [line["text"] for line in lines if "text" in line]
     named = ", ".join(f"1 from 10.0.{number}.7" for number in range(60, 68))
     assert told == [
-        f"and 940 refusals before, of which nothing was written: 932 from others, {named}",
-        "and 999 refusals before, of which nothing was written: 500 from 10.0.0.1, 499 from 10.0.0.0",
+        f"and 940 earlier refusals not logged: 932 from others, {named}",
+        "and 999 earlier refusals not logged: 500 from 10.0.0.1, 499 from 10.0.0.0",
     ]
     assert (lines[0]["peer"], lines[-1]["peer"]) == ("10.0.0.7", "10.0.0.1")
 

@@ -178,7 +178,7 @@ async def test_a_replica_that_comes_back_is_followed_again(make, until, caplog):
             await until(lambda: len(hub._subscriptions) == 1)
             hub.publish([make.answer(0)])
             await take(merged, 1)
-        await until(lambda: f"no answers of the replica at {address}: " in caplog.text)
+        await until(lambda: f"the answer stream of the replica at {address} ended: " in caplog.text)
         again = AnswerHub()
         async with serving(again, port=int(address.rpartition(":")[2])):
             await until(lambda: len(again._subscriptions) == 1)

@@ -317,7 +317,7 @@ async def test_a_push_to_a_node_without_power_ends_when_its_camera_has_moved(mak
         assert not client.call.done()
         gateway.address = "127.0.0.1:1"
         code, details = await asyncio.wait_for(client.status(), 5.0)
-        assert (code, details) == ("UNAVAILABLE", "the decoder of camera 'gate' is another one by now")
+        assert (code, details) == ("UNAVAILABLE", "the decoder of camera 'gate' has changed")
 
 
 async def test_a_silent_client_is_not_kept(make):

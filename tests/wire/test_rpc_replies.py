@@ -4,7 +4,7 @@ import asyncio
 
 from ingest_parts import chain, pusher
 
-from cluster.gateway.ingest_proxy import SHORT_CREDIT, UNTOLD_BYTES
+from cluster.gateway.ingest_proxy import SHORT_CREDIT, UNACKNOWLEDGED_BYTES
 
 NEVER_S = 60.0
 
@@ -34,13 +34,13 @@ async def test_a_pusher_that_holds_much_is_told(make):
     async with chain("gateway", proxy={"idle_reply_s": NEVER_S}) as (decoder, address), pusher(address) as client:
         decoder.consume()
         await client.open()
-        packets = make.packets(UNTOLD_BYTES // size + 3, size=size)
+        packets = make.packets(UNACKNOWLEDGED_BYTES // size + 3, size=size)
         await client.send(packets[0])
         assert (await client.read()).next_sequence == 1
         for packet in packets[1:]:
             await client.send(packet)
         reply = await asyncio.wait_for(client.read(), 20.0)
-        assert reply.next_sequence > UNTOLD_BYTES // size
+        assert reply.next_sequence > UNACKNOWLEDGED_BYTES // size
 
 
 async def test_a_pusher_with_little_credit_is_told_at_once(make):

@@ -321,7 +321,7 @@ async def test_an_issuer_that_calls_itself_otherwise_is_named(tmp_path):
         security = {"oidc": {**oidc, "groups": GROUPS}}
         async with serving(tmp_path, cameras=1, port=own, security=security) as served, Client(served.url) as client:
             status, page = await sign_in(client.session, served.url, "ann")
-            assert (status, "calls itself" in sentence(page)) == (503, True)
+            assert (status, "publishes the issuer" in sentence(page)) == (503, True)
 
 
 async def test_jwts_are_no_bearer_tokens_unless_that_is_wanted(tmp_path):
@@ -329,7 +329,7 @@ async def test_jwts_are_no_bearer_tokens_unless_that_is_wanted(tmp_path):
         secret = await issuer.robot_token("ben")
         async with Client(served.url, secret) as client:
             status, body = await client("GET", "/v1/cameras")
-            assert (status, "knows no API tokens" in body["error"]) == (401, True)
+            assert (status, "accepts no API tokens" in body["error"]) == (401, True)
 
 
 async def test_who_tries_too_often_asks_the_provider_nothing_more(tmp_path):
