@@ -1,4 +1,4 @@
-"""One free question to many cameras at once, within bounds of cost and time (``AskAll``)."""
+"""Asks many cameras one free question, within limits of concurrency, length and time (``AskAll``)."""
 
 import asyncio
 import contextlib
@@ -22,26 +22,26 @@ log = logging.getLogger(__name__)
 
 AT_ONCE, MOST_AT_ONCE = 8, 32
 TOKENS = 16
-"""Longest answer of one camera, unless the request says."""
+"""Default limit of new tokens per camera."""
 DEADLINE_S, LONGEST_S = 60.0, 300.0
 RETRY_S = 0.5
-"""Before a replica whose questions all wait is asked again."""
+"""Pause before retrying a replica whose question queue is full."""
 PROGRESS_S = 0.5
 MOST_PATTERNS = 100
 CLIPS, CLIPS_S = 1000, 2.0
-"""Newest incidents that are searched for clips of the moments, and the longest wait for them."""
+"""Number of newest incidents searched for clips of moments, and the timeout of listing them."""
 
 AskCamera = Callable[[memory_pb2.AskRequest, float], Awaitable[memory_pb2.AskResult]]
-"""(question, seconds it may take) -> the camera's result; raises ``SightlineError`` or gRPC's error."""
+"""(question, timeout in seconds) -> the camera's result; raises ``SightlineError`` or gRPC errors."""
 ListCameras = Callable[[], Awaitable[Sequence[CameraStatus]]]
 ListIncidents = Callable[[incidents_pb2.ListIncidentsRequest], Awaitable[incidents_pb2.ListIncidentsResponse]]
 
 
 class AskAll:
-    """Asks the cameras that the caller may see, ``at_once`` of them at a time, replicas in turn.
+    """Asks the cameras that the caller may see, ``at_once`` at a time, round-robin over replicas.
 
-    ``incidents``: lists incidents, for the clips of moments; None where there are none. ``most``: such questions at
-    once; one more is refused with ``CapacityError``.
+    ``incidents``: lists incidents, to find clips of moments; None: alerting is disabled. ``most``: concurrent
+    questions; more are refused with ``CapacityError``.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class AskAll:
     async def answers(
         self, request: memory_pb2.AskAllRequest, remaining_s: float | None = None
     ) -> AsyncGenerator[memory_pb2.AskAllEvent, None]:
-        """Cameras' answers as they come, progress in between, and at last one that is ``finished``.
+        """Yield the cameras' answers as they arrive, with progress in between; the last progress is ``finished``.
 
-        Closing it stops all that is under way. Raises ``ConfigError``: not a question, or more than may be asked for;
-        ``CapacityError``: too many such questions are under way."""
+        Closing the generator cancels all calls. Raises ``ConfigError``: invalid question or limits; ``CapacityError``:
+        too many such questions are running."""
         check_question(request.text)
         at_once = request.at_once or AT_ONCE
         deadline_s = check_seconds(request.deadline_s, "deadline_s") or DEADLINE_S
         check_seconds(request.since_s, "since_s")
         if at_once > MOST_AT_ONCE or deadline_s > LONGEST_S or len(request.cameras) > MOST_PATTERNS:
             raise ConfigError(
-                f"at most {MOST_AT_ONCE} cameras at once, {LONGEST_S:g} s and {MOST_PATTERNS} patterns of cameras"
+                f"at most {MOST_AT_ONCE} cameras at once, {LONGEST_S:g} s and {MOST_PATTERNS} camera patterns"
             )
         for pattern in request.cameras:
             check_name(pattern, "a camera's pattern")
@@ -89,7 +89,7 @@ class AskAll:
         scope = list(current_principal().cameras) or [""]
         since_s = time.time() - request.since_s if request.since_s else 0.0
         with contextlib.suppress(SightlineError, grpc.aio.AioRpcError, TimeoutError):
-            # Without alerting there are answers all the same.
+            # Best effort: answers do not depend on alerting.
             asked = incidents_pb2.ListIncidentsRequest(limit=CLIPS, scope=scope, since_s=since_s)
             async with asyncio.timeout(limit_s):
                 listed = await self._incidents(asked)
@@ -100,7 +100,7 @@ class AskAll:
 
 
 class _Run:
-    """One question under way, with the clips of each camera."""
+    """One running question, with the incidents with clips of each camera."""
 
     def __init__(
         self,
@@ -112,26 +112,26 @@ class _Run:
     ) -> None:
         self._ask, self._request, self._clips, self._ends_s = ask, request, clips, ends_s
         self._waiting = iter(cameras)
-        self._told = memory_pb2.AskAllProgress(cameras=len(cameras))
+        self._progress = memory_pb2.AskAllProgress(cameras=len(cameras))
 
     async def events(self, at_once: int) -> AsyncGenerator[memory_pb2.AskAllEvent, None]:
         queue: asyncio.Queue[memory_pb2.CameraAnswer | None] = asyncio.Queue(at_once)
-        workers = [asyncio.create_task(self._work(queue)) for _ in range(min(at_once, self._told.cameras))]
+        workers = [asyncio.create_task(self._work(queue)) for _ in range(min(at_once, self._progress.cameras))]
         try:
-            yield memory_pb2.AskAllEvent(progress=self._told)
+            yield memory_pb2.AskAllEvent(progress=self._progress)
             left = len(workers)
             while left:
                 try:
                     answer = await asyncio.wait_for(queue.get(), PROGRESS_S)
                 except TimeoutError:
-                    yield memory_pb2.AskAllEvent(progress=self._told)
+                    yield memory_pb2.AskAllEvent(progress=self._progress)
                     continue
                 if answer is None:
                     left -= 1
                 else:
                     yield memory_pb2.AskAllEvent(answer=answer)
-            self._told.finished = True
-            yield memory_pb2.AskAllEvent(progress=self._told)
+            self._progress.finished = True
+            yield memory_pb2.AskAllEvent(progress=self._progress)
         finally:
             for worker in workers:
                 worker.cancel()
@@ -153,7 +153,7 @@ class _Run:
             max_new_tokens=self._request.max_new_tokens or TOKENS,
             with_pictures=self._request.with_pictures,
         )
-        # Nothing of it is remembered as a conversation.
+        # An explicit empty history, so that the replica keeps no conversation.
         request.history.SetInParent()
         while True:
             left_s = self._ends_s - time.monotonic()
@@ -161,28 +161,28 @@ class _Run:
                 async with asyncio.timeout(left_s):
                     result = await self._ask(request, left_s)
             except (SightlineError, grpc.aio.AioRpcError, TimeoutError) as error:
-                told = _explained(error, camera)
-                # By its code: what a replica says comes as a refusal of the far server's.
-                code = code_of(told)
+                explained = _explained(error, camera)
+                # By gRPC code: errors of a replica arrive as ``RefusedError``, whatever their original class.
+                code = code_of(explained)
                 if code is Code.RESOURCE_EXHAUSTED and left_s > 2 * RETRY_S:
                     await asyncio.sleep(RETRY_S)
                     continue
                 empty = code is Code.FAILED_PRECONDITION
-                self._told.empty += empty
-                self._told.failed += not empty
-                return memory_pb2.CameraAnswer(camera=camera, error=str(told), empty=empty)
+                self._progress.empty += empty
+                self._progress.failed += not empty
+                return memory_pb2.CameraAnswer(camera=camera, error=str(explained), empty=empty)
             except Exception:
-                # One camera's fault must not keep the others' answers.
+                # A failure at one camera must not cost the others' answers.
                 log.exception("camera %s: a question to all failed", camera)
-                self._told.failed += 1
-                return memory_pb2.CameraAnswer(camera=camera, error="the gateway failed to ask it")
-            self._told.answered += 1
-            self._told.tokens += result.prompt_tokens + result.answer_tokens
+                self._progress.failed += 1
+                return memory_pb2.CameraAnswer(camera=camera, error="internal error of the gateway; see its log")
+            self._progress.answered += 1
+            self._progress.tokens += result.prompt_tokens + result.answer_tokens
             clips = [self._clip(camera, moment) for moment in result.moments]
             return memory_pb2.CameraAnswer(camera=camera, result=result, incidents=clips)
 
     def _clip(self, camera: str, moment: memory_pb2.Moment) -> str:
-        """Incident whose clip shows the moment; empty for none."""
+        """Id of an incident whose clip shows the moment; empty: none."""
         for incident in self._clips.get(camera, ()):
             shift = incident.memory_shift
             if incident.start + shift < moment.end and moment.start < incident.end + shift:
@@ -191,7 +191,7 @@ class _Run:
 
 
 def replicas_in_turn(statuses: Iterable[CameraStatus]) -> list[str]:
-    """Names, those that remember something first, one of each replica after the other."""
+    """Camera names round-robin over replicas, those with a memory first."""
     by_replica: dict[tuple[bool, str], list[str]] = {}
     for status in sorted(statuses, key=lambda each: each.name):
         by_replica.setdefault((status.memory_frames == 0, status.replica), []).append(status.name)
@@ -204,5 +204,5 @@ def replicas_in_turn(statuses: Iterable[CameraStatus]) -> list[str]:
 
 def _explained(error: BaseException, camera: str) -> BaseException:
     if isinstance(error, TimeoutError):
-        return TimeoutError("no answer within the time that the question had")
+        return TimeoutError("no answer before the question's deadline")
     return as_told(error, f"the replica of camera {camera!r}") if isinstance(error, grpc.aio.AioRpcError) else error

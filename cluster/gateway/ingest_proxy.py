@@ -24,7 +24,7 @@ STALL_S, MOVED_S = 30.0, 2.0
 """Longest time, in seconds, without an acknowledgement from the decoder or confirmation of the end; and the interval at
 which the controller is asked, during such silence, whether the camera has moved: a dead node closes no connection."""
 UNACKNOWLEDGED_BYTES, SHORT_CREDIT = 256 * 1024, 32
-"""Bytes not acknowledged to the pusher, and remaining credit (two batches of an agent), at which it gets a reply at once."""
+"""Unacknowledged bytes, and remaining credit (two batches of an edge agent), at which a pusher gets a reply at once."""
 
 
 class IngestProxy(ingest_pb2_grpc.IngestServicer):

@@ -1,5 +1,5 @@
-"""``Memory``, the gateway's side: every call goes to the replica that owns the camera, whoever that is now; deletions
-go to all."""
+"""Gateway side of gRPC ``Memory``: forwards each call to the replica that currently owns the camera, deletions to all
+replicas (``MemoryProxy``)."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
@@ -36,17 +36,17 @@ ForgetKept = Callable[[str, float], Awaitable[pictures_pb2.ForgetFootageReply]]
 
 
 class MemoryProxy(memory_pb2_grpc.MemoryServicer):
-    """See protos/sightline/v1/memory.proto. Holds no messages; conversations are the replica's and end with it.
+    """See protos/sightline/v1/memory.proto. Stateless; conversations live and end with the replica.
 
     Args:
-        route: where a camera's replica is.
-        channels: to replicas.
-        max_calls: calls at once; one more is refused with ``CapacityError``.
-        replicas: all of them; None where there is only the camera's.
-        on_forget: forgets the rest that is kept of a camera (all of it, or with seconds what was kept before), once its
-            memory is forgotten; raises ``SightlineError`` where something may still be there.
+        route: see :data:`Route`.
+        channels: channels to replicas.
+        max_calls: concurrent calls; more are refused with ``CapacityError``.
+        replicas: lists all replicas; None: only the camera's is asked to delete.
+        on_forget: deletes a camera's footage and incident records older than some seconds (0: all), after its memory;
+            raises ``SightlineError`` if something may remain.
         cameras, incidents: see :class:`~cluster.gateway.ask_all.AskAll`.
-        ask_s, call_s: longest that an answer, and any other call, may take, whatever the client allows.
+        ask_s, call_s: timeouts of answers and of other calls, in seconds, whatever the client allows.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
                 try:
                     forgotten: pb.ForgetResponse = await replica.Forget(request, timeout=limit_s)
                 except grpc.aio.AioRpcError as error:
-                    # Without a memory there is still what was kept of incidents.
+                    # The camera has no memory, but may have footage and incidents.
                     if self._on_forget is None or error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                         raise
                     forgotten = pb.ForgetResponse()
@@ -113,7 +113,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
             return forgotten
 
     async def _forget_elsewhere(self, request: pb.ForgetRequest) -> Sequence[pb.ForgetResponse]:
-        """Another replica may have the camera still, or be writing it: what it wrote is deleted after it."""
+        """Delete at the other replicas first, which may still serve the camera or be writing its memory."""
         if self._list_replicas is None:
             return ()
         only_here = pb.ForgetRequest(camera=request.camera, before_s=request.before_s, only_here=True)
@@ -123,12 +123,12 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
     async def _forget_at(self, address: str, request: pb.ForgetRequest) -> pb.ForgetResponse:
         async with self._replicas.channels.lease(address) as channel:
             try:
-                # The camera's own comes after it.
+                # Half the timeout: the camera's own replica is asked afterwards.
                 return await memory_pb2_grpc.MemoryStub(channel).Forget(request, timeout=self._call_s / 2)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                     return pb.ForgetResponse()
-                raise as_told(error, f"a replica that may have something of camera {request.camera!r}") from None
+                raise as_told(error, f"a replica that may hold data of camera {request.camera!r}") from None
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.MemoryStatus:
         async with self._forwarding(request.camera, context, self._call_s) as (replica, limit_s):
@@ -138,7 +138,7 @@ class MemoryProxy(memory_pb2_grpc.MemoryServicer):
     async def _forwarding(
         self, camera: str, context: Context, limit_s: float
     ) -> AsyncIterator[tuple[memory_pb2_grpc.MemoryStub, float]]:
-        """A stub of the camera's replica and the seconds it has."""
+        """Stub of the camera's replica, and the call's timeout in seconds."""
         limit_s = min(limit_s, context.time_remaining() or limit_s)
         who = f"the replica of camera {camera!r}"
         unserved = f"{who} answers no questions about the past"

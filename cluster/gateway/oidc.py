@@ -216,7 +216,7 @@ class OidcProvider:
         return address
 
     async def _ask(self, method: str, address: str, **options: Any) -> dict[str, Any]:
-        """Request JSON from the provider. Raises ``UnavailableError``; ``UnauthenticatedError``: the code is refused."""
+        """Request JSON of the provider. Raises ``UnavailableError``; ``UnauthenticatedError``: the code was refused."""
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""``Pictures``: what cameras show and what is kept of incidents: served where it is, handed on by the gateway."""
+"""gRPC ``Pictures``: camera pictures and incident footage, served by their owners and forwarded by the gateway."""
 
 import asyncio
 import contextlib
@@ -26,32 +26,32 @@ from cluster.wire.status import as_refused, as_told
 
 CALL_S = 10.0
 TEST_S = 30.0
-"""Longest test of a source: the time to connect, some seconds of watching, and closing it."""
+"""Timeout of a source test: connecting, some seconds of reading, and closing."""
 DISCOVER_S = 150.0
-"""Longest search of a network, beyond the decoder's own limit."""
+"""Timeout of a network search, above the decoder's own limit."""
 FILE_S = 300.0
 MOST_WATCHING = 64
 LONGEST_ID = 64
 CAMERA = "sightline-camera-bin"
-"""In the initial metadata of ``Footage``: whose incident it is, for the gateway, also where there is no file of it."""
+"""Key in the initial metadata of ``Footage``: camera of the incident, for the gateway, even if there is no file."""
 
 Context: TypeAlias = grpc.aio.ServicerContext
 AboutIncident: TypeAlias = Callable[[str], Awaitable[tuple[str, str]]]
-"""Incident -> its camera, and what is missing of its footage; raises ``NotFoundError``."""
+"""Incident id -> (camera, note on missing footage); raises ``NotFoundError``."""
 TestedSource: TypeAlias = Callable[[CameraEntry], Awaitable[tuple[str, CameraEntry]]]
-"""Camera -> ``host:port`` of the decoder that tests its source, and the camera with its secrets; raises ``ConfigError``
-and ``UnavailableError``."""
+"""Camera -> (``host:port`` of the decoder that tests its source, the camera with its secrets); raises ``ConfigError``,
+``UnavailableError``."""
 EraseRecords: TypeAlias = Callable[[str, float], Awaitable[Erased]]
-"""Camera, and how many seconds ago what may stay was recorded (0: nothing may); raises ``UnavailableError``."""
+"""(camera, age in seconds above which its records are erased; 0: all); raises ``UnavailableError``."""
 
 
 class FootageServicer(pictures_pb2_grpc.PicturesServicer):
-    """``Footage`` and ``Forget``, where the files are. See protos/sightline/v1/pictures.proto.
+    """``Footage`` and ``Forget`` in the alerting process, which has the files. See protos/sightline/v1/pictures.proto.
 
     Args:
-        collector: keeps the files.
-        about: what is known of an incident.
-        erase: erases what is recorded of a camera's incidents.
+        collector: owner of the files.
+        about: looks up an incident.
+        erase: erases the records of a camera's incidents.
     """
 
     def __init__(self, collector: FootageCollector, about: AboutIncident, erase: EraseRecords) -> None:
@@ -65,7 +65,7 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
         await context.send_initial_metadata(((CAMERA, camera.encode()),))
         stored = self._collector.store.find(request.incident, kind)
         if stored is None:
-            raise NotReadyError(_why_not(kind, note))
+            raise NotReadyError(_missing_reason(kind, note))
         about = pb.FootageAbout(
             camera=camera,
             media_type=stored.media_type,
@@ -80,7 +80,7 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
 
     async def Forget(self, request: pb.ForgetFootageRequest, _context: Context) -> pb.ForgetFootageReply:
         camera, before_s = check_camera(request.camera), check_seconds(request.before_s, "before_s") or 0.0
-        # The records first: an incident that ends may still ask for a clip of its end.
+        # Records first: erasing ends open incidents, which may start a clip of their end.
         deleted = Deleted(0, 0)
         try:
             erased = await self._erase(camera, before_s)
@@ -103,14 +103,14 @@ class FootageServicer(pictures_pb2_grpc.PicturesServicer):
 
 
 class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
-    """The gateway's side: pictures from the camera's decoder, files from where alerting runs, to whom may see them.
+    """Gateway side: pictures from the camera's decoder, files from alerting, for callers who may see them.
 
     Args:
         decoder: camera -> ``host:port`` of its decoder.
-        alerting: ``host:port`` of the alerting process; both raise ``UnavailableError`` while there is none. None in a
-            cluster that makes no incidents.
-        tested: where a source is tested; None: nowhere.
-        any_decoder: ``host:port`` of a decoder, which searches a network; None: nowhere.
+        alerting: ``host:port`` of the alerting process; both raise ``UnavailableError`` while there is none. None:
+            alerting is disabled.
+        tested: selects the decoder for a source test; None: tests are not available.
+        any_decoder: ``host:port`` of a decoder for network searches; None: searches are not available.
     """
 
     def __init__(
@@ -135,22 +135,22 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
 
     async def Test(self, request: pb.TestRequest, _context: Context) -> pb.TestReply:
         if self._tested is None:
-            raise UnavailableError("this gateway tests no sources")
+            raise UnavailableError("this gateway cannot test sources")
         address, entry = await self._tested(tested_entry(request))
         asked = pb.TestRequest(
             camera=entry.name, source=entry.source.reveal(), settings_json=json.dumps(settings_of(entry))
         )
 
-        async def there() -> str:
+        async def route() -> str:
             return address
 
-        async with self._forwarding.to("the decoder that tests it", there, TEST_S) as channel:
+        async with self._forwarding.to("the testing decoder", route, TEST_S) as channel:
             return await pictures_pb2_grpc.RecorderStub(channel).Test(asked, timeout=TEST_S)
 
     async def Discover(self, request: pb.DiscoverRequest, context: Context) -> None:
         if self._any_decoder is None:
-            raise UnavailableError("this gateway searches no networks")
-        async with self._forwarding.to("the decoder that searches", self._any_decoder, DISCOVER_S) as channel:
+            raise UnavailableError("this gateway cannot search networks")
+        async with self._forwarding.to("the searching decoder", self._any_decoder, DISCOVER_S) as channel:
             await relay(pictures_pb2_grpc.RecorderStub(channel).Discover(request, timeout=DISCOVER_S), context)
 
     async def Live(self, request: pb.LiveRequest, context: Context) -> None:
@@ -159,12 +159,12 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
             await relay(pictures_pb2_grpc.RecorderStub(channel).Live(request), context)
 
     async def Footage(self, request: pb.FootageRequest, context: Context) -> None:
-        async with self._forwarding.to("alerting", self._keeper, FILE_S) as channel:
+        async with self._forwarding.to("alerting", self._alerting_address, FILE_S) as channel:
             call = pictures_pb2_grpc.PicturesStub(channel).Footage(request, timeout=FILE_S)
             hidden = True
             try:
-                # Whose footage it is, is known by the incident and not by the request. Where nobody says, it is for
-                # those alone who may see every camera.
+                # The camera follows from the incident, not from the request. If alerting does not name it, only callers
+                # who may see every camera get the footage.
                 camera = dict(await call.initial_metadata() or ()).get(CAMERA, b"")
                 hidden = not current_principal().sees(camera.decode())
                 if not hidden:
@@ -175,7 +175,7 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
                     await context.write(part)
             except grpc.aio.AioRpcError as error:
                 if hidden and error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    # That there is no file of it would say that there was such an incident.
+                    # A missing-file error would reveal that the incident exists.
                     raise as_refused(unknown_incident(request.incident)) from None
                 raise
             finally:
@@ -185,37 +185,36 @@ class PicturesProxy(pictures_pb2_grpc.PicturesServicer):
         return await self.forget(request.camera, request.before_s)
 
     async def forget(self, camera: str, before_s: float = 0.0) -> pb.ForgetFootageReply:
-        """Delete what was kept of a camera more than ``before_s`` seconds ago, in its decoder as well; 0:
-        everything. Raises ``UnavailableError``: somebody does not answer: it may still be there."""
+        """Delete a camera's footage older than ``before_s`` seconds, also in its decoder's buffers; 0: all of it.
+        Raises ``UnavailableError``: a process does not answer, so footage may remain."""
         request = pb.ForgetFootageRequest(camera=check_camera(camera), before_s=before_s)
-        held, kept = pb.ForgetFootageReply(), pb.ForgetFootageReply()
+        buffered, stored = pb.ForgetFootageReply(), pb.ForgetFootageReply()
         try:
-            # The decoder first: a clip that is being made gets nothing more from there. Without one, nobody holds any
-            # packets.
+            # Decoder first, so that clips in progress get no more packets. Without a decoder there are no buffers.
             with contextlib.suppress(NotPlacedError):
                 decoder = await self._decoder(camera)
                 async with self._forwarding.channels.lease(decoder) as channel:
-                    held = await pictures_pb2_grpc.RecorderStub(channel).Forget(request, timeout=CALL_S)
+                    buffered = await pictures_pb2_grpc.RecorderStub(channel).Forget(request, timeout=CALL_S)
             if self._alerting is not None:
                 async with self._forwarding.channels.lease(await self._alerting()) as channel:
-                    kept = await pictures_pb2_grpc.PicturesStub(channel).Forget(request, timeout=CALL_S)
+                    stored = await pictures_pb2_grpc.PicturesStub(channel).Forget(request, timeout=CALL_S)
         except grpc.aio.AioRpcError as error:
-            raise as_told(error, f"what is kept of camera {camera!r}") from None
-        kept.bytes += held.bytes
-        return kept
+            raise as_told(error, f"a process with footage of camera {camera!r}") from None
+        stored.bytes += buffered.bytes
+        return stored
 
     async def _find(self, camera: str) -> str:
         return await self._decoder(check_camera(camera))
 
-    async def _keeper(self) -> str:
+    async def _alerting_address(self) -> str:
         if self._alerting is None:
             raise NotReadyError("this cluster makes no incidents; alerts.enabled is off")
         return await self._alerting()
 
 
 def tested_entry(request: pb.TestRequest) -> CameraEntry:
-    """The camera whose source is to be tested, which needs no question. Raises ``ConfigError``: no name, or a key or
-    value is wrong."""
+    """Parse the camera of a source test, which needs no question. Raises ``ConfigError``: no name, or a wrong key or
+    value."""
     settings = {"questions": [{"id": "test", "text": "Is anyone there?"}], **settings_from_json(request.settings_json)}
     return parse_camera(check_camera(request.camera), request.source, settings=settings)
 
@@ -229,12 +228,12 @@ def _kind(text: str) -> Kind:
 
 def _incident(text: str) -> str:
     if not text or len(text) > LONGEST_ID or not text.isprintable():
-        raise ConfigError(f"incident must be the id of one, at most {LONGEST_ID} characters")
+        raise ConfigError(f"incident must be an id of at most {LONGEST_ID} characters")
     return text
 
 
-def _why_not(kind: Kind, note: str) -> str:
+def _missing_reason(kind: Kind, note: str) -> str:
     if note.startswith("no "):
         return note
-    what = {"snapshot": "the snapshot", "clip": "the clip", "end": "the clip of its end"}[kind]
-    return f"{what} of this incident is not there: not made yet, or deleted by age, to make room, or with its camera"
+    what = {"snapshot": "the snapshot", "clip": "the clip", "end": "the end clip"}[kind]
+    return f"{what} of this incident does not exist: not recorded yet, or deleted by age, for space, or with its camera"

@@ -635,8 +635,8 @@ async def test_who_may_see_what(tmp_path, h264):
 async def test_odd_questions_get_a_sentence(tmp_path, h264):
     async with site(tmp_path) as running:
         for incident, kind, error, says in (
-            ("", "clip", SightlineError, "incident must be the id of one"),
-            ("x" * 65, "clip", SightlineError, "incident must be the id of one"),
+            ("", "clip", SightlineError, "incident must be an id of at most"),
+            ("x" * 65, "clip", SightlineError, "incident must be an id of at most"),
             ("../../etc/passwd", "clip", SightlineError, "there is no incident"),
             ("0" * 16, "film", SightlineError, "kind must be one of snapshot, clip, end"),
         ):
@@ -697,7 +697,7 @@ async def test_the_command_line_saves_pictures_and_clips(tmp_path, h264, monkeyp
         assert Image.open(tmp_path / "gate.jpg").size == (48, 32)
         capsys.readouterr()
         assert await sightline("incidents", "clip", incident.id, "--end") == 1
-        assert "error: the clip of its end of this incident is not there" in capsys.readouterr().err
+        assert "error: the end clip of this incident does not exist" in capsys.readouterr().err
         assert await sightline("incidents", "clip", incident.id, "--end", "--snapshot") == 2
         assert await sightline("incidents", "clip", incident.id, "-o", "fence.mp4/all.mp4") != 0
         assert await sightline("cameras", "picture", "yard") == 1

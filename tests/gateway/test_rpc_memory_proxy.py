@@ -155,7 +155,7 @@ async def test_another_replica_that_does_not_answer_a_deletion_is_not_taken_for_
             with GatewayClient(gateway) as client:
                 error = await in_thread(lambda: client.forget("gate"))
         assert type(error) is UnavailableError
-        assert "a replica that may have something of camera 'gate' does not answer" in str(error)
+        assert "a replica that may hold data of camera 'gate' does not answer" in str(error)
         assert handler.forgotten == []
 
 

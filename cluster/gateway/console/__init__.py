@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 STATIC = Path(__file__).parent / "static"
-"""The files, for ``/console/``; ``index.html`` among them is the page at ``/``."""
+"""Folder served at ``/console/``; its ``index.html`` is the page at ``/``."""
 _COMPRESSED = ("text/", "application/javascript", "application/json", "image/svg")
 
 
@@ -23,13 +23,13 @@ class _File(NamedTuple):
 
 
 class Files:
-    """Files of a folder, in memory from their first use; one that changes is read again."""
+    """Files of a folder, cached in memory; changed files are read again."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
 
     def reply(self, request: Request, name: str) -> Response:
-        """The file, or that the browser has it already. Raises ``FileNotFoundError``: there is none in this folder."""
+        """Response with the file, or 304. Raises ``FileNotFoundError``: it is not in this folder."""
         file = self._file(name)
         headers = {"ETag": file.tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
         if request.headers.get("If-None-Match") == file.tag:
@@ -44,7 +44,7 @@ class Files:
         try:
             if not any(part in ("", ".", "..") or "\0" in part or "\\" in part for part in name.split("/")):
                 path = (self._folder / name).resolve(strict=True)
-                # A link may lead out of the folder.
+                # A symlink may lead out of the folder.
                 if path.is_relative_to(self._folder):
                     status = path.stat()
                     return _read(path, status.st_mtime_ns, status.st_size)
