@@ -153,7 +153,7 @@ def _is_reported(event: AlertEvent, events: int) -> bool:
 def _verdict(text: str, *more: str) -> str:
     if text not in (*VERDICTS, *more):
         allowed = ", ".join(each for each in (*VERDICTS, *more) if each)
-        raise ConfigError(f"verdict is {text[:LONGEST_NAME]!r}; it is one of {allowed}, or empty")
+        raise ConfigError(f"verdict is {text[:LONGEST_NAME]!r}; it must be {allowed}, or empty")
     return text
 
 

@@ -96,7 +96,7 @@ async def test_everything_a_person_does(tmp_path, make, until):
             assert [(each.sink, each.state) for each in detail.deliveries] == [("log", "delivered")]
             assert detail.events[0].incident.id == gate.id
             assert (await in_thread(client.acknowledge, gate.id, "ann")).acknowledged_by == "ann"
-            with pytest.raises(SightlineError, match="verdict is 'maybe'; it is one of confirmed, rejected, or empty"):
+            with pytest.raises(SightlineError, match="verdict is 'maybe'; it must be confirmed, rejected, or empty"):
                 await in_thread(client.review, gate.id, "maybe", "ann")
             said = await in_thread(client.review, gate.id, "confirmed", "ann")
             assert (said.verdict, said.reviewed_by) == ("confirmed", "ann")

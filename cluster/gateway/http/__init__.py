@@ -1,1 +1,1 @@
-"""The gateway's HTTP: console, JSON, live events, OpenAI's protocol and metrics on one port."""
+"""The gateway's HTTP port: console, JSON API, live events, OpenAI protocol and metrics."""

@@ -1,4 +1,4 @@
-"""Answers of memories under way over HTTP, whichever form their clients read."""
+"""Free questions over HTTP: concurrency limit, and answers as newline-delimited JSON (``Answering``)."""
 
 import base64
 import json
@@ -25,15 +25,15 @@ Event = TypeVar("Event")
 
 
 class Answering:
-    """At most ``limit`` answers at once, so that there is room for everything else."""
+    """At most ``limit`` concurrent answers, to leave room for other requests."""
 
     def __init__(self, calls: Calls, limit: int = 32) -> None:
         self._calls = calls
         self._places = SharedPlaces(limit, "questions are being answered over HTTP already; ask again later")
 
     async def ask(self, request: memory_pb2.AskRequest, timeout_s: float) -> AsyncGenerator[str | Told, None]:
-        """The answer's pieces, then how it came about. Raises ``CapacityError``: too many are under way;
-        ``SightlineError``: what the camera's replica says."""
+        """Yield the answer's pieces, then its result. Raises ``CapacityError``: too many are running;
+        ``SightlineError``: error of the camera's replica."""
         with self._places.taken():
             async with aclosing(self._calls.stream(ASK, request, timeout_s=timeout_s)) as events:
                 async for event in events:
@@ -44,7 +44,7 @@ class Answering:
             raise UnavailableError("the gateway ended the answer without a result")
 
     async def ask_all(self, request: memory_pb2.AskAllRequest) -> AsyncGenerator[CameraTold | AskAllProgress, None]:
-        """Cameras' answers as they come, with progress. Raises ``SightlineError``: what the gateway says."""
+        """Yield the cameras' answers as they arrive, with progress. Raises ``SightlineError``."""
         async with aclosing(self._calls.stream(ASK_ALL, request)) as events:
             async for event in events:
                 yield all_from_proto(event)
@@ -55,7 +55,7 @@ async def written(
     write: Callable[[Event], bytes],
     fail: Callable[[Exception], bytes],
 ) -> AsyncGenerator[bytes, None]:
-    """The answer as a body; what goes wrong after its first piece is written with ``fail``."""
+    """Encode events as body pieces; a failure after the first one is encoded with ``fail``."""
     begun = False
     async with aclosing(events):
         try:
@@ -66,12 +66,12 @@ async def written(
             if not begun:
                 raise
             if not isinstance(error, SightlineError):
-                log.exception("an answer under way failed")
+                log.exception("an answer failed after it had begun")
             yield fail(error)
 
 
 async def lines(events: AsyncGenerator[Event, None], body: Callable[[Event], dict[str, Any]]) -> Stream:
-    """Newline-delimited JSON, a line for each event; what goes wrong after the first one is the last: its ``error``."""
+    """Stream events as newline-delimited JSON; a failure after the first one becomes a last line with ``error``."""
     pieces = written(events, lambda event: _line(body(event)), lambda error: _line({"error": sentence_of(error)}))
     return await Stream.begin(pieces, NDJSON)
 
@@ -81,7 +81,7 @@ def _line(body: dict[str, Any]) -> bytes:
 
 
 def result_body(told: Told) -> dict[str, Any]:
-    """A result as JSON; pictures in base64."""
+    """A result as JSON, with pictures in base64."""
     body: dict[str, Any] = jsonable(told.result)
     body["camera"] = body.pop("stream")
     body["conversation"] = told.conversation
@@ -93,7 +93,7 @@ def result_body(told: Told) -> dict[str, Any]:
 
 
 def answer_body(answer: CameraTold) -> dict[str, Any]:
-    """One camera's answer to a question to all as JSON: the result, with the rank and the incident of each moment."""
+    """One camera's answer to a question to all, as JSON: the result, with rank and incident of each moment."""
     if answer.told is None:
         return {"camera": answer.camera, "error": answer.error, "empty": answer.empty}
     body = result_body(answer.told)

@@ -1,4 +1,4 @@
-"""The application behind the gateway's HTTP port, put together from its topics, and its OpenAPI document."""
+"""The FastAPI application of the gateway's HTTP port, and its OpenAPI document."""
 
 import functools
 import re
@@ -43,22 +43,22 @@ def make_application(
     ping_s: float = PING_S,
     stall_s: float = STALL_S,
 ) -> FastAPI:
-    """All of it, to be served by :class:`~cluster.gateway.http.server.HttpServer`.
+    """Build the application, for :class:`~cluster.gateway.http.server.HttpServer`.
 
     Args:
         services: the gateway's gRPC services by full name.
-        live: what events, history and the fleet are made of.
-        registry: of ``/metrics``.
-        guard: who asks every request for its token; None asks nobody.
-        sessions: of browsers, at all gateways; None: this one has its own.
-        host: where it will listen.
-        static: the console's files.
-        max_asks: free questions that are answered at once.
-        longest_answer: most tokens that the cluster gives an answer.
-        rule: of incidents, where a question says nothing.
-        ping_s, stall_s: between signs of life to browsers; longest that a body may take.
+        live: source of events, history and fleet figures.
+        registry: metrics of ``/metrics``.
+        guard: authenticates requests; None: requests need no token.
+        sessions: browser sessions shared by all gateways; None: in memory.
+        host: address of the listener.
+        static: folder of the console's files.
+        max_asks: limit of concurrent free questions.
+        longest_answer: the cluster's limit of tokens per answer.
+        rule: default incident rule of questions.
+        ping_s, stall_s: interval of pings to browsers; timeout of reading a request body.
     """
-    # FastAPI's own pages load scripts from another server: a gateway may have no way there.
+    # No Swagger pages: they load scripts from a CDN, which a gateway may not reach.
     application = FastAPI(
         routes=list(table()),
         openapi_url=None,
@@ -81,14 +81,14 @@ def table() -> list[Route]:
 
 @functools.cache
 def document() -> dict[str, Any]:
-    """The OpenAPI document: FastAPI's, with media types that are not JSON, ids that are no Python, and our tokens.
+    """FastAPI's OpenAPI document, with media types other than JSON, readable operation ids and our security schemes.
 
-    Made once: it takes half a second, in which nothing else is served, and strangers may ask for it.
+    Cached: building it blocks the event loop for half a second, and anonymous clients may request it.
     """
     found = get_openapi(
         title="Sightline",
         version="1",
-        description="What the gateway answers over HTTP. Errors have a status and one sentence.",
+        description="The gateway's HTTP API. Errors have a status and a one-sentence message.",
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         servers=[{"url": "/"}],
         routes=table(),
@@ -106,7 +106,7 @@ def document() -> dict[str, Any]:
             if "206" in operation["responses"]:
                 operation["responses"]["206"]["content"] = done["content"]
             del operation["x-body-bytes"]
-    session = {"type": "apiKey", "in": "cookie", "name": COOKIE, "description": "Made by POST /v1/session."}
+    session = {"type": "apiKey", "in": "cookie", "name": COOKIE, "description": "Issued by POST /v1/session."}
     found["components"]["securitySchemes"] = {
         "token": {"type": "http", "scheme": "bearer", "description": "An API token."},
         "session": session,

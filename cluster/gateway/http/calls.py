@@ -1,4 +1,4 @@
-"""The gateway's own services, called inside the process: the objects behind gRPC, under the same guard."""
+"""In-process calls of the gateway's gRPC services, under the same guard (``Calls``)."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
@@ -11,23 +11,23 @@ from cluster.security.roles import current_principal
 from cluster.wire.status import as_refused
 
 _AHEAD = 4
-"""Messages of a stream that wait for a slow reader; the service waits for it then."""
+"""Buffered messages of a stream; beyond it the service waits for the reader."""
 
 
 class Calls:
-    """``services`` by full name, as ``sightline.v1.Cameras``; calls are made for the current principal.
+    """Calls ``services`` (by full name, like ``sightline.v1.Cameras``) as the current principal.
 
-    ``guard``: decides over every call as it does over gRPC's; None: everybody may everything.
+    ``guard``: checks every call as for gRPC; None: everybody may do everything.
 
-    Both calls raise what the guard raises, ``RefusedError`` with the service's own code and sentence, and what the
-    service did not raise on purpose.
+    :meth:`unary` and :meth:`stream` raise the guard's errors, ``RefusedError`` with the service's code and message, and
+    unexpected exceptions of the service unchanged.
     """
 
     def __init__(self, services: Mapping[str, Any], guard: Guard | None = None) -> None:
         self._services, self._guard = services, guard
 
     async def unary(self, method: str, request: Any) -> Any:
-        """One reply; ``method`` as in the rules."""
+        """Make a unary call; ``method``: key of :data:`~cluster.security.roles.RULES`."""
         with self._serving(method, request):
             try:
                 return await self._behavior(method)(request, _Context())
@@ -35,7 +35,7 @@ class Calls:
                 raise as_refused(error) from None
 
     async def stream(self, method: str, request: Any, *, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
-        """Messages as they come; close it to end the call. Checked with the first one."""
+        """Yield messages as they arrive; closing the generator ends the call. Checked at the first message."""
         with self._serving(method, request):
             async with aclosing(self.inner_stream(method, request, timeout_s=timeout_s)) as messages:
                 async for message in messages:
@@ -49,7 +49,7 @@ class Calls:
         timeout_s: float | None = None,
         on_begin: Callable[[], None] | None = None,
     ) -> AsyncGenerator[Any, None]:
-        """As :meth:`stream`, asked by the gateway itself: nobody is checked. ``on_begin``: the service has begun."""
+        """As :meth:`stream`, for the gateway itself and unchecked. ``on_begin``: called at the initial metadata."""
         behavior = self._behavior(method)
         queue: asyncio.Queue[tuple[Any, Exception | None]] = asyncio.Queue(_AHEAD)
 
@@ -75,7 +75,7 @@ class Calls:
             await asyncio.wait([task], timeout=5.0)
 
     def check(self, method: str, request: Any) -> None:
-        """Whether the call may be made; for what is answered without the service."""
+        """Check and audit a call that is answered without the service."""
         if self._guard is not None:
             self._guard.check_request(current_principal(), method, request)
 
@@ -91,7 +91,7 @@ class Calls:
 
 
 class _Context:
-    """What our services use of a ``grpc.aio.ServicerContext``."""
+    """The parts of ``grpc.aio.ServicerContext`` that our services use."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Cameras over HTTP: list, look at, test, add, change, remove; the scores and rungs of late."""
+"""Cameras over HTTP: list, show, test, discover, import, add, change, remove; score history and timeline."""
 
 import asyncio
 import json
@@ -42,12 +42,12 @@ class AskedQuestion(Body):
 
 
 class WrittenCamera(Body):
-    """A camera's settings; ``settings``: keys of a camera's section of the configuration."""
+    """A camera's settings; ``settings``: keys of a ``cameras`` entry in the configuration."""
 
     source: Text
     questions: list[AskedQuestion] = Field(default_factory=list, max_length=64)
     settings: dict[str, Any] = Field(default_factory=dict)
-    takeover: bool = Field(default=False, description="Also when it belongs to another manager.")
+    takeover: bool = Field(default=False, description="Take the camera over from another manager.")
 
     def request(self) -> dict[str, Any]:
         """Fields of ``AddCameraRequest`` and ``UpdateCameraRequest``."""
@@ -62,7 +62,7 @@ class WrittenCamera(Body):
 class ChangedCamera(WrittenCamera):
     """A camera's new settings."""
 
-    revision: Text = Field(default="", description="Of the settings they were made from; 409: it has others by now.")
+    revision: Text = Field(default="", description="Revision on which they are based; 409: outdated.")
 
     def request(self) -> dict[str, Any]:
         return {**super().request(), "revision": self.revision}
@@ -72,13 +72,13 @@ class NewCamera(WrittenCamera):
     """A camera to add."""
 
     name: Text
-    force: bool = Field(default=False, description="Add it although the replicas are full.")
+    force: bool = Field(default=False, description="Add it even if the replicas are full.")
 
 
 @router.on("GET /v1/cameras", f"{SERVICE}List", forms.Cameras)
 async def list_cameras(gateway: Gateway) -> Reply:
-    """Cameras that the token may see."""
-    # Without the message in between: it takes longer to make than all the rest, and a wall has thousands.
+    """The cameras that the token may see."""
+    # Bypasses the protobuf message, which takes longer to build than all the rest for thousands of cameras.
     gateway.calls.check(f"{SERVICE}List", cameras_pb2.ListCamerasRequest())
     sees = current_principal().sees
     listed = [status for name, status in (await gateway.live.list()).items() if sees(name)]
@@ -87,13 +87,13 @@ async def list_cameras(gateway: Gateway) -> Reply:
 
 @router.on("POST /v1/cameras", f"{SERVICE}Add", CameraStatus, errors=(409,))
 async def add_camera(body: NewCamera, gateway: Gateway) -> Reply:
-    """Add a camera; repeated, it gives what there is. 409: there is one with other settings, or of another manager."""
+    """Add a camera; idempotent. 409: it exists with other settings, or belongs to another manager."""
     asked = cameras_pb2.AddCameraRequest(name=body.name, force=body.force, **body.request())
     return await _changed(gateway, "Add", asked)
 
 
 class TestedSource(Body):
-    """A source to test; ``name``: the camera that has it or would get it."""
+    """A source to test; ``name``: the camera that has it or will have it."""
 
     name: Text
     source: Text
@@ -102,14 +102,14 @@ class TestedSource(Body):
 
 @router.on("POST /v1/cameras/test", TEST, SourceTest, errors=(409, 504))
 async def test_source(body: TestedSource, gateway: Gateway) -> Reply:
-    """Open a source for some seconds, and say what it sends; nothing is added. Pictures: JPEG in base64."""
+    """Open a source for some seconds and report what it sends; adds nothing. Pictures are JPEG in base64."""
     settings = json.dumps(body.settings)
     asked = pictures_pb2.TestRequest(camera=body.name, source=body.source, settings_json=settings)
     return Reply(jsonable(from_message(SourceTest, await gateway.calls.unary(TEST, asked))))
 
 
 class SearchedNetwork(Body):
-    """An IPv4 network within ``security.discovery_networks``, and the cameras' user, if any."""
+    """An IPv4 network within ``security.discovery_networks``, and the cameras' credentials, if any."""
 
     network: Text
     user: str = Field(default="", max_length=256)
@@ -118,7 +118,7 @@ class SearchedNetwork(Body):
 
 @router.on("POST /v1/cameras/discover", DISCOVER, forms.DiscoveryLine, media=NDJSON, errors=(409,))
 async def discover_cameras(body: SearchedNetwork, gateway: Gateway) -> Stream:
-    """Search a network for ONVIF cameras, line by line; nothing is added. Closing the connection stops it."""
+    """Search a network for ONVIF cameras, streaming results; adds nothing. Closing the connection stops it."""
     parts = gateway.calls.stream(DISCOVER, pictures_pb2.DiscoverRequest(**body.model_dump()))
     return await lines(parts, lambda part: {"discovery": jsonable(from_message(Discovery, part))})
 
@@ -127,29 +127,29 @@ class CameraList(Body):
     """Cameras as CSV (columns name, source, priority, question, paused), YAML or JSON."""
 
     text: Text
-    apply: bool = Field(default=False, description="Add them; without it they are only checked.")
-    force: bool = Field(default=False, description="Also those for which there is no room.")
+    apply: bool = Field(default=False, description="Add the cameras; otherwise they are only checked.")
+    force: bool = Field(default=False, description="Add them even if the replicas are full.")
 
 
 @router.on("POST /v1/cameras/import", IMPORT, forms.ImportedCameras, errors=(409,), body_bytes=LIST_BYTES)
 async def import_cameras(body: CameraList, gateway: Gateway) -> Reply:
-    """Check a list of cameras line by line, and with ``apply`` add them. With anything wrong in it, none is added. A
-    camera that is there already as listed is not wrong: a list that was added in part can be sent again."""
-    # On a thread: thousands of cameras take seconds.
+    """Check a list of cameras line by line, and add them with ``apply``. If any line has an error, none is added. A
+    camera that exists as listed is no error, so a partially added list can be sent again."""
+    # On a thread: parsing thousands of cameras takes seconds.
     listed = await asyncio.to_thread(parse_camera_list, body.text)
     known = await gateway.live.list()
     sees = current_principal().sees
-    there: dict[str, Any] = {}
-    if twice := [each.name for each in listed if each.name in known and sees(each.name)]:
-        found = await gateway.calls.unary(f"{SERVICE}Export", cameras_pb2.ExportCamerasRequest(names=twice))
-        there = {each.name: json.loads(each.entry_json) for each in found.cameras}
+    present: dict[str, Any] = {}
+    if duplicates := [each.name for each in listed if each.name in known and sees(each.name)]:
+        found = await gateway.calls.unary(f"{SERVICE}Export", cameras_pb2.ExportCamerasRequest(names=duplicates))
+        present = {each.name: json.loads(each.entry_json) for each in found.cameras}
     checked = []
     for each in listed:
         error = each.error
-        # Passwords, which are hidden here, are compared where it is added.
-        same = each.entry is not None and json.loads(entry_to_json(each.entry, secrets=False)) == there.get(each.name)
+        # Passwords, hidden here, are compared when the camera is added.
+        same = each.entry is not None and json.loads(entry_to_json(each.entry, secrets=False)) == present.get(each.name)
         if not error and not sees(each.name):
-            error = f"camera {each.name!r} is not among those that this token may touch"
+            error = f"this token may not access camera {each.name!r}"
         elif not error and each.name in known and not same:
             error = f"there is a camera {each.name!r} already, with other settings"
         source = "" if each.entry is None else str(each.entry.source)
@@ -168,7 +168,7 @@ async def import_cameras(body: CameraList, gateway: Gateway) -> Reply:
             await gateway.calls.unary(f"{SERVICE}Add", asked)
             line["added"] = True
         except SightlineError as error:
-            # Those before it stay; this one and its reason are told.
+            # Cameras added before it stay.
             line["error"] = str(error)
     gateway.live.look()
     return Reply({"cameras": checked})
@@ -176,8 +176,8 @@ async def import_cameras(body: CameraList, gateway: Gateway) -> Reply:
 
 @router.on("GET /v1/cameras/{name}/settings", f"{SERVICE}Export", forms.CameraSettings, errors=(404,))
 async def camera_settings(name: str, gateway: Gateway) -> Reply:
-    """The settings that were written for a camera; *** is in place of the secrets of its source, which a source that is
-    sent back as it is keeps. PUT takes source, settings and revision."""
+    """The settings written for a camera, to be changed with PUT. Secrets in its source are replaced by ***; sending the
+    masked source back keeps them."""
     found = await gateway.calls.unary(f"{SERVICE}Export", cameras_pb2.ExportCamerasRequest(names=[name]))
     if not found.cameras:
         raise UnknownCameraError(f"there is no camera {name!r}")
@@ -195,7 +195,7 @@ async def get_camera(name: str, gateway: Gateway) -> Reply:
 
 @router.on("PUT /v1/cameras/{name}", f"{SERVICE}Update", CameraStatus, errors=(404, 409))
 async def update_camera(name: str, body: ChangedCamera, gateway: Gateway) -> Reply:
-    """New settings for a camera, as a whole; what can be kept of its window and memory is kept."""
+    """Replace all settings of a camera; its window and memory are kept as far as possible."""
     return await _changed(gateway, "Update", cameras_pb2.UpdateCameraRequest(name=name, **body.request()))
 
 
@@ -205,7 +205,7 @@ async def _changed(gateway: Gateway, method: str, asked: Any) -> Reply:
     return Reply(status)
 
 
-Takeover = Annotated[Flag, Query(description="1: also when it belongs to another manager.")]
+Takeover = Annotated[Flag, Query(description="1: even if it belongs to another manager.")]
 
 
 @router.on("DELETE /v1/cameras/{name}", f"{SERVICE}Remove", forms.Nothing, errors=(404, 409))
@@ -218,17 +218,17 @@ async def remove_camera(name: str, gateway: Gateway, takeover: Takeover = False)
 
 @router.on("GET /v1/cameras/{name}/history", HISTORY, forms.CameraHistory)
 async def camera_history(name: str, gateway: Gateway) -> Reply:
-    """The last 120 scores of every question, and changes of the quality rung."""
+    """The last 120 scores of every question, and the last 120 changes of the quality rung."""
     return Reply(gateway.live.history.body(name))
 
 
-FromTime = Annotated[Number, Query(description="From this Unix time on.")]
-UntilTime = Annotated[Number, Query(description="Before this Unix time; now unless given.")]
+FromTime = Annotated[Number, Query(description="Start, Unix time.")]
+UntilTime = Annotated[Number, Query(description="End (exclusive), Unix time; default: now.")]
 
 
 @router.on("GET /v1/cameras/{name}/timeline", f"{INCIDENTS}Timeline", forms.Timeline)
 async def camera_timeline(name: str, gateway: Gateway, since_s: FromTime = 0.0, until_s: UntilTime = 0.0) -> Reply:
-    """What a camera answered and was, by the minute; kept for two days where there is alerting."""
+    """A camera's scores per minute and its state changes; kept for two days, if alerting is enabled."""
     asked = incidents_pb2.TimelineRequest(camera=name, since_s=since_s, until_s=until_s)
     found = timeline_from_proto(await gateway.calls.unary(f"{INCIDENTS}Timeline", asked))
     scores = {

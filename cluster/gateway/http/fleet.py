@@ -1,5 +1,5 @@
-"""Replicas and the fleet over HTTP: capacity, lag and the quality ladder, added up from what was seen last; and what
-happens at the cameras, live (server-sent events).
+"""Replicas and fleet totals (capacity, lag, quality ladder) over HTTP, from the last known state; live events as
+server-sent events.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from cluster.wire.mapping import from_message
 
 SERVICE = "/sightline.v1.Replicas/"
 PACE_S = 0.1
-"""Events of so long go out as one piece."""
+"""Interval, in seconds, over which events are batched."""
 _WINDOWS = ("done", "gated", "dropped", "lost")
 _TOKENS = ("full", "kept", "computed")
 router = Routes()
 
 
 class Drain(Body):
-    """``undo``: the replica takes cameras again."""
+    """``undo``: let the replica take cameras again."""
 
     undo: bool = False
 
@@ -44,23 +44,23 @@ async def list_replicas(gateway: Gateway) -> Reply:
 
 @router.on("POST /v1/replicas/{name}/drain", f"{SERVICE}Drain", ReplicaStatus, errors=(404, 409))
 async def drain(name: str, body: Drain, gateway: Gateway) -> Reply:
-    """Take the cameras off a replica, or let it have some again."""
+    """Move all cameras off a replica, or end its drain."""
     asked = replicas_pb2.DrainReplicaRequest(name=name, undo=body.undo)
     return Reply(from_message(ReplicaStatus, await gateway.calls.unary(f"{SERVICE}Drain", asked)))
 
 
 @router.on("GET /v1/fleet", FLEET, Fleet)
 async def fleet(gateway: Gateway) -> Reply:
-    """Capacity, lag and the ladder."""
+    """Capacity, lag and quality ladder of all cameras."""
     live, sees = gateway.live, current_principal().sees
     body = summary([status for name, status in live.cameras.items() if sees(name)])
-    # Before anything was seen it is infinite, which JSON has as null.
+    # Infinite (JSON: null) before the first poll.
     seen_ago_s = round(time.monotonic() - live.seen_s, 3)
     return Reply({**body, "replicas": live.replicas, "seen_ago_s": seen_ago_s, "trouble": live.trouble})
 
 
 def summary(cameras: Sequence[CameraStatus]) -> dict[str, Any]:
-    """Cameras added up; lags are of those that run and have answered."""
+    """Totals over cameras; lags are of running cameras that have answered."""
     lags = sorted(status.latency_s for status in cameras if status.state == "running" and status.latency_s > 0)
     return {
         "cameras": len(cameras),
@@ -82,20 +82,18 @@ def summary(cameras: Sequence[CameraStatus]) -> dict[str, Any]:
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that ``share`` of all do not exceed; 0 of none."""
+    """Smallest value that the share ``share`` does not exceed (nearest rank); 0 if empty."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 
-Only = Annotated[
-    str, Query(description="Only these, with commas between them; all that the token may see unless given.")
-]
+Only = Annotated[str, Query(description="Comma-separated names; default: all that the token may see.")]
 
 
 @router.on("GET /v1/events", EVENTS, media=SSE)
 async def events(request: Request, gateway: Gateway, cameras: Only = "") -> Stream:
-    """Events as they happen: camera (a CameraStatus that changed), answer, incident, removed, trouble (why the gateway
-    cannot see the cameras), and missed (how many events a slow reader lost). Ask for the cameras after the first event,
-    and nothing is missed.
+    """Live events: camera (a changed CameraStatus), answer, incident, removed, trouble (why the gateway cannot see the
+    cameras), and missed (how many events a slow reader lost). Fetch the cameras after the first event to miss
+    nothing.
     """
     pieces = _events(gateway, frozenset(names(cameras)), request)
     return await Stream.begin(pieces, SSE, {"X-Accel-Buffering": "no"})
@@ -115,7 +113,7 @@ async def _events(gateway: Backend, wanted: frozenset[str], request: Request) ->
                 checked_s = loop.time()
                 if (still := await gateway.door.recheck(request, principal)) is None:
                     return
-                # One that was changed sees what it is for.
+                # Filters by the token's current permissions.
                 principal = still
             yield piece or b": ping\n\n"
             await asyncio.sleep(PACE_S)

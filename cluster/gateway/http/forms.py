@@ -1,4 +1,4 @@
-"""Forms of replies that no border type has: what the OpenAPI document says of them."""
+"""Types of JSON replies that have no type in ``cluster.types``, for the OpenAPI document."""
 
 from typing import Any, Literal, NotRequired
 
@@ -12,7 +12,7 @@ from cluster.wire.memory_wire import AskAllProgress
 
 
 class Nothing(TypedDict):
-    """An empty object: it is done."""
+    """An empty object: done."""
 
 
 class Cameras(TypedDict):
@@ -22,7 +22,7 @@ class Cameras(TypedDict):
 
 
 class CameraSettings(TypedDict):
-    """What was written for a camera: ``settings`` has the keys of its section of the configuration but for name and
+    """A camera's settings as written; ``settings``: keys of its entry in the configuration, except name and
     source."""
 
     name: str
@@ -33,7 +33,7 @@ class CameraSettings(TypedDict):
 
 
 class ImportedCamera(TypedDict):
-    """One camera of a list, by its line: what is wrong with it, and whether it was added."""
+    """One camera of a list, with its line, the error, if any, and whether it was added."""
 
     line: int
     name: str
@@ -49,15 +49,15 @@ class ImportedCameras(TypedDict):
 
 
 class DiscoveryLine(TypedDict, total=False):
-    """One line of a search: progress, with the camera that is done, if any; or what went wrong."""
+    """One line of a search: progress, with the camera just examined, if any; or an error."""
 
     discovery: Discovery
     error: str
 
 
 class ReplayedWindow(TypedDict):
-    """A past window: Unix times of its begin and end, P(yes) (null: nothing of it is remembered), and how many windows
-    of how many are done."""
+    """A past window: Unix times of its start and end, P(yes) (null: nothing in memory), and the number of windows
+    ``done`` and in ``total``."""
 
     start_s: float
     end_s: float
@@ -67,14 +67,14 @@ class ReplayedWindow(TypedDict):
 
 
 class ReplayLine(TypedDict, total=False):
-    """One line of a replay: a window, or what went wrong."""
+    """One line of a replay: a window or an error."""
 
     window: ReplayedWindow
     error: str
 
 
 class RehearsedIncident(TypedDict):
-    """An incident that a rule would have made; ``end_s``: null while it goes on."""
+    """An incident that a rule would have opened; ``end_s``: null if it is still open."""
 
     start_s: float
     end_s: float | None
@@ -84,24 +84,24 @@ class RehearsedIncident(TypedDict):
 
 
 class Rehearsal(TypedDict):
-    """``POST /v1/rehearse``, oldest first; the rule with what the cluster's alerts section adds."""
+    """``POST /v1/rehearse``: incidents, oldest first, and the rule completed with the cluster's defaults."""
 
     incidents: list[RehearsedIncident]
     rule: dict[str, Any]
 
 
 class CameraHistory(TypedDict):
-    """``scores``: per question, rows of Unix time of the window's end, score, positive, gated, seconds of video in the
-    window; ``rungs``: rows of Unix time, rung, reason. Oldest first."""
+    """``scores``: per question, rows of (Unix time of the window's end, score, positive, gated, seconds of video in the
+    window). ``rungs``: rows of (Unix time, rung, reason). Oldest first."""
 
     scores: dict[str, list[tuple[float, float, bool, bool, float]]]
     rungs: list[tuple[float, str, str]]
 
 
 class Timeline(TypedDict):
-    """``scores``: per question, rows of Unix time, highest score of the windows that ended within ``bin_s`` from it,
-    highest threshold at which they would have opened an incident, windows, positive windows. ``states``: rows of Unix
-    time, state, quality rung, how often video was lost so far. Oldest first."""
+    """``scores``: per question, rows of (Unix time, highest score of windows that ended within ``bin_s`` after it,
+    highest threshold at which they would have opened an incident, windows, positive windows). ``states``: rows of
+    (Unix time, state, quality rung, number of gaps in the video so far). Oldest first."""
 
     bin_s: float
     scores: dict[str, list[tuple[float, float, float, int, int]]]
@@ -115,7 +115,7 @@ class Replicas(TypedDict):
 
 
 class Lag(TypedDict):
-    """Seconds from a window's last frame to its answer."""
+    """Time from a window's last frame to its answer, in seconds."""
 
     cameras: int
     median_s: float
@@ -125,7 +125,7 @@ class Lag(TypedDict):
 
 
 class Fleet(TypedDict):
-    """All cameras that the token may see, added up, and the replicas."""
+    """Totals over all cameras that the token may see, and the replicas."""
 
     cameras: int
     states: dict[str, int]
@@ -148,14 +148,14 @@ class Incidents(TypedDict):
 
 
 class Mutes(TypedDict):
-    """Mutes that hold."""
+    """Active mutes."""
 
     mutes: list[Mute]
 
 
 class ToldMoment(TypedDict):
-    """A stretch of time that an answer rests on; ``picture``: JPEG in base64, where one was asked for and is there.
-    Of a question to all: ``rank``, P(yes) times weight, and the ``incident`` whose clip shows it, or empty."""
+    """A time span that an answer rests on; ``picture``: JPEG in base64, if requested and available. For a question to
+    all: ``rank``, P(yes) times weight, and the ``incident`` whose clip shows it, or empty."""
 
     start: int
     end: int
@@ -167,8 +167,8 @@ class ToldMoment(TypedDict):
 
 
 class AskReply(TypedDict):
-    """The last line of an answer; see ``AskResult`` in protos/sightline/v1/memory.proto. ``remark``: where the question
-    asks for more than the model answered, or empty; of ``/v1/ask`` alone."""
+    """Last line of an answer; see ``AskResult`` in protos/sightline/v1/memory.proto. ``remark``: note if the question
+    asks for more than the model answered, else empty; only in ``/v1/ask``."""
 
     text: str
     moments: list[ToldMoment]
@@ -189,7 +189,7 @@ class AskReply(TypedDict):
 
 
 class AskLine(TypedDict, total=False):
-    """One line of an answer: a piece of its text, or at the end its result or what went wrong."""
+    """One line of an answer: a piece of its text, or finally its result or an error."""
 
     text: str
     result: AskReply
@@ -197,7 +197,7 @@ class AskLine(TypedDict, total=False):
 
 
 class Unanswered(TypedDict):
-    """A camera that did not answer. ``empty``: it only remembers nothing of that time."""
+    """A camera that did not answer. ``empty``: its memory holds nothing of that time."""
 
     camera: str
     error: str
@@ -205,7 +205,7 @@ class Unanswered(TypedDict):
 
 
 class AskAllLine(TypedDict, total=False):
-    """One line of a question to all: a camera's answer, progress, or what went wrong."""
+    """One line of a question to all: a camera's answer, progress, or an error."""
 
     answer: AskReply | Unanswered
     progress: AskAllProgress
@@ -221,7 +221,7 @@ class ChatMessage(TypedDict):
 
 
 class Choice(TypedDict):
-    """``finish_reason``: stop, or length where the answer was cut."""
+    """``finish_reason``: ``stop``, or ``length`` if the answer was cut off."""
 
     index: int
     message: ChatMessage
@@ -230,7 +230,7 @@ class Choice(TypedDict):
 
 
 class Usage(TypedDict):
-    """Tokens of text: what was asked with what was said before, and the answer. What was read of the memory is in
+    """Text tokens of question and conversation, and of the answer. Tokens read from memory are in
     ``sightline``."""
 
     prompt_tokens: int
@@ -239,14 +239,14 @@ class Usage(TypedDict):
 
 
 class FleetReply(TypedDict):
-    """What an answer of the model ``fleet`` rests on."""
+    """Basis of an answer of the model ``fleet``."""
 
     progress: AskAllProgress
     answers: list[AskReply | Unanswered]
 
 
 class ChatCompletion(TypedDict):
-    """OpenAI's form; ``sightline`` is ours: what the answer rests on."""
+    """OpenAI's format; ``sightline`` is an extension: the basis of the answer."""
 
     id: str
     object: Literal["chat.completion"]
@@ -258,7 +258,7 @@ class ChatCompletion(TypedDict):
 
 
 class Model(TypedDict):
-    """A camera as OpenAI's clients see it: ``camera/NAME``; ``fleet`` is all of them."""
+    """A camera as an OpenAI model, ``camera/NAME``; ``fleet`` stands for all cameras."""
 
     id: str
     object: Literal["model"]
@@ -274,7 +274,7 @@ class Models(TypedDict):
 
 
 class OpenAiProblem(TypedDict):
-    """What is wrong."""
+    """The error in OpenAI's format."""
 
     message: str
     type: str
@@ -283,13 +283,13 @@ class OpenAiProblem(TypedDict):
 
 
 class OpenAiFailure(TypedDict):
-    """An error in OpenAI's form."""
+    """An error reply in OpenAI's format."""
 
     error: OpenAiProblem
 
 
 class Me(TypedDict):
-    """Who the token is. ``authenticated``: false where nobody is asked for a token."""
+    """The caller. ``authenticated``: false if the gateway requires no tokens."""
 
     name: str
     roles: list[str]
@@ -298,20 +298,20 @@ class Me(TypedDict):
 
 
 class SignInWays(TypedDict):
-    """How people may sign in: with a token, at the provider of this name (empty: none), or not at all where neither
-    is asked for."""
+    """Ways to sign in: with a token, or at the provider of this name (empty: none). Neither: no sign-in is
+    required."""
 
     tokens: bool
     provider: str
 
 
 class Health(TypedDict):
-    """It is well."""
+    """Healthy."""
 
     status: Literal["ok"]
 
 
 class Failure(TypedDict):
-    """What is wrong, and what would be right."""
+    """One sentence: the problem, and how to fix it."""
 
     error: str

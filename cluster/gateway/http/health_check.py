@@ -1,6 +1,6 @@
-"""Exit code 0 when the gateway of this machine serves: for a container's HEALTHCHECK, ``python -m``.
+"""Exits with 0 if this machine's gateway is healthy: a container's HEALTHCHECK, run with ``python -m``.
 
-By HTTP, which keeps connections for who asks once and briefly; gRPC has none to spare in a flood.
+It uses HTTP, which reserves connections for anonymous probes; gRPC may have none left under a flood.
 """
 
 import http.client
@@ -16,8 +16,8 @@ TIMEOUT_S = 3.0
 
 
 def check(address: str, credentials: ClientCredentials) -> str:
-    """``ok``, or what is wrong with the page ``/healthz`` of ``host:port``; TLS as clients have it. Raises
-    ``ConfigError``: a file of TLS cannot be used."""
+    """Request ``/healthz`` of ``host:port``, with TLS as clients use it; returns ``ok`` or the problem. Raises
+    ``ConfigError``: a TLS file cannot be used."""
     scheme, context = "https" if credentials.tls else "http", credentials.http_context()
     try:
         with urlopen(f"{scheme}://{address}/healthz", timeout=TIMEOUT_S, context=context):
@@ -29,14 +29,14 @@ def check(address: str, credentials: ClientCredentials) -> str:
 
 
 def main() -> int:
-    """Asks ``SIGHTLINE_HTTP``, or port 9464 of this machine."""
+    """Check the gateway at ``SIGHTLINE_HTTP``, by default port 9464 of this machine."""
     address = os.environ.get("SIGHTLINE_HTTP", "127.0.0.1:9464")
     try:
-        told = check(address, ClientCredentials.from_environment())
+        outcome = check(address, ClientCredentials.from_environment())
     except ConfigError as error:
-        told = str(error)
-    print(told)
-    return 0 if told == "ok" else 1
+        outcome = str(error)
+    print(outcome)
+    return 0 if outcome == "ok" else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Incidents over HTTP: the timeline, acknowledging, muting, and how the sinks are doing."""
+"""Incidents over HTTP: list, acknowledge, review, mute; status and tests of sinks."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,39 +19,39 @@ router = Routes()
 
 
 class Acknowledge(Body):
-    """``by``: who has seen to it; a token's own name counts more."""
+    """``by``: who acknowledges it; overridden by the token's name."""
 
     by: Text = Field(default="", max_length=256)
 
 
 class Review(Body):
-    """``by``: who says it; a token's own name counts more."""
+    """``by``: who reviewed it; overridden by the token's name."""
 
-    verdict: Literal["confirmed", "rejected", ""] = Field(description="Empty takes back what was said.")
+    verdict: Literal["confirmed", "rejected", ""] = Field(description="Empty withdraws the verdict.")
     by: Text = Field(default="", max_length=256)
 
 
 class MuteFor(Body):
-    """What is muted for how long; empty names stand for all."""
+    """A mute; empty ``camera`` or ``subject``: all."""
 
     camera: Text = ""
     subject: Text = ""
-    for_s: float = Field(gt=0, le=LONGEST_MUTE_S, description="Seconds from now on.")
+    for_s: float = Field(gt=0, le=LONGEST_MUTE_S, description="Duration in seconds.")
     by: Text = ""
 
 
 class SinkTest(Body):
-    """Nothing more needs to be said."""
+    """An empty object."""
 
 
-OfCamera = Annotated[str, Query(description="Of this camera only.")]
-OfSubject = Annotated[str, Query(description="Of this question or state of health only.")]
-OnlyOpen = Annotated[Flag, Query(alias="open", description="1: only those that go on.")]
-Since = Annotated[Number, Query(description="Opened after this Unix time.")]
-Before = Annotated[str, Query(description="Only those that follow this incident in the list: the next page.")]
+OfCamera = Annotated[str, Query(description="Only of this camera.")]
+OfSubject = Annotated[str, Query(description="Only of this question or health condition.")]
+OnlyOpen = Annotated[Flag, Query(alias="open", description="1: only open ones.")]
+Since = Annotated[Number, Query(description="Only those opened at or after this Unix time.")]
+Before = Annotated[str, Query(description="Id of the last incident of the previous page.")]
 Reviewed = Annotated[str, Query(description="Only `confirmed`, `rejected` or `unreviewed` ones.")]
-Limit = Annotated[Count, Query(description="At most so many; 100 unless given, 1000 at most.")]
-Dead = Annotated[Count, Query(description="How many dead letters to list.")]
+Limit = Annotated[Count, Query(description="Maximum number; default 100, at most 1000.")]
+Dead = Annotated[Count, Query(description="Number of dead letters to list.")]
 
 
 @router.on("GET /v1/incidents", f"{SERVICE}List", Incidents)
@@ -88,33 +88,33 @@ async def get_incident(id: str, gateway: Gateway) -> Reply:
 
 @router.on("POST /v1/incidents/{id}/acknowledge", f"{SERVICE}Acknowledge", Incident, errors=(404, 409))
 async def acknowledge(id: str, body: Acknowledge, gateway: Gateway) -> Reply:
-    """Somebody sees to it."""
+    """Acknowledge an incident."""
     asked = incidents_pb2.AcknowledgeRequest(id=id, by=body.by)
     return Reply(from_message(Incident, await gateway.calls.unary(f"{SERVICE}Acknowledge", asked)))
 
 
 @router.on("POST /v1/incidents/{id}/review", f"{SERVICE}Review", Incident, errors=(404,))
 async def review(id: str, body: Review, gateway: Gateway) -> Reply:
-    """Confirm or reject it: what the camera's thresholds are calibrated by."""
+    """Confirm or reject an incident. Thresholds are calibrated with these verdicts."""
     asked = incidents_pb2.ReviewRequest(id=id, verdict=body.verdict, by=body.by)
     return Reply(from_message(Incident, await gateway.calls.unary(f"{SERVICE}Review", asked)))
 
 
 @router.on("GET /v1/mutes", f"{SERVICE}ListMutes", Mutes)
 async def list_mutes(gateway: Gateway) -> Reply:
-    """Mutes that hold."""
+    """Active mutes."""
     return await _mutes(gateway, "ListMutes", incidents_pb2.ListMutesRequest())
 
 
 @router.on("POST /v1/mutes", f"{SERVICE}Mute", Mutes)
 async def mute(body: MuteFor, gateway: Gateway) -> Reply:
-    """Tell nothing of a camera or subject for a time."""
+    """Suppress alerts of a camera or subject for some time; returns the active mutes."""
     return await _mutes(gateway, "Mute", incidents_pb2.MuteRequest(**body.model_dump()))
 
 
 @router.on("DELETE /v1/mutes", f"{SERVICE}Unmute", Mutes)
 async def unmute(gateway: Gateway, camera: OfCamera = "", subject: OfSubject = "") -> Reply:
-    """End a mute, named as it is listed; where there is none, nothing changes. Mutes that hold."""
+    """Remove a mute, named as listed; idempotent. Returns the active mutes."""
     return await _mutes(gateway, "Unmute", incidents_pb2.UnmuteRequest(camera=camera, subject=subject))
 
 
@@ -124,13 +124,13 @@ async def _mutes(gateway: Gateway, method: str, asked: Any) -> Reply:
 
 @router.on("GET /v1/outbox", f"{SERVICE}Outbox", Outbox)
 async def outbox(gateway: Gateway, dead: Dead = 0) -> Reply:
-    """How sinks and disk are doing."""
+    """Status of the sinks and the disk."""
     asked = incidents_pb2.OutboxRequest(dead=min(dead, MOST_LISTED))
     return Reply(outbox_from_proto(await gateway.calls.unary(f"{SERVICE}Outbox", asked)))
 
 
 @router.on("POST /v1/sinks/{name}/test", f"{SERVICE}TestSink", Nothing, errors=(404,))
 async def test_sink(name: str, body: SinkTest, gateway: Gateway) -> Reply:  # noqa: ARG001
-    """Send a made-up incident to one sink, now."""
+    """Send a test incident to one sink."""
     await gateway.calls.unary(f"{SERVICE}TestSink", incidents_pb2.TestSinkRequest(sink=name))
     return Reply({})

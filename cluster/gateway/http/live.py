@@ -1,4 +1,4 @@
-"""``Live``: the gateway's eyes on cameras, answers and incidents; history in rings, events for browsers."""
+"""Watches cameras, answers and incidents for the console: score history and live events (``Live``)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cluster.wire.mapping import from_message
 T = TypeVar("T")
 
 KEPT = 120
-"""Scores per question, and changes of rung per camera."""
+"""Scores kept per question, and rung changes per camera."""
 MOST_QUESTIONS = 64
 MOST_CAMERAS = 20_000
 
@@ -38,7 +38,7 @@ _WIDTH = 4
 
 
 class Ring:
-    """The last ``kept`` scores: (Unix time of the window's end, score, flags, seconds of video), 32 bytes each."""
+    """The last ``kept`` scores, as rows (Unix time of the window's end, score, flags, seconds of video) of 32 bytes."""
 
     def __init__(self, kept: int = KEPT) -> None:
         self._kept = kept
@@ -71,15 +71,15 @@ class _Camera:
 
 
 class History:
-    """Of every camera that there is; those that are removed are forgotten with :meth:`keep`."""
+    """Scores and rung changes of all cameras, in memory."""
 
     def __init__(self) -> None:
         self._cameras: dict[str, _Camera] = {}
 
     def answer(self, answer: Answer, now_s: float | None = None) -> float:
-        """Note its score; returns the Unix time of the window's end.
+        """Record an answer's score; returns the Unix time of the window's end.
 
-        That is when its last frame came: the camera's own clock may have begun anywhere.
+        That is the arrival time of its last frame, since the camera's own clock has an arbitrary origin.
         """
         at_s = round((time.time() if now_s is None else now_s) - answer.lag_s, 3)
         camera = self._camera(answer.stream)
@@ -94,24 +94,24 @@ class History:
         return at_s
 
     def status(self, status: CameraStatus, now_s: float | None = None) -> None:
-        """Note the camera's rung, where it is another one than before."""
+        """Record the camera's rung if it has changed."""
         camera = self._camera(status.name)
         if camera is not None and (not camera.rungs or camera.rungs[-1][1] != status.rung):
             at_s = time.time() if now_s is None else now_s
             camera.rungs.append((round(at_s, 3), status.rung, status.rung_reason))
 
     def keep(self, names: Collection[str]) -> None:
-        """Forget all cameras but these."""
-        for gone in self._cameras.keys() - set(names):
-            del self._cameras[gone]
+        """Drop all cameras but these."""
+        for name in self._cameras.keys() - set(names):
+            del self._cameras[name]
 
     def forget(self, name: str, before_s: float) -> None:
-        """Scores of windows that ended before this Unix time."""
+        """Delete a camera's scores of windows that ended before ``before_s``, Unix time."""
         camera = self._cameras.get(name, _Camera())
         camera.scores = {question: ring.since(before_s) for question, ring in camera.scores.items()}
 
     def body(self, name: str) -> dict[str, Any]:
-        """``{"scores": {question: rows}, "rungs": [[unix_s, rung, reason], …]}``; empty for a camera not known yet."""
+        """``{"scores": {question: rows}, "rungs": [[unix_s, rung, reason], …]}``; empty for an unknown camera."""
         camera = self._cameras.get(name, _Camera())
         return {
             "scores": {question: ring.rows() for question, ring in camera.scores.items()},
@@ -126,13 +126,13 @@ class History:
 
 
 QUEUE = 512
-"""Answers and incidents that wait for one browser."""
+"""Limit of queued answers and incidents per browser."""
 MOST_READERS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event as it is sent; ``camera`` is whom it is about."""
+    """One server-sent event; ``camera``: the camera that it concerns, or empty."""
 
     kind: str
     camera: str
@@ -140,13 +140,13 @@ class Event:
 
     @classmethod
     def of(cls, kind: str, camera: str, body: Any) -> Self:
-        # JSON has no line ends outside of text, where they are escaped: one data line is enough.
+        # One data line is enough: compact JSON contains no raw line breaks.
         return cls(kind, camera, b"event: %s\ndata: %s\n\n" % (kind.encode(), encoded(body)))
 
 
 class Reader:
-    """One browser's events: of cameras only the newest status each, the newest trouble, of the rest the newest
-    ``limit``."""
+    """Event queue of one browser: the newest status of each camera, the newest trouble, and the newest ``limit`` other
+    events."""
 
     def __init__(self, wants: Callable[[str], bool], limit: int) -> None:
         self._wants = wants
@@ -158,7 +158,7 @@ class Reader:
         self.missed = 0
 
     def put(self, event: Event) -> None:
-        """Never waits; pushes the oldest out where there is no room."""
+        """Queue an event without waiting; drops the oldest if the queue is full."""
         if not self._wants(event.camera):
             return
         if event.kind in ("camera", "trouble"):
@@ -178,7 +178,7 @@ class Reader:
         self._ready.set()
 
     async def take(self, timeout_s: float) -> bytes | None:
-        """All that waits, as one piece; empty after ``timeout_s`` without any, None when there will be no more."""
+        """All queued events, concatenated; empty after ``timeout_s`` without any, None once closed."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._ready.wait()
@@ -188,15 +188,15 @@ class Reader:
         if self._closed:
             return None
         missed, self.missed = self.missed, 0
-        told = [Event.of("missed", "", {"events": missed})] if missed else []
-        events = [*told, *self._events, *self._cameras.values()]
+        lost = [Event.of("missed", "", {"events": missed})] if missed else []
+        events = [*lost, *self._events, *self._cameras.values()]
         self._events.clear()
         self._cameras.clear()
         return b"".join(event.data for event in events)
 
 
 class Feed:
-    """Hands events to readers. Used on one event loop."""
+    """Distributes events to readers. Used on one event loop."""
 
     def __init__(self, *, limit: int = QUEUE, most: int = MOST_READERS) -> None:
         self._limit = limit
@@ -213,7 +213,7 @@ class Feed:
 
     @contextmanager
     def read(self, wants: Callable[[str], bool]) -> Iterator[Reader]:
-        """Events from now on, of cameras that are wanted. Raises ``CapacityError``: too many read already."""
+        """Subscribe to events of cameras that ``wants`` accepts. Raises ``CapacityError``: too many readers."""
         with self._places.taken():
             reader = Reader(wants, self._limit)
             if self._closed:
@@ -236,22 +236,21 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 QUIET_POLL_S = 5.0
-"""Between looks at the cameras while no browser follows."""
+"""Poll interval while no browser follows, in seconds."""
 COUNTERS_S = 5.0
-"""A camera of which only counters and ages changed is told so seldom."""
+"""Minimum interval, in seconds, of events for a camera of which only counters and ages changed."""
 RETRY_S = 5.0
 
 
 class Live:
-    """Looks from :meth:`start` to :meth:`stop`; ``cameras``, ``replicas``: as last seen, ``seen_s`` when (monotonic).
-
-    ``trouble``: why the last look failed, empty while looks succeed.
+    """Polls from :meth:`start` to :meth:`stop`. ``cameras``, ``replicas``: result of the last successful poll, made at
+    ``seen_s`` (monotonic). ``trouble``: why the last poll failed, empty if it succeeded.
     """
 
     def __init__(self, directory: Directory, hub: AnswerHub, calls: Calls, *, poll_s: float = POLL_S) -> None:
         self._directory, self._hub, self._calls, self._poll_s = directory, hub, calls, poll_s
-        # What the browsers were last told of each camera, or what was there before any followed; and when it was told.
-        self._told: dict[str, tuple[float, CameraStatus]] = {}
+        # Time and content of the last status sent of each camera, or its status before any browser followed.
+        self._sent: dict[str, tuple[float, CameraStatus]] = {}
         self._listing: asyncio.Task[Mapping[str, bytes]] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
@@ -261,10 +260,10 @@ class Live:
         self.cameras: Mapping[str, CameraStatus] = {}
         self.replicas: Sequence[ReplicaStatus] = ()
         self.seen_s = float("-inf")
-        self.trouble = "nothing was seen yet"
+        self.trouble = "the controller has not answered yet"
 
     def start(self) -> None:
-        work: tuple[Callable[[], Awaitable[None]], ...] = (self._answers, self._look, self._incidents)
+        work: tuple[Callable[[], Awaitable[None]], ...] = (self._answers, self._poll, self._incidents)
         self._tasks = [asyncio.create_task(self._forever(each), name=f"live {each.__name__}") for each in work]
 
     async def stop(self) -> None:
@@ -275,11 +274,11 @@ class Live:
             await asyncio.wait(self._tasks, timeout=1.0)
 
     async def list(self) -> Mapping[str, bytes]:
-        """JSON of all cameras as the controller has them now; raises ``UnavailableError``. Whoever asks at once gets
-        the same: all pages do, where events were missed."""
+        """JSON of all cameras by name, from the controller; raises ``UnavailableError``. Concurrent callers share one
+        request: all pages call this when events were missed."""
         before = self._listing
         if before is not None and not before.done():
-            # It began before this was asked, and may lack what the caller was told of.
+            # Begun before this call, so it may lack a change that the caller knows of.
             await asyncio.wait([before])
         if self._listing is before:
             self._listing = asyncio.create_task(self._list(), name="list cameras")
@@ -290,11 +289,11 @@ class Live:
         return {each.name: encoded(each) async for each in giving_way(await self._directory.list_cameras())}
 
     def look(self) -> None:
-        """Look at the cameras at once: something was changed, or somebody begins to follow."""
+        """Poll at once, after a change or when a browser starts to follow."""
         self._wake.set()
 
     def trouble_event(self) -> Event:
-        """Tells :attr:`trouble`, which every page shows."""
+        """Event with :attr:`trouble`, which every page shows."""
         return Event.of("trouble", "", {"trouble": self.trouble})
 
     async def _forever(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -304,7 +303,7 @@ class Live:
             except SightlineError as error:
                 log.debug("%s: %s", work.__name__, error)
             except Exception:
-                # Without it, browsers would see a standstill for as long as the gateway lives.
+                # Keep going, or browsers would get no more events from this gateway.
                 log.exception("live events: %s failed", work.__name__)
             await asyncio.sleep(RETRY_S)
 
@@ -315,14 +314,14 @@ class Live:
                 if not self.feed:
                     continue
                 if missed:
-                    # Whoever looks at other cameras, too: what was lost may have been of these.
+                    # To all readers, since the lost answers may be of any camera.
                     self.feed.put(Event.of("missed", "", {"events": missed}))
                 body = jsonable(answer)
                 body["camera"] = body.pop("stream")
                 self.feed.put(Event.of("answer", answer.stream, {**body, "end_unix_s": end_unix_s}))
 
     async def _incidents(self) -> None:
-        # What opened while alerting was away comes first; what ended has to be fetched.
+        # The stream begins with open incidents; pages fetch those that ended while alerting was away.
         follow = incidents_pb2.FollowRequest(open=True)
         method = "/sightline.v1.Incidents/Follow"
         async for message in self._calls.inner_stream(method, follow, on_begin=self._follow_began):
@@ -335,11 +334,11 @@ class Live:
 
     def _follow_began(self) -> None:
         if self._followed:
-            # Nobody knows how many.
+            # An unknown number.
             self.feed.put(Event.of("missed", "", {"events": 0}))
         self._followed = True
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while True:
             self._wake.clear()
             before, began_s, poll_s = self.trouble, time.monotonic(), self._poll_s
@@ -350,38 +349,38 @@ class Live:
             except SightlineError as error:
                 self.trouble = str(error)
             else:
-                await self._tell(cameras)
+                await self._publish_changes(cameras)
                 poll_s = rest_s(poll_s, time.monotonic() - began_s)
             if self.trouble != before:
                 self.feed.put(self.trouble_event())
             try:
                 async with asyncio.timeout(poll_s if self.feed else max(poll_s, QUIET_POLL_S)):
                     await self._wake.wait()
-                # However often it is asked for: a look costs the controller something.
+                # Limits the rate of requested polls, each of which costs the controller time.
                 await asyncio.sleep(self._poll_s / 4)
             except TimeoutError:
                 pass
 
-    async def _tell(self, cameras: Sequence[CameraStatus]) -> None:
+    async def _publish_changes(self, cameras: Sequence[CameraStatus]) -> None:
         before, now = self.cameras, {status.name: status for status in cameras}
         self.cameras = now
-        gone = [name for name, status in before.items() if name not in now or now[name].life != status.life]
-        for name in gone:
-            self._told.pop(name, None)
+        removed = [name for name, status in before.items() if name not in now or now[name].life != status.life]
+        for name in removed:
+            self._sent.pop(name, None)
             self.feed.put(Event.of("removed", name, {"name": name}))
-        # Also of answers that were on their way when their camera was removed.
-        kept = now.keys() - set(gone)
+        # On every poll, since answers of removed cameras may still have arrived.
+        kept = now.keys() - set(removed)
         self.history.keep(kept)
         self._hub.forget(lambda name: name not in kept)
         async for name, status in giving_way(now.items()):
             self.history.status(status)
-            told_s, told = self._told.get(name, (float("-inf"), None))
+            sent_s, sent = self._sent.get(name, (float("-inf"), None))
             if not len(self.feed):
-                self._told[name] = told_s, status
-            elif status != told:
-                quick = told is None or _without_counters(status) != _without_counters(told)
-                if quick or self.seen_s - told_s >= COUNTERS_S:
-                    self._told[name] = self.seen_s, status
+                self._sent[name] = sent_s, status
+            elif status != sent:
+                urgent = sent is None or _without_counters(status) != _without_counters(sent)
+                if urgent or self.seen_s - sent_s >= COUNTERS_S:
+                    self._sent[name] = self.seen_s, status
                     self.feed.put(Event.of("camera", name, status))
 
 

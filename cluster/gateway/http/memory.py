@@ -1,10 +1,9 @@
-"""Memories over HTTP: questions about the past, replayed questions, rehearsed rules, forgetting, what is remembered.
+"""Memories over HTTP: free questions, replay of questions, simulation of incident rules, deletion, status.
 
-Streams are newline-delimited JSON. ``/v1/ask`` answers ``{"text": …}`` for every piece, then one ``{"result": …}``;
-``/v1/ask/all`` one ``{"answer": …}`` for each camera and ``{"progress": …}`` in between, of which the last is
-``finished``; ``/v1/replay`` one ``{"window": …}`` for each past window. What fails before the first line has a status
-and ``{"error": …}``; what fails later ends the lines with ``{"error": …}``. A connection that the client closes stops
-the answer.
+Streams are newline-delimited JSON. ``/v1/ask`` sends ``{"text": …}`` per piece, then one ``{"result": …}``;
+``/v1/ask/all`` sends ``{"answer": …}`` per camera and ``{"progress": …}`` in between, the last being ``finished``;
+``/v1/replay`` sends ``{"window": …}`` per past window. A failure before the first line has a status and
+``{"error": …}``; a later one ends the stream with a line ``{"error": …}``. Closing the connection cancels the answer.
 """
 
 import time
@@ -34,7 +33,7 @@ MOST_WINDOWS = 1000
 router = Routes()
 
 
-# They raise ``ConfigError`` with a sentence of their own.
+# These checks raise ``ConfigError``, which is passed to the client as it is.
 Camera = Annotated[str, AfterValidator(memory_wire.check_camera)]
 Question = Annotated[str, AfterValidator(memory_wire.check_question)]
 Conversation = Annotated[str, AfterValidator(partial(memory_wire.check_name, what="the conversation"))]
@@ -56,7 +55,7 @@ class AskEvery(Body):
     """A question to every camera that the token may see; see ``AskAllRequest``."""
 
     text: Question
-    cameras: list[Text] = Field(default_factory=list, max_length=100, description="Patterns; none: all.")
+    cameras: list[Text] = Field(default_factory=list, max_length=100, description="Name patterns; empty: all.")
     since_s: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
     max_new_tokens: int = Field(default=0, ge=0, le=MAX_NUMBER)
     with_pictures: bool = False
@@ -65,15 +64,15 @@ class AskEvery(Body):
 
 
 class Forget(Body):
-    """What a camera is to forget."""
+    """A camera, and the age in seconds above which its records are deleted."""
 
     camera: Camera
-    before_s: float = Field(ge=0, le=MAX_NUMBER, description="0 forgets everything")
+    before_s: float = Field(ge=0, le=MAX_NUMBER, description="Age in seconds; 0: everything.")
 
 
 @router.on("POST /v1/ask", ASK, AskLine, media=NDJSON, errors=(404, 409, 504))
 async def ask(body: Ask, gateway: Gateway) -> Stream:
-    """Ask a camera about what it has seen; the answer comes line by line."""
+    """Ask a camera about what it has seen; streams the answer."""
     asked = memory_pb2.AskRequest(**body.model_dump(exclude={"timeout_s"}))
 
     def line(event: str | memory_wire.Told) -> dict[str, Any]:
@@ -86,7 +85,7 @@ async def ask(body: Ask, gateway: Gateway) -> Stream:
 
 @router.on("POST /v1/ask/all", ASK_ALL, AskAllLine, media=NDJSON)
 async def ask_all(body: AskEvery, gateway: Gateway) -> Stream:
-    """Ask every camera the same; answers come line by line in the order they are there, with progress."""
+    """Ask every camera the same question; streams answers as they arrive, with progress."""
     asked = memory_pb2.AskAllRequest(**body.model_dump())
 
     def line(event: memory_wire.CameraTold | memory_wire.AskAllProgress) -> dict[str, Any]:
@@ -101,7 +100,7 @@ async def ask_all(body: AskEvery, gateway: Gateway) -> Stream:
 
 @router.on("POST /v1/forget", f"{SERVICE}Forget", memory_wire.ForgottenCamera, errors=(404,))
 async def forget(body: Forget, gateway: Gateway) -> Reply:
-    """Make a camera forget: its memory, its footage and what was recorded of its incidents."""
+    """Delete a camera's memory, footage and incident records."""
     asked = memory_pb2.ForgetRequest(**body.model_dump())
     forgotten = await gateway.calls.unary(f"{SERVICE}Forget", asked)
     return Reply(from_message(memory_wire.ForgottenCamera, forgotten))
@@ -109,7 +108,7 @@ async def forget(body: Forget, gateway: Gateway) -> Reply:
 
 @router.on("GET /v1/memory/{name}", f"{SERVICE}Describe", MemoryStatus, errors=(404, 409))
 async def describe_memory(name: str, gateway: Gateway) -> Reply:
-    """What a camera remembers."""
+    """Contents and size of a camera's memory."""
     asked = memory_pb2.DescribeRequest(camera=memory_wire.check_camera(name))
     return Reply(memory_wire.status_from_proto(await gateway.calls.unary(f"{SERVICE}Describe", asked)))
 
@@ -119,7 +118,7 @@ Window = Annotated[list[Number], Field(min_length=3, max_length=3)]
 
 
 class Replay(Body):
-    """A yes/no question and the past of a camera; see ``ReplayRequest`` in protos/sightline/v1/memory.proto."""
+    """A yes/no question to replay on a camera's past; see ``ReplayRequest`` in protos/sightline/v1/memory.proto."""
 
     camera: Camera
     text: Question
@@ -129,7 +128,7 @@ class Replay(Body):
 
 
 class RehearsedRule(Body):
-    """Keys of a question that make incidents; null: as in the cluster's alerts section."""
+    """Incident settings of a question; null: the cluster's default."""
 
     threshold: float = Field(default=0.5, gt=0, lt=1)
     consecutive: int | None = Field(default=None, ge=1, le=1000)
@@ -138,7 +137,7 @@ class RehearsedRule(Body):
 
 
 class Rehearse(Body):
-    """Windows (begin and end in seconds of any one clock, score), oldest first, and the rule to apply."""
+    """Windows (start and end in seconds on any clock, score), oldest first, and the rule to apply."""
 
     windows: list[Window] = Field(max_length=MOST_WINDOWS)
     rule: RehearsedRule = Field(default_factory=RehearsedRule)
@@ -146,31 +145,31 @@ class Rehearse(Body):
 
 @router.on("POST /v1/replay", f"{SERVICE}Replay", ReplayLine, media=NDJSON, errors=(404, 409, 504))
 async def replay(body: Replay, gateway: Gateway) -> Stream:
-    """What a yes/no question would have answered on a camera's past windows, line by line."""
+    """Answer a yes/no question on a camera's past windows; streams the scores."""
     asked = memory_pb2.ReplayRequest(**body.model_dump(exclude={"timeout_s"}))
-    # Times become Unix times by when the newest frame is: now.
+    # The newest frame is taken to be of now, to convert ages to Unix times.
     now_s = time.time()
 
     def line(window: memory_pb2.ReplayedWindow) -> dict[str, Any]:
         end_s = now_s - window.ago_s
-        told = {
+        body = {
             "start_s": round(end_s - (window.end - window.start) / MICROSECONDS, 3),
             "end_s": round(end_s, 3),
             "score": window.score if window.HasField("score") else None,
             "done": window.done,
             "total": window.total,
         }
-        return {"window": told}
+        return {"window": body}
 
     return await lines(gateway.calls.stream(f"{SERVICE}Replay", asked, timeout_s=body.timeout_s), line)
 
 
 @router.on("POST /v1/rehearse", REHEARSE, Rehearsal)
 async def rehearse_rule(body: Rehearse, gateway: Gateway) -> Reply:
-    """The incidents that a question's rule would have made of these scores."""
+    """The incidents that a rule would have opened from these scores."""
     windows = [ScoredWindow(*window) for window in body.windows]
     if wrong := next((each for each in windows if each.score > 1 or each.start_s >= each.end_s), None):
-        raise ConfigError(f"a window is {list(astuple(wrong))}; it is begin, a later end, and a score of 0 to 1")
+        raise ConfigError(f"a window is {list(astuple(wrong))}; it must be start, later end and a score from 0 to 1")
     for before, window in pairwise(windows):
         if window.end_s <= before.end_s:
             raise ConfigError("windows are not in order; send them oldest first")

@@ -1,8 +1,8 @@
-"""OpenAI's chat protocol: ``model: camera/NAME`` asks that camera about what it has seen, so that existing tools can;
-``model: fleet`` asks every camera that the token may see.
+"""OpenAI chat protocol: ``model: camera/NAME`` asks that camera about what it has seen, ``model: fleet`` all cameras
+that the token may see.
 
-A conversation is what its client sends, every time: nothing of it is kept here. Answers are greedy, whatever is said
-about sampling; system messages are put before the last question, since the model's own beginning is shared by all.
+Clients send the whole conversation with every request; nothing is stored. Answers are greedy, whatever the sampling
+parameters; system messages are prepended to the last question, since the model's prompt prefix is shared by all.
 """
 
 import json
@@ -36,13 +36,13 @@ Turns = list[tuple[str, str]]
 
 
 class Open(Body):
-    """Other keys are taken: clients send what OpenAI adds."""
+    """Accepts unknown keys, since clients send whatever OpenAI adds."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class Part(Open):
-    """A piece of a message; only text is taken."""
+    """A content part; only text is accepted."""
 
     type: str
     text: str = ""
@@ -56,14 +56,14 @@ class Message(Open):
 
 
 class StreamOptions(Body):
-    """``include_usage``: the last chunk counts the tokens."""
+    """``include_usage``: add a last chunk with token counts."""
 
     include_usage: bool = False
 
 
 class Chat(Open):
-    """``ChatCompletionRequest`` as OpenAI has it, as far as a camera can answer; other keys are refused or have no
-    effect, see docs/api.md. ``since_s`` is our own: only what was seen in so many seconds before the newest frame."""
+    """The supported part of OpenAI's ``ChatCompletionRequest``; other keys are refused or ignored, see docs/api.md.
+    ``since_s`` is an extension: restricts the question to this many seconds before the newest frame."""
 
     model: str
     messages: list[Message] = Field(min_length=1, max_length=512)
@@ -75,24 +75,24 @@ class Chat(Open):
     since_s: float = Field(default=0.0, ge=0, le=MAX_NUMBER)
 
 
-_NO_TOOLS, _TEXT = "a camera calls no tools", "answers are text"
+_NO_TOOLS, _TEXT = "a camera cannot call tools", "answers are text"
 _REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "tools": (_NO_TOOLS, ([],)),
-    "functions": ("a camera calls no functions", ([],)),
+    "functions": ("a camera cannot call functions", ([],)),
     "tool_choice": (_NO_TOOLS, ("none", "auto")),
-    "function_call": ("a camera calls no functions", ("none", "auto")),
-    "stop": ("answers end where they end; stop is not supported", ([],)),
-    "logprobs": ("log probabilities are not given", (False,)),
+    "function_call": ("a camera cannot call functions", ("none", "auto")),
+    "stop": ("stop sequences are not supported", ([],)),
+    "logprobs": ("log probabilities are not available", (False,)),
     "audio": (_TEXT, ()),
     "response_format": ("answers are plain text", ({"type": "text"},)),
     "modalities": (_TEXT, (["text"],)),
-    "web_search_options": ("a camera searches nothing but its memory", ()),
+    "web_search_options": ("a camera searches only its memory", ()),
 }
-"""Keys that are refused and why, and the values with which they change nothing."""
+"""Refused keys: the reason, and values that are accepted because they have no effect."""
 
 
 def camera_of(model: str) -> str:
-    """The camera of a model's name. Raises ``HttpError``: 404, it is no camera."""
+    """Camera of a model name. Raises ``HttpError``: 404, it names no camera."""
     name = model.removeprefix(PREFIX)
     if name == model or not name:
         raise HttpError(
@@ -102,14 +102,14 @@ def camera_of(model: str) -> str:
 
 
 def conversation(messages: Sequence[Message]) -> tuple[str, Turns]:
-    """The last question, what system messages say before it, and the turns before. Raises ``ConfigError``: no
-    question at the end, or what is not text."""
+    """Last question, preceded by the system messages, and the turns before it. Raises ``ConfigError``: no question at
+    the end, or content that is not text."""
     system: list[str] = []
     asked: list[str] = []
     turns: Turns = []
     for number, message in enumerate(messages):
         if message.role in ("tool", "function") or (message.model_extra or {}).get("tool_calls"):
-            raise ConfigError("a camera calls no tools; leave tool messages away")
+            raise ConfigError("a camera cannot call tools; omit tool messages")
         text = _text(message, number)
         if message.role in ("system", "developer"):
             system.append(text)
@@ -118,22 +118,22 @@ def conversation(messages: Sequence[Message]) -> tuple[str, Turns]:
         else:
             if asked:
                 turns.append(("\n".join(asked), text))
-            # A greeting before the first question is no answer to anything.
+            # An assistant message before the first question is dropped.
             asked = []
     if not asked:
         raise ConfigError("the last message must be the user's: it is the question")
     question = check_question("\n\n".join([*(each for each in system if each.strip()), "\n".join(asked)]))
-    return question, [(check_question(said), answer) for said, answer in turns[-MAX_TURNS:]]
+    return question, [(check_question(text), answer) for text, answer in turns[-MAX_TURNS:]]
 
 
 def check_extras(body: Chat) -> None:
-    """Raises ``ConfigError`` for what would change an answer, and no camera can do."""
+    """Raises ``ConfigError``: an unsupported option would change the answer."""
     if (body.n or 1) > 1:
-        raise ConfigError(f"n is {body.n}; there is one answer")
+        raise ConfigError(f"n is {body.n}; it must be 1")
     for key, value in (body.model_extra or {}).items():
         why, harmless = _REFUSED.get(key, ("", (value,)))
         if value is not None and value not in harmless:
-            raise ConfigError(f"{key}: {why}; leave it away")
+            raise ConfigError(f"{key}: {why}; omit it")
 
 
 def _text(message: Message, number: int) -> str:
@@ -143,15 +143,15 @@ def _text(message: Message, number: int) -> str:
     for part in parts:
         if part.type != "text":
             raise ConfigError(
-                f"messages.{number} holds {part.type[:40]!r}; "
-                "a camera takes text only, and answers from what it has seen"
+                f"messages.{number} contains {part.type[:40]!r}; "
+                "only text is supported, and a camera answers from what it has seen"
             )
     return "\n".join(part.text for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetEnd:
-    """The end of an answer of all cameras."""
+    """End of an answer of the model ``fleet``."""
 
     answers: tuple[CameraTold, ...]
     progress: AskAllProgress
@@ -162,14 +162,14 @@ End = Told | FleetEnd
 
 @router.on("POST /v1/chat/completions", ASK, ChatCompletion, errors=(404, 409, 504), openai=True)
 async def chat(request: Request, body: Chat, gateway: Gateway) -> Response:
-    """OpenAI's chat completions: model camera/NAME answers from what the camera has seen; stream: true sends chunks as
-    server-sent events.
+    """OpenAI's chat completions: the model camera/NAME answers from what the camera has seen; with stream: true, chunks
+    are sent as server-sent events.
     """
     check_extras(body)
     most, longest = body.max_completion_tokens or body.max_tokens or 0, gateway.longest_answer
     if body.model == FLEET:
         question, _ = conversation(body.messages)
-        # The route let a question to one camera through; this one costs more.
+        # The route admitted a question to one camera; this one costs more.
         await gateway.door.admit(request, ASK_ALL)
         every = memory_pb2.AskAllRequest(text=question, since_s=body.since_s, max_new_tokens=min(most, longest))
         return await _reply(body, fleet_text(gateway.answering.ask_all(every)), 0)
@@ -177,13 +177,13 @@ async def chat(request: Request, body: Chat, gateway: Gateway) -> Response:
     question, turns = conversation(body.messages)
     asked = memory_pb2.AskRequest(camera=camera, text=question, since_s=body.since_s, max_new_tokens=limit)
     asked.history.SetInParent()
-    for said, answer in turns:
-        asked.history.turns.add(question=said, answer=answer)
+    for text, answer in turns:
+        asked.history.turns.add(question=text, answer=answer)
     return await _reply(body, gateway.answering.ask(asked, TIMEOUT_S), limit)
 
 
 async def _reply(body: Chat, events: AsyncGenerator[str | End, None], limit: int) -> Response:
-    """``limit``: tokens that the answer may have."""
+    """Send the answer, streamed or whole; ``limit``: its maximum number of tokens."""
     base = {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": body.model}
     if body.stream:
         usage = body.stream_options is not None and body.stream_options.include_usage
@@ -200,7 +200,7 @@ async def _reply(body: Chat, events: AsyncGenerator[str | End, None], limit: int
 
 @router.on("GET /v1/models", MODELS, Models, openai=True)
 async def models(gateway: Gateway) -> Reply:
-    """The cameras as OpenAI's models."""
+    """The cameras as OpenAI models."""
     found = await gateway.calls.unary(f"{CAMERAS}List", cameras_pb2.ListCamerasRequest())
     names = [f"{PREFIX}{each.name}" for each in found.cameras]
     return Reply({"object": "list", "data": [_model(name) for name in (*names, FLEET)]})
@@ -219,8 +219,8 @@ async def model(model: str, gateway: Gateway) -> Reply:
 async def fleet_text(
     events: AsyncGenerator[CameraTold | AskAllProgress, None],
 ) -> AsyncGenerator[str | FleetEnd, None]:
-    """The answer as text: a line for each camera that says yes as it comes, then the best moments, and how many
-    answered."""
+    """Answer as text: a line per camera that says yes, as they arrive, then the best moments and the number of
+    answers."""
     answers, progress = [], AskAllProgress(0, 0, 0, 0, 0, False)
     async with aclosing(events):
         async for event in events:
@@ -244,7 +244,7 @@ def _grounds(end: End) -> dict[str, Any]:
 
 
 class Chunks:
-    """Events of an answer as chunks of a stream; ``limit``: tokens that it may have; ``usage``: the last counts."""
+    """Encodes an answer's events as chunks. ``limit``: its maximum number of tokens; ``usage``: add a usage chunk."""
 
     def __init__(self, base: dict[str, Any], limit: int, usage: bool) -> None:
         self._base = {**base, "object": "chat.completion.chunk"}
@@ -252,7 +252,7 @@ class Chunks:
         self._begun = False
 
     def write(self, event: str | End) -> bytes:
-        """The chunks of one event; before the first of them, who speaks, and after the last, that this was all."""
+        """Chunks of one event; the first is preceded by the role, the last followed by ``[DONE]``."""
         head = b"" if self._begun else self._chunk({"role": "assistant", "content": ""})
         self._begun = True
         if isinstance(event, str):
@@ -271,14 +271,14 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": _BEGAN_S, "owned_by": "sightline"}
 
 
-def _finish(told: End, limit: int) -> str:
-    if isinstance(told, FleetEnd):
+def _finish(end: End, limit: int) -> str:
+    if isinstance(end, FleetEnd):
         return "stop"
-    return "length" if told.result.answer_tokens >= limit else "stop"
+    return "length" if end.result.answer_tokens >= limit else "stop"
 
 
-def _usage(told: End) -> dict[str, int]:
-    answers = [told] if isinstance(told, Told) else [each.told for each in told.answers if each.told is not None]
+def _usage(end: End) -> dict[str, int]:
+    answers = [end] if isinstance(end, Told) else [each.told for each in end.answers if each.told is not None]
     asked = sum(each.result.prompt_tokens for each in answers)
     answered = sum(each.result.answer_tokens for each in answers)
     return {"prompt_tokens": asked, "completion_tokens": answered, "total_tokens": asked + answered}

@@ -1,5 +1,5 @@
-"""What needs no camera: the console's files, probes, metrics, sessions, signing in at an OpenID Connect provider, and
-the description of all of it."""
+"""Routes that need no camera: console files, probes, metrics, sessions, sign-in at an OpenID Connect provider, and the
+OpenAPI document."""
 
 import asyncio
 import html
@@ -32,9 +32,9 @@ from cluster.security.sessions import LIFETIME_S
 log = logging.getLogger(__name__)
 
 LATE_S = 30.0
-"""Without a word from the controller for so long, cameras cannot be served."""
+"""Seconds without an answer from the controller after which the gateway is not ready."""
 router = Routes()
-# Scrapes of two servers at once; more of them wait, and hold up nothing else.
+# Limits concurrent scrapes to two; further ones queue without blocking anything else.
 _scrapes = ThreadPoolExecutor(2, thread_name_prefix="metrics")
 
 
@@ -72,7 +72,7 @@ async def ready(gateway: Gateway) -> Reply:
 
 
 class _Seen(Collector):
-    """What is in ``registry``, without the series of cameras that ``principal`` may not see."""
+    """The metrics of ``registry``, without series of cameras that ``principal`` may not see."""
 
     def __init__(self, registry: CollectorRegistry, principal: Principal) -> None:
         self._registry, self._sees = registry, principal.sees
@@ -90,7 +90,7 @@ class _Seen(Collector):
 async def scrape(request: Request, gateway: Gateway) -> Response:
     """Metrics of all processes, for Prometheus."""
     encode, kind = choose_encoder(request.headers.get("Accept", ""))
-    # On a thread: it asks other processes.
+    # On a thread, since it queries other processes.
     seen = _Seen(gateway.registry, current_principal())
     data = await asyncio.get_running_loop().run_in_executor(_scrapes, encode, seen)
     return await packed(request, Response(data, headers={"Content-Type": kind, "Cache-Control": "no-store"}))
@@ -98,7 +98,7 @@ async def scrape(request: Request, gateway: Gateway) -> Response:
 
 @router.on("GET /v1/openapi.json", reply=dict[str, Any])
 async def describe(request: Request) -> Reply:
-    """This description."""
+    """This OpenAPI document."""
     return Reply(request.app.openapi())
 
 
@@ -110,13 +110,13 @@ class Login(Body):
 
 @router.on("GET /v1/me", reply=Me, errors=(401,))
 async def me(request: Request, gateway: Gateway) -> Reply:
-    """Whose token the request has."""
+    """The principal of the request's token or session."""
     return _me(gateway.door, await gateway.door.identify(request))
 
 
 @router.on("POST /v1/session", reply=Me, errors=(401, 429))
 async def begin_session(request: Request, body: Login, gateway: Gateway) -> Reply:
-    """Begin a session with a token, for browsers; its cookie is good for this browser alone, and for 12 hours."""
+    """Begin a browser session with a token; its cookie is valid for this browser only, for 12 hours."""
     who, session = await gateway.door.begin_session(request, body.token.strip())
     reply = _me(gateway.door, who)
     if session:
@@ -133,7 +133,7 @@ async def end_session(request: Request, gateway: Gateway) -> Reply:
     try:
         await gateway.door.end_session(request)
     except UnavailableError as error:
-        # Else the next person at this browser is signed in once the controller answers.
+        # Delete the cookie anyway, so that the browser's next user is not signed in once the controller answers.
         raise HttpError(503, str(error), Set_Cookie=reply.headers["set-cookie"]) from None
     return reply
 
@@ -144,13 +144,13 @@ def _me(door: Door, who: Principal) -> Reply:
 
 
 def _secure(request: Request) -> bool:
-    # Who ends TLS in front of the gateway says so; who lies about it harms its own cookie.
+    # Set by a TLS proxy; a client that forges it only affects its own cookie.
     return request.url.scheme == "https" or request.headers.get("X-Forwarded-Proto") == "https"
 
 
 ATTEMPT_COOKIE = "sightline_sign_in"
 ATTEMPT_S = 600
-"""Longest between leaving for the provider and coming back."""
+"""Longest time at the provider during a sign-in, in seconds."""
 _MOST_ATTEMPTS = 8
 _PATH = "/v1/sign-in"
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Sightline: not signed in</title>
@@ -159,36 +159,36 @@ _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Sightline
 
 @router.on(f"GET {_PATH}", reply=SignInWays)
 async def ways(gateway: Gateway) -> Reply:
-    """How people may sign in here."""
+    """The available ways to sign in."""
     guard = gateway.door.guard
     provider = None if guard is None else guard.provider
     return Reply({"tokens": guard is not None and guard.tokens, "provider": "" if provider is None else provider.name})
 
 
 @router.on(f"GET {_PATH}/provider", media="text/html", errors=(404, 503))
-async def leave(request: Request, gateway: Gateway) -> Response:
-    """To the provider; the browser keeps what it needs to come back."""
-    _, provider = _signing_in(gateway)
+async def redirect_to_provider(request: Request, gateway: Gateway) -> Response:
+    """Redirect to the provider; a cookie keeps the state of the sign-in."""
+    _, provider = _guard_and_provider(gateway)
     attempt = Attempt.begin()
     try:
         address = await provider.address(attempt)
     except SightlineError as error:
-        return _page(error)
+        return _error_page(error)
     reply = RedirectResponse(address, 303, {"Cache-Control": "no-store"})
-    _keep(reply, request, [attempt, *_attempts(request)][:_MOST_ATTEMPTS])
+    _set_attempts(reply, request, [attempt, *_attempts(request)][:_MOST_ATTEMPTS])
     return reply
 
 
 @router.on(f"GET {CALLBACK}", media="text/html", errors=(401, 404, 503))
-async def come_back(
+async def finish_sign_in(
     request: Request,
     gateway: Gateway,
-    code: Annotated[str, Query(max_length=4096, description="What the provider gives in exchange for tokens.")] = "",
-    state: Annotated[str, Query(max_length=256, description="Of the sign-in that was begun.")] = "",
-    error: Annotated[str, Query(max_length=256, description="Why the provider signed nobody in.")] = "",
+    code: Annotated[str, Query(max_length=4096, description="Authorization code from the provider.")] = "",
+    state: Annotated[str, Query(max_length=256, description="State of the sign-in that was begun.")] = "",
+    error: Annotated[str, Query(max_length=256, description="Error from the provider, if sign-in failed.")] = "",
 ) -> Response:
-    """From the provider: a session, and on to the console."""
-    guard, provider = _signing_in(gateway)
+    """Return from the provider: begin a session and redirect to the console."""
+    guard, provider = _guard_and_provider(gateway)
     attempts = {each.state: each for each in _attempts(request)}
     attempt = attempts.pop(state, None)
     try:
@@ -196,41 +196,41 @@ async def come_back(
             raise UnauthenticatedError("this sign-in was not begun in this browser, or too long ago; sign in again")
         if error or not code:
             raise refused(error)
-        # Counted where the provider is asked, once a person: behind a proxy all of them have one address.
+        # Limited only here, once per sign-in: behind a proxy all users share one address.
         provider.rate.acquire(peer_of(request))
         principal = await provider.redeem(code, attempt)
         session = await gateway.door.keep_session(request, principal, provider.config.session)
     except SightlineError as failure:
         guard.note_sign_in(CALLBACK, None, failure, peer_of(request))
-        reply: Response = _page(failure)
+        reply: Response = _error_page(failure)
     else:
         guard.note_sign_in(CALLBACK, principal, None, peer_of(request))
         reply = RedirectResponse("/", 303, {"Cache-Control": "no-store"})
         age_s = int(provider.config.session)
         reply.set_cookie(COOKIE, session, age_s, httponly=True, samesite="strict", secure=_secure(request))
-    _keep(reply, request, list(attempts.values()))
+    _set_attempts(reply, request, list(attempts.values()))
     return reply
 
 
 def _attempts(request: Request) -> list[Attempt]:
-    """Sign-ins that this browser has under way, one for each of its tabs."""
+    """Sign-ins in progress in this browser, one per tab."""
     found = map(Attempt.read, request.cookies.get(ATTEMPT_COOKIE, "").split("~"))
     return [each for each in found if each is not None]
 
 
-def _keep(reply: Response, request: Request, attempts: Sequence[Attempt]) -> None:
+def _set_attempts(reply: Response, request: Request, attempts: Sequence[Attempt]) -> None:
     text, age_s = "~".join(each.text for each in attempts), ATTEMPT_S if attempts else 0
     reply.set_cookie(ATTEMPT_COOKIE, text, age_s, path=_PATH, httponly=True, samesite="lax", secure=_secure(request))
 
 
-def _signing_in(gateway: Backend) -> tuple[Guard, OidcProvider]:
+def _guard_and_provider(gateway: Backend) -> tuple[Guard, OidcProvider]:
     guard = gateway.door.guard
     if guard is None or guard.provider is None:
-        raise HttpError(404, "nobody signs in at a provider here; use a token")
+        raise HttpError(404, "this gateway has no sign-in provider; use a token")
     return guard, guard.provider
 
 
-def _page(error: SightlineError) -> Response:
+def _error_page(error: SightlineError) -> Response:
     log.info("sign-in: %s", error)
     text = _PAGE.format(sentence=html.escape(str(error).rstrip(".")))
     return HTMLResponse(text, status_of(error), {"Cache-Control": "no-store"})

@@ -1,4 +1,4 @@
-"""Pictures over HTTP: what a camera shows now, and an incident's snapshot and clip, of which players ask for ranges."""
+"""Pictures over HTTP: a camera's newest sample and live video, an incident's snapshot and clip (with ranges)."""
 
 import asyncio
 import re
@@ -22,14 +22,14 @@ WIDEST = 4096
 JPEG, MP4 = "image/jpeg", "video/mp4"
 router = Routes()
 
-Kept = Annotated[Flag, Query(description="1: patches that the model does not see are dark.")]
-Width = Annotated[Count, Query(description="Pixels; as large as the sample unless given.")]
-Part = Annotated[str, Query(description="begin (unless given) or end.")]
+Kept = Annotated[Flag, Query(description="1: darken patches that the model does not see.")]
+Width = Annotated[Count, Query(description="Width in pixels; default: that of the sample.")]
+Part = Annotated[str, Query(description="begin (default) or end.")]
 
 
 @router.on("GET /v1/cameras/{name}/picture.jpg", f"{SERVICE}Picture", media=JPEG, errors=(304, 404))
 async def picture(request: Request, name: str, gateway: Gateway, kept: Kept = False, width: Width = 0) -> Response:
-    """The newest sample, as the model sees it; 304 where the client names it by its ETag."""
+    """The newest sample, as the model sees it; 304 if the client has it (ETag)."""
     asked = pictures_pb2.PictureRequest(camera=name, kept=kept, width=min(width, WIDEST))
     try:
         found = await gateway.calls.unary(f"{SERVICE}Picture", asked)
@@ -44,7 +44,7 @@ async def picture(request: Request, name: str, gateway: Gateway, kept: Kept = Fa
 
 @router.on("GET /v1/cameras/{name}/live.mp4", f"{SERVICE}Live", media=MP4, errors=(404,))
 async def live(request: Request, name: str, gateway: Gateway) -> Response:
-    """What the camera sends, unchanged, as a fragmented MP4 without end; 404 says why there is none."""
+    """The camera's video, not re-encoded, as an endless fragmented MP4; 404 says why there is none."""
     try:
         return await Stream.begin(_watched(gateway, name, request), MP4)
     except RefusedError as error:
@@ -65,15 +65,15 @@ async def _watched(gateway: Backend, camera: str, request: Request) -> AsyncGene
 
 @router.on("GET /v1/incidents/{id}/snapshot.jpg", FOOTAGE, media=JPEG, errors=(206, 304, 404, 416))
 async def snapshot(request: Request, id: str, gateway: Gateway) -> Response:
-    """The incident's picture."""
+    """The incident's snapshot."""
     return await _footage(request, gateway.calls, id, "snapshot")
 
 
 @router.on("GET /v1/incidents/{id}/clip.mp4", FOOTAGE, media=MP4, errors=(206, 304, 404, 416))
 async def clip(request: Request, id: str, gateway: Gateway, part: Part = "begin") -> Response:
-    """The incident's clip, also in ranges."""
+    """The incident's clip; supports ranges."""
     if part not in ("begin", "end"):
-        raise HttpError(400, f"part is {part[:80]!r}; it is begin or end")
+        raise HttpError(400, f"part is {part[:80]!r}; it must be begin or end")
     return await _footage(request, gateway.calls, id, "clip" if part == "begin" else "end")
 
 
@@ -99,7 +99,7 @@ async def _footage(request: Request, calls: Calls, incident: str, kind: str) -> 
 async def _data(calls: Calls, asked: pictures_pb2.FootageRequest, *, nothing: bool) -> AsyncGenerator[bytes, None]:
     if nothing:
         return
-    # Checked and written down already, when it was asked what there is.
+    # Unchecked: the call for the file's metadata was checked and audited.
     async with aclosing(calls.inner_stream(FOOTAGE, asked)) as parts:
         async for part in parts:
             if part.data:
@@ -113,7 +113,7 @@ async def _about(calls: Calls, asked: pictures_pb2.FootageRequest) -> Any:
                 return part.about
     except RefusedError as error:
         raise _not_there(error) from None
-    raise HttpError(404, "there is nothing of this incident")
+    raise HttpError(404, "there is no footage of this incident")
 
 
 def _not_there(error: RefusedError) -> Exception:
@@ -125,14 +125,14 @@ def _tag(etag: str) -> str:
 
 
 def _has(request: Request, tag: str) -> bool:
-    """Whether the client has what ``tag`` names: one of a list, be it a weak one, or anything (RFC 9110, 13.1.2)."""
+    """Whether ``If-None-Match`` matches ``tag``, by weak comparison or ``*`` (RFC 9110, 13.1.2)."""
     named = {each.strip().removeprefix("W/") for each in request.headers.get("If-None-Match", "").split(",")}
     return not named.isdisjoint((tag, "*"))
 
 
 def _range(request: Request, size: int, tag: str) -> tuple[int, int] | None:
-    """``[first, end)`` of the bytes that are asked for; ``None``: all of them, also for several ranges, or for none
-    that is one (RFC 9110, 14.2). Raises ``HttpError``: 416, there are no such bytes."""
+    """Requested byte range ``[first, end)``; ``None``: the whole file, also for multiple or invalid ranges (RFC 9110,
+    14.2). Raises ``HttpError``: 416, the range is beyond the file."""
     asked = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", request.headers.get("Range", ""), re.ASCII)
     if asked is None or not any(asked.groups()) or request.headers.get("If-Range", tag) != tag:
         return None
@@ -142,5 +142,5 @@ def _range(request: Request, size: int, tag: str) -> tuple[int, int] | None:
     first = max(0, size - (last or 0)) if begin is None else begin
     end = size if begin is None or last is None else min(last + 1, size)
     if first >= end:
-        raise HttpError(416, f"the file has {size} bytes; ask for some of them", Content_Range=f"bytes */{size}")
+        raise HttpError(416, f"the range is beyond the file's {size} bytes", Content_Range=f"bytes */{size}")
     return first, end

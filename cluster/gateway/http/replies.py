@@ -1,4 +1,4 @@
-"""Replies: JSON, bodies that come in pieces, and every error with its status and one sentence."""
+"""HTTP replies: JSON, streamed bodies, and errors with a status and one sentence."""
 
 import asyncio
 import base64
@@ -22,8 +22,8 @@ from cluster.wire.status import code_of, sentence_of
 
 
 def jsonable(value: Any) -> Any:
-    """Dictionaries, lists, text and numbers; what is no number (an infinite age) is None, as JSON knows none, and bytes
-    are base64."""
+    """Convert to dictionaries, lists, text and numbers. Infinity (of an age) and NaN, which JSON lacks, become None;
+    bytes become base64."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):
@@ -45,17 +45,17 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 def encoded(value: Any) -> bytes:
-    """JSON of :func:`jsonable`, of a value without bytes."""
+    """Encode a value as JSON, like :func:`jsonable`; it must not contain bytes."""
     try:
-        # Four times as fast, and the event loop waits for it; its base64 would be that of addresses.
+        # Four times as fast as json, and it blocks the event loop. Without bytes: its base64 is the URL-safe variant.
         return to_json(value, inf_nan_mode="null", fallback=jsonable)
     except PydanticSerializationError:
-        # Halves of characters, which a source's name or a model's answer may have, are no UTF-8.
+        # Lone surrogates, which a source's name or a model's answer may contain, are not valid UTF-8.
         return json.dumps(jsonable(value), ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 class Reply(JSONResponse):
-    """JSON that nobody keeps: it may be for one token's eyes only. A body of bytes is JSON already."""
+    """JSON reply that must not be cached, since it depends on the token. A body of bytes is already JSON."""
 
     def __init__(self, body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(body, status, {"Cache-Control": "no-store", **(headers or {})})
@@ -69,7 +69,7 @@ _WORTH_PACKING = 16 * 2**10
 
 
 async def packed(request: Request, response: Response) -> Response:
-    """The response, compressed where that is worth it and the client can read it."""
+    """Compress the response if it is large and the client accepts gzip."""
     if len(response.body) >= _WORTH_PACKING and "gzip" in request.headers.get("Accept-Encoding", ""):
         response.body = await asyncio.to_thread(gzip.compress, response.body, 6)
         response.headers.update({"Content-Encoding": "gzip", "Content-Length": str(len(response.body))})
@@ -77,7 +77,7 @@ async def packed(request: Request, response: Response) -> Response:
 
 
 class Stream(StreamingResponse):
-    """A body in pieces. What fails after the first one breaks the reply off; when the client leaves, the pieces end."""
+    """A streamed body. A failure after the first piece aborts the reply; a disconnect closes the generator."""
 
     def __init__(
         self, first: bytes, rest: AsyncGenerator[bytes, None], headers: Mapping[str, str], status: int
@@ -93,12 +93,12 @@ class Stream(StreamingResponse):
         headers: Mapping[str, str] | None = None,
         status: int = 200,
     ) -> Self:
-        """With the first piece there already: what fails before it has a status of its own."""
+        """Wait for the first piece, so that an earlier failure gets its own status."""
         headers = {"Content-Type": media, "Cache-Control": "no-store", **(headers or {})}
         return cls(await anext(pieces, b""), pieces, headers, status)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """See ASGI. A client that leaves cancels this, wherever it is."""
+        """See ASGI. Cancelled when the client disconnects."""
         async with aclosing(self._rest):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             if not scope.get("head"):
@@ -122,14 +122,14 @@ STATUS: Mapping[grpc.StatusCode, int] = {
     Code.UNAVAILABLE: 503,
     Code.DEADLINE_EXCEEDED: 504,
 }
-"""gRPC's status -> HTTP's; 500 for the others."""
+"""gRPC status -> HTTP status; 500 for all others."""
 
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error"}
 _OPENAI_CODES = {401: "invalid_api_key", 403: "permission_denied", 404: "model_not_found", 429: "rate_limit_exceeded"}
 
 
 class HttpError(SightlineError):
-    """A request that is wrong as HTTP; ``status`` with its sentence."""
+    """An error of the HTTP layer, with its status."""
 
     def __init__(self, status: int, message: str, **headers: str) -> None:
         super().__init__(message)
@@ -138,26 +138,26 @@ class HttpError(SightlineError):
 
 
 def status_of(error: BaseException) -> int:
-    """The status of an error; 500 for what was not raised on purpose."""
+    """HTTP status of an error; 500 for unexpected exceptions."""
     return error.status if isinstance(error, HttpError) else STATUS.get(code_of(error), 500)
 
 
 def openai_error(error: BaseException, sentence: str = "") -> dict[str, Any]:
-    """An error in the form that OpenAI's clients read; ``sentence`` in place of its own."""
+    """An error in OpenAI's format; ``sentence`` replaces its message."""
     status = status_of(error)
     kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    # Nothing but a camera can be missing where this form is read.
+    # Only a camera, named by ``model``, can be missing on these routes.
     param = "model" if status == 404 else None
-    told = {"message": sentence or sentence_of(error), "type": kind, "param": param, "code": _OPENAI_CODES.get(status)}
-    return {"error": told}
+    body = {"message": sentence or sentence_of(error), "type": kind, "param": param, "code": _OPENAI_CODES.get(status)}
+    return {"error": body}
 
 
 def failure(error: BaseException, request_id: str, *, openai: bool) -> Reply:
-    """``{"error": …}``, or OpenAI's form; what is our own mistake says where its story is."""
+    """``{"error": …}``, or OpenAI's format; internal errors refer to the log."""
     status = status_of(error)
     sentence = sentence_of(error)
     if status == 500:
-        sentence = f"{sentence.rstrip('.')}; the gateway's log has more under request {request_id}"
+        sentence = f"{sentence.rstrip('.')}; see request {request_id} in the gateway's log"
     headers = dict(error.headers) if isinstance(error, HttpError) else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"

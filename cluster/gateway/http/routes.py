@@ -1,5 +1,5 @@
-"""What all routes have in common: their rule, bounded bodies of a closed form, typed queries, and one sentence about
-what is wrong with either.
+"""Base of all routes: access rule, bounded and strictly typed bodies and queries, one-sentence validation errors
+(``Routes``).
 """
 
 import asyncio
@@ -34,13 +34,13 @@ PING_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What routes answer from.
+    """State shared by all routes.
 
-    * ``calls``, ``live``: the gateway's services, and what was seen of cameras, replicas and answers
-    * ``files``, ``registry``: of the console; of ``/metrics``
-    * ``longest_answer``: most tokens that the cluster gives an answer
-    * ``rule``: of incidents, where a question says nothing
-    * ``ping_s``: between signs of life to browsers; ``stall_s``: longest that a body may take
+    * ``calls``, ``live``: the gateway's services; the last known cameras, replicas and answers
+    * ``files``, ``registry``: the console's files; metrics of ``/metrics``
+    * ``longest_answer``: the cluster's limit of tokens per answer
+    * ``rule``: default incident rule of questions
+    * ``ping_s``: interval of pings to browsers; ``stall_s``: timeout of reading a request body
     """
 
     door: Door
@@ -60,11 +60,11 @@ async def _backend(request: Request) -> Any:
 
 
 Gateway = Annotated[Backend, Depends(_backend)]
-"""As a parameter of a route."""
+"""Type of a route's parameter that receives the backend."""
 
 
 class Route(APIRoute):
-    """Its caller is let in before anything of a body is read."""
+    """Admits the caller before the body is read."""
 
     @property
     def rule(self) -> str:
@@ -82,10 +82,10 @@ class Route(APIRoute):
             backend: Backend = request.app.state.backend
             await backend.door.admit(request, self.rule)
             known = [each.alias for each in self.dependant.query_params]
-            # Sign-in providers, OpenAI's clients and scrapers add their own.
+            # Sign-in providers, OpenAI clients and scrapers add their own parameters.
             strict = self.rule != OPEN and not self.path.startswith((*OPENAI, "/metrics"))
             if strict and not request.query_params.keys() <= set(known):
-                # Not named: it may be a secret, and is logged.
+                # Not quoted: it may be a secret, and errors are logged.
                 raise ConfigError(f"unknown parameter; there are: {', '.join(known) or 'none'}")
             if self.body_field is not None:
                 request = await _read(request, backend.stall_s, int((self.openapi_extra or {})["x-body-bytes"]))
@@ -100,23 +100,23 @@ class Route(APIRoute):
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
-_SAID = {
-    206: "The part that Range asks for.",
-    304: "It is what If-None-Match names.",
-    400: "The request is wrong.",
-    401: "No token, or one that is unknown or has expired.",
-    403: "The token may not do this, or not with this camera; or the request came from another web page.",
-    404: "It is not there.",
-    409: "Not in its present state.",
-    416: "No such range.",
-    429: "Too many requests, or no room.",
-    503: "Another process is not there right now.",
-    504: "It took too long.",
+_RESPONSES = {
+    206: "The range requested by Range.",
+    304: "Not modified: it matches If-None-Match.",
+    400: "The request is invalid.",
+    401: "No token, or it is unknown or expired.",
+    403: "The token does not permit this, or not for this camera; or the request came from another web page.",
+    404: "Not found.",
+    409: "Not possible in the present state.",
+    416: "The range is not satisfiable.",
+    429: "Too many requests, or no capacity.",
+    503: "Another process is temporarily unavailable.",
+    504: "Timed out.",
 }
 
 
 class Routes(APIRouter):
-    """Routes of one topic, put into the application as they are."""
+    """Routes of one topic, which the application includes unchanged."""
 
     def __init__(self) -> None:
         super().__init__(route_class=Route)
@@ -132,22 +132,22 @@ class Routes(APIRouter):
         openai: bool = False,
         body_bytes: int = MAX_BODY_BYTES,
     ) -> Callable[[Handler], Handler]:
-        """The decorated function answers ``route``, as in ``GET /v1/cameras/{name}``; its docstring is published.
+        """Register the decorated function, whose docstring is published in the OpenAPI document.
 
         Args:
-            route: method and path.
-            rule: see :class:`Route`.
-            reply: type of the JSON reply, None where ``media`` says what it is.
-            media: type of the reply's body.
-            errors: statuses that it may have besides 200, 400, 401, 403, 429 and 503.
-            openai: errors have OpenAI's form.
-            body_bytes: most that its body may have.
+            route: method and path, like ``GET /v1/cameras/{name}``.
+            rule: see :attr:`Route.rule`.
+            reply: type of the JSON reply; None: not JSON.
+            media: media type of the reply.
+            errors: possible statuses besides 200, 400, 401, 403, 429 and 503.
+            openai: errors have OpenAI's format.
+            body_bytes: size limit of the request body.
         """
         method, _, path = route.partition(" ")
         failure = OpenAiFailure if openai else Failure
         statuses = {400, 403, 503, *errors, *(() if rule == OPEN else (401, 429))}
         responses: dict[int | str, dict[str, Any]] = {
-            status: {"model": failure if status >= 400 else None, "description": _SAID[status]}
+            status: {"model": failure if status >= 400 else None, "description": _RESPONSES[status]}
             for status in sorted(statuses)
         }
         return self.api_route(
@@ -166,7 +166,7 @@ class Routes(APIRouter):
 
 
 class Body(BaseModel):
-    """A request's body: no key but these, no type but theirs."""
+    """Base of request bodies: unknown keys and type coercion are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -175,21 +175,21 @@ def _text(value: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        # What no message can hold: halves of characters.
+        # Lone surrogates, which protobuf cannot encode.
         raise ValueError("not text; send UTF-8") from None
     return value
 
 
 def _flag(value: object) -> bool:
     if value not in ("0", "1", "true", "false", False):
-        raise ValueError("it is 0 or 1")
+        raise ValueError("it must be 0 or 1")
     return value in ("1", "true")
 
 
 Text = Annotated[str, AfterValidator(_text)]
 Flag = Annotated[bool, BeforeValidator(_flag), WithJsonSchema({"type": "boolean"})]
 Number = Annotated[float, Query(ge=0, le=100 * MAX_NUMBER, allow_inf_nan=False)]
-"""``since_s`` may be a date: seconds since 1970."""
+"""The upper limit admits Unix times, for ``since_s``."""
 Count = Annotated[int, Query(ge=0)]
 
 
@@ -217,16 +217,16 @@ async def _read(request: Request, stall_s: float, most: int) -> Request:
 
 
 async def no_route(request: Request, error: HTTPException) -> NoReturn:
-    """No route is for this path, or none for this method of it."""
+    """Error for an unknown path, or a method that the path does not have."""
     if error.status_code not in (404, 405):
-        # What FastAPI itself says of bodies.
+        # FastAPI's own error about an unreadable body.
         raise ConfigError("the request is not JSON")
     path, raw_path = request.scope["path"], request.scope.get("raw_path", b"").decode("latin-1")
     methods = {each.method for each in request.app.routes if each.path_regex.match(path)}
     if methods:
         use = ", ".join(sorted(methods))
-        raise HttpError(405, f"{request.method} is not for this path; use {use}", Allow=use)
-    raise HttpError(404, f"there is no {raw_path}; /v1/openapi.json says what there is")
+        raise HttpError(405, f"{request.method} is not allowed here; use {use}", Allow=use)
+    raise HttpError(404, f"there is no {raw_path}; see /v1/openapi.json")
 
 
 _KINDS = {
@@ -242,17 +242,17 @@ _KINDS = {
     "finite_number": "a number",
 }
 _SECRETS = {"password", "token", "source"}
-"""Fields whose values nobody is to read in a reply or a log."""
+"""Fields whose values must not appear in replies or logs."""
 _RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number", "int_parsing_size")
 
 
 async def wrong_form(request: Request, error: RequestValidationError) -> NoReturn:
-    """A query or a body is not what the route takes: one sentence about the first thing that is wrong."""
+    """Turn a validation error of a query or body into one sentence about its first problem."""
     problem = error.errors()[0]
     place, *where = problem["loc"]
     if place != "body":
-        right = problem.get("ctx", {}).get("error", "it must be a number that is not negative")
-        raise ConfigError(f"{where[0]} is {str(problem['input'])[:80]!r}; {right}")
+        expected = problem.get("ctx", {}).get("error", "it must be a number that is not negative")
+        raise ConfigError(f"{where[0]} is {str(problem['input'])[:80]!r}; {expected}")
     if problem["type"] == "json_invalid" or (problem["type"] == "missing" and not where):
         raise ConfigError("the request is not JSON")
     if not where:
@@ -262,7 +262,7 @@ async def wrong_form(request: Request, error: RequestValidationError) -> NoRetur
 
 
 def _quoted(value: object, path: Sequence[str]) -> str:
-    """The value before what it should have been; nothing of one that is a secret, or may have some in it."""
+    """The offending value for the error message; empty if it is, or may contain, a secret."""
     if _SECRETS.intersection(path) or (value and isinstance(value, dict | list)):
         return ""
     return f"{json.dumps(value, default=str)[:80]}, which is "
@@ -283,4 +283,4 @@ def _sentence(problem: Mapping[str, Any], path: list[str], form: type[BaseModel]
         return f"{where} is {_quoted(value, path)}not {_KINDS[kind]}"
     if kind == "value_error":
         return f"{where} is {problem['ctx']['error']}"
-    return f"{where} is wrong: {str(problem['msg'])[:200]}"
+    return f"{where} is invalid: {str(problem['msg'])[:200]}"

@@ -1,5 +1,5 @@
-"""``HttpServer``: uvicorn's HTTP behind a port of our own: bounded connections, heads and reads, deadlines for slow
-clients.
+"""uvicorn's HTTP protocol behind our own listener, with limits on connections, request heads and slow clients
+(``HttpServer``).
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from cluster.wire.tls import Reloading, TlsFiles
 
 SWEEP_S = 0.5
 READ_BYTES = 16 * 2**10
-"""Read at once of a connection; a head that is longer, and not finished, is refused."""
+"""Read buffer, and limit of an incomplete request head: longer ones are refused."""
 AHEAD_S = 0.2
-"""A request that was sent before its client had the reply to the one before waits so long, while others are served."""
+"""Delay, in seconds, of a pipelined request, so that others are served in between."""
 STOP_S = 1.0
-"""Requests under way get so long when the server stops."""
+"""Grace period of running requests when the server stops, in seconds."""
 _BACKLOG = 1024
 
 log = logging.getLogger(__name__)
 
 _uvicorn_log = logging.getLogger("cluster.gateway.http.uvicorn")
-# It warns of what clients do to themselves: heads that are none, upgrades to what is not spoken here.
+# Its warnings are about client errors: malformed heads, unsupported upgrades.
 _uvicorn_log.setLevel(logging.ERROR)
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """A client, from when its connection is taken; ``task`` shakes hands, then answers a request.
+    """A client connection from accept on; ``task`` is its TLS handshake, later the running request.
 
-    h11 keeps at most one request in hand: those that a client sends ahead wait as bytes, of which no more are read.
+    h11 handles one request at a time: pipelined ones wait as bytes, and reading pauses.
     """
 
-    # What was read is parsed before anybody reads again.
+    # Shared by all connections: data is parsed before the next read.
     _read = bytearray(READ_BYTES)
 
     def __init__(self, server: HttpServer) -> None:
@@ -53,7 +53,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._application, self.app = self.app, self._answer
         self._server = server
         self.task: asyncio.Task[None] | None = None
-        self.idle_s = self.taken_s = self.loop.time()
+        self.idle_s = self.progress_s = self.loop.time()
         self.unsent = 0
 
     def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002
@@ -63,18 +63,18 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.data_received(bytes(memoryview(self._read)[:nbytes]))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See ``asyncio.Protocol``: whatever is done for this client ends."""
+        """See ``asyncio.Protocol``; cancels the running request."""
         super().connection_lost(exc)
         self._server.discard(self)
         if self.task is not None and self.cycle is not None and not self.cycle.response_complete:
             self.task.cancel()
-        # uvicorn leaves its timer, and with it the connection, where the client broke off; and what refers to itself,
-        # with 0.3 MiB of TLS, would stay until Python looks for cycles.
+        # uvicorn leaves its keep-alive timer running, which holds the connection; and ``app`` is a reference cycle that
+        # would keep 0.3 MiB of TLS state until the next garbage collection.
         self._unset_keepalive_if_required()
         del self.app
 
     @property
-    def made(self) -> bool:
+    def established(self) -> bool:
         return bool(self.transport)
 
     def on_response_complete(self) -> None:
@@ -85,35 +85,35 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """See ``H11Protocol``: in place of the reply to a request that breaks off, and never into the middle of one."""
+        """See ``H11Protocol``; sent only in place of a reply, never in the middle of one."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         self.transport.close()
         if self.cycle is not None:
-            # Whatever is said to it from here on is dropped.
+            # Discards everything that the application still sends.
             self.cycle.disconnected = True
 
     def admit(self) -> None:
         self._server.admit(self)
 
     def end(self) -> None:
-        if self.made:
+        if self.established:
             self.transport.abort()
         elif self.task is not None:
             self.task.cancel()
 
     def check(self, now_s: float, header_s: float, stall_s: float) -> bool:
-        """Ends it where its client is late with a head; whether it takes nothing of a reply."""
+        """Close the connection if its request head is overdue; returns whether it has stopped reading a reply."""
         if self.task is None and now_s - self.idle_s > header_s:
             self.transport.close()
         unsent = self.transport.get_write_buffer_size()
         if not unsent or not self.unsent or unsent < self.unsent:
-            self.taken_s = now_s
+            self.progress_s = now_s
         self.unsent = unsent
-        return bool(unsent) and now_s - self.taken_s > stall_s
+        return bool(unsent) and now_s - self.progress_s > stall_s
 
     async def drop_rest(self, receive: Any) -> None:
-        """Reads the rest of a body for a second: closing with bytes unread would take the reply back."""
+        """Read the rest of a body for a second: closing with unread bytes resets the connection, losing the reply."""
         try:
             async with asyncio.timeout(STOP_S):
                 while self.cycle.more_body and not self.transport.is_closing():
@@ -131,10 +131,10 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
                 raise
         finally:
             del scope["state"]["connection"]
-            self.rest(task)
+            self.finish(task)
 
-    def rest(self, task: asyncio.Task[None] | None) -> None:
-        """What it did is done; the next request, sent ahead, may have begun already."""
+    def finish(self, task: asyncio.Task[None] | None) -> None:
+        """Mark ``task`` as finished, unless a pipelined request has already replaced it."""
         self.idle_s = self.loop.time()
         if self.task is task:
             self.task = None
@@ -143,18 +143,16 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 class HttpServer:
     """Serves ``application`` from :meth:`start` to :meth:`stop` on the running event loop.
 
-    Connections are of two kinds: of callers that had a request let through that not everybody may make, at most
-    ``max_connections``; and of strangers, at most ``max_strangers``: a new one takes the place of an old one. A probe
-    is a stranger, and gets in whatever others hold.
+    A connection is anonymous until one of its requests has passed the guard, and admitted from then on. New anonymous
+    connections evict old ones, so probes get in whatever others hold.
 
     Args:
-        application: answers (ASGI); cancelled when its client leaves.
-        max_connections: of callers that were let in, at once; one more gets 503.
-        max_strangers: connections of everybody else, at once, those that still shake hands included; a new one ends an
-            old one. Under TLS each takes 0.3 MiB.
-        header_s: longest from a new connection, or from a finished reply, to the next complete request head.
-        stall_s: longest that a client may take to shake hands, or to take anything of a reply.
-        tls: certificate of the port; without one it speaks plain HTTP.
+        application: ASGI application; cancelled when its client disconnects.
+        max_connections: limit of admitted connections; beyond it requests get 503.
+        max_anonymous: limit of anonymous connections, including those in their handshake. Under TLS each takes 0.3 MiB.
+        header_s: longest time from a new connection, or a finished reply, to the next complete request head.
+        stall_s: longest time for a handshake, or without the client reading any of a reply.
+        tls: certificate of the port; None: plain HTTP.
     """
 
     def __init__(
@@ -162,7 +160,7 @@ class HttpServer:
         application: Any,
         *,
         max_connections: int = 1024,
-        max_strangers: int = 128,
+        max_anonymous: int = 128,
         header_s: float = 30.0,
         stall_s: float = 30.0,
         tls: TlsFiles | None = None,
@@ -184,25 +182,25 @@ class HttpServer:
         self.state = ServerState()
         self._tls = None if tls is None else Reloading(tls, tls.context)
         self._max_connections = max_connections
-        # What a handshake held is freed only some turns after it was ended.
-        self._at_once = 1 if tls else max(1, max_strangers // 32)
-        self._strangers: AnonymousPool[Connection] = AnonymousPool(max_strangers)
-        self._known: set[Connection] = set()
+        # TLS state is freed only some loop iterations after its handshake ended, so fewer are accepted at once.
+        self._at_once = 1 if tls else max(1, max_anonymous // 32)
+        self._anonymous: AnonymousPool[Connection] = AnonymousPool(max_anonymous)
+        self._admitted: set[Connection] = set()
         self._open: set[Connection] = set()
         self._header_s, self._stall_s = header_s, stall_s
         self._listener: socket.socket | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, host: str, port: int) -> str:
-        """Listen; returns ``host:port``, where port 0 took any free one. Raises ``SightlineError``: the port is
-        taken or may not be opened."""
+        """Listen; returns ``host:port`` (port 0 takes any free one). Raises ``SightlineError``: the port is in use or
+        may not be opened."""
         try:
-            # A name server may take its time.
+            # Resolved asynchronously: DNS may be slow.
             loop = asyncio.get_running_loop()
             family, _, _, _, where = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
             listener = socket.create_server((str(where[0]), port), family=family, backlog=_BACKLOG)
         except OSError as error:
-            # Python adds where it was, in words of its own.
+            # Not ``strerror`` alone: Python appends the address to it.
             reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
             raise SightlineError(
                 f"cannot serve HTTP on {host}:{port}: {reason}; choose another gateway.http_port, or 0 for any free one"
@@ -216,14 +214,14 @@ class HttpServer:
         return f"{host}:{listener.getsockname()[1]}"
 
     async def stop(self) -> None:
-        """Free the port; requests under way get a second."""
+        """Free the port; running requests get a second to finish."""
         for task in self._tasks:
             task.cancel()
         if self._listener is not None:
             await asyncio.wait(self._tasks, timeout=0.1)
             self._listener.close()
         for connection in list(self._open):
-            if not connection.made:
+            if not connection.established:
                 connection.end()
             elif connection.task is None:
                 connection.transport.close()
@@ -240,46 +238,46 @@ class HttpServer:
             await asyncio.wait(tasks, timeout=timeout_s)
 
     def admit(self, connection: Connection) -> None:
-        """Its caller is no stranger any more. Raises ``UnavailableError``: as many as may be are there already."""
-        if connection not in self._strangers:
+        """Mark a connection as admitted. Raises ``UnavailableError``: ``max_connections`` is reached."""
+        if connection not in self._anonymous:
             return
-        if len(self._known) >= self._max_connections:
+        if len(self._admitted) >= self._max_connections:
             metrics.http_dropped.labels("refused").inc()
             raise UnavailableError("too many connections are open; try again")
-        self._strangers.discard(connection)
-        self._known.add(connection)
+        self._anonymous.discard(connection)
+        self._admitted.add(connection)
 
     def discard(self, connection: Connection) -> None:
-        self._strangers.discard(connection)
-        self._known.discard(connection)
+        self._anonymous.discard(connection)
+        self._admitted.discard(connection)
         self._open.discard(connection)
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        taken = 0
+        accepted = 0
         while True:
             try:
                 client, address = await loop.sock_accept(listener)
             except OSError as error:
-                # Out of file descriptors: those who are served go on, and free some.
-                log.warning("no connection can be taken: %s", error)
+                # Out of file descriptors: wait for open connections to free some.
+                log.warning("cannot accept connections: %s", error)
                 await asyncio.sleep(1.0)
                 continue
             connection = Connection(self)
-            evicted = self._strangers.add(connection, str(address[0]))
+            evicted = self._anonymous.add(connection, str(address[0]))
             if evicted is not None:
                 metrics.http_dropped.labels("evicted").inc()
                 evicted.end()
             self._open.add(connection)
             task = connection.task = asyncio.create_task(self._connect(client, connection), name="http handshake")
-            task.add_done_callback(partial(self._shaken, client, connection))
-            # With connections waiting, accepting does not wait: those that were taken must get their turn.
-            taken += 1
-            if taken % self._at_once == 0:
+            task.add_done_callback(partial(self._handshake_done, client, connection))
+            # sock_accept does not yield while connections are waiting: let accepted ones run.
+            accepted += 1
+            if accepted % self._at_once == 0:
                 await asyncio.sleep(0)
 
     async def _connect(self, client: socket.socket, connection: Connection) -> None:
-        # Head and body are written one after the other; asyncio does this for sockets that it made itself.
+        # Head and body are separate writes; asyncio sets this only on sockets that it created.
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         secure: dict[str, Any] = {}
         if self._tls is not None:
@@ -287,12 +285,12 @@ class HttpServer:
         try:
             await connection.loop.connect_accepted_socket(lambda: connection, client, **secure)
         except (OSError, ssl.SSLError) as error:
-            log.debug("a connection was not made: %s", error)
+            log.debug("a handshake failed: %s", error)
 
-    def _shaken(self, client: socket.socket, connection: Connection, task: asyncio.Task[None]) -> None:
-        # Else all that a failed handshake had, 0.3 MiB, stays until Python looks for cycles.
-        connection.rest(task)
-        if not connection.made:
+    def _handshake_done(self, client: socket.socket, connection: Connection, task: asyncio.Task[None]) -> None:
+        # Otherwise a failed handshake's 0.3 MiB would stay until the next garbage collection.
+        connection.finish(task)
+        if not connection.established:
             self.discard(connection)
             client.close()
 
@@ -300,7 +298,7 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(SWEEP_S, self._stall_s / 4, self._header_s / 4))
-            for connection in [each for each in self._open if each.made]:
+            for connection in [each for each in self._open if each.established]:
                 if connection.check(loop.time(), self._header_s, self._stall_s):
                     metrics.http_dropped.labels("cut").inc()
                     connection.end()

@@ -189,7 +189,7 @@ async def test_incidents_from_their_beginning_to_a_mute(tmp_path):
         assert (await client("GET", "/v1/outbox?dead=5"))[1]["sinks"] == {}
         assert (await client("GET", "/v1/incidents?camera=cam-001"))[1] == {"incidents": []}
         for path, sentence in {
-            "/v1/incidents?open=yes": "open is 'yes'; it is 0 or 1",
+            "/v1/incidents?open=yes": "open is 'yes'; it must be 0 or 1",
             "/v1/incidents?since_s=-1": "since_s is '-1'; it must be a number that is not negative",
             "/v1/incidents?limit=nan": "limit is 'nan'",
             # Else all incidents look like those of one camera.

@@ -70,10 +70,10 @@ async def test_answers_incidents_changes_and_removals(tmp_path):
 
 async def test_a_camera_that_is_added_again_has_no_history():
     live = Live(World(0), AnswerHub(), Calls({}))
-    await live._tell([CameraStatus("gate", life="one"), CameraStatus("yard", life="one")])
+    await live._publish_changes([CameraStatus("gate", life="one"), CameraStatus("yard", life="one")])
     for name in ("gate", "yard"):
         live.history.answer(make_answer(name, "q", 0.5, 1), 100.0)
-    await live._tell([CameraStatus("gate", life="two"), CameraStatus("yard", life="one")])
+    await live._publish_changes([CameraStatus("gate", life="two"), CameraStatus("yard", life="one")])
     assert [live.history.body(name)["scores"].keys() for name in ("gate", "yard")] == [set(), {"q"}]
 
 
@@ -121,18 +121,18 @@ async def test_a_look_that_is_asked_for_during_another_is_had(monkeypatch):
         return found
 
     world.list_cameras = list_and_change
-    looking = asyncio.create_task(live._look())
+    looking = asyncio.create_task(live._poll())
     await until_async(lambda: world.looks == 2)
     looking.cancel()
 
 
 async def test_an_answer_of_a_removed_camera_is_not_shown_of_another_of_its_name():
     live = Live(World(0), AnswerHub(), Calls({}))
-    await live._tell([CameraStatus("gate", life="one")])
-    await live._tell([])
+    await live._publish_changes([CameraStatus("gate", life="one")])
+    await live._publish_changes([])
     live.history.answer(make_answer("gate", "q", 0.5, 1), 100.0)
-    await live._tell([])
-    await live._tell([CameraStatus("gate", life="two")])
+    await live._publish_changes([])
+    await live._publish_changes([CameraStatus("gate", life="two")])
     assert live.history.body("gate")["scores"] == {}
 
 
@@ -149,12 +149,12 @@ async def test_lost_answers_are_told_to_browsers_that_look_at_other_cameras():
 
 async def test_the_last_counters_are_told_though_nothing_changes_after_them():
     live = Live(World(0), AnswerHub(), Calls({}))
-    await live._tell([CameraStatus("gate", frames_decoded=1)])
+    await live._publish_changes([CameraStatus("gate", frames_decoded=1)])
     with live.feed.read(bool) as reader:
         told_at = []
         for second, frames in enumerate([1, 2, 3, 3, 3, 3, 3, 3, 3]):
             live.seen_s = 100.0 + second
-            await live._tell([CameraStatus("gate", frames_decoded=frames)])
+            await live._publish_changes([CameraStatus("gate", frames_decoded=frames)])
             piece = await reader.take(0.01)
             if piece:
                 told_at.append((second, json.loads(piece.decode().split("data: ")[1])["frames_decoded"]))

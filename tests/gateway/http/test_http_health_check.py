@@ -48,7 +48,7 @@ async def test_it_tells_a_gateway_from_none():
 
 
 async def test_connections_that_do_nothing_keep_it_out_of_nothing():
-    async with listening(bare_application(), max_strangers=4) as (url, _), contextlib.AsyncExitStack() as stack:
+    async with listening(bare_application(), max_anonymous=4) as (url, _), contextlib.AsyncExitStack() as stack:
         host, _, port = url.removeprefix("http://").partition(":")
         for _ in range(300):
             _, writer = await asyncio.open_connection(host, int(port))

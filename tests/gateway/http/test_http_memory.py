@@ -123,9 +123,9 @@ async def test_forget_and_memory():
 
 
 WRONG = {
-    "no such path": ("GET", "/v1/asc", None, JSON, 404, "there is no /v1/asc; /v1/openapi.json says what there is"),
+    "no such path": ("GET", "/v1/asc", None, JSON, 404, "there is no /v1/asc; see /v1/openapi.json"),
     "no camera": ("GET", "/v1/memory/", None, JSON, 404, "there is no /v1/memory/"),
-    "a get": ("GET", "/v1/ask", None, JSON, 405, "GET is not for this path; use POST"),
+    "a get": ("GET", "/v1/ask", None, JSON, 405, "GET is not allowed here; use POST"),
     "a put": ("PUT", "/v1/memory/gate", "", JSON, 405, "use GET"),
     "not json": ("POST", "/v1/ask", "{", JSON, 400, "the request is not JSON"),
     "not UTF-8": ("POST", "/v1/ask", b'{"camera": "\xff"}', JSON, 400, "the request is not JSON"),

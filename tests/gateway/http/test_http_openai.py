@@ -156,24 +156,24 @@ async def test_tokens_and_roles(tmp_path):
 
 
 REFUSED = {
-    "tools": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: a camera calls no tools"),
-    "choices": ({"n": 2}, "n is 2; there is one answer"),
-    "stop": ({"stop": ["."]}, "stop: answers end where they end"),
+    "tools": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: a camera cannot call tools"),
+    "choices": ({"n": 2}, "n is 2; it must be 1"),
+    "stop": ({"stop": ["."]}, "stop: stop sequences are not supported"),
     "JSON": ({"response_format": {"type": "json_object"}}, "response_format: answers are plain text"),
     "log probabilities": ({"logprobs": True}, "logprobs"),
     "no tokens": ({"max_tokens": 0}, "max_tokens is out of range"),
     "a long question": ({"messages": said("x" * 2001)}, "the question has 2,001 characters"),
     "no question": ({"messages": said("Who?", "Nobody.")}, "the last message must be the user's"),
-    "nothing": ({"messages": []}, "messages is wrong"),
+    "nothing": ({"messages": []}, "messages is invalid"),
     "a picture": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
-        "messages.0 holds 'image_url'; a camera takes text only",
+        "messages.0 contains 'image_url'; only text is supported",
     ),
     "a tool's word": (
         {"messages": [{"role": "tool", "tool_call_id": "1", "content": "5"}]},
-        "leave tool messages away",
+        "omit tool messages",
     ),
-    "a role": ({"messages": [{"role": "boss", "content": "5"}]}, "messages.0.role is wrong"),
+    "a role": ({"messages": [{"role": "boss", "content": "5"}]}, "messages.0.role is invalid"),
 }
 
 

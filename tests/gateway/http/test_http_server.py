@@ -102,7 +102,7 @@ async def asks(reader, writer, path):
 async def test_a_stranger_more_than_may_be_takes_the_place_of_the_oldest():
     """So that a probe is answered however many connections do nothing."""
     before = dropped("evicted")
-    async with listening(bare_application(), max_strangers=2) as (url, _):
+    async with listening(bare_application(), max_anonymous=2) as (url, _):
         async with connected(url) as (oldest, _), connected(url) as (newer, writer), connected(url) as (newest, asking):
             assert await oldest.read() == b""
             assert await asks(newest, asking, "/healthz") == 200
@@ -111,7 +111,7 @@ async def test_a_stranger_more_than_may_be_takes_the_place_of_the_oldest():
 
 
 async def test_a_thousand_silent_connections_keep_no_probe_out():
-    async with listening(bare_application(), max_strangers=16) as (url, _), contextlib.AsyncExitStack() as stack:
+    async with listening(bare_application(), max_anonymous=16) as (url, _), contextlib.AsyncExitStack() as stack:
         for _ in range(1000):
             await stack.enter_async_context(connected(url))
         async with Client(url) as client:
@@ -129,8 +129,8 @@ async def test_who_may_ask_is_no_stranger_and_keeps_the_connection(tmp_path):
             strangers = [await stack.enter_async_context(connected(served.url)) for _ in range(400)]
             for stranger, asking in strangers[-3:]:
                 assert await asks(stranger, asking, "/v1/cameras") == 401
-            assert len(connections._known) == 1
-            assert len(connections._strangers._held) == 128
+            assert len(connections._admitted) == 1
+            assert len(connections._anonymous._held) == 128
             assert not writer.transport.is_closing()
             assert not reader.at_eof()
 
@@ -286,7 +286,7 @@ async def test_what_is_our_own_mistake_names_the_request_in_the_log(caplog):
     async with listening(bare_application({"sightline.v1.Replicas": Broken()})) as (url, _), Client(url) as client:
         found, body = await client("GET", "/v1/replicas", headers={"X-Request-Id": "r-7"})
         assert found == 500
-        assert body["error"] == "the wires are crossed; the gateway's log has more under request r-7"
+        assert body["error"] == "the wires are crossed; see request r-7 in the gateway's log"
     (told,) = [each for each in caplog.records if "request r-7 GET /v1/replicas failed" in each.getMessage()]
     assert "RuntimeError: the wires are crossed" in logging.Formatter().format(told)
     assert [each for each in caplog.records if each.exc_info] == [told]
@@ -316,7 +316,7 @@ async def test_a_value_that_we_cannot_use_is_our_own_mistake_too(caplog, monkeyp
 async def test_a_client_that_does_not_shake_hands_loses_its_connection(tmp_path):
     certificate, key = Authority().issue(tmp_path, "gateway")
     before = dropped("evicted")
-    server = HttpServer(bare_application(), stall_s=0.2, max_strangers=1, tls=TlsFiles(certificate, key))
+    server = HttpServer(bare_application(), stall_s=0.2, max_anonymous=1, tls=TlsFiles(certificate, key))
     try:
         address = await server.start("127.0.0.1", 0)
         async with connected(f"http://{address}") as (first, _), connected(f"http://{address}") as (second, _):
@@ -332,7 +332,7 @@ async def test_a_handshake_that_fails_leaves_nothing(tmp_path):
     """asyncio gives each 256 KiB, which would stay until Python looks for cycles."""
     certificate, key = Authority().issue(tmp_path, "gateway")
     before = dropped("evicted")
-    server = HttpServer(bare_application(), max_strangers=2, tls=TlsFiles(certificate, key))
+    server = HttpServer(bare_application(), max_anonymous=2, tls=TlsFiles(certificate, key))
     gc.collect()
     gc.disable()
     try:
