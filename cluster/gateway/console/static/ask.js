@@ -92,7 +92,7 @@ export function AskBox({ camera }) {
     <ol class="turns" aria-label="Conversation">${turns.map((turn, i) => html`<${Turn} key=${i} turn=${turn} />`)}</ol>
     <span ref=${end}></span>
     <form onSubmit=${ask}>
-      <label class="field column">${turns.length ? "Go on asking" : "Question"}
+      <label class="field column">${turns.length ? "Follow-up question" : "Question"}
         <textarea ref=${box} rows="2" maxlength=${LONGEST} value=${text} placeholder="What happened here?" onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown}></textarea></label>
       ${!turns.length && !text && html`<div class="chips" role="group" aria-label="Examples">${EXAMPLES.map((each) => html`<button type="button" class="chip" key=${each}
         onClick=${() => (setText(each), box.current.focus())}>${each}</button>`)}</div>`}

@@ -115,7 +115,7 @@ function Scores({ camera }) {
 function Memory({ camera }) {
   const { data, error, reload } = useFetched(`/v1/memory/${encodeURIComponent(camera.name)}`, { periodS: 15 });
   if (error && error.status !== 404 && error.status !== 409 && !data) return html`<${Failure} error=${error} onRetry=${reload} />`;
-  if (error && !data) return html`<${Empty} title="Nothing is remembered">${error.message}<//>`;
+  if (error && !data) return html`<${Empty} title="No memory">${error.message}<//>`;
   if (!data) return html`<${Skeleton} rows=${2} />`;
   return html`${camera.memory_state && html`<p class="notice">${camera.memory_state}</p>`}
     <dl class="lines">
@@ -130,7 +130,7 @@ function Memory({ camera }) {
 function Incidents({ listed: { data, error, reload, incidents } }) {
   if (error && !data) return html`<${Failure} error=${error} onRetry=${reload} />`;
   if (!data) return html`<${Skeleton} rows=${2} />`;
-  if (!incidents.length) return html`<${Empty} title="No incidents">Nothing has happened here that anybody asked about.<//>`;
+  if (!incidents.length) return html`<${Empty} title="No incidents">No question has opened an incident here.<//>`;
   return html`<ul class="incident-list">${incidents.slice(0, MOST_LISTED).map((incident) => html`<${IncidentRow} key=${incident.id} incident=${incident} bare />`)}</ul>
     ${incidents.length > MOST_LISTED && html`<p class="soft">The newest ${MOST_LISTED}; those of two days are on the timeline.</p>`}`;
 }

@@ -31,7 +31,7 @@ export function CamerasPage() {
       <input type="search" aria-label="Search cameras" placeholder="Name, source or state" value=${search} onInput=${(event) => setSearch(event.target.value)} /></div></div>`}
     ${error && html`<p class="error" role="alert">${error}</p>`}
     ${all.length === 0 && html`<${NoCameras} />`}
-    ${all.length > 0 && !found.length && html`<${Empty} title="No camera is like that">Search for something else.<//>`}
+    ${all.length > 0 && !found.length && html`<${Empty} title="No matching camera">Change the search.<//>`}
     <ul class="camera-rows">${found.slice(0, MOST_SHOWN).map((camera) => html`<li key=${camera.name} class="card camera-row">
       <div class="camera-row-what"><a href=${`#/camera/${encodeURIComponent(camera.name)}`}>${camera.name}</a> <${StateBadge} camera=${camera} />
         <p class="soft wrap">${camera.source || "pushed by an agent"}${camera.reason ? `: ${camera.reason}` : ""}</p></div>
@@ -155,7 +155,7 @@ export function SettingsPage({ name }) {
   return html`<div class="cameras-page">
     <${BackToCameras} />
     <header class="page-head"><h1>${name}</h1><p class="soft">Settings</p>
-      <div class="actions"><a class="button" href=${`#/camera/${encodeURIComponent(name)}`}>Look at it</a></div></header>
+      <div class="actions"><a class="button" href=${`#/camera/${encodeURIComponent(name)}`}>View camera</a></div></header>
     ${foreign && html`<div class="notice"><p>This camera belongs to ${written.manager}, which may change it back.</p>
       <label class="field"><input type="checkbox" checked=${takeover} onChange=${(event) => setTakeover(event.target.checked)} /> Take it over when saving</label></div>`}
     <p class="unseen" role="status">${said}</p>

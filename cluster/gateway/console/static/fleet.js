@@ -25,7 +25,7 @@ export function FleetPage() {
     <${Summary} cameras=${cameras} replicas=${listed} fleet=${fleet.data} />
     <div class="two">
       <section class="card" aria-labelledby="fleet-ladder"><h2 id="fleet-ladder">Quality</h2>
-        <p class="soft">When the fleet is short of time, cameras step down this ladder, the one that loses least first.</p>
+        <p class="soft">Under overload, cameras step down this ladder, those that lose least first.</p>
         <${Ladder} cameras=${cameras} /></section>
       <section class="card" aria-labelledby="fleet-lag"><h2 id="fleet-lag">Lag</h2>
         <p class="soft">From a window's last frame to its answer, per camera.</p>
@@ -111,7 +111,7 @@ function Sinks({ outbox: { data, error, reload } }) {
   const mayTest = may("admin");
   return html`${data.trouble && html`<p class="notice">Alerts are not written to disk: ${data.trouble}</p>`}
     ${data.lost > 0 && html`<p class="notice">${plural(data.lost, "alert")} were lost.</p>`}
-    ${!sinks.length && html`<${Empty} title="No sink is configured">Incidents are recorded here, and nobody is told. See <code>alerts.sinks</code> in the configuration.<//>`}
+    ${!sinks.length && html`<${Empty} title="No sink is configured">Incidents are recorded here, but nobody is notified. See <code>alerts.sinks</code> in the configuration.<//>`}
     ${sinks.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="Table of sinks"><table>
       <thead><tr><th scope="col">Sink</th><th scope="col">State</th><th scope="col">Waiting</th><th scope="col">Delivered</th><th scope="col">Failed attempts</th><th scope="col">Dead</th>${mayTest && html`<th scope="col"><span class="unseen">Actions</span></th>`}</tr></thead>
       <tbody>${sinks.map(([name, sink]) => html`<tr key=${name}><th scope="row">${name} <span class="soft">${sink.kind}</span></th>

@@ -96,7 +96,7 @@ function Discovery({ onTake }) {
       <label class="field column">Network<input type="text" required placeholder="10.0.0.0/24" autocomplete="off" spellcheck=${false} ...${field("network")} /></label>
       <label class="field column">User of the cameras<input type="text" autocomplete="off" spellcheck=${false} ...${field("user")} /></label>
       <label class="field column">Password of the cameras<input type="password" autocomplete="new-password" ...${field("password")} /></label>
-      <p class="soft">Only networks that the configuration names. Every device that answers there gets user and a digest of the password. Nothing is added by itself.</p>
+      <p class="soft">Only networks named in the configuration. Every device that answers receives the user name and a digest of the password. Nothing is added automatically.</p>
       <div class="actions">${state.busy
         ? html`<button type="button" class="button" onClick=${() => abort.current.abort()}>Stop</button>`
         : html`<button class="button" disabled=${!asked.network.trim()}>Search</button>`}</div>

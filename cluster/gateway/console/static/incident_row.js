@@ -42,7 +42,7 @@ export function Snapshot({ incident, large = false }) {
   // Of a new incident there is none yet; by the time its clip is there, or cannot be had, there is. No effect takes it
   // back: on a slow page it would run after the refusal.
   const [missingAt, setMissingAt] = useState(null);
-  if (missingAt === incident.clip || !incident.snapshot_url) return html`<span class=${`snapshot none ${large ? "large" : ""}`}>${large ? "No picture of it" : ""}</span>`;
+  if (missingAt === incident.clip || !incident.snapshot_url) return html`<span class=${`snapshot none ${large ? "large" : ""}`}>${large ? "No snapshot" : ""}</span>`;
   return html`<img class=${`snapshot ${large ? "large" : ""}`} src=${`${incidentPath(incident.id)}/snapshot.jpg`} loading="lazy" decoding="async"
     alt=${large ? `${titleOf(incident)} at ${incident.camera}` : ""} onError=${() => setMissingAt(incident.clip)} />`;
 }

@@ -162,7 +162,7 @@ function InFull({ incident, detail, onMuted }) {
       ${incident.verdict && html`<div><dt>${incident.verdict === "confirmed" ? "Confirmed" : "Rejected"}</dt><dd>by ${incident.reviewed_by}, ${moment(incident.reviewed_s)}</dd></div>`}
       <div><dt>Id</dt><dd><code>${incident.id}</code></dd></div>
     </dl>
-    ${detail?.events?.length > 0 && html`<h3>What was told</h3><ol class="plain events">
+    ${detail?.events?.length > 0 && html`<h3>Events</h3><ol class="plain events">
       ${detail.events.map((event) => html`<li key=${event.key}><span>${moment(event.at_s)}</span> ${event.cause || event.kind}${event.silent ? " (muted)" : ""}</li>`)}</ol>`}
     ${detail?.deliveries?.length > 0 && html`<h3>To whom</h3><ul class="plain">
       ${detail.deliveries.map((each, i) => html`<li key=${i}><span>${each.sink}</span>

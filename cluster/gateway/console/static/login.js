@@ -41,7 +41,7 @@ export function Login({ onDone }) {
       <h1 id="login-title">Sign in</h1>
       ${ways.provider && html`<a class="button primary wide" href="/v1/sign-in/provider" onClick=${() => remember(LEFT, location.hash, "sessionStorage")}>Sign in with ${ways.provider}</a>`}
       ${ways.tokens && html`
-        <p class="soft">Whoever runs this cluster makes tokens with <code>sightline tokens create</code>.</p>
+        <p class="soft">Administrators of this cluster create tokens with <code>sightline tokens create</code>.</p>
         <label class="field column">Token
           <input ref=${field} type="password" name="token" required autocomplete="current-password" aria-invalid=${Boolean(error)} aria-describedby="login-error" /></label>
         <p id="login-error" class="error" role="alert">${error}</p>

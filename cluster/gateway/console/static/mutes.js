@@ -25,7 +25,7 @@ function MuteDialog({ camera, subject, onClose }) {
   };
   const subjects = [...(subject === "*" ? [] : [[subject, `${words(subject)} only`]]), ["*", "everything at this camera"]];
   return html`<${Dialog} title=${`Mute ${camera}`} action="Mute" onSubmit=${mute} onClose=${onClose}>
-    <p class="soft">Incidents are still recorded; nothing is sent to anybody.</p>
+    <p class="soft">Incidents are still recorded, but no alerts are sent.</p>
     <${Choice} label="What" column value=${what} options=${subjects} onChange=${setWhat} />
     <${Choice} label="For" column value=${seconds} options=${TIMES} onChange=${setSeconds} />
   <//>`;

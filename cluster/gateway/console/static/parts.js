@@ -31,7 +31,7 @@ export function Badge({ tone = "quiet", title, children }) {
 const STATE_TONES = { running: "good", connecting: "quiet", waiting: "quiet", ended: "quiet", paused: "quiet", backoff: "warning", error: "critical" };
 
 export function StateBadge({ camera }) {
-  if (isSilent(camera)) return html`<${Badge} tone="warning" title="It is connected, and no picture comes.">Silent for ${duration(camera.last_frame_age_s)}<//>`;
+  if (isSilent(camera)) return html`<${Badge} tone="warning" title="Connected, but sending no pictures.">Silent for ${duration(camera.last_frame_age_s)}<//>`;
   const title = camera.reason + (camera.retry_in_s > 0 ? `; next try in ${duration(camera.retry_in_s)}` : "");
   return html`<${Badge} tone=${STATE_TONES[camera.state] ?? "quiet"} title=${title || undefined}>${stateWord(camera.state)}<//>`;
 }
@@ -39,7 +39,7 @@ export function StateBadge({ camera }) {
 export function RungBadge({ camera, always = false }) {
   const full = !camera.rung || camera.rung === "full";
   if (full && !always) return null;
-  const why = full ? "As asked for" : camera.rung_reason || "Lowered to keep up";
+  const why = full ? "As configured" : camera.rung_reason || "Lowered to keep up";
   return html`<${Badge} tone=${full ? "good" : camera.rung === "shed" ? "critical" : "lowered"} title=${why}>
     ${full ? "Full quality" : `Quality: ${camera.rung}`}
   <//>`;

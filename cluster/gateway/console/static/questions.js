@@ -31,7 +31,7 @@ export function Questions({ camera, questions, onSave }) {
       setError(failure.message);
     }
   };
-  return html`${own.length === 0 && html`<p class="soft">It is asked the cluster's own questions. One that is written here takes their place.</p>`}
+  return html`${own.length === 0 && html`<p class="soft">This camera uses the cluster's questions. A question written here replaces them.</p>`}
     <ul class="plain">${own.map((question) => html`<li key=${question.id} class="question-row">
       <div><strong>${words(question.id)}</strong><p class="soft wrap">${question.text} Threshold ${score(question.threshold ?? 0.5)}${question.when ? `, ${scheduled(question.when)}` : ""}</p></div>
       <div class="actions">
@@ -76,7 +76,7 @@ function QuestionForm({ camera, question, taken, onCancel, onSave }) {
   return html`<form class="question-form" aria-label=${question.id ? `Edit ${words(question.id)}` : "New question"} onSubmit=${save}>
     <label class="field column">Question
       <textarea ref=${box} rows="2" maxlength="2000" required value=${draft.text} placeholder="Is anyone climbing the fence?" onInput=${(event) => set({ text: event.target.value })}></textarea></label>
-    <p class="soft">One that yes or no answers.</p>
+    <p class="soft">A yes/no question.</p>
     <${Replay} camera=${camera} question=${{ threshold: 0.5, ...draft }} known=${Boolean(question.id) && draft.text.trim() === question.text}
       onThreshold=${(threshold) => set({ threshold })} />
     <div class="form-row">
@@ -115,7 +115,7 @@ function Schedule({ when, onChange }) {
         <input type="text" value=${(when.hours ?? []).join(", ")} placeholder="08:00-18:00, 22:00-06:00; empty: all day" onChange=${(event) => onChange({ ...when, hours: event.target.value.split(/[,\s]+/).filter(Boolean) })} /></label>
       <label class="field column">Time zone
         <input type="text" value=${when.timezone ?? "UTC"} onChange=${(event) => onChange({ ...when, timezone: event.target.value.trim() || "UTC" })} /></label>
-      <p class="soft">When none of a camera's questions is asked, it is not looked at either, and remembers nothing of that time.</p>
+      <p class="soft">While none of its questions is scheduled, a camera is not watched, and its memory has nothing of that time.</p>
     </fieldset>`}`;
 }
 

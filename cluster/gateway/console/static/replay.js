@@ -84,7 +84,7 @@ function status(replay, windows, lately) {
     return `${plural(windows.length, "window")} replayed from its memory${apart ? `, ${duration(apart)} apart` : ""}${missing}.`;
   }
   if (lately.length) return `Its scores of the last ${duration(lately[lately.length - 1][1] - lately[0][0])}.`;
-  return "Replay it to see what it would have answered, from what the camera remembers.";
+  return "Replay it to see what it would have answered, from the camera's memory.";
 }
 
 /** The incidents that the rule makes of the windows; null until they are there. */

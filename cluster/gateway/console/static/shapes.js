@@ -14,7 +14,7 @@ const shown = (share) => `${Math.round(100 * share)} %`;
 const COLOURS = ["red", "yellow", "blue", "green"];
 export const MASKS = {
   noun: "mask", label: "Draw a privacy mask", most: 32, nameOf: (index) => `Mask ${index + 1}`, colourOf: () => "",
-  says: "What a mask covers is blacked out before anything looks at it.",
+  says: "Masked areas are blacked out before any processing.",
 };
 export const ZONES = {
   noun: "zone", label: "Draw a zone", most: COLOURS.length, nameOf: (index) => `Zone ${index + 1}, ${COLOURS[index]}`, colourOf: (index) => COLOURS[index],
@@ -102,7 +102,7 @@ export function ShapeEditor({ camera, kind, shapes, onSave }) {
     <p id=${`${noun}-said`} class="soft" role="status">${said || (full ? `There are ${kind.most} ${noun}s already.` : "No corner is set yet.")}</p>
     <div class="actions">
       <button type="button" class="button" disabled=${open.length < 3} onClick=${close}>Close the shape</button>
-      <button type="button" class="button" disabled=${!open.length} onClick=${() => setOpen(open.slice(0, -1))}>Take a corner back</button>
+      <button type="button" class="button" disabled=${!open.length} onClick=${() => setOpen(open.slice(0, -1))}>Remove last corner</button>
       <button type="button" class="button primary" disabled=${busy || open.length > 0} onClick=${() => attempt(save)}>Save ${noun}s</button>
     </div>
     ${error && html`<p class="error" role="alert">${error}</p>`}

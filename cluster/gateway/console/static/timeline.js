@@ -81,7 +81,7 @@ function Day({ name, since, until, question, bins, states, incidents }) {
       </svg>
       <div class="day-hours soft" aria-hidden="true"><span>${day(since)}, ${toMinute(since)}</span><span>${toMinute(until)}</span></div>
     </div>
-    <p class="soft">From the top: highest score of each minute, incidents, not running or video lost, quality below full. Move over it, or use the arrow keys.</p>
+    <p class="soft">From the top: highest score of each minute, incidents, not running or video lost, quality below full. Hover over it, or use the arrow keys.</p>
     <div class="day-reading"><span>${reading.text}</span>
       ${reading.incidents.map((each) => html`<a key=${each.id} href=${`#/incidents/${encodeURIComponent(each.id)}`}>${titleOf(each)}${each.clip === "whole" || each.clip === "part" ? ", with its clip" : ""}</a>`)}</div>
     <details><summary>The hour before this minute as a table</summary>
