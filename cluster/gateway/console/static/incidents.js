@@ -158,13 +158,13 @@ function InFull({ incident, detail, onMuted }) {
       <div><dt>Began</dt><dd>${moment(incident.opened_s)}</dd></div>
       <div><dt>${open ? "So far" : "Ended"}</dt><dd>${open ? duration(now() - incident.opened_s) : moment(incident.ended_s)}${incident.reason ? `: ${incident.reason}` : ""}</dd></div>
       ${incident.kind === "question" && html`<div><dt>Highest score</dt><dd>${score(incident.score)} over ${plural(incident.windows, "window")}</dd></div>`}
-      ${incident.acknowledged_by && html`<div><dt>Seen to</dt><dd>by ${incident.acknowledged_by}${incident.acknowledged_s ? `, ${moment(incident.acknowledged_s)}` : ""}</dd></div>`}
+      ${incident.acknowledged_by && html`<div><dt>Acknowledged</dt><dd>by ${incident.acknowledged_by}${incident.acknowledged_s ? `, ${moment(incident.acknowledged_s)}` : ""}</dd></div>`}
       ${incident.verdict && html`<div><dt>${incident.verdict === "confirmed" ? "Confirmed" : "Rejected"}</dt><dd>by ${incident.reviewed_by}, ${moment(incident.reviewed_s)}</dd></div>`}
       <div><dt>Id</dt><dd><code>${incident.id}</code></dd></div>
     </dl>
     ${detail?.events?.length > 0 && html`<h3>Events</h3><ol class="plain events">
       ${detail.events.map((event) => html`<li key=${event.key}><span>${moment(event.at_s)}</span> ${event.cause || event.kind}${event.silent ? " (muted)" : ""}</li>`)}</ol>`}
-    ${detail?.deliveries?.length > 0 && html`<h3>To whom</h3><ul class="plain">
+    ${detail?.deliveries?.length > 0 && html`<h3>Deliveries</h3><ul class="plain">
       ${detail.deliveries.map((each, i) => html`<li key=${i}><span>${each.sink}</span>
         <${Badge} tone=${each.state === "delivered" ? "good" : each.state === "dead" ? "critical" : "warning"}>${each.state}<//>
         ${each.error && html`<span class="soft">${each.error}</span>`}</li>`)}</ul>`}`;
