@@ -235,8 +235,8 @@ class OidcProvider:
         if reply.status == 400 and found.get("error") == "invalid_grant":
             raise UnauthenticatedError("the provider refused this sign-in (invalid_grant); sign in again")
         if reply.status != 200:
-            said = found.get("error", "") if isinstance(found.get("error", ""), str) else ""
-            raise UnavailableError(f"the sign-in provider {self.name} answered {reply.status} {said[:80]}".rstrip())
+            detail = found.get("error", "") if isinstance(found.get("error", ""), str) else ""
+            raise UnavailableError(f"the sign-in provider {self.name} answered {reply.status} {detail[:80]}".rstrip())
         return found
 
 

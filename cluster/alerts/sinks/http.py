@@ -24,7 +24,7 @@ TIME_HEADER = "Sightline-Timestamp"
 SIGNATURE_HEADER = "Sightline-Signature"
 PATH = "/api/v2/alerts"
 _CONNECTIONS = 16
-_SAID = 200
+_QUOTED_BYTES = 200
 """Bytes of an error response's body that are quoted."""
 _MOST_AFTER_S = 900.0
 """Upper limit of an honoured ``Retry-After``."""
@@ -78,13 +78,13 @@ class HttpSink:
             async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as reply:
                 if 200 <= reply.status < 300:
                     return
-                said = (await reply.content.read(_SAID)).decode("utf-8", "replace").split("\n")[0].strip()
+                detail = (await reply.content.read(_QUOTED_BYTES)).decode("utf-8", "replace").split("\n")[0].strip()
         except TimeoutError:
             raise DeliveryError(f"{shown} did not answer within {self.timeout_s:g} s", retryable=True) from None
         except (aiohttp.ClientError, OSError) as error:
             raise DeliveryError(f"{shown}: {redact(str(error)) or type(error).__name__}", retryable=True) from None
         retryable = reply.status in (408, 425, 429) or reply.status >= 500
-        message = f"{shown} answered {reply.status}{': ' + said if said else ''}"
+        message = f"{shown} answered {reply.status}{': ' + detail if detail else ''}"
         after = reply.headers.get("Retry-After", "")
         after_s = min(float(after), _MOST_AFTER_S) if after.isdecimal() else 0.0
         raise DeliveryError(message, retryable=retryable, after_s=after_s)

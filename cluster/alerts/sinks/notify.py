@@ -63,7 +63,7 @@ class NotifySink:
         attached: Any = None
         if snapshot is not None:
             attached = AttachMemory(content=snapshot, name=f"{event.incident.id}.jpg", mimetype="image/jpeg")
-        said: list[str] = []
+        logged: list[str] = []
         result = await self._target.async_notify(
             body=text_of(event),
             title=title_of(event),
@@ -71,11 +71,11 @@ class NotifySink:
             body_format="text",
             attach=attached,
             # Apprise logs the service's answer, without URLs and tokens.
-            log_callback=lambda entry, _plugin: said.append(str(entry.message)),
+            log_callback=lambda entry, _plugin: logged.append(str(entry.message)),
             log_level="WARNING",
         )
         if not result:
-            raise DeliveryError(_reason(said, self.url), retryable=True)
+            raise DeliveryError(_reason(logged, self.url), retryable=True)
 
     async def _snapshot(self, event: AlertEvent) -> bytes | None:
         if self._read_picture is None:
@@ -133,9 +133,9 @@ def _target(url: str) -> Apprise:
     return target
 
 
-def _reason(said: list[str], url: str) -> str:
+def _reason(logged: list[str], url: str) -> str:
     """The service's answer in one line, with all parts of the URL removed."""
-    line = next((each.split("\n")[0].strip() for each in said if each.strip()), "the service did not accept it")
+    line = next((each.split("\n")[0].strip() for each in logged if each.strip()), "the service did not accept it")
     for secret in sorted({part for part in _parts(url) if len(part) >= 4}, key=len, reverse=True):
         line = line.replace(secret, "***")
     return f"{url.partition('://')[0]}: {line[:200]}"

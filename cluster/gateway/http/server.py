@@ -143,7 +143,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 class HttpServer:
     """Serves ``application`` from :meth:`start` to :meth:`stop` on the running event loop.
 
-    A connection is anonymous until one of its requests has passed the guard, and admitted from then on. New anonymous
+    A connection is anonymous until a request for a route that is not public has been admitted. New anonymous
     connections evict old ones, so probes get in whatever others hold.
 
     Args:
@@ -175,7 +175,7 @@ class HttpServer:
             proxy_headers=False,
             timeout_keep_alive=round(header_s) + 1,
             h11_max_incomplete_event_size=READ_BYTES - 1,
-            # A request begins with nothing of the one before it on its connection, whoever that was for.
+            # Requests on one connection must not inherit context variables, e.g. the principal, from each other.
             reset_contextvars=True,
         )
         self.config.load()
@@ -227,12 +227,12 @@ class HttpServer:
                 connection.transport.close()
             else:
                 connection.cycle.keep_alive = False
-        await self._settled(STOP_S)
+        await self._wait_for_tasks(STOP_S)
         for connection in list(self._open):
             connection.end()
-        await self._settled(0.1)
+        await self._wait_for_tasks(0.1)
 
-    async def _settled(self, timeout_s: float) -> None:
+    async def _wait_for_tasks(self, timeout_s: float) -> None:
         tasks = [connection.task for connection in self._open if connection.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=timeout_s)
