@@ -93,7 +93,7 @@ def newest_first(incident: Incident) -> tuple[float, str]:
 
 @dataclass(frozen=True, slots=True)
 class IncidentQuery:
-    """Filter of incidents, listed newest first. ``scope``: patterns of camera names; empty strings match all.
+    """Filter of incidents, listed newest first; empty strings match all. ``scope``: camera name patterns.
 
     ``verdict``: a :data:`Verdict` or :data:`UNREVIEWED`; ``since_s``: earliest opening, Unix time; ``clip``: a
     :data:`ClipState`; ``before``: page cursor, ``opened_s`` and id of the last incident already listed.

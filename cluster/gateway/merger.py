@@ -29,7 +29,7 @@ class ResultsMerger:
     """Watches a changing set of replicas, reconnecting with backoff.
 
     A reconnect resumes after the last answer received; a replica that started later is read from its first answer.
-    Answers that it no longer has count as missed. ``recent``: start running replicas with their last minute's answers.
+    Answers that it no longer has count as missed. ``recent``: also get the last minute's answers of older ones.
     """
 
     def __init__(
