@@ -103,8 +103,7 @@ def read_h264_picture(unit: bytes) -> H264Picture:
 
 
 def read_h264_slice(unit: bytes, sequences: dict[int, H264Sequence], pictures: dict[int, H264Picture]) -> CodedPicture:
-    """Parse a slice header. Raises ``ValueError`` if truncated or damaged, ``KeyError`` if parameter sets are missing.
-    """
+    """Parse a slice header. Raises ``ValueError`` if truncated or damaged, ``KeyError`` for unknown parameter sets."""
     bits = Bits(unit[1:])
     idr, reference = unit_kind("h264", unit[0]) == H264_IDR, bool(unit[0] & 0x60)
     bits.ue()
