@@ -99,12 +99,12 @@ class FileSource:
         if self._demuxer is None:
             raise RuntimeError("open() comes before packets()")
         try:
-            packets = self._rounds(self._demuxer)
+            packets = self._play_rounds(self._demuxer)
             yield from self._paced(packets) if self.realtime else packets
         finally:
             self._release()
 
-    def _rounds(self, demuxer: Demuxer) -> Iterator[EncodedPacket]:
+    def _play_rounds(self, demuxer: Demuxer) -> Iterator[EncodedPacket]:
         offset = 0
         while not self._closed.is_set():
             times = _Span()
@@ -115,7 +115,7 @@ class FileSource:
                     if not packet.keyframe:
                         continue
                     if packet.codec == "hevc":
-                        packet = replace(packet, data=_spliced(packet.data))
+                        packet = replace(packet, data=_spliceable(packet.data))
                 started = True
                 if not packet.discard:
                     times.add(packet.pts if packet.pts is not None else packet.dts)
@@ -249,7 +249,7 @@ def _shifted(packet: EncodedPacket, offset: int) -> EncodedPacket:
     )
 
 
-def _spliced(data: bytes) -> bytes:
+def _spliceable(data: bytes) -> bytes:
     """An HEVC packet for splicing onto another stream: a CRA picture becomes BLA (H.265 §7.4.2.2), so that decoders
     skip its leading pictures, whose references are missing."""
     changed = bytearray(data)

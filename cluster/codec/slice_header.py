@@ -51,9 +51,9 @@ class SliceHeaders:
             return None
         for kind, start in typed_units(self._codec, data):
             if kind == syntax.sps:
-                _keep(self._sequences, syntax.read_sequence, data[start : start + _SETS_BYTES])
+                _store(self._sequences, syntax.read_sequence, data[start : start + _SETS_BYTES])
             elif kind == syntax.pps:
-                _keep(self._pictures, syntax.read_picture, data[start : start + _SETS_BYTES])
+                _store(self._pictures, syntax.read_picture, data[start : start + _SETS_BYTES])
             elif kind in syntax.slices:
                 try:
                     return syntax.read_slice(data[start : start + _HEADER_BYTES], self._sequences, self._pictures)
@@ -62,7 +62,7 @@ class SliceHeaders:
         return None
 
 
-def _keep(known: dict[int, Any], read: Callable[[bytes], Any], unit: bytes) -> None:
+def _store(known: dict[int, Any], read: Callable[[bytes], Any], unit: bytes) -> None:
     try:
         found = read(unit)
     except ValueError:

@@ -27,7 +27,7 @@ class CameraFootage:
         self.ring = ring
         self.decoded_bytes = decoded_bytes
         self._masks = tuple(masks)
-        self._told_short = self._watched = False
+        self._shortage_logged = self._watched = False
 
     def make_painter(self) -> Painter | None:
         """New mask painter, one per clip or still as it is not thread-safe; None without masks."""
@@ -67,8 +67,8 @@ class CameraFootage:
         """Why clips of this camera, called ``name``, begin late; empty if they do not. Logged once, with figures."""
         if self.ring is None or not self.ring.short:
             return ""
-        if not self._told_short:
-            self._told_short = True
+        if not self._shortage_logged:
+            self._shortage_logged = True
             log.warning("camera %s: %s", name, self.ring.shortage())
         return f"clips begin late: {self.ring.short} is too small"
 

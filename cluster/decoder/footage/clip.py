@@ -72,7 +72,7 @@ class _Parts:
 
 
 @contextlib.contextmanager
-def _sourced(done: str) -> Iterator[None]:
+def _as_source_error(done: str) -> Iterator[None]:
     """Convert FFmpeg's errors to ``SourceError``; ``done``: participle completing "its video cannot be"."""
     try:
         yield
@@ -99,7 +99,7 @@ class _Writer:
     def close(self) -> bytes:
         """Finish the file; returns the remaining bytes. Raises like ``feed``."""
         if self._container is not None:
-            with _sourced(self.done):
+            with _as_source_error(self.done):
                 self._container.close()
         return self._parts.take()
 
@@ -117,7 +117,7 @@ class Remuxer(_Writer):
     def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
         """Write packets in decoding order; returns the boxes completed, which are final. Raises SourceError: the
         packets cannot be muxed."""
-        with _sourced(self.done):
+        with _as_source_error(self.done):
             if self._container is None and packets:
                 self._open(packets)
             for placed in packets:
@@ -189,7 +189,7 @@ class Transcoder(_Writer):
             with contextlib.suppress(DecodeError, PicturesTooLargeError):
                 self._encode(self._decoder.drain())
         if self._container is not None:
-            with _sourced(self.done):
+            with _as_source_error(self.done):
                 self._container.mux(self._stream.encode(None))
         return super().close()
 
@@ -202,7 +202,7 @@ class Transcoder(_Writer):
                 self._open(frame, time)
             elif time < self._last + _STEP:
                 continue
-            with _sourced(self.done):
+            with _as_source_error(self.done):
                 self._add(frame, time)
             self._last = time
             self.span = self._zero, time

@@ -49,7 +49,7 @@ class _Shown:
     frame: ShownPicture
     mask: BoolGrid
     at_s: float
-    made: dict[tuple[bool, int], tuple[bytes, int, int]] = field(default_factory=dict)
+    rendered: dict[tuple[bool, int], tuple[bytes, int, int]] = field(default_factory=dict)
 
 
 class LatestPicture:
@@ -76,16 +76,16 @@ class LatestPicture:
         grid = shown.frame.grid
         width = min(max(width, NARROWEST), grid.width) if width else grid.width
         with self._lock:
-            made = shown.made.get((kept, width))
-            if made is None:
+            rendered = shown.rendered.get((kept, width))
+            if rendered is None:
                 # Resize first: drawing the kept patches dominates.
                 pixels = resized(shown.frame.host_rgb(), width)
                 high, wide = pixels.shape[:2]
-                made = to_jpeg(overlay(pixels, shown.mask) if kept else pixels), wide, high
-                if len(shown.made) >= _CACHED:
-                    shown.made.pop(next(iter(shown.made)))
-                shown.made[kept, width] = made
-        jpeg, wide, high = made
+                rendered = to_jpeg(overlay(pixels, shown.mask) if kept else pixels), wide, high
+                if len(shown.rendered) >= _CACHED:
+                    shown.rendered.pop(next(iter(shown.rendered)))
+                shown.rendered[kept, width] = rendered
+        jpeg, wide, high = rendered
         # The checksum, since a replayed video, perhaps with new privacy masks, repeats times and indices.
         etag = f"{shown.frame.pts:x}-{shown.frame.index:x}-{'k' if kept else 'p'}{wide}-{zlib.crc32(jpeg):x}"
         return Picture(jpeg, etag, shown.frame.pts, max(0.0, time.monotonic() - shown.at_s), wide, high)
@@ -133,8 +133,8 @@ def still(
         for placed in packets:
             if found is not None and placed.order > moment:
                 break
-            found = _later(found, decoder.decode(placed.packet.data, placed.time, placed.order), moment)
-        found = _later(found, decoder.drain(), moment)
+            found = _last_until(found, decoder.decode(placed.packet.data, placed.time, placed.order), moment)
+        found = _last_until(found, decoder.drain(), moment)
     if found is None:
         raise SourceError("the camera's picture cannot be decoded", retryable=False)
     if painter is not None:
@@ -150,7 +150,7 @@ def still(
     return to_jpeg(pixels)
 
 
-def _later(found: VideoFrame | None, frames: Sequence[VideoFrame], moment: int) -> VideoFrame | None:
+def _last_until(found: VideoFrame | None, frames: Sequence[VideoFrame], moment: int) -> VideoFrame | None:
     """The last picture up to ``moment``, or the first if all are later."""
     for frame in frames:
         if found is None or (frame.pts or 0) <= moment:

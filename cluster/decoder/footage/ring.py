@@ -49,7 +49,7 @@ class _Gop:
     """Packets from one where decoding can start up to the next such."""
 
     segment: Segment
-    came_s: float
+    arrived_s: float
     packets: list[SegmentPacket] = field(default_factory=list)
     bytes: int = 0
 
@@ -131,7 +131,7 @@ class PacketRing:
         self.short = ""
         """Setting that limits the ring to less than ``keep_s``; empty if none does."""
         self._joined = True
-        self._overflown = False
+        self._overflowed = False
         self.arrived_s = 0.0
         """Arrival of the newest packet, monotonic seconds; 0 before the first keyframe."""
         budget.change(rings=1)
@@ -172,8 +172,8 @@ class PacketRing:
             now_s = time.monotonic()
             if placed.starts:
                 self._gops.append(_Gop(placed.segment, now_s))
-                self._overflown = False
-            elif self._overflown or not self._gops or self._gops[-1].segment is not placed.segment:
+                self._overflowed = False
+            elif self._overflowed or not self._gops or self._gops[-1].segment is not placed.segment:
                 return
             self.arrived_s = now_s
             group, size = self._gops[-1], len(packet.data)
@@ -196,13 +196,13 @@ class PacketRing:
         ``moment``: a time the camera's clock had already reached, which rules out a clock restarted since."""
         with self._lock:
             reached = start if moment is None else (start + moment) // 2
-            groups, missing = self._groups_of(start, until, reached), ""
+            groups, missing = self._find_gops(start, until, reached), ""
             if not groups and self._gops:
                 # If the camera has only just connected, include video still to come.
                 newest, segment = self._gops[-1].packets[-1].order + 1, self._gops[-1].segment
                 first = next(group for group in self._gops if group.segment is segment).packets[0].order
                 start, until = newest - (until - start), max(newest, first + (until - start))
-                groups = self._groups_of(start, until, start)
+                groups = self._find_gops(start, until, start)
                 missing = "its time is no longer buffered, this is the newest"
             recording = Recording(groups[0].segment if groups else None, start, until, 2 * self.most_bytes)
             recording.missing = missing
@@ -243,7 +243,7 @@ class PacketRing:
         with self._lock:
             # ``time`` may be somewhat after the newest packet.
             since = time - LONGEST_STEP
-            groups = self._groups_of(since, time + 1, since) or list(self._gops)[-1:]
+            groups = self._find_gops(since, time + 1, since) or list(self._gops)[-1:]
             begun = [group for group in groups if group.packets[0].time <= time] or groups
             return list(begun[-1].packets) if begun else []
 
@@ -258,10 +258,10 @@ class PacketRing:
             while (
                 newest is not None
                 and groups
-                and (newest.at_s - groups[0].packets[0].at_s > keep_s or now_s - groups[0].came_s > before_s)
+                and (newest.at_s - groups[0].packets[0].at_s > keep_s or now_s - groups[0].arrived_s > before_s)
             ):
-                self._give_up(groups.popleft())
-            self._overflown |= not groups
+                self._drop_gop(groups.popleft())
+            self._overflowed |= not groups
             for recording in self._recordings:
                 if newest is None or recording.start < newest.order - keep_s * MICROSECONDS:
                     recording.end("the camera was forgotten")
@@ -286,7 +286,7 @@ class PacketRing:
             self._end_recordings(STOPPED)
 
     # -- inside ---------------------------------------------------------------------------------
-    def _groups_of(self, start: int, until: int, reached: int) -> list[_Gop]:
+    def _find_gops(self, start: int, until: int, reached: int) -> list[_Gop]:
         """GOPs of the segment that covers most of the period, the newest of equals; empty if none does. Of several runs
         of the camera's clock, the newest that reaches ``reached``."""
         best: list[_Gop] = []
@@ -297,10 +297,10 @@ class PacketRing:
             if last < start:
                 continue
             # An open segment will still cover the rest.
-            shows = min(until, last + 1 if groups[0].segment.end_reason else until) - max(start, first)
-            anew = bool(best) and groups[0].segment.run != best[0].segment.run
-            if shows > 0 and (last >= reached if anew else shows >= longest):
-                best, longest = groups, shows
+            covered = min(until, last + 1 if groups[0].segment.end_reason else until) - max(start, first)
+            another_run = bool(best) and groups[0].segment.run != best[0].segment.run
+            if covered > 0 and (last >= reached if another_run else covered >= longest):
+                best, longest = groups, covered
         begins = [group for group in best[1:] if group.packets[0].time <= start]
         return best[len(begins) :]
 
@@ -308,22 +308,22 @@ class PacketRing:
         groups = self._gops
         while len(groups) > 1:
             old = at_s - groups[1].packets[0].at_s >= self.keep_s
-            short = "" if old else self._too_much()
+            short = "" if old else self._exceeded_limit()
             if not old and not short:
                 return
             self._note_short(short)
-            self._give_up(groups.popleft())
-        if short := self._too_much():
+            self._drop_gop(groups.popleft())
+        if short := self._exceeded_limit():
             self._note_short(short)
-            self._give_up(groups.popleft())
-            self._overflown = True
+            self._drop_gop(groups.popleft())
+            self._overflowed = True
 
-    def _give_up(self, group: _Gop) -> None:
+    def _drop_gop(self, group: _Gop) -> None:
         group.segment.cut = True
         self.bytes -= group.bytes
         self._budget.change(held=-group.bytes)
 
-    def _too_much(self) -> str:
+    def _exceeded_limit(self) -> str:
         """The setting whose limit is exceeded, or empty."""
         if self.bytes > self.most_bytes:
             return OF_CAMERA
