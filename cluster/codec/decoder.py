@@ -89,7 +89,7 @@ class PictureMemory:
 
     @property
     def max_pixels(self) -> int:
-        """Largest picture size of which the budget holds as many as this codec's decoder needs."""
+        """Largest picture size, such that the budget holds as many pictures as this codec's decoder needs."""
         return int(self.budget / (self._least * (1.5 + self._side)))
 
     def track_picture(self, discard: bool = False) -> _Picture:

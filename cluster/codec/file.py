@@ -97,7 +97,7 @@ class FileSource:
 
     def packets(self) -> Iterator[EncodedPacket]:
         if self._demuxer is None:
-            raise RuntimeError("open() comes before packets()")
+            raise RuntimeError("call open() before packets()")
         try:
             packets = self._play_rounds(self._demuxer)
             yield from self._paced(packets) if self.realtime else packets

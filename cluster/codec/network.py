@@ -115,7 +115,7 @@ class NetworkSource:
     def packets(self) -> Iterator[EncodedPacket]:
         session = self._session
         if session is None:
-            raise RuntimeError("open() comes before packets()")
+            raise RuntimeError("call open() before packets()")
         try:
             # The reader thread times out first; this is a backstop.
             while (packet := session.queue.get(self.frozen_timeout_s + 5.0)) is not None:
@@ -342,7 +342,7 @@ class RtpNumbers:
             self._readable = data[at + 4] >> 6 == 2
             if not self._readable:
                 return
-            # RTCP has its packet type where RTP has the payload type (RFC 5761 §4); the channel number does not tell.
+            # RTCP has its packet type where RTP has the payload type (RFC 5761 §4); channel numbers are arbitrary.
             if not 192 <= data[at + 5] < 224:
                 number = data[at + 6] << 8 | data[at + 7]
                 ahead = (number - self._last.get(channel, number - 1) - 1) % 2**16

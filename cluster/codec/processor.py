@@ -123,9 +123,9 @@ class CodecProcessor:
         if packet.codec in FRAMED_CODECS:
             data = self._ahead + data
             pictures = (is_picture(packet.codec, kind) for kind, _ in typed_units(packet.codec, data))
-            alone = data.startswith(_STARTS) and not any(pictures)
-            self._ahead = data[-_MOST_AHEAD:] if alone else b""
-            if alone:
+            no_picture = data.startswith(_STARTS) and not any(pictures)
+            self._ahead = data[-_MOST_AHEAD:] if no_picture else b""
+            if no_picture:
                 return []
         reference = True
         if packet.codec == "h264":

@@ -115,7 +115,7 @@ class PushSource:
     def packets(self) -> Iterator[EncodedPacket]:
         queue = self._reading
         if queue is None:
-            raise RuntimeError("open() comes before packets()")
+            raise RuntimeError("call open() before packets()")
         read = False
         try:
             while (packet := queue.get()) is not None:

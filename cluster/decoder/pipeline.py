@@ -104,8 +104,8 @@ class DevicePath:
         self._devices = devices
         self._camera: DeviceCamera | None = None
 
-    def process(self, picture: DevicePicture, *, alone: bool) -> tuple[DeviceSample, FrameSample | None]:
-        """Prune a sample in one batch with other cameras'; ``alone``: complete its frame without further samples.
+    def process(self, picture: DevicePicture, *, unpaired: bool) -> tuple[DeviceSample, FrameSample | None]:
+        """Prune a sample in one batch with other cameras'; ``unpaired``: complete its frame without further samples.
 
         Raises:
             ImportError: torch is not installed.
@@ -121,7 +121,7 @@ class DevicePath:
             # No further GPU call of this process will succeed.
             self._devices.nvdec.fail(f"the GPU failed: {first_line(error)}")
             raise
-        return sample, self.flush() if sample.frame is None and alone else sample.frame
+        return sample, self.flush() if sample.frame is None and unpaired else sample.frame
 
     def flush(self) -> FrameSample | None:
         """See :meth:`PatchSampler.flush`."""
@@ -326,24 +326,24 @@ class CameraPipeline:
             self._sampler.reconfigure(prune=prune, fps=self._fps * fps)
         if self._lazy is not None:
             self._lazy.wait_s = self._lazy_wait_s
-        alone = self._keyframes_only
+        keyframes_only = self._keyframes_only
         before = self._processor.stats.frames_decoded
         self.taken_s = time.time()
         # Skipping a packet is cheap and needs no slot.
-        with nullcontext() if alone and not packet.keyframe else self._gate:
-            frames = self._processor.decode_keyframe_only(packet) if alone else self._processor.feed(packet)
+        with nullcontext() if keyframes_only and not packet.keyframe else self._gate:
+            frames = self._processor.decode_keyframe_only(packet) if keyframes_only else self._processor.feed(packet)
         self.decoded_s = time.time()
         # A camera whose pictures are skipped on purpose must not look silent.
         held = self._lazy is not None and self._lazy.holding
         last, now, source = self._last_frame_at or 0.0, time.monotonic(), self._supervisor.source
-        if alone or held or self._processor.stats.frames_decoded != before:
+        if keyframes_only or held or self._processor.stats.frames_decoded != before:
             self._last_frame_at = now
         elif source.live and not source.pushed and self._status_at < last < now - SILENT_S:
             # Keyframes may be minutes apart: reconnect for one. A session without any picture yet waits for its first.
             raise SourceError(BLIND, retryable=True)
         self._note_device()
-        self._process(frames, alone=alone)
-        self._process_on_device(alone=alone)
+        self._process(frames, unpaired=keyframes_only)
+        self._process_on_device(unpaired=keyframes_only)
 
     def _finish(self) -> None:
         """Flush decoder and sampler after the last packet."""
@@ -353,8 +353,8 @@ class CameraPipeline:
         if last is not None:
             self._send(last)
 
-    def _process(self, frames: list[SampledPicture], *, alone: bool = False) -> None:
-        """Sample and send pictures; ``alone``: no later picture can be paired with them."""
+    def _process(self, frames: list[SampledPicture], *, unpaired: bool = False) -> None:
+        """Sample and send pictures; ``unpaired``: no later picture can be paired with them."""
         for frame in frames:
             with self._gate:
                 if not frame.repeated:
@@ -364,7 +364,7 @@ class CameraPipeline:
                 sample = self._sampler.feed(frame)
                 if self._lazy is not None and not frame.repeated:
                     self._lazy.label(self._sampler.activity > 0)
-                if sample is None and alone:
+                if sample is None and unpaired:
                     sample = self._sampler.flush()
             if sample is not None:
                 if self._unshown is not None:
@@ -373,11 +373,11 @@ class CameraPipeline:
                 self._unshown = None
                 self._send(sample)
 
-    def _process_on_device(self, *, alone: bool = False) -> None:
+    def _process_on_device(self, *, unpaired: bool = False) -> None:
         """Sample and send pictures on the GPU; without the gate, so that other cameras can join the batch."""
         for picture in self._processor.pop_device_pictures():
             try:
-                sample, frame = self._device.process(picture, alone=alone)
+                sample, frame = self._device.process(picture, unpaired=unpaired)
             except (ImportError, NotImplementedError, RuntimeError) as error:
                 self._processor.leave_device(f"the GPU failed: {first_line(error)}")
                 self._note_device()

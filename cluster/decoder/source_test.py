@@ -127,7 +127,7 @@ def watch_source(camera: CameraConfig, config: SightlineConfig, geometry: PatchG
     finally:
         pipeline.stop(STOP_S)
     if not first.is_set():
-        reason = status.reason or f"no picture came within {connect_s + LONGEST_S:g} s"
+        reason = status.reason or f"no picture within {connect_s + LONGEST_S:g} s"
         raise NotReadyError(f"{camera.source} gives no picture: {reason}")
     plain, kept = watched.latest.render(), watched.latest.render(kept=True)
     pictures, gop_s = times.gop

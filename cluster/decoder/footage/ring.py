@@ -46,7 +46,7 @@ class RingBudget:
 
 @dataclass(slots=True)
 class _Gop:
-    """Packets from one where decoding can start up to the next such."""
+    """Packets from a random access point up to the next one."""
 
     segment: Segment
     arrived_s: float
