@@ -71,7 +71,8 @@ def trim_heap() -> None:
 
 @dataclass(eq=False)
 class _Picture:
-    """Marker attached to a packet, which FFmpeg passes on to its pictures and keeps alive with them."""
+    """Marker attached to a packet, which FFmpeg passes on to its pictures and keeps alive with them. ``discard``: as of
+    the packet."""
 
     discard: bool
 
@@ -119,8 +120,7 @@ class PictureMemory:
         return sequence.width * sequence.height * (samples + self._side)
 
     def check_budget(self, context: VideoCodecContext) -> None:
-        """Check that one more picture of the decoder's current size and format fits the budget. Raises
-        PicturesTooLargeError."""
+        """Raise PicturesTooLargeError unless one more picture of the decoder's current size and format fits."""
         width, height, form = context.coded_width, context.coded_height, context.format
         if not width or not height or form is None:
             return

@@ -16,7 +16,7 @@ from cluster.types import MICROSECONDS, EncodedPacket
 
 PROBING = {"max_pixels": str(2560 * 1600)}
 """Options for ``av.open``, which decodes the first pictures, of any size, for parameters the container does not state.
-Above this size, FFmpeg learns the size only."""
+Larger pictures are not decoded: only their size is learned."""
 
 CONTAINERS = "mov,mp4,matroska,webm,mpegts,mpeg,avi,flv,asf,ogg,nut,ivf,obu,h264,hevc,mpegvideo,m4v,mjpeg"
 """Self-contained formats; a playlist or SDP would make FFmpeg open further addresses."""

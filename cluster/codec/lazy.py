@@ -37,7 +37,7 @@ SLOW_AREA, SLOW_S = 0.004, 2.0
 delayed by ``SLOW_S``."""
 SPREAD, SPREAD_MEMORY, SPREAD_LEAST = 2.0, 512, 64
 """A picture is active in any case above ``SPREAD`` times the largest area of the last ``SPREAD_MEMORY`` unchanged
-pictures, of which it takes ``SPREAD_LEAST``."""
+pictures, once there are ``SPREAD_LEAST``."""
 
 LEARN_SAMPLES = 12
 """Samples seen before any packet is held."""
@@ -50,7 +50,7 @@ MOST_CLASSES = 64
 CHECK_GOPS = 16
 """One GOP in ``CHECK_GOPS`` is decoded whole, to compare the packets' verdict with the pruner's."""
 HISTORY, MOST_MISSED = 32, 2
-"""Wrong verdicts tolerated among the last ``HISTORY``; beyond that lazy decoding is suspended."""
+"""Number of recent verdicts, and of wrong ones tolerated among them; beyond that lazy decoding is suspended."""
 BACKOFF, LONGEST_BACKOFF = 1200, 172_800
 """Samples for which it is suspended, doubled each time (ten minutes to a day at 2 FPS)."""
 

@@ -172,20 +172,20 @@ def _touch(touched: npt.NDArray[np.int16], start: Point, end: Point) -> None:
 
 
 def covered(raster: BoolGrid, rows: int, cols: int) -> BoolGrid:
-    """Which of ``rows x cols`` equal cells are fully masked, ``[rows, cols]``."""
+    """Mask ``[rows, cols]`` of the cells, out of ``rows x cols`` equal ones, that are fully masked."""
     down: BoolGrid = np.logical_and.reduceat(_padded(raster), _edges(raster.shape[0], rows), axis=0)[::2]
     across: BoolGrid = np.logical_and.reduceat(_padded(down.T), _edges(raster.shape[1], cols), axis=0)[::2]
     return across.T.copy()
 
 
 def covered_cells(raster: BoolGrid, grid: PatchGrid) -> BoolGrid:
-    """Which cells of ``grid`` are fully masked, ``[rows, cols]``."""
+    """Mask ``[rows, cols]`` of the cells of ``grid`` that are fully masked."""
     found = covered(raster, grid.rows - grid.overlap, grid.cols - grid.overlap)
     return found[np.ix_(grid.sources, grid.sources)] if grid.overlap else found
 
 
 def covered_pixels(raster: BoolGrid, grid: PatchGrid) -> BoolGrid:
-    """Which of the grid's pixels are fully masked, ``[height, width]``."""
+    """Mask ``[height, width]`` of the grid's pixels that are fully masked."""
     return grid.shown(covered(raster, *grid.scaled))
 
 

@@ -28,7 +28,7 @@ class StreamHeader:
 
 
 class CameraState(StrEnum):
-    """WAITING: for a pushing client. BACKOFF: before the next attempt. ERROR, ENDED: final."""
+    """WAITING for a pushing client; BACKOFF before the next attempt; a source's ERROR and ENDED are final."""
 
     WAITING = "waiting"
     CONNECTING = "connecting"

@@ -285,7 +285,7 @@ class PacketRing:
             self.bytes = 0
             self._end_recordings(STOPPED)
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
     def _find_gops(self, start: int, until: int, reached: int) -> list[_Gop]:
         """GOPs of the segment that covers most of the period, the newest of equals; empty if none does. Of several runs
         of the camera's clock, the newest that reaches ``reached``."""

@@ -158,7 +158,7 @@ class Recorder:
                 with contextlib.suppress(SourceError):
                     await self._on(self._live, writer.close)
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
     async def _snapshot(self, footage: CameraFootage, moment: int) -> bytes:
         """Snapshot at ``moment``, else the newest picture; empty if there is neither."""
         assert footage.ring is not None
