@@ -13,7 +13,7 @@ from cluster.errors import ConfigError
 from cluster.redaction import SourceAddress
 
 CLIPS = {path.stem: path for path in sorted((Path(__file__).parent / "clips").glob("*.mp4"))}
-"""Clips of scenes that the bundled model knows, by name: sources ``demo://NAME``."""
+"""Bundled clips by name, of scenes the bundled model was trained for; a camera's source is ``demo://NAME``."""
 
 __all__ = [
     "CLIPS",
@@ -31,13 +31,13 @@ __all__ = [
 
 
 def open_source(uri: str | SourceAddress, **options: Any) -> Source:
-    """Create the source for a camera's address: one of :data:`~cluster.codec.network.PROTOCOLS`, a path or ``file://``,
-    ``demo://NAME`` for a bundled clip, "" or "push" for push.
+    """Create the source for a camera's address: a URL of one of :data:`~cluster.codec.network.PROTOCOLS`, a path or
+    ``file://`` URL, ``demo://NAME`` for a bundled clip, "" or "push" for push.
 
-    ``options`` are the source's keyword arguments. Nothing is opened yet.
+    ``options`` are passed to the source's constructor. Opens nothing yet.
 
     Raises:
-        ConfigError: another scheme, no such clip, or an option the source does not have.
+        ConfigError: malformed address, unknown scheme or clip, or an option the source does not take.
     """
     address = SourceAddress(uri)
     scheme = address.scheme

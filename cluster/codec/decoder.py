@@ -1,9 +1,9 @@
-"""FFmpeg decoder of one stream: motion vectors where exported, threads only elsewhere, bounded picture memory.
+"""FFmpeg decoder of one stream, with motion vectors where the codec exports them, and bounded picture memory.
 
-The memory of decoded pictures is checked before decoding. Three bounds, since no single one sees everything: what H.264
-and HEVC parameter sets ask for; pictures that live in FFmpeg, counted before every packet, since slices and reordering
-can hold more than parameter sets say; and FFmpeg's own limit on the size of a picture, for codecs whose headers are not
-read here.
+Picture memory is checked before decoding, against three bounds, as none of them alone covers every case: the demand
+declared by H.264 and HEVC parameter sets; the pictures alive in FFmpeg, counted before every packet, since slices and
+reordering can hold more than the parameter sets declare; and FFmpeg's ``max_pixels``, for codecs whose headers are not
+parsed here.
 """
 
 import ctypes
@@ -25,45 +25,45 @@ from cluster.hosts import usable_cores
 MIB = 2**20
 
 DECODED_BYTES = 192 * MIB
-"""4K with 8 references, or 1080p with 16 in any format."""
+"""Enough for 4K with 8 references, or 1080p with 16 in any pixel format."""
 
 _SIDE, _OTHER_SIDE = 0.75, 0.25
-"""Bytes per pixel beside its samples: in H.264 and HEVC stored motion for later pictures. Measured: 0.5 to 0.7."""
+"""Bytes per pixel on top of its samples: H.264 and HEVC store motion for later pictures. Measured: 0.5 to 0.7."""
 
 _PICTURES = {"av1": 10, "vp9": 10, "vp8": 5, "mpeg4": 5, "mjpeg": 8}
-"""Pictures that a decoder may hold whatever the stream says: its slots, the one in decoding and the one shown. A
-progressive JPEG's coefficients are worth several."""
+"""Pictures a decoder may hold, whatever the stream declares: reference slots, the current and the output picture. The
+coefficients of a progressive JPEG count as several."""
 _OTHER_PICTURES = 10
 
-# FFmpeg's own "av1" only drives hardware.
+# FFmpeg's native "av1" decoder needs hardware.
 _PREFERRED = {"av1": "libdav1d"}
 
-# H.264 conceals and flags damaged pictures by itself; told to explode it hides some of them instead. HEVC and JPEG flag
-# nothing: only exploding turns missing references, damaged slices and pieces of a picture into errors.
+# FFmpeg's H.264 decoder conceals and flags damaged pictures; with "explode" it hides some of them instead. HEVC and
+# JPEG flag nothing: only "explode" turns missing references, damaged slices and incomplete pictures into errors.
 _ERROR_DETECTION = {"hevc": "crccheck+explode", "mjpeg": "explode"}
 
-# Frame threading returns wrong, changing vectors on B-frames; these codecs export none.
+# Frame threading corrupts motion vectors of B-frames, and not reproducibly; these codecs export none.
 _THREADED = frozenset({"hevc", "av1", "vp9"})
 _THREADED_PIXELS = 3840 * 2160 * 3 // 4
-"""One core decodes several cameras of fewer pixels, and threads across cameras cost nothing."""
+"""Below this, one core decodes several cameras, and one thread per camera is parallel enough."""
 MOST_THREADS = 4
 
 _MOST_ASPECT = 4
-"""Of a pixel; fields of 704 x 288 and half-width recordings have 2."""
+"""Largest pixel aspect ratio accepted; 704 x 288 fields and half-width recordings have 2."""
 
-# What these raise for a picture above max_pixels; damage is nearly always invalid data.
+# Errors these codecs raise for a picture above max_pixels; damage nearly always raises AVERROR_INVALIDDATA.
 _OVERSIZE = {"av1": {errno.ERANGE, errno.EINVAL}, "vp9": {errno.EINVAL}, "mjpeg": {errno.EINVAL}}
 
 
 class PicturesTooLargeError(SourceError):
-    """The stream needs more memory for decoded pictures than its camera may have."""
+    """The stream's decoded pictures need more memory than the camera's limit."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=False)
 
 
 def trim_heap() -> None:
-    """Return freed memory to the system; malloc keeps blocks of a picture's size otherwise."""
+    """Return freed heap memory to the system; malloc would keep picture-sized blocks."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -71,7 +71,8 @@ def trim_heap() -> None:
 
 @dataclass(eq=False)
 class _Picture:
-    """Marker attached to a packet and, by FFmpeg, to its pictures as long as they live; ``discard``: the packet's."""
+    """Marker attached to a packet, which FFmpeg passes on to its pictures and keeps alive with them. ``discard``: as of
+    the packet."""
 
     discard: bool
 
@@ -84,23 +85,23 @@ class PictureMemory:
         self.budget = budget
         self._side = _SIDE if codec in FRAMED_CODECS else _OTHER_SIDE
         self._least = 2 if codec in FRAMED_CODECS else _PICTURES.get(codec, _OTHER_PICTURES)
-        # One of each packet with a living picture.
+        # One marker for each packet whose picture is alive.
         self.live: WeakSet[_Picture] = WeakSet()
 
     @property
     def max_pixels(self) -> int:
-        """Largest picture that fits the budget in the number this codec's decoder needs."""
+        """Largest picture size, such that the budget holds as many pictures as this codec's decoder needs."""
         return int(self.budget / (self._least * (1.5 + self._side)))
 
     def track_picture(self, discard: bool = False) -> _Picture:
-        """Marker for the next packet, to count its pictures."""
+        """Marker for the next packet, counted until its pictures are freed."""
         picture = _Picture(discard)
         self.live.add(picture)
         return picture
 
     def check_parameter_sets(self, data: bytes) -> Sequence | None:
-        """Check an Annex-B packet's parameter sets; returns the last, None without any. Raises PicturesTooLargeError:
-        one exceeds the budget."""
+        """Check the sequence parameter sets of an Annex-B packet; returns the last one, if any. Raises
+        PicturesTooLargeError if one exceeds the budget."""
         sequence = None
         for sequence in sequences(self.codec, data):
             need = int(sequence.pictures * self._picture(sequence))
@@ -109,7 +110,7 @@ class PictureMemory:
         return sequence
 
     def spare_pictures(self, width: int, height: int, sequence: Sequence | None) -> int:
-        """Pictures that fit the budget beyond the stream's own need."""
+        """Number of pictures that fit the budget beyond those the stream needs."""
         if sequence is not None:
             return int(self.budget / self._picture(sequence)) - sequence.pictures
         return int(self.budget / (width * height * (1.5 + self._side))) - self._least
@@ -119,8 +120,7 @@ class PictureMemory:
         return sequence.width * sequence.height * (samples + self._side)
 
     def check_budget(self, context: VideoCodecContext) -> None:
-        """Check that one more picture of the decoder's current size and format fits. Raises PicturesTooLargeError: it
-        does not."""
+        """Raise PicturesTooLargeError unless one more picture of the decoder's current size and format fits."""
         width, height, form = context.coded_width, context.coded_height, context.format
         if not width or not height or form is None:
             return
@@ -130,7 +130,7 @@ class PictureMemory:
             self._refuse(width, height, f"{pictures} pictures at a time", need)
 
     def too_large(self) -> str:
-        """Error message for a picture that FFmpeg refused by its size, which it does not report."""
+        """Error message for a picture above ``max_pixels``; FFmpeg does not report its size."""
         return f"its {self.codec} pictures have more than {self.max_pixels / 1e6:.1f} megapixels, {self._limit}"
 
     def _refuse(self, width: int, height: int, what: str, need: int) -> None:
@@ -148,9 +148,9 @@ class DecodeError(Exception):
 
 
 class Decoder:
-    """Feeds packets to FFmpeg. ``flush`` drops all pictures but keeps parameter sets.
+    """FFmpeg decoder context of one stream. ``flush`` drops all pictures but keeps parameter sets.
 
-    Codecs in :data:`_THREADED` return pictures, and report damage, up to ``threads - 1`` packets later.
+    Codecs in :data:`_THREADED` return pictures, and report damage, up to ``threads - 1`` packets late.
     """
 
     device: ClassVar[str] = "cpu"
@@ -159,8 +159,8 @@ class Decoder:
     def __init__(
         self, codec: str, extradata: bytes, decoded_bytes: int = DECODED_BYTES, size: tuple[int, int] = (0, 0)
     ) -> None:
-        """``decoded_bytes``: see PictureMemory. ``size``: width and height as the source tells them, 0 where unknown.
-        Raises SourceError: this FFmpeg cannot decode ``codec``."""
+        """``decoded_bytes``: picture memory budget. ``size``: width and height from the source, 0 when unknown. Raises
+        SourceError if this FFmpeg build cannot decode ``codec``."""
         self.codec = codec
         try:
             context = self._create(codec)
@@ -174,7 +174,7 @@ class Decoder:
         try:
             self._sequence = self._memory.check_parameter_sets(extradata)
         except PicturesTooLargeError as error:
-            # Those in band may be others: the camera was set to another size since.
+            # In-band parameter sets may differ: the camera's resolution may have been changed since.
             self._refused, extradata = str(error), b""
         self._size = size
         self.threads = 1
@@ -188,27 +188,27 @@ class Decoder:
         self._context = context
 
     def __del__(self) -> None:
-        # Threads that still decode would wait for Python's lock to give their pictures back, and freeing the context
-        # waits for them with the lock held. Flushing waits without.
+        # Freeing the context joins its threads while holding the GIL, which they need to release their pictures: a
+        # deadlock. Flushing waits for them without the GIL.
         if hasattr(self, "_context"):
             self._context.flush_buffers()
 
     @property
     def reorders(self) -> bool:
-        """Whether pictures are shown in another order than decoded (B-frames)."""
+        """Whether display order differs from decoding order (B-frames)."""
         return self._context.has_b_frames
 
     @property
     def pixel_aspect(self) -> Fraction:
-        """Width of a pixel over its height, as the stream tells; 1 where it tells nothing that a camera has."""
+        """Pixel width over height as the stream declares it; 1 if undeclared or implausible."""
         aspect = self._context.sample_aspect_ratio
         return aspect if aspect and 1 / _MOST_ASPECT <= aspect <= _MOST_ASPECT else Fraction(1)
 
     def decode(self, data: bytes, pts: int | None, dts: int | None, *, discard: bool = False) -> list[VideoFrame]:
-        """Pictures that became ready, in display order; ``opaque`` is True where they are not to be shown, as their
-        packet was decoded with ``discard``, else None. ``data`` must not be empty. Raises ``DecodeError``: the packet
-        is damaged or cannot be decoded here; ``PicturesTooLargeError``: nothing was decoded; the decoder is of no more
-        use."""
+        """Decode one packet; returns the pictures now ready, in display order. ``opaque`` is True on pictures not to
+        be shown, whose packet had ``discard`` set, else None. ``data`` must not be empty. Raises ``DecodeError``: the
+        packet is damaged or not decodable; ``PicturesTooLargeError``: nothing was decoded, and this decoder must be
+        replaced."""
         sequence = self._memory.check_parameter_sets(data)
         if sequence is not None:
             self._sequence, self._refused = sequence, ""
@@ -219,7 +219,7 @@ class Decoder:
         self._memory.check_budget(self._context)
         if self.codec == "hevc":
             data = without_hevc_sei(data) or data
-        # Packet(bytes) would lend FFmpeg memory without the zero padding that its bit readers run into.
+        # Packet(bytes) would hand FFmpeg a buffer without the zero padding that its bit readers overrun into.
         packet = av.Packet(len(data))
         packet.update(data)
         packet.pts, packet.dts = pts, dts
@@ -227,7 +227,7 @@ class Decoder:
         return self._run(packet)
 
     def drain(self) -> list[VideoFrame]:
-        """Pictures still held back for reordering; the decoder is then ready for a keyframe."""
+        """Pictures still held back for reordering; leaves the decoder ready for a keyframe."""
         try:
             return self._run(None)
         finally:
@@ -240,7 +240,7 @@ class Decoder:
         return CodecContext.create(_PREFERRED.get(codec, codec), "r")
 
     def _choose_threads(self) -> None:
-        """Set the thread count before the first packet, when the size is known."""
+        """Set the thread count; called before the first packet, once the picture size is known."""
         width, height = self._size if self._sequence is None else (self._sequence.width, self._sequence.height)
         if self.codec not in _THREADED or width * height < _THREADED_PIXELS:
             return
@@ -250,7 +250,7 @@ class Decoder:
             return
         self._context.thread_count = self.threads
         if self.codec == "av1":
-            # Within a picture: none comes late, and none more is held.
+            # Threads within a picture: no delay, no additional pictures held.
             self._context.options |= {"max_frame_delay": "1"}
         else:
             self._context.thread_type = "FRAME"
@@ -263,6 +263,6 @@ class Decoder:
                 raise PicturesTooLargeError(self._memory.too_large()) from error
             raise DecodeError(str(error)) from error
         for frame in frames:
-            # From here on they are the caller's, and so are the copies that they would pass it on to.
+            # Drop the marker: from here on the caller owns the picture, and copies of it would inherit the marker.
             frame.opaque = getattr(frame.opaque, "discard", False) or None
         return frames

@@ -1,4 +1,4 @@
-"""Demuxing of an FFmpeg container (file or RTSP session) into packets that a decoder can join mid-stream."""
+"""Demuxes an FFmpeg container (file or network session) into packets that a decoder can join mid-stream."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from cluster.errors import SourceError
 from cluster.types import MICROSECONDS, EncodedPacket
 
 PROBING = {"max_pixels": str(2560 * 1600)}
-"""Options for ``av.open``, which decodes the first pictures to learn what the container does not say, in whatever size
-they come. Of larger ones the size is all that is learnt."""
+"""Options for ``av.open``, which decodes the first pictures, of any size, for parameters the container does not state.
+Larger pictures are not decoded: only their size is learned."""
 
 CONTAINERS = "mov,mp4,matroska,webm,mpegts,mpeg,avi,flv,asf,ogg,nut,ivf,obu,h264,hevc,mpegvideo,m4v,mjpeg"
-"""Containers that hold their video themselves; a playlist or an SDP would make FFmpeg open other addresses."""
+"""Self-contained formats; a playlist or SDP would make FFmpeg open further addresses."""
 
 _WRAPS = (2**33, -(2**33), 2**32, -(2**32))
-"""Ticks after which clocks begin anew: of MPEG-TS, after 26.5 hours, and of FLV, after 50 days."""
+"""Ticks after which timestamps wrap: MPEG-TS after 26.5 hours, FLV after 50 days."""
 
 
 class Demuxer:
     """Packets of a container's first video stream, numbered from ``first_sequence``.
 
-    H.264 and HEVC become Annex-B with parameter sets before every keyframe, so that a packet stream survives being
-    pushed over a network. A packet the demuxer knows to be damaged is left out: its number is missing, a gap.
+    H.264 and HEVC become Annex-B with parameter sets before every keyframe, so that decoding can start at any of them,
+    also at the far end of a push. Packets marked corrupt are dropped and leave a gap in the sequence numbers.
     """
 
     def __init__(self, container: InputContainer, name: str, first_sequence: int = 0) -> None:
-        """Raises SourceError when there is no video stream or no decoder for it; ``name`` is for messages."""
+        """Raises SourceError if there is no video stream or no decoder for it; ``name`` is used in messages."""
         self._container = container
         self._stream = _video_stream(container, name)
         self.sequence = first_sequence
@@ -57,28 +57,28 @@ class Demuxer:
 
     @property
     def frames(self) -> int:
-        """Number of packets from the container's index; 0 without one, and in AVI, whose index counts the times at
-        which there was no picture. Of MP4 that was trimmed only those that an edit list leaves are given."""
+        """Packet count from the container's index; 0 without one, and for AVI, whose index also counts skipped
+        pictures. For trimmed MP4, only packets within the edit list count."""
         stream, form = self._stream, self._container.format.name
         given = len(stream.index_entries) if "mp4" in form else stream.frames
         return given if stream.frames and form != "avi" else 0
 
     @property
     def duration(self) -> int | None:
-        """Microseconds of the pictures; None where the container states only how long it is with its sound."""
+        """Duration of the video stream in microseconds; None if the container only states one that includes audio."""
         stream = self._stream
         if stream.duration is not None and stream.time_base is not None:
             return int(stream.duration * stream.time_base * MICROSECONDS)
         return self._container.duration if len(self._container.streams) == 1 else None
 
     def packets(self) -> Iterator[EncodedPacket]:
-        """Packets in decoding order; av.FFmpegError where reading fails."""
+        """Packets in decoding order. Raises av.FFmpegError on a read error."""
         doubted = False
         for packet in self._container.demux(self._stream):
             if packet.size == 0:
                 continue
             self.sequence += 1
-            # FFmpeg's parsers give a picture once the next one begins, with what is known of that one's packet.
+            # FFmpeg's parsers emit a picture when the next one begins, with the flags of the latter's packet.
             damaged, doubted = doubted or packet.is_corrupt, packet.is_corrupt
             if damaged:
                 continue
@@ -92,7 +92,7 @@ class Demuxer:
             yield EncodedPacket(self._codec, data, pts, dts, packet.is_keyframe, self.sequence - 1, packet.is_discard)
 
     def _time(self, ticks: int | None) -> int | None:
-        """Microseconds on a clock that goes on where the container's wraps."""
+        """Timestamp in microseconds, with wraps of the container's clock undone."""
         if ticks is None:
             return None
         ticks += self._wrapped
@@ -114,7 +114,7 @@ class Demuxer:
         if packet.is_keyframe and self._codec in FRAMED_CODECS:
             sequence, found = parameter_sets(self._codec, data)
             if sequence:
-                # Of a camera that was set to another size: some send them once, not before every keyframe.
+                # The camera's resolution changed; some send new parameter sets once, not before every keyframe.
                 self._sets = found
             elif not found:
                 return self._sets + data
@@ -124,10 +124,10 @@ class Demuxer:
 def _video_stream(container: InputContainer, name: str) -> VideoStream:
     if not container.streams.video:
         raise SourceError(
-            f"{name} has no video stream that FFmpeg can find: it is no video, or truncated", retryable=False
+            f"{name} has no video stream that FFmpeg can find: it is not a video, or truncated", retryable=False
         )
     stream = container.streams.video[0]
-    # Typed as always present, but None where the container names a codec FFmpeg has no decoder for.
+    # Typed as always present, but None if FFmpeg has no decoder for the container's codec.
     if getattr(stream, "codec_context", None) is None:
         raise SourceError(f"{name} holds video of an unknown codec", retryable=False)
     return stream

@@ -1,4 +1,4 @@
-"""Video file source: once or looped, as fast as it is read or in real time."""
+"""Video file source: played once or looped, unpaced or in real time."""
 
 import contextlib
 import io
@@ -25,16 +25,16 @@ from cluster.types import MICROSECONDS, EncodedPacket
 
 log = logging.getLogger(__name__)
 
-# Where a container states no frame count, its duration and last timestamp differ by the last frame's own duration;
-# more than this is missing video.
+# Without a frame count in the container, its duration may exceed the last timestamp by the last frame's duration; a
+# larger difference is missing video.
 _LAST_FRAME_S = 1.0
 _LAST_FRAME_SHARE = 0.1
 
 _OPTIONS = PROBING | {"protocol_whitelist": "file", "format_whitelist": CONTAINERS}
 
-_TOLD = {"skip_frame": "all", "analyzeduration": "1"}
-"""For MP4, whose header tells what FFmpeg learns of other files by decoding their first pictures. Not in fragments: of
-these it knows how long the pictures last once it has read one, and says before how long the sound does."""
+_MP4_PROBING = {"skip_frame": "all", "analyzeduration": "1"}
+"""For MP4, whose header states what FFmpeg otherwise learns by decoding the first pictures. Not for fragmented MP4:
+until FFmpeg has read a fragment, it reports the audio's duration in place of the video's."""
 
 _REFUSALS: dict[type[Exception], str] = {
     FileNotFoundError: "does not exist",
@@ -44,7 +44,7 @@ _REFUSALS: dict[type[Exception], str] = {
     av.ArgumentError: "is not a video, or is damaged or truncated beyond reading",
 }
 
-# How long a video of one single picture lasts; microseconds.
+# Duration of a video of a single picture; microseconds.
 _ONE_PICTURE = 40_000
 _HEVC_BLA, _HEVC_CRA = 16, 21
 
@@ -53,8 +53,8 @@ class FileSource:
     """Packets of a file.
 
     ``loop``: restart at the end with continuing timestamps and sequence numbers; the seam is a scene cut at a keyframe.
-    ``realtime``: pace packets by their timestamps, ``speed`` times as fast. ``roots``: folders one of which must hold
-    the file once links are followed; None allows any.
+    ``realtime``: pace packets by their timestamps, at ``speed`` times real time. ``roots``: allowed folders, checked
+    with links resolved; None allows any.
     """
 
     live = False
@@ -79,7 +79,7 @@ class FileSource:
         self.roots = roots
         self.rounds = 0
         self.behind_s = 0.0
-        """How late the newest packet of a paced file is taken: what takes them does not keep up."""
+        """Lag of a paced file's consumer, in seconds: how late the newest packet was read."""
         self._closed = threading.Event()
         self.ended = False
         self._container: InputContainer | None = None
@@ -97,25 +97,25 @@ class FileSource:
 
     def packets(self) -> Iterator[EncodedPacket]:
         if self._demuxer is None:
-            raise RuntimeError("open() comes before packets()")
+            raise RuntimeError("call open() before packets()")
         try:
-            packets = self._rounds(self._demuxer)
+            packets = self._play_rounds(self._demuxer)
             yield from self._paced(packets) if self.realtime else packets
         finally:
             self._release()
 
-    def _rounds(self, demuxer: Demuxer) -> Iterator[EncodedPacket]:
+    def _play_rounds(self, demuxer: Demuxer) -> Iterator[EncodedPacket]:
         offset = 0
         while not self._closed.is_set():
             times = _Span()
             started = False
             for packet in self._read(demuxer):
-                # Later rounds open at a keyframe, or the cut would be decoded with the last round's pictures.
+                # Later rounds start at a keyframe: other packets would refer to the previous round's pictures.
                 if self.rounds and not started:
                     if not packet.keyframe:
                         continue
                     if packet.codec == "hevc":
-                        packet = replace(packet, data=_spliced(packet.data))
+                        packet = replace(packet, data=_spliceable(packet.data))
                 started = True
                 if not packet.discard:
                     times.add(packet.pts if packet.pts is not None else packet.dts)
@@ -158,11 +158,11 @@ class FileSource:
     def _paced(self, packets: Iterator[EncodedPacket]) -> Iterator[EncodedPacket]:
         start, last = (0.0, 0), None
         for packet in packets:
-            # Decoding time never runs backwards, presentation time does with B-frames.
+            # Decoding times never go backwards; presentation times do with B-frames.
             due = packet.decoding_time
             if due is not None and not packet.discard:
                 if last is None or not -REPEAT <= due - last <= LONGEST_STEP:
-                    # The clock jumped, as where recordings were joined: nothing was recorded for so long.
+                    # The clock jumped, as between joined recordings: do not wait out the gap.
                     start = (time.monotonic(), due)
                 last = due
                 wait = start[0] + (due - start[1]) / MICROSECONDS / self.speed - time.monotonic()
@@ -179,7 +179,7 @@ class FileSource:
                 raise SourceError(f"{self.name} is empty (0 bytes)", retryable=False)
             with self.path.open("rb") as file:
                 head = file.read(2**16)
-            options = _OPTIONS | (_TOLD if head[4:8] == b"ftyp" and b"mvex" not in head else {})
+            options = _OPTIONS | (_MP4_PROBING if head[4:8] == b"ftyp" and b"mvex" not in head else {})
             self._container = av.open(str(self.path.absolute()), options=options)
         except (av.FFmpegError, OSError) as error:
             refusals = (refusal for kind, refusal in _REFUSALS.items() if isinstance(error, kind))
@@ -192,23 +192,23 @@ class FileSource:
             raise
 
     def _warn_of_rotation(self) -> None:
-        """MP4 and MOV can say that players are to turn the pictures; here they stay as they were encoded."""
+        """Warn if an MP4 or MOV file asks players to rotate its pictures: they are decoded as stored."""
         if self._container is None or "mp4" not in self._container.format.name:
             return
-        # PyAV tells it with a decoded picture, or to a writer: in a header of this track alone.
+        # PyAV exposes the rotation only on decoded pictures, but copies it to a muxer: write this track's header alone.
         header, stream, options = io.BytesIO(), self._container.streams.video[0], {"movflags": "empty_moov"}
-        # FFmpeg writes every codec to MOV but these.
+        # The codecs that FFmpeg cannot write to MOV.
         form = "mp4" if stream.codec_context.codec.canonical_name in ("av1", "vp9") else "mov"
         with contextlib.suppress(av.FFmpegError, ValueError), av.open(header, "w", form, options=options) as written:
             written.add_stream_from_template(stream, opaque=True)
             written.start_encoding()
             data = header.getvalue()
-            # ISO/IEC 14496-12, 8.3.2: the matrix begins 40 bytes into the track's header.
+            # ISO/IEC 14496-12 §8.3.2: the matrix starts 40 bytes into the track header.
             across, down = struct.unpack_from(">ii", data, data.index(b"tkhd") + 44)
             if degrees := -round(math.degrees(math.atan2(down, across))):
                 log.warning(
-                    "%s is to be turned by %d degrees, and its pictures are taken as they are encoded: the model sees "
-                    "them on their side; turn them with ffmpeg -i in.mp4 out.mp4",
+                    "%s has a rotation of %d degrees in its metadata, which is not applied: the model sees pictures as "
+                    "encoded; apply it with ffmpeg -i in.mp4 out.mp4",
                     self.name,
                     degrees,
                 )
@@ -220,7 +220,7 @@ class FileSource:
 
 
 class _Span:
-    """First to last timestamp of a round plus the last picture's duration, taken from the one before."""
+    """Length of a round: first to last timestamp, plus the distance of the last two as the last picture's duration."""
 
     def __init__(self) -> None:
         self._first: int | None = None
@@ -249,9 +249,9 @@ def _shifted(packet: EncodedPacket, offset: int) -> EncodedPacket:
     )
 
 
-def _spliced(data: bytes) -> bytes:
-    """An HEVC packet that comes after another stream's: a CRA picture as BLA (H.265 §7.4.2.2), so that what is shown
-    before it, and refers to pictures that have not come, is left out."""
+def _spliceable(data: bytes) -> bytes:
+    """An HEVC packet for splicing onto another stream: a CRA picture becomes BLA (H.265 §7.4.2.2), so that decoders
+    skip its leading pictures, whose references are missing."""
     changed = bytearray(data)
     for kind, start in typed_units("hevc", data):
         if kind == _HEVC_CRA:

@@ -1,4 +1,4 @@
-"""HEVC parameter sets and slice headers up to the quantiser (ITU-T H.265 §7.3.2, §7.3.6)."""
+"""HEVC parameter sets and slice headers up to the slice QP (ITU-T H.265 §7.3.2, §7.3.6)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cluster.codec.nal import (
 _MOST_SETS = 64
 
 _ReferenceSet = tuple[tuple[int, bool], ...]
-"""A short-term reference picture set (§7.4.8): distances to earlier, then to later pictures, the nearest first, each
-with its use."""
+"""A short-term reference picture set (§7.4.8): POC distances to earlier, then to later pictures, nearest first, each
+with whether the current picture uses it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HevcSequence:
-    """Fields of a sequence parameter set (§7.3.2.2) that slice headers depend on; ``start``: its first ones."""
+    """Fields of a sequence parameter set (§7.3.2.2) that slice headers depend on; ``start``: its leading fields."""
 
     start: Sequence
     sets: tuple[_ReferenceSet, ...]
@@ -39,7 +39,7 @@ class HevcSequence:
 
     @property
     def chroma(self) -> bool:
-        """Whether chroma is coded with luma."""
+        """Whether chroma is coded together with luma."""
         return self.start.chroma != 0 and not self.start.colour_planes
 
 
@@ -60,7 +60,7 @@ class HevcPicture:
 
 
 def read_hevc_sequence(unit: bytes) -> HevcSequence:
-    """A sequence parameter set. Raises ValueError: cut short or damaged."""
+    """Parse a sequence parameter set. Raises ValueError if truncated or damaged."""
     bits = Bits(unit[2:])
     start = read_hevc_sequence_start(bits)
     bits.skip_ue(6)
@@ -75,14 +75,14 @@ def read_hevc_sequence(unit: bytes) -> HevcSequence:
     sets: list[_ReferenceSet] = []
     count = bits.ue()
     if count > _MOST_SETS:
-        raise ValueError("more reference picture sets than there can be")
+        raise ValueError("too many reference picture sets")
     for index in range(count):
         sets.append(_read_reference_set(bits, sets, index, count))
     long_term, used = None, []
     if bits.flag():
         long_term = bits.ue()
         if long_term > MOST_REFERENCES:
-            raise ValueError("more long-term references than there can be")
+            raise ValueError("too many long-term references")
         for _ in range(long_term):
             bits.bits(start.order_bits)
             used.append(bits.flag())
@@ -90,7 +90,7 @@ def read_hevc_sequence(unit: bytes) -> HevcSequence:
 
 
 def _skip_hevc_scaling(bits: Bits) -> None:
-    """``scaling_list_data`` (§7.3.4)."""
+    """Skip ``scaling_list_data`` (§7.3.4)."""
     for size in range(4):
         for _ in range(2 if size == 3 else 6):
             if bits.flag():
@@ -100,16 +100,16 @@ def _skip_hevc_scaling(bits: Bits) -> None:
 
 
 def _read_reference_set(bits: Bits, sets: list[_ReferenceSet], index: int, count: int) -> _ReferenceSet:
-    """``st_ref_pic_set`` (§7.3.7) with the derivation of §7.4.8; ``index`` = ``count`` in a slice header. Raises
-    ValueError: cut short, or more pictures than there can be."""
+    """Parse ``st_ref_pic_set`` (§7.3.7), derived as in §7.4.8; ``index`` = ``count`` in a slice header. Raises
+    ValueError if truncated or out of range."""
     if index and bits.flag():
         back = bits.ue() + 1 if index == count else 1
         if back > index:
-            raise ValueError("a reference picture set is predicted from none")
+            raise ValueError("a reference picture set is predicted from a missing one")
         return _predict_reference_set(bits, sets[index - back])
     counts = bits.ue(), bits.ue()
     if sum(counts) > MOST_REFERENCES:
-        raise ValueError("more reference pictures than there can be")
+        raise ValueError("too many reference pictures")
     pictures = []
     for sign, most in zip((-1, 1), counts, strict=True):
         distance = 0
@@ -130,12 +130,12 @@ def _predict_reference_set(bits: Bits, base: _ReferenceSet) -> _ReferenceSet:
     before = sorted((each for each in kept if each[0] < 0), reverse=True)
     after = sorted(each for each in kept if each[0] > 0)
     if len(before) + len(after) > MOST_REFERENCES:
-        raise ValueError("more reference pictures than there can be")
+        raise ValueError("too many reference pictures")
     return (*before, *after)
 
 
 def read_hevc_picture(unit: bytes) -> HevcPicture:
-    """A picture parameter set. Raises ValueError: cut short or damaged."""
+    """Parse a picture parameter set. Raises ValueError if truncated or damaged."""
     bits = Bits(unit[2:])
     number, sequence = bits.ue(), bits.ue()
     bits.bits(1)
@@ -156,7 +156,7 @@ def read_hevc_picture(unit: bytes) -> HevcPicture:
     if tiles:
         columns, rows = bits.ue(), bits.ue()
         if columns > 64 or rows > 64:
-            raise ValueError("more tiles than there can be")
+            raise ValueError("too many tiles")
         if not bits.flag():
             bits.skip_ue(columns + rows)
         bits.bits(1)
@@ -172,12 +172,12 @@ def read_hevc_picture(unit: bytes) -> HevcPicture:
 
 
 def read_hevc_slice(unit: bytes, sequences: dict[int, HevcSequence], pictures: dict[int, HevcPicture]) -> CodedPicture:
-    """A slice header.
+    """Parse a slice header.
 
     Raises:
-        ValueError: cut short or damaged, or not the picture's first slice.
-        KeyError: its parameter sets are unknown.
-        IndexError: cut short, or it refers to a reference picture set that is not there.
+        ValueError: truncated, damaged, or not the picture's first slice.
+        KeyError: unknown parameter sets.
+        IndexError: truncated, or refers to a missing reference picture set.
     """
     unit_type, layer = unit_kind("hevc", unit[0]), (unit[1] & 7) - 1
     bits = Bits(unit[2:])
@@ -210,7 +210,7 @@ def read_hevc_slice(unit: bytes, sequences: dict[int, HevcSequence], pictures: d
 
 
 def _hevc_reference_count(bits: Bits, sequence: HevcSequence) -> int:
-    """``NumPicTotalCurr`` (§7.4.7.2): pictures that this one may refer to."""
+    """``NumPicTotalCurr`` (§7.4.7.2): number of pictures the current one may refer to."""
     count = len(sequence.sets)
     if not bits.flag():
         chosen = _read_reference_set(bits, list(sequence.sets), count, count)
@@ -222,7 +222,7 @@ def _hevc_reference_count(bits: Bits, sequence: HevcSequence) -> int:
     known = bits.ue() if sequence.long_term else 0
     fresh = bits.ue()
     if known + fresh > MOST_REFERENCES:
-        raise ValueError("more long-term references than there can be")
+        raise ValueError("too many long-term references")
     for index in range(known + fresh):
         if index < known:
             place = bits.bits((sequence.long_term - 1).bit_length()) if sequence.long_term > 1 else 0
@@ -243,7 +243,7 @@ def _skip_hevc_prediction(
     current: int,
     motion_prediction: bool,
 ) -> None:
-    """The fields of P and B slices up to the quantiser."""
+    """Skip the fields of P and B slices up to the slice QP."""
     counts = read_reference_counts(bits, kind, picture.references)
     if picture.list_changes and current > 1:
         entry = (current - 1).bit_length()
@@ -264,7 +264,7 @@ def _skip_hevc_prediction(
 
 
 def _skip_hevc_weights(bits: Bits, counts: list[int], *, chroma: bool) -> None:
-    """``pred_weight_table`` (§7.3.6.3) of pictures of one layer at other times than this one's."""
+    """Skip ``pred_weight_table`` (§7.3.6.3), for references of the same layer at other times."""
     bits.ue()
     if chroma:
         bits.se()

@@ -1,17 +1,16 @@
-"""Lazy decoding: packets in which nothing happens are held, and decoded only if something does before a keyframe.
+"""Lazy decoding: quiet packets are held, and decoded only if something happens before the next keyframe.
 
-An encoder spends bits on what changes. How many a quiet picture costs depends on its type, its layer and its place
-after the keyframe, and is learned per camera from pictures that the pruner found unchanged. What a picture costs beyond
-that, as a share of what the camera's own last keyframe cost, estimates the *changed area*, a share of the picture:
-content that is new costs about what it costs in a keyframe. Sizes are normalised to one quantiser by ``2 ** (qp / 6)``,
-since the quantiser's step doubles every 6 (H.264 §8.5.9, H.265 §8.6.4) and the bits of a residual are about inversely
-proportional to it.
+An encoder spends bits on what changes. The size of a quiet picture depends on its type, its layer and its position
+after the keyframe; it is learned per camera from pictures the pruner found unchanged. The excess over that size, as a
+share of the size of the camera's last keyframe, estimates the *changed area* as a share of the picture: new content
+costs about as much as in a keyframe. Sizes are normalised to one QP by ``2 ** (qp / 6)``: the quantiser step doubles
+every 6 (H.264 §8.5.9, H.265 §8.6.4), and the bits of a residual are about inversely proportional to it.
 
-The thresholds on that area are absolute. A camera whose quiet pictures vary by more (sensor noise, constant bit rate)
-exceeds them by itself. Rate control levels such pictures out over seconds, so up to the camera's own spread their mean
-over ``SLOW_S`` is judged instead: what comes and stays is told that much later, and decoded from its first picture on.
-Where that exceeds its threshold too, the next keyframe is the witness: packets are held without being believed, shortly
-before a keyframe that shows whether anything has changed; their samples wait for it.
+The thresholds on the changed area are absolute. Where quiet pictures vary by more (sensor noise, constant bit rate),
+they exceed them without any event. Rate control evens such pictures out over seconds, so within the camera's own spread
+the mean over ``SLOW_S`` decides instead: a lasting change is detected that much later, and decoded from its first
+picture. If that mean exceeds its threshold as well, the next keyframe decides: shortly before one, packets in doubt are
+held, and their samples wait until the keyframe shows whether anything has changed.
 """
 
 import bisect
@@ -28,42 +27,43 @@ from cluster.codec.timeline import DecodingClock
 from cluster.types import MICROSECONDS
 
 AREA = 0.008
-"""Changed area of one picture above which something happens: two groups of patches of a model's grid."""
+"""Changed area above which a picture counts as active: two patch groups of a model's grid."""
 MEAN_AREA = 0.004
-"""The same of the running mean."""
+"""Threshold on the running mean of the changed area."""
 MEAN_WEIGHT = 0.3
 """Weight of the newest picture in the running mean."""
 SLOW_AREA, SLOW_S = 0.004, 2.0
-"""The same of the mean over seconds, which decides where pictures exceed the other two; how many seconds, and how long
-samples wait for it."""
+"""Threshold on the mean over ``SLOW_S`` seconds, which decides where pictures exceed the other two; samples are then
+delayed by ``SLOW_S``."""
 SPREAD, SPREAD_MEMORY, SPREAD_LEAST = 2.0, 512, 64
-"""What exceeds the largest area of the last ``SPREAD_MEMORY`` unchanged pictures by this factor happens in any case."""
+"""A picture is active in any case above ``SPREAD`` times the largest area of the last ``SPREAD_MEMORY`` unchanged
+pictures, once there are ``SPREAD_LEAST``."""
 
 LEARN_SAMPLES = 12
-"""Samples seen before anything is held."""
+"""Samples seen before any packet is held."""
 CALM_SAMPLES = 4
-"""Unchanged samples in a row before anything is held: an event that has been seen is decoded to its end."""
+"""Consecutive unchanged samples before packets are held: a detected event is decoded to its end."""
 CLASS_MEMORY, CLASS_LEAST = 48, 4
-"""Quiet pictures remembered per class, and how many it takes to judge one."""
+"""Quiet pictures remembered per class, and the fewest needed to judge another."""
 MOST_CLASSES = 64
 
 CHECK_GOPS = 16
-"""One GOP in so many is decoded whole; what the packets said is compared with what the pruner finds."""
+"""One GOP in ``CHECK_GOPS`` is decoded whole, to compare the packets' verdict with the pruner's."""
 HISTORY, MOST_MISSED = 32, 2
-"""Of the last verdicts, how many may have been wrong; with one more the packets are not believed."""
+"""Number of recent verdicts, and of wrong ones tolerated among them; beyond that lazy decoding is suspended."""
 BACKOFF, LONGEST_BACKOFF = 1200, 172_800
-"""For how many samples not (ten minutes, a day at 2 a second); doubled each time."""
+"""Samples for which it is suspended, doubled each time (ten minutes to a day at 2 FPS)."""
 
 HELD_BYTES = 8 * 2**20
 HELD_PACKETS = 1024
 HELD_S = 10.0
-"""Bounds of what is held; beyond them it is decoded."""
+"""Limits on held packets; beyond them, they are decoded."""
 STEP_S = 1.0
-"""A longer step of the clock between two packets is not held, nor one of nothing."""
+"""A packet is decoded if the clock advanced by more than this since the last one, or not at all."""
 
 LAZY_EVENTS = ("waited", "found", "missed", "overflow")
-"""A keyframe was waited for; it showed change; change was found that packets had not told; a bound of what is held was
-reached."""
+"""Packets in doubt waited for a keyframe; it showed change; change was found in packets judged quiet; a limit on held
+packets was reached."""
 
 _PENDING = 512
 _PLACES = (1, 2, 3, 4, 6, 9, 15, 25, 40, 60, 100)
@@ -71,7 +71,7 @@ _PictureClass = tuple[str, bool, int, int]
 
 
 class QuietModel:
-    """What unchanged pictures of one camera cost, by class; sizes in normalised bits. Bounded."""
+    """Sizes of one camera's unchanged pictures by class, in normalised bits. Bounded memory."""
 
     def __init__(self) -> None:
         self._sizes: dict[_PictureClass, deque[float]] = {}
@@ -82,44 +82,44 @@ class QuietModel:
         self._areas: deque[tuple[float, float]] = deque(maxlen=SPREAD_MEMORY)
 
     def start_group(self, size: float) -> None:
-        """A keyframe of this size."""
+        """Start a GOP with a keyframe of this size."""
         self._keyframe = max(1.0, size)
         self._place = 0
         self._mean = self._slow = 0.0
 
     def add(self, picture: CodedPicture, size: float, weight: float) -> tuple[float, float, float]:
-        """Changed area of the next picture, its running mean and its mean over seconds, 0..1; infinite for an unknown
-        class, or before a keyframe. ``weight``: of the picture in the last one."""
+        """Changed area of the next picture, its running mean and its mean over seconds, as shares of the picture;
+        infinite for an unknown class, or before a keyframe. ``weight``: of the picture in the mean over seconds."""
         self._place += 1
         key = picture.kind, picture.reference, picture.layer, bisect.bisect_left(_PLACES, self._place)
         known = self._sizes.get(key)
-        # Without a keyframe there is nothing to compare with: pictures may be refreshed bit by bit.
+        # Without a keyframe there is no reference size: streams with gradual refresh have none.
         if known is None or len(known) < CLASS_LEAST or math.isinf(self._keyframe):
             self._pending.append((key, size, 0.0, 0.0))
             return math.inf, math.inf, math.inf
         area = (size - median(known)) / self._keyframe
-        # Bounded below: a picture that came out small must not hide the next ones.
+        # Bounded below: one unusually small picture must not mask those after it.
         self._mean += MEAN_WEIGHT * (max(area, -AREA) - self._mean)
-        # Sizes of quiet pictures are skewed: their mean is what a mean of them has to be compared with.
+        # Sizes of quiet pictures are skewed: a mean of them must be compared with their mean, not their median.
         self._slow += weight * ((size - fmean(known)) / self._keyframe - self._slow)
         self._pending.append((key, size, area, self._mean))
         return area, self._mean, self._slow
 
     def forget(self) -> None:
-        """Forget all but the newest keyframe."""
+        """Forget everything but the size of the last keyframe."""
         self._sizes.clear()
         self._areas.clear()
         self._pending.clear()
 
     def spread(self) -> tuple[float, float]:
-        """Area and running mean that unchanged pictures of this camera stay below."""
+        """Area and running mean above which a picture is active in any case, from this camera's unchanged pictures."""
         if len(self._areas) < SPREAD_LEAST:
             return AREA, MEAN_AREA
         area, mean = (SPREAD * max(each) for each in zip(*self._areas, strict=True))
         return max(AREA, area), max(MEAN_AREA, mean)
 
     def label(self, changed: bool) -> None:
-        """What the pruner found of the pictures since the last label; only unchanged ones are learned from."""
+        """Label the pictures since the last call with the pruner's verdict; only unchanged ones are learned from."""
         if not changed:
             for key, size, area, mean in self._pending:
                 self._areas.append((area, mean))
@@ -134,35 +134,34 @@ class QuietModel:
 
 @dataclass(slots=True)
 class LazyDecode:
-    """Decides for every packet of a camera whether it is held; holds packets and their times. One thread.
+    """Decides for every packet of a camera whether to hold it; holds packets and their times. Used from one thread.
 
-    :meth:`holds` judges a packet. The caller then appends it (:meth:`hold`), or decodes what :meth:`release` returns
-    before it. At a keyframe :meth:`skip` drops what is held; where it ``waits``, only if the keyframe shows no change.
-    :meth:`label` tells what the pruner found.
+    :meth:`holds` judges a packet. The caller then either appends it with :meth:`hold`, or decodes the packets that
+    :meth:`release` returns and then this one. At a keyframe :meth:`skip` drops the held packets; if :attr:`unsure`,
+    only when the keyframe shows no change. :meth:`label` reports the pruner's verdict.
 
-    A packet above all thresholds and within the camera's spread is held if the next keyframe is expected within
-    ``wait_s``. Samples from there on wait for it, so that none is told unchanged before it is known to be.
+    A packet above all thresholds but within the camera's spread is held if the next keyframe is expected within
+    ``wait_s``. From that packet on samples wait for the keyframe, so that none is reported unchanged too early.
 
-    Packets are believed until a sample decoded after them (the next keyframe, or those of a GOP decoded as a check)
-    shows change in more than ``MOST_MISSED`` of ``HISTORY`` cases; then everything is decoded for ``BACKOFF``
-    samples.
+    Verdicts are checked against the next decoded sample (the next keyframe, or one of a GOP decoded as a check). When
+    it shows change in more than ``MOST_MISSED`` of ``HISTORY`` cases, everything is decoded for ``BACKOFF`` samples.
     """
 
     wait_s: float = 0.0
-    """Longest that samples may wait for a keyframe; 0 never holds what is in doubt."""
+    """Longest time, in seconds, that samples may wait for a keyframe; 0 never holds packets in doubt."""
     spared: int = 0
     """Packets dropped undecoded."""
     events: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LAZY_EVENTS, 0))
     """Counts of :data:`LAZY_EVENTS`."""
     held_bytes: int = 0
-    told: bool = False
-    """Whether something happens in the packet judged last."""
-    restarts: bool = False
-    """Whether it is an I-frame that needs nothing before it."""
+    active: bool = False
+    """Whether the last packet judged has to be decoded and shown: it is neither quiet nor in doubt."""
+    keyframe: bool = False
+    """Whether the last packet judged is an I-frame at which decoding can start."""
     set_back: bool = False
-    """Whether the camera's clock went back before it, or stood still: times come again."""
+    """Whether the camera's clock went back, or stood still, before the last packet judged: times repeat."""
     waits_from: int | None = None
-    """Since when samples of what is held wait for a keyframe, if they do."""
+    """Decoding time since which samples of held packets wait for a keyframe, None if they do not."""
 
     _headers: SliceHeaders = field(init=False)
     _stream: tuple[str, int, int] | None = None
@@ -188,14 +187,14 @@ class LazyDecode:
     _backoff_left: int = 0
 
     def open(self, codec: str, parameter_sets: bytes) -> None:
-        """Another session of the camera; what is held of the last one is gone, what was learned stays."""
+        """Start another session of the camera: drops the held packets, keeps what was learned."""
         self._headers = SliceHeaders(codec, parameter_sets)
         self._last_given = self._decoded = self._group_start = self._group_length = None
         self._clock.restart()
         self.clear()
 
     def learn_from(self, stream: tuple[str, int, int]) -> None:
-        """Codec, width and height of the pictures to come: what those of another stream cost is forgotten."""
+        """Set codec, width and height of the coming pictures; another stream's sizes are forgotten."""
         if stream != self._stream:
             self._stream, self._samples, self._calm = stream, 0, 0
             self._model.forget()
@@ -209,7 +208,7 @@ class LazyDecode:
 
     @property
     def unsure(self) -> bool:
-        """Whether samples of what is held are still to come, as packets do not tell that nothing has changed."""
+        """Whether samples of held packets are delayed, because their sizes alone do not show them to be quiet."""
         return self.waits_from is not None or self._lags_from is not None
 
     @property
@@ -217,7 +216,7 @@ class LazyDecode:
         return len(self._held)
 
     def holds(self, each: FramedPacket) -> bool:
-        """Judge the next packet in decoding order: whether nothing happens in it, and it may be held."""
+        """Judge the next packet in decoding order; returns whether to hold it."""
         packet, data = each.packet, each.data
         if self._found is not None:
             self._model.label(self._found)
@@ -232,15 +231,15 @@ class LazyDecode:
             self._clock.restart()
             self._decoded = None
         self._last_given = given if given is not None else last_given
-        self.told, self.restarts = True, False
+        self.active, self.keyframe = True, False
         if picture is None or packet.pts is None or packet.discard:
             self._doubted = True
             return False
         last, decoded = self._decoded, self._clock.advance(packet.pts)
         self._decoded = decoded
         size = 8 * picture_bytes(packet.codec, data) * 2.0 ** ((picture.qp - 26) / 6)
-        self.restarts = packet.keyframe and picture.kind == "I"
-        if self.restarts:
+        self.keyframe = packet.keyframe and picture.kind == "I"
+        if self.keyframe:
             self._model.start_group(size)
             self._groups += 1
             self._check = self._groups % CHECK_GOPS == 0
@@ -253,13 +252,13 @@ class LazyDecode:
         quiet = area <= AREA and mean <= MEAN_AREA
         outside = False
         if not quiet:
-            # Taken of hundreds of pictures, and wanted for few packets.
+            # Computed only here: it scans hundreds of pictures, and few packets need it.
             most_area, most_mean = self._model.spread()
             outside = area > most_area or mean > most_mean
         believed = quiet or (not outside and slow <= SLOW_AREA and self.wait_s > 0)
         self._doubted |= not believed
-        self.told = not believed and (outside or not self._keyframe_is_near(decoded))
-        if self.told or not 0.0 < step_s <= STEP_S or self.state != "on" or self._calm < CALM_SAMPLES:
+        self.active = not believed and (outside or not self._keyframe_is_near(decoded))
+        if self.active or not 0.0 < step_s <= STEP_S or self.state != "on" or self._calm < CALM_SAMPLES:
             return False
         self._claimed |= believed
         if self._check or not self._within_bounds(decoded, len(data)):
@@ -272,8 +271,8 @@ class LazyDecode:
         return True
 
     def hold(self, packet: FramedPacket) -> list[int]:
-        """Hold a packet; returns the times of held pictures that would now be shown, ascending microseconds, but none
-        where they wait."""
+        """Hold a packet; returns the times of held pictures due for display, in ascending microseconds. If
+        :attr:`unsure`, they are due with a delay of up to ``wait_s``."""
         self._held.append(packet)
         self.held_bytes += len(packet.data)
         if packet.packet.pts is not None:
@@ -284,7 +283,7 @@ class LazyDecode:
         return self._shown_before(shown)
 
     def release(self) -> list[FramedPacket]:
-        """What is held, in decoding order, to be decoded now."""
+        """Remove and return the held packets, in decoding order, for decoding."""
         held = list(self._held)
         if held:
             self._released = self._doubted = True
@@ -292,7 +291,7 @@ class LazyDecode:
         return held
 
     def skip(self) -> list[int]:
-        """Drop what is held, as nothing happened in it; returns the remaining times of its pictures."""
+        """Drop the held packets as quiet; returns the times of their pictures not yet shown."""
         self.spared += len(self._held)
         times = self._shown_before(None)
         self.clear()
@@ -305,14 +304,14 @@ class LazyDecode:
         self.waits_from = self._lags_from = None
 
     def label(self, changed: bool) -> None:
-        """What the pruner found in a decoded sample, against what the packets before it said."""
+        """Learn from the pruner's verdict on a decoded sample, and check the packets' verdict against it."""
         self._samples += 1
         self._calm = 0 if changed else self._calm + 1
         if self._held:
-            # A picture before those that are held.
+            # The sample precedes the held pictures.
             return
         if self._released:
-            # Samples of what was held come one by one: the first is no label for the pictures after it.
+            # Released packets yield several samples: label their pictures only after the last one.
             self._found = changed or bool(self._found)
         else:
             self._model.label(changed)
@@ -334,9 +333,9 @@ class LazyDecode:
             self.held_bytes + size <= HELD_BYTES
             and len(self._held) < HELD_PACKETS
             and (first is None or decoded - first <= HELD_S * MICROSECONDS)
-            # Less, as a picture that waited so long would be shown.
+            # Strictly less: a picture that has waited wait_s would be shown.
             and (self.waits_from is None or decoded - self.waits_from < self.wait_s * MICROSECONDS)
-            # What only the mean has told is seen within a stride, or with a keyframe that is near by then.
+            # Packets accepted by the slow mean only are decoded within a stride, or at a keyframe expected soon.
             and (
                 self._lags_from is None
                 or decoded - self._lags_from < 2 * self.wait_s * MICROSECONDS
@@ -348,13 +347,13 @@ class LazyDecode:
         return False
 
     def _keyframe_is_near(self, decoded: int) -> bool:
-        """Whether the next keyframe is expected within ``wait_s``, a GOP being as long as the last one."""
+        """Whether the next keyframe is expected within ``wait_s``, assuming a GOP as long as the last one."""
         if self._group_start is None or self._group_length is None:
             return False
         return 0 < self._group_start + self._group_length - decoded <= self.wait_s * MICROSECONDS
 
     def _shown_before(self, time: int | None) -> list[int]:
-        """Times of held pictures up to ``time``; all of them for None."""
+        """Remove and return the times of held pictures up to ``time``, or all for None."""
         times = []
         while self._times and (time is None or self._times[0] <= time):
             times.append(heapq.heappop(self._times))

@@ -1,4 +1,4 @@
-"""The codec processor that leaves quiet packets undecoded (see :mod:`cluster.codec.lazy`)."""
+"""Codec processor that leaves quiet packets undecoded (see :mod:`cluster.codec.lazy`)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +16,13 @@ from cluster.types import PatchGeometry, SampledPicture
 
 
 class LazyProcessor(CodecProcessor):
-    """Holds packets of H.264 and HEVC in place of decoding them on the CPU, and gives samples at their times: the
-    newest decoded picture again.
+    """Holds quiet H.264 and HEVC packets instead of decoding them on the CPU; samples at their times repeat the last
+    decoded picture.
 
-    Held packets are decoded before the first in which something happens; the change of all of them is then part of the
-    next sample. Those held when a keyframe comes are dropped, and decoding begins anew there without a gap. Where
-    samples wait for the keyframe, a second decoder looks at it first; if it shows change, nothing is dropped and
-    every sample is what it would have been.
+    Held packets are decoded before the next active one, and their change becomes part of the next sample. Packets still
+    held at a keyframe are dropped, and decoding resumes there without a gap. If their samples wait for the keyframe, a
+    second decoder inspects it first; if it shows change, nothing is dropped and all samples are as without lazy
+    decoding.
     """
 
     def __init__(
@@ -32,20 +32,20 @@ class LazyProcessor(CodecProcessor):
         options: CodecOptions | None = None,
         nvdec: Nvdec | None = None,
     ) -> None:
-        """``changes``: whether the pruner would find change in a picture; leaves its state as it is."""
+        """``changes``: whether the pruner finds change in a picture; must not alter the pruner's state."""
         super().__init__(geometry, options, nvdec)
         self.lazy = LazyDecode()
         self._changes = changes
         self._witness: Decoder | None = None
-        # The newest sample, a newer picture that was none, up to when held pictures have been sampled, and up to when
-        # pictures must have been shown before packets are held.
+        # The newest sample, the newest picture since that was not sampled, the time up to which held pictures have been
+        # sampled, and the time that decoding has to show before packets may be held.
         self._last_sample: SampledPicture | None = None
         self._unsampled: VideoFrame | None = None
         self._sampled_until: int | None = None
         self._must_show: int | None = None
 
     def drain(self) -> list[SampledPicture]:
-        # As at a keyframe, or all of it decoded where no keyframe can be waited for.
+        # As at a keyframe; but packets in doubt are decoded, as no keyframe will follow.
         samples = self._decode_held() if self.lazy.unsure else self._skip_held()
         return samples + super().drain()
 
@@ -55,7 +55,7 @@ class LazyProcessor(CodecProcessor):
         hold = self.lazy.holds(each)
         samples: list[SampledPicture] = []
         if self.lazy.set_back:
-            # The camera's clock was set back or stands still: sampled times come again, as those of others.
+            # The camera's clock was set back or stands still: sampled times recur with other pictures.
             samples = self._decode_held()
             self._sampled_until = self._must_show = None
         if self._trust is Trust.LOST:
@@ -63,14 +63,14 @@ class LazyProcessor(CodecProcessor):
         return samples + self._feed_lazily(each, hold)
 
     def _feed_lazily(self, each: FramedPacket, hold: bool) -> list[SampledPicture]:
-        """Hold the packet; or drop those held before a keyframe, or decode them, and then this one."""
+        """Hold the packet, or decode it after dropping (at a keyframe) or decoding the held ones."""
         lazy = self.lazy
         if hold and (lazy.holding or (self._must_show is None and self._last_sample is not None)):
             return self._repeat(lazy.hold(each))
         samples: list[SampledPicture] = []
-        changed = lazy.restarts and lazy.unsure and self._shows_change(each)
+        changed = lazy.keyframe and lazy.unsure and self._shows_change(each)
         lazy.events["found"] += changed
-        if lazy.holding and lazy.restarts and not changed:
+        if lazy.holding and lazy.keyframe and not changed:
             samples = self._skip_held()
             lost = self._trust is Trust.LOST
             if self._recover(each) and not lost:
@@ -80,7 +80,7 @@ class LazyProcessor(CodecProcessor):
         samples += self._decode_held()
         if self._trust is Trust.LOST:
             return samples
-        if lazy.told and each.packet.pts is not None:
+        if lazy.active and each.packet.pts is not None:
             self._must_show = max(self._must_show or 0, each.packet.pts)
         return samples + self._feed_now(each)
 
@@ -93,7 +93,7 @@ class LazyProcessor(CodecProcessor):
         return samples
 
     def _shows_change(self, each: FramedPacket) -> bool:
-        """Whether the pruner finds change in a keyframe, decoded apart; True where it cannot be told."""
+        """Whether the pruner finds change in a keyframe, decoded separately; True if unknown."""
         view, last = self._view, self._last_sample
         if view is None or last is None:
             return True
@@ -116,7 +116,7 @@ class LazyProcessor(CodecProcessor):
         return self._changes(replace(last, rgb=rgb, luma=luma, change=still, anchor=False, fresh=False, gap=False))
 
     def _repeat(self, times: list[int]) -> list[SampledPicture]:
-        """Samples at the times of pictures that are left undecoded: the newest decoded one again."""
+        """Samples at the times of undecoded pictures, repeating the last decoded one."""
         samples = []
         for pts in times:
             self._sampled_until = max(self._sampled_until or pts, pts)
@@ -136,25 +136,25 @@ class LazyProcessor(CodecProcessor):
         return samples
 
     def _skip_held(self) -> list[SampledPicture]:
-        """Drop what is held; samples at the rest of its times."""
+        """Drop the held packets; returns samples at their remaining times."""
         samples = self._repeat(self.lazy.skip())
         self.stats.frames_spared = self.lazy.spared
         return samples
 
-    # -- what is to be remembered of each step --------------------------------------------------
+    # -- overridden steps of CodecProcessor -----------------------------------------------------
     def _configure(self, header: StreamHeader) -> None:
         super()._configure(header)
         self._witness = None
         self.lazy.open(self._header.codec, self._header.extradata)
 
-    def _lose(self) -> None:
-        super()._lose()
+    def _mark_lost(self) -> None:
+        super()._mark_lost()
         self.stats.packets_skipped += self.lazy.holding
         self.lazy.clear()
         self._last_sample = self._unsampled = self._sampled_until = self._must_show = None
 
     def _place(self, pts: int | None) -> int | None:
-        # The time of a picture may have been sampled while it was held.
+        # A picture's time may have been sampled already while its packet was held.
         repeated = self._sampled_until is not None and pts is not None and pts <= self._sampled_until
         return None if repeated else super()._place(pts)
 

@@ -1,8 +1,8 @@
 """Motion vector planes on the patch grid (step 2).
 
-Every block lies inside one 16 x 16 macroblock, so vectors are gathered per macroblock, weighted by their whole
-rectangle's area, and macroblocks are spread over patches by the area they share: ``Ry @ plane @ Rx``. That is the mean
-of a full rasterisation to within a macroblock, for a few dozen numpy calls a picture.
+Every block lies inside one 16 x 16 macroblock, so vectors are averaged per macroblock, weighted by block area, and
+macroblocks are distributed over patches by shared area: ``Ry @ plane @ Rx``. This equals the mean of a full
+rasterisation to within a macroblock, at a few dozen numpy calls per picture.
 """
 
 from collections import deque
@@ -19,12 +19,12 @@ from cluster.types import BoolGrid, FloatGrid, PatchGrid
 _BLOCK = 16
 
 _MOST_WAITING = 1 << 14
-"""Most vectors per batch: 640 KiB a camera."""
+"""Vectors buffered per camera before they are processed: 640 KiB."""
 
 # More than any decoder's reference and reorder depth (H.264: 16 + 16).
 _DEPTH = 33
 
-# struct AVMotionVector (libavutil/motion_vector.h), of which these fields are read.
+# The fields read of struct AVMotionVector (libavutil/motion_vector.h).
 VECTOR = np.dtype(
     {
         "names": ["source", "w", "h", "dst_x", "dst_y", "motion_x", "motion_y", "motion_scale"],
@@ -34,7 +34,7 @@ VECTOR = np.dtype(
     }
 )
 
-# PyAV's stubs tell neither the container's constructor nor that side data is a buffer.
+# PyAV's stubs declare neither the container's constructor nor that side data is a buffer.
 _container: Any = SideDataContainer
 
 Vectors = npt.NDArray[np.void]
@@ -42,10 +42,10 @@ Plane = npt.NDArray[np.float64]
 
 
 def frame_vectors(frame: VideoFrame) -> Vectors | None:
-    """A picture's vectors ``[n]`` (see VECTOR), None when it carries none. The array lives no longer than the frame.
+    """A picture's vectors ``[n]`` (see VECTOR), None if it carries none. The array is valid as long as the frame.
 
-    ``frame.side_data`` would tie the frame into a reference cycle, so that pictures pile up until the garbage collector
-    comes; a container of our own has none. That is worth 0.15 to 0.5 ms a frame at 768 x 432.
+    ``frame.side_data`` would create a reference cycle, and pictures would pile up until garbage collection; a container
+    made here avoids it. That saves 0.15 to 0.5 ms a frame at 768 x 432.
     """
     try:
         data = _container(frame)[SideDataType.MOTION_VECTORS]
@@ -56,7 +56,7 @@ def frame_vectors(frame: VideoFrame) -> Vectors | None:
 
 
 def overlap(pixels: int, source: int, cells: int) -> FloatGrid:
-    """``[cells, source]``: the share of each of ``cells`` equal cells over ``pixels`` that lies on each block."""
+    """Share ``[cells, source]`` of each of ``cells`` equal cells over ``pixels`` that each block covers."""
     edges = np.linspace(0.0, pixels, cells + 1)
     starts = np.arange(source) * float(_BLOCK)
     low = np.maximum(edges[:-1, None], starts[None, :])
@@ -66,16 +66,15 @@ def overlap(pixels: int, source: int, cells: int) -> FloatGrid:
 
 
 class MotionField:
-    """Accumulates the vectors of every picture since the last sample, for one picture size and grid.
+    """Accumulates the vectors of all pictures since the last sample, for one picture size and grid.
 
-    Pictures are processed in batches: numpy's call overhead dominates otherwise.
-
-    Macroblocks touched by ``masked`` ``[height, width]`` count as motionless.
+    Pictures are processed in batches, as numpy's call overhead would dominate otherwise. Macroblocks touched by
+    ``masked`` ``[height, width]`` count as motionless.
     """
 
     def __init__(self, width: int, height: int, grid: PatchGrid, masked: BoolGrid | None = None) -> None:
         blocks_down, blocks_across = -(-height // _BLOCK), -(-width // _BLOCK)
-        # One row and column more than there are blocks, which no patch lies on: reduceat needs them after the edge.
+        # One extra row and column that no patch covers: reduceat needs an index past the last block.
         self._rows, self._cols = blocks_down + 1, blocks_across + 1
         self._count = self._rows * self._cols
         down = overlap(height, self._rows, grid.rows - grid.overlap)
@@ -100,7 +99,7 @@ class MotionField:
         self._moved = False
 
     def add_uncovered(self) -> None:
-        """Add an inter picture without any vector: all of it is new content."""
+        """Add an inter picture without vectors: all of it is new content."""
         self._add_uncovered(np.ones((1, self._count), np.bool_))
 
     def add_vectors(self, vectors: Vectors, past: float, future: float) -> None:
@@ -120,7 +119,7 @@ class MotionField:
         block = np.multiply(vectors["dst_y"] >> 4, self._cols, dtype=np.intp)
         block += vectors["dst_x"] >> 4
         if block.size and block.max() >= self._count:
-            # Blocks of coded rows that cropping hides.
+            # Blocks in coded rows that are cropped.
             inside = block < self._count
             vectors, block, picture = vectors[inside], block[inside], picture[inside]
         area = np.multiply(vectors["w"], vectors["h"], dtype=np.float64)
@@ -136,7 +135,7 @@ class MotionField:
         if moving.size == 0:
             return
         self._moved = True
-        # A vector points from the block to its reference: content came from a past one, goes to a future one.
+        # A vector points from the block to its reference, so motion over time is reversed for past references.
         ahead = (vectors["source"][moving] >= 0).astype(np.intp)
         factor = reach[picture[moving], ahead] / float(vectors["motion_scale"][0])
         x, y = x[moving] * factor, y[moving] * factor
@@ -147,14 +146,14 @@ class MotionField:
         np.maximum.at(self._fastest, block, np.hypot(x, y))
 
     def _add_uncovered(self, blocks: BoolGrid) -> None:
-        """Of pictures ``[pictures, count]``."""
+        """Add uncovered macroblocks ``[pictures, count]``."""
         if self._seen is not None:
             blocks = blocks & self._seen
         planes = blocks.reshape(-1, self._rows, self._cols).astype(np.float32)
         np.maximum(self._intra, (self._down @ planes @ self._across).max(axis=0), out=self._intra)
 
     def _without(self, masked: BoolGrid) -> BoolGrid:
-        """Blocks ``[count]`` without a masked pixel."""
+        """Mask ``[count]`` of macroblocks without a masked pixel."""
         height, width = masked.shape
         padded = np.zeros((self._rows * _BLOCK, self._cols * _BLOCK), np.bool_)
         padded[:height, :width] = masked
@@ -162,7 +161,7 @@ class MotionField:
         return seen
 
     def pop_planes(self) -> tuple[FloatGrid, FloatGrid, FloatGrid]:
-        """``max_motion, net_motion, intra``, each ``[rows, cols]`` (see ChangeGrid); resets."""
+        """Planes ``max_motion, net_motion, intra``, each ``[rows, cols]`` (see ChangeGrid); resets the accumulator."""
         if self._pictures:
             self._fold()
         if not self._moved:
@@ -181,13 +180,12 @@ class MotionField:
 
 
 class ReferenceDistance:
-    """Temporal reach of motion vectors, of which FFmpeg exports only the sign.
+    """Temporal distance of motion vectors, of which FFmpeg exports only the sign.
 
-    Per shown picture, the share of a vector that happened since the picture shown before it.
-
-    With B-frames a P-frame's vector spans several pictures and a B-frame's points both ways; adding them up as they are
-    counts motion twice. Encoders refer to the nearest reference nearly always, so vectors are scaled by
-    ``(pts - shown) / (pts - nearest past reference)`` and ``(pts - shown) / (nearest future reference - pts)``.
+    Scales a picture's vectors to the motion since the previously displayed picture. With B-frames, a P-frame's vector
+    spans several pictures and a B-frame's points both ways; adding unscaled vectors would count motion twice. Encoders
+    nearly always use the nearest reference, so vectors are scaled by ``(pts - shown) / (pts - nearest past reference)``
+    and ``(pts - shown) / (nearest future reference - pts)``.
     """
 
     def __init__(self) -> None:
@@ -203,7 +201,7 @@ class ReferenceDistance:
             self._decoded.append((pts, reference))
 
     def scale_factors(self, pts: int | None, reorders: bool) -> tuple[float, float]:
-        """Factors for vectors to past and to future references; (1, 1) if order or times are unknown."""
+        """Factors for vectors to past and future references; (1, 1) if order or times are unknown."""
         before, self._shown = self._shown, pts
         if not reorders or pts is None or before is None or before >= pts:
             return 1.0, 1.0
@@ -226,7 +224,7 @@ class ReferenceDistance:
 
 
 def _spans(shares: FloatGrid) -> npt.NDArray[np.intp]:
-    """Start and end of each cell's non-zero blocks, interleaved as ``ufunc.reduceat`` wants them."""
+    """Start and end of each cell's non-zero blocks, interleaved as ``ufunc.reduceat`` expects."""
     touched = shares > 1e-6
     starts = touched.argmax(axis=1)
     ends = touched.shape[1] - touched[:, ::-1].argmax(axis=1)

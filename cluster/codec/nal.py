@@ -1,7 +1,7 @@
-"""Minimal H.264 and HEVC bitstream parsing without decoding (ITU-T H.264, H.265).
+"""Minimal H.264 and HEVC bitstream parser (ITU-T H.264, H.265).
 
-Framing (avcC/hvcC length prefixes to Annex-B start codes), decoder entry points, memory demand from sequence parameter
-sets, and H.264's ``frame_num``: the only trace of a lost reference picture, since FFmpeg conceals the loss silently.
+Covers framing (avcC/hvcC length prefixes to Annex-B start codes), random access points, memory demand from sequence
+parameter sets, and H.264's ``frame_num``: the only trace of a lost reference picture, which FFmpeg conceals silently.
 """
 
 from collections.abc import Iterator
@@ -26,8 +26,8 @@ PictureType = Literal["I", "P", "B"]
 
 @dataclass(frozen=True, slots=True)
 class CodedPicture:
-    """``kind``: type of the first slice. ``qp``: its luma quantiser, 0..51 in 8 bit. ``reference``: whether later
-    pictures of its layer may refer to it. ``layer``: HEVC's temporal layer, 0 in H.264."""
+    """``kind``: type of the first slice. ``qp``: its luma QP, 0..51 for 8 bits. ``reference``: whether later pictures
+    of its layer may refer to it. ``layer``: temporal layer in HEVC, 0 in H.264."""
 
     kind: PictureType
     qp: int
@@ -37,9 +37,9 @@ class CodedPicture:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A decoder's configuration: Annex-B parameter sets, and how packets frame their NAL units.
+    """Decoder configuration: Annex-B parameter sets, and the framing of NAL units in packets.
 
-    ``length_size`` is the bytes of each NAL unit's length prefix; 0 means start codes.
+    ``length_size``: bytes of each NAL unit's length prefix; 0 means start codes.
     """
 
     parameter_sets: bytes
@@ -47,8 +47,8 @@ class Configuration:
 
 
 def configuration(codec: str, extradata: bytes) -> Configuration:
-    """Read avcC, hvcC or Annex-B extradata (ISO/IEC 14496-15 §5.3.3, §8.3.3). Raises ValueError: the configuration
-    record is cut short."""
+    """Parse avcC, hvcC or Annex-B extradata (ISO/IEC 14496-15 §5.3.3, §8.3.3). Raises ValueError if the record is
+    truncated."""
     if codec not in FRAMED_CODECS or not extradata or extradata.startswith((_SHORT_START, START_CODE)):
         return Configuration(extradata, 0)
     try:
@@ -57,7 +57,7 @@ def configuration(codec: str, extradata: bytes) -> Configuration:
         else:
             units, length_size = list(_hvcc_units(extradata)), (extradata[21] & 3) + 1
     except IndexError:
-        raise ValueError(f"the {codec} decoder configuration of {len(extradata)} bytes is cut short") from None
+        raise ValueError(f"the {codec} decoder configuration of {len(extradata)} bytes is truncated") from None
     return Configuration(b"".join(START_CODE + unit for unit in units), length_size)
 
 
@@ -89,7 +89,7 @@ def _sized_unit(record: bytes, at: int) -> tuple[bytes, int]:
 
 
 def to_annexb(data: bytes, length_size: int) -> bytes:
-    """Replace length prefixes by start codes. Raises ValueError: a length runs over the packet's end."""
+    """Replace length prefixes by start codes. Raises ValueError if a length exceeds the packet."""
     units = []
     at = 0
     while at < len(data):
@@ -115,15 +115,15 @@ def typed_units(codec: str, data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def unit_end(data: bytes, start: int) -> int:
-    """Offset behind the NAL unit that holds ``start``; trailing zeros are left in."""
+    """Offset past the end of the NAL unit that contains ``start``, trailing zeros included."""
     end = data.find(_SHORT_START, start)
     return len(data) if end < 0 else end
 
 
 def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
-    """The sequence parameter sets, and all parameter sets, before the first picture of an Annex-B packet; both as
-    Annex-B, empty where there are none."""
-    # Once each: some cameras and servers repeat them before some keyframes.
+    """Sequence parameter sets, and all parameter sets, before the first picture of an Annex-B packet; both as Annex-B,
+    empty without any."""
+    # Deduplicated: some cameras and servers repeat them before a keyframe.
     sets: dict[bytes, int] = {}
     for kind, start in typed_units(codec, data):
         if is_picture(codec, kind):
@@ -134,8 +134,8 @@ def parameter_sets(codec: str, data: bytes) -> tuple[bytes, bytes]:
 
 
 def without_hevc_sei(data: bytes) -> bytes:
-    """An HEVC packet without its SEI, on which no picture depends. Cameras put there what they like, and FFmpeg, told
-    to find damage, refuses a packet with SEI that it cannot read."""
+    """An HEVC packet without its SEI, which no picture depends on. Some cameras send malformed SEI, and with error
+    detection enabled FFmpeg rejects the whole packet."""
     units = list(typed_units("hevc", data))
     if not any(kind in _HEVC_SEI for kind, _ in units):
         return data
@@ -143,14 +143,14 @@ def without_hevc_sei(data: bytes) -> bytes:
 
 
 def picture_bytes(codec: str, data: bytes) -> int:
-    """Bytes of an Annex-B packet's slices, without SEI, parameter sets, and what a camera fills its rate with."""
+    """Bytes of an Annex-B packet's slices, without SEI, parameter sets and filler data."""
     slices = (start for kind, start in typed_units(codec, data) if is_picture(codec, kind))
     return sum(len(data[start : unit_end(data, start)].rstrip(b"\0")) for start in slices)
 
 
 def starts_decoding(codec: str, data: bytes) -> bool:
-    """Whether a decoder can start at this Annex-B packet: IDR, H.264 recovery point, or HEVC random access picture.
-    False for other codecs."""
+    """Whether decoding can start at this Annex-B packet: IDR, H.264 recovery point, or HEVC IRAP picture. False for
+    other codecs."""
     for kind, start in typed_units(codec, data) if codec in FRAMED_CODECS else ():
         if codec == "h264":
             if kind == H264_IDR or (kind == H264_SEI and _RECOVERY_POINT in _sei_types(data, start + 1)):
@@ -163,7 +163,7 @@ def starts_decoding(codec: str, data: bytes) -> bool:
 
 
 def unit_kind(codec: str, header: int) -> int:
-    """``nal_unit_type`` of a NAL unit's first byte."""
+    """``nal_unit_type`` from a NAL unit's first byte."""
     return header & 0x1F if codec == "h264" else header >> 1 & 0x3F
 
 
@@ -173,7 +173,7 @@ def is_picture(codec: str, kind: int) -> bool:
 
 
 def _sei_types(data: bytes, at: int) -> list[int]:
-    """Payload types of one SEI NAL unit (H.264 §7.3.2.3.1); emulation bytes inside long payloads end the walk early."""
+    """Payload types of one SEI NAL unit (H.264 §7.3.2.3.1); emulation prevention bytes may end the walk early."""
     end = unit_end(data, at)
     types: list[int] = []
     while at + 1 < end and data[at] != 0x80:
@@ -193,7 +193,7 @@ def _sei_types(data: bytes, at: int) -> list[int]:
 
 
 class Bits:
-    """RBSP bit reader."""
+    """Bit reader over an RBSP."""
 
     def __init__(self, payload: bytes) -> None:
         raw = payload.replace(b"\x00\x00\x03", b"\x00\x00")
@@ -201,9 +201,9 @@ class Bits:
         self._left = 8 * len(raw)
 
     def bits(self, count: int) -> int:
-        """Unsigned number of ``count`` bits. Raises ValueError: past the end."""
+        """Unsigned integer of ``count`` bits. Raises ValueError past the end."""
         if count > self._left:
-            raise ValueError("the header is cut short")
+            raise ValueError("the header is truncated")
         self._left -= count
         return self._value >> self._left & (1 << count) - 1
 
@@ -211,7 +211,7 @@ class Bits:
         return self.bits(1) == 1
 
     def ue(self) -> int:
-        """Exp-Golomb code (H.264 §9.1)."""
+        """Unsigned Exp-Golomb code (H.264 §9.1)."""
         rest = self._value & (1 << self._left) - 1
         zeros = self._left - rest.bit_length()
         if zeros > 31:
@@ -231,10 +231,9 @@ class Bits:
 
 @dataclass(frozen=True, slots=True)
 class Sequence:
-    """Sequence parameter set ``number``: coded size, bit depth, picture buffer, and what slice headers depend on.
+    """Fields of a sequence parameter set: id, coded size, bit depth, reference count, and what slice headers depend on.
 
-    ``pictures``: the references, the one being decoded and the one being shown. ``order_bits``: of
-    ``pic_order_cnt_lsb``, 0 without.
+    ``order_bits``: length of ``pic_order_cnt_lsb``, 0 if absent.
     """
 
     number: int
@@ -248,18 +247,19 @@ class Sequence:
 
     @property
     def pictures(self) -> int:
+        """Pictures in memory: the references, the current one and the one on display."""
         return self.references + 2
 
     @property
     def samples_per_pixel(self) -> float:
-        """By ``chroma_format_idc``: none, 4:2:0, 4:2:2, 4:4:4."""
+        """By ``chroma_format_idc``: 4:0:0, 4:2:0, 4:2:2, 4:4:4."""
         return (1.0, 1.5, 2.0, 3.0)[self.chroma & 3]
 
 
 @dataclass(frozen=True, slots=True)
 class H264Sequence(Sequence):
-    """``order_type``: ``pic_order_cnt_type``; ``order_deltas``: whether type 1 sends them. ``frames_only``: no
-    fields."""
+    """``order_type``: ``pic_order_cnt_type``; ``order_deltas``: whether type 1 sends deltas. ``frames_only``: not
+    interlaced."""
 
     frame_num_bits: int
     gaps_allowed: bool
@@ -269,7 +269,7 @@ class H264Sequence(Sequence):
 
 
 def sequences(codec: str, data: bytes) -> Iterator[Sequence]:
-    """All readable sequence parameter sets in an Annex-B packet."""
+    """All parsable sequence parameter sets in an Annex-B packet."""
     if codec not in FRAMED_CODECS:
         return
     sps, read = (H264_SPS, read_h264_sequence) if codec == "h264" else (HEVC_SPS, _read_hevc_sequence)
@@ -284,13 +284,13 @@ def sequences(codec: str, data: bytes) -> Iterator[Sequence]:
 def _read_hevc_sequence(unit: bytes) -> Sequence:
     bits = Bits(unit[1:])
     if bits.bits(8) >> 3:
-        raise ValueError("a parameter set of another layer, which no decoder here looks at")
+        raise ValueError("a parameter set of another layer, which decoders ignore")
     return read_hevc_sequence_start(bits)
 
 
 def read_hevc_sequence_start(bits: Bits) -> Sequence:
-    """The fields up to the sizes of the picture buffer (H.265 §7.3.2.2.1), after the header's two bytes. Raises
-    ValueError: cut short."""
+    """Parse the fields up to the picture buffer sizes (H.265 §7.3.2.2.1), after the two header bytes. Raises
+    ValueError if truncated."""
     bits.bits(4)
     sub_layers = bits.bits(3)
     bits.bits(1)
@@ -310,15 +310,14 @@ def read_hevc_sequence_start(bits: Bits) -> Sequence:
     order_bits = bits.ue() + 4
     references = 0
     for _ in range(sub_layers + 1 if bits.flag() else 1):
-        # One less than the buffer holds, the picture in decoding included: the references.
+        # sps_max_dec_pic_buffering_minus1: the buffer without the current picture, hence the references.
         references = max(references, bits.ue())
         bits.skip_ue(2)
     return Sequence(number, width, height, chroma, depth, references, colour_planes, order_bits)
 
 
 def read_h264_sequence(unit: bytes) -> H264Sequence:
-    """The fields of a sequence parameter set up to the picture's size (H.264 §7.3.2.1.1). Raises ValueError: cut
-    short."""
+    """Parse a sequence parameter set up to the picture size (H.264 §7.3.2.1.1). Raises ValueError if truncated."""
     bits = Bits(unit[1:])
     profile = bits.bits(8)
     bits.bits(16)
@@ -345,7 +344,7 @@ def read_h264_sequence(unit: bytes) -> H264Sequence:
     width, height = 16 * (bits.ue() + 1), 16 * (bits.ue() + 1)
     frames_only = bits.flag()
     if not frames_only:
-        # Fields: the height is that of one.
+        # Interlaced: the coded height is that of one field.
         height *= 2
     return H264Sequence(
         number,
@@ -364,15 +363,15 @@ def read_h264_sequence(unit: bytes) -> H264Sequence:
     )
 
 
-def read_reference_counts(bits: Bits, kind: PictureType, usual: tuple[int, int]) -> list[int]:
-    """Number of references in each list of a slice (H.264 §7.3.3, H.265 §7.3.6.1); ``usual``: of its picture. Raises
-    ValueError: cut short, or more than there can be."""
+def read_reference_counts(bits: Bits, kind: PictureType, default: tuple[int, int]) -> list[int]:
+    """Number of entries in each reference list of a slice (H.264 §7.3.3, H.265 §7.3.6.1); ``default``: from its picture
+    parameter set. Raises ValueError if truncated or out of range."""
     lists = ("I", "P", "B").index(kind)
-    counts = list(usual[:lists])
+    counts = list(default[:lists])
     if lists and bits.flag():
         counts = [bits.ue() + 1 for _ in range(lists)]
     if max(counts, default=0) > MOST_REFERENCES:
-        raise ValueError("more references than there can be")
+        raise ValueError("too many references")
     return counts
 
 
@@ -386,7 +385,7 @@ def _skip_scaling_list(bits: Bits, size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SliceInfo:
-    """From an H.264 packet's first slice. ``lost``: a reference picture before it is missing."""
+    """Read from an H.264 packet's first slice. ``lost``: a reference picture before it is missing."""
 
     reference: bool
     lost: bool
@@ -395,8 +394,8 @@ class SliceInfo:
 class H264FrameNumbers:
     """Tracks ``frame_num`` of one stream (H.264 §7.4.3) to detect lost reference pictures.
 
-    A picture's number is that of the last reference picture or one more; otherwise one is missing. Streams that allow
-    gaps (temporal layers) or without known parameter sets are not judged.
+    A picture's number equals that of the last reference picture, or one more; otherwise a reference is missing. Streams
+    that allow gaps (temporal layers) or whose parameter sets are unknown are not checked.
     """
 
     def __init__(self, parameter_sets: bytes = b"") -> None:
@@ -405,7 +404,7 @@ class H264FrameNumbers:
         self.inspect(parameter_sets)
 
     def reset(self) -> None:
-        """After a known gap: do not compare the next picture."""
+        """Do not check the next picture: it follows a known gap."""
         self._last = None
 
     def inspect(self, data: bytes) -> SliceInfo:
@@ -436,6 +435,6 @@ class H264FrameNumbers:
         if reference:
             self._last = number
         elif last is None or lost:
-            # Tell a loss once: what a picture without successors may follow on.
+            # Report a loss once: as if the reference before this non-reference picture had arrived.
             self._last = (number - 1) % numbers
         return SliceInfo(reference, lost)

@@ -1,4 +1,4 @@
-"""Network and device sources, read by FFmpeg: RTSP over TCP, HLS, MPEG-TS and MJPEG over HTTP, RTMP, USB cameras."""
+"""Network and device sources, read through FFmpeg: RTSP over TCP; HLS, MPEG-TS and MJPEG over HTTP; RTMP; USB."""
 
 import contextlib
 import errno
@@ -25,15 +25,15 @@ from cluster.types import MICROSECONDS, EncodedPacket
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """How FFmpeg opens addresses of a scheme: ``options`` and input ``format`` of ``av.open``."""
+    """How FFmpeg opens URLs of a scheme: ``options`` and input ``format`` of ``av.open``."""
 
     name: str
     options: Mapping[str, str]
     format: str | None = None
 
 
-# FFmpeg would watch about 25 pictures go by to guess a frame rate that nobody asks for: five seconds of a 5 FPS camera.
-# With sound it would time pictures by the camera's time of day, which is set now and then.
+# FFmpeg would read about 25 pictures to guess a frame rate that is not needed: five seconds of a 5 FPS camera. With
+# audio it would derive timestamps from the camera's wall clock, which is adjusted now and then.
 _RTSP = Protocol(
     "RTSP",
     {
@@ -44,7 +44,7 @@ _RTSP = Protocol(
     },
 )
 _TLS = ("rtsps", "https", "rtmps")
-# A playlist or a reply may name further addresses, but none that are files of this machine.
+# Playlists and redirects may name further URLs, but never local files.
 _HTTP = Protocol(
     "HTTP", {"protocol_whitelist": "http,https,tls,tcp,crypto", "format_whitelist": f"hls,mpjpeg,{CONTAINERS}"}
 )
@@ -59,18 +59,18 @@ PROTOCOLS: Mapping[str, Protocol] = {
     "rtmps": _RTMP,
     "v4l2": Protocol("USB camera", {"input_format": "mjpeg"}, "v4l2"),
 }
-"""By scheme. ``v4l2:///dev/video0``: a USB camera that sends MJPEG."""
+"""By URL scheme. ``v4l2:///dev/video0`` is a USB camera that sends MJPEG."""
 
 
 class NetworkSource:
-    """Packets of a session with a camera or a server, or of a capture device.
+    """Packets from a camera, a server or a capture device.
 
     FFmpeg's network calls cannot be interrupted from Python, so a thread per session reads into a bounded queue.
-    ``close`` returns at once; the thread ends at its next packet or timeout. A slow decoder loses packets up to the
-    next keyframe. Redirects are followed only with ``follow_redirects``, and those of RTSP with
-    credentials never: FFmpeg would send them to the other host. ``roots``: folders one of which must hold a device;
-    None allows any. ``ca_file``: authorities one of which must have signed the certificate of a server of ``rtsps``,
-    ``https`` or ``rtmps``, for the host of its address; None trusts any.
+    ``close`` returns at once; the thread ends at its next packet or timeout. If decoding falls behind, packets are
+    dropped up to the next keyframe. Redirects are followed only with ``follow_redirects``, and never for RTSP with
+    credentials, which FFmpeg would send to the other host. ``roots``: allowed folders for devices; None allows any.
+    ``ca_file``: PEM file of authorities to verify the certificate and host name of ``rtsps``, ``https`` and ``rtmps``
+    servers with; None trusts any.
     """
 
     live = True
@@ -105,19 +105,19 @@ class NetworkSource:
         if self._closed.is_set():
             raise SourceError(f"{self.name} was closed", retryable=False)
         session = self._session = _Session(self, PacketQueue(*self._limits))
-        # close() may have come between the check and the session's birth.
+        # close() may have been called between the check and the assignment.
         if self._closed.is_set():
             session.abandon()
         session.start()
-        # The times of a session count from its beginning.
+        # Timestamps start over with each session.
         return replace(session.header(self.connect_timeout_s + 1.0), new_clock=True)
 
     def packets(self) -> Iterator[EncodedPacket]:
         session = self._session
         if session is None:
-            raise RuntimeError("open() comes before packets()")
+            raise RuntimeError("call open() before packets()")
         try:
-            # The reader's own timeout comes first; this one only bounds the wait should that fail.
+            # The reader thread times out first; this is a backstop.
             while (packet := session.queue.get(self.frozen_timeout_s + 5.0)) is not None:
                 yield packet
             if self._closed.is_set():
@@ -175,7 +175,7 @@ class _Session(threading.Thread):
             self._read()
         except SourceError as error:
             self.error = error
-        except Exception as error:  # Nothing may end this thread in silence.
+        except Exception as error:  # This thread must not die silently.
             self.error = SourceError(f"{self._source.name}: {error}", retryable=True)
         finally:
             self.queue.close()
@@ -203,12 +203,12 @@ class _Session(threading.Thread):
                     )
                 )
             except (av.FFmpegError, OSError) as error:
-                # Interrupted while probing, FFmpeg blames the data.
+                # On a timeout while probing, FFmpeg reports invalid data.
                 late = time.monotonic() - started >= 0.9 * source.connect_timeout_s
                 raise SourceError(self._refusal(TimeoutError() if late else error), retryable=True) from None
             if self._abandoned.is_set():
                 return
-            # multipart/x-mixed-replace has no times; FFmpeg would count 25 pictures a second whatever comes.
+            # multipart/x-mixed-replace has no timestamps; FFmpeg would assume 25 FPS.
             untimed = container.format.name == "mpjpeg"
             missing = doubted = 0
             try:
@@ -229,11 +229,11 @@ class _Session(threading.Thread):
                         packet = replace(packet, sequence=packet.sequence + 1)
                     self.queue.put_all((packet,))
             except SourceError as error:
-                # The next session may have what this one lacks, as of a camera that is just starting.
+                # Retryable: a camera that is still starting may send video in the next session.
                 raise SourceError(str(error), retryable=True) from None
             except av.ExitError:
                 raise SourceError(
-                    f"{source.name} is frozen: nothing came for {source.frozen_timeout_s:g} s", retryable=True
+                    f"{source.name} is frozen: no data for {source.frozen_timeout_s:g} s", retryable=True
                 ) from None
             except av.FFmpegError as error:
                 raise SourceError(f"{source.name} was lost: {error.strerror}", retryable=True) from None
@@ -245,12 +245,12 @@ class _Session(threading.Thread):
         if self._source.ca_file is not None:
             options |= {"tls_verify": "1", "ca_file": self._source.ca_file}
             if self._source.protocol is _HTTP:
-                # Of what a playlist names FFmpeg checks no certificate, and a redirect may lead out of TLS.
+                # FFmpeg verifies no certificate for URLs in a playlist, and a redirect may leave TLS.
                 options |= {"protocol_whitelist": "https,tls,tcp,crypto", "format_whitelist": f"mpjpeg,{CONTAINERS}"}
         return options
 
     def _address(self, stack: contextlib.ExitStack) -> str:
-        """What FFmpeg opens: the address, the path of a device, or a relay's address."""
+        """What FFmpeg opens: the camera's URL, a device path, or the URL of an RTSP relay."""
         source = self._source
         address = urlsplit(source.url.openable())
         if source.protocol.format is not None:
@@ -275,7 +275,7 @@ class _Session(threading.Thread):
         if isinstance(error, av.HTTPNotFoundError):
             return f"{name} has no stream at this path ({source.protocol.name} 404)"
         if isinstance(error, av.HTTPUnauthorizedError | av.HTTPForbiddenError):
-            sha = ", or wants SHA digests alone: let it take MD5" if relay is not None and relay.sha else ""
+            sha = ", or accepts SHA digests only: allow MD5 on it" if relay is not None and relay.sha else ""
             return f"{name} refuses this user or password{sha}"
         if isinstance(error, av.ExitError | TimeoutError):
             return f"{name} did not answer within {source.connect_timeout_s:g} s"
@@ -283,12 +283,12 @@ class _Session(threading.Thread):
             return f"{name} is not trusted: {error.verify_message} (source_options.ca_file)"
         reason = getattr(error, "strerror", None) or str(error)
         if relay is not None and relay.refusal:
-            reason = f"it answers {relay.refusal}{' (it sends over UDP alone)' if relay.refusal[:3] == '461' else ''}"
+            reason = f"it answers {relay.refusal}{' (it sends over UDP only)' if relay.refusal[:3] == '461' else ''}"
         if source.ca_file is not None:
-            # FFmpeg does not tell one from the other.
+            # FFmpeg reports both alike.
             reason += ", or its certificate is not for this host by source_options.ca_file"
             if source.protocol is _HTTP:
-                reason += ", or it is HLS, whose further addresses cannot be verified"
+                reason += ", or it is HLS, whose segment addresses cannot be verified"
         if "max_redirects" in self._options() and getattr(error, "errno", None) == errno.EIO:
             reason += ", or it redirects, which is not followed (security.follow_redirects)"
         return f"{name} cannot be opened: {reason}"
@@ -303,18 +303,18 @@ _REDIRECT = re.compile(rb"\+?0*3\d\d(?!\d)")
 _REFUSAL = re.compile(rb"RTSP/1\.\d ((?!401)[45]\d\d[ -~]{0,60})")
 _SHA_DIGEST = re.compile(rb'(?im)^www-authenticate: *digest\b[^\r\n]*\balgorithm="?sha[^\r\n]*\r\n')
 _REPEATED = 100
-"""Packets that far back are repeated ones."""
+"""RTP packets up to this far back are duplicates."""
 _DOUBTED = 3
-"""Packets that FFmpeg may give between one that the relay has passed on and those that are made of it: a hole is left
-before each, as one may be a keyframe."""
+"""Packets from FFmpeg that a loss seen by the relay may affect, since FFmpeg buffers: a gap is left before each, as any
+of them may be a keyframe."""
 
 
 class RtpNumbers:
-    """Finds holes in the RTP sequence numbers (RFC 3550 §5.1) of packets interleaved in an RTSP session (RFC 2326
-    §10.12). Cameras leave out what their line does not take, FFmpeg tells nothing of it, and HEVC of which a piece is
-    missing is decoded to whatever comes out.
+    """Finds gaps in the RTP sequence numbers (RFC 3550 §5.1) of packets interleaved in an RTSP session (RFC 2326
+    §10.12). Cameras drop packets that exceed their uplink, FFmpeg does not report it, and HEVC with a part missing
+    decodes to garbage.
 
-    ``missing``: number of packets so far. What cannot be read is not judged.
+    ``missing``: number of lost packets so far. Counting stops at the first data that is not RTP or an RTSP reply.
     """
 
     def __init__(self) -> None:
@@ -325,13 +325,13 @@ class RtpNumbers:
         self._readable = True
 
     def read(self, data: bytes) -> None:
-        """The next bytes that the server sent."""
+        """Parse the next bytes from the server."""
         if not self._readable:
             return
         data, at = self._rest + data, self._skip
         while at + 8 <= len(data):
             if data[at] != _INTERLEAVED:
-                # A reply, as to what keeps the session alive.
+                # An RTSP reply, as to a keep-alive.
                 end = data.find(b"\r\n\r\n", at)
                 if end < 0:
                     break
@@ -342,11 +342,11 @@ class RtpNumbers:
             self._readable = data[at + 4] >> 6 == 2
             if not self._readable:
                 return
-            # RTCP has its type where RTP has its payload's (RFC 5761 §4); any number may be a channel's.
+            # RTCP has its packet type where RTP has the payload type (RFC 5761 §4); channel numbers are arbitrary.
             if not 192 <= data[at + 5] < 224:
                 number = data[at + 6] << 8 | data[at + 7]
                 ahead = (number - self._last.get(channel, number - 1) - 1) % 2**16
-                # Further ahead the camera began to count anew (RFC 3550 §A.1), or it is a repeated one.
+                # Slightly back is a duplicate; further back, the camera restarted its numbering (RFC 3550 §A.1).
                 if ahead < 2**16 - _REPEATED:
                     self.missing += ahead if ahead < 2**15 else 1
                     self._last[channel] = number
@@ -356,18 +356,18 @@ class RtpNumbers:
 
 
 class RtspRelay(threading.Thread):
-    """Loopback relay between FFmpeg and an RTSP server, which ends a session that the server redirects: FFmpeg follows
-    a redirect to any host, sends the password there, and has no option that forbids it.
+    """Loopback relay between FFmpeg and an RTSP server that ends the session when the server redirects: FFmpeg would
+    follow to any host and send the password there, and has no option to forbid it.
 
-    Relays one TCP session. With ``rtsps`` it speaks TLS to the server, whose certificate it verifies by ``ca_file``;
-    without one it trusts any, as FFmpeg does. Offers of a digest by SHA are left out: FFmpeg takes the last offer and
-    knows MD5 alone. ``redirected``, ``sha``: the server answered with a redirect, and the session was ended; with such
-    an offer. ``refusal``: its last error but challenges, or empty. ``numbers``: of its packets.
+    Relays one TCP session. For ``rtsps`` it speaks TLS to the server and verifies the certificate against ``ca_file``;
+    without one it trusts any, as FFmpeg does. Strips SHA digest challenges: FFmpeg uses the last challenge and supports
+    MD5 only. ``redirected``: the server redirected, which ended the session. ``sha``: it sent a SHA challenge.
+    ``refusal``: its last error status except 401, or empty. ``numbers``: its RTP sequence numbers.
     """
 
     def __init__(self, address: SplitResult, timeout_s: float, ca_file: str | None = None) -> None:
-        """Connect to the server of ``address`` and listen for FFmpeg at :attr:`url`. Raises OSError: the server cannot
-        be reached within ``timeout_s``, or is not trusted."""
+        """Connect to the server of ``address`` and listen for FFmpeg at :attr:`url`. Raises OSError if the server
+        cannot be reached within ``timeout_s`` or is not trusted."""
         super().__init__(name=f"rtsp relay {address.hostname}", daemon=True)
         self.redirected, self.sha, self.refusal = False, False, ""
         self.numbers = RtpNumbers()
@@ -380,7 +380,7 @@ class RtspRelay(threading.Thread):
             server = context.wrap_socket(server, server_hostname=address.hostname)
         server.settimeout(None)
         self._server = server
-        # It listens until the session ends: nobody else can take the port to which FFmpeg sends the password.
+        # Kept open for the whole session, so that no other process can bind the port FFmpeg sends the password to.
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=1)
         self._listener.settimeout(timeout_s)
         userinfo, at, _ = address.netloc.rpartition("@")
@@ -401,7 +401,7 @@ class RtspRelay(threading.Thread):
 
     def _relay(self, client: socket.socket) -> None:
         replies = b""
-        # Redirects of later replies are not followed.
+        # FFmpeg does not follow redirects after PLAY.
         playing = False
         with selectors.DefaultSelector() as ready:
             ready.register(client, selectors.EVENT_READ)
@@ -423,7 +423,7 @@ class RtspRelay(threading.Thread):
                                 self.refusal = refusal.decode()
                         if not playing:
                             replies += data
-                            # Wherever it stands: message borders are the sender's claim.
+                            # Anywhere in the data: message boundaries are only the sender's claim.
                             statuses = (reply.split(None, 2)[1:2] for reply in replies.split(b"RTSP/")[1:])
                             self.redirected = any(_REDIRECT.match(status) for found in statuses for status in found)
                             if self.redirected or len(replies) > _LONGEST_HANDSHAKE:
@@ -434,8 +434,8 @@ class RtspRelay(threading.Thread):
                         return
 
     def _receive(self) -> bytes | None:
-        """What the server sent; of TLS also what is decrypted already, of which the socket tells nothing. None where
-        it was TLS's own: after its session tickets a server waits for a request that waits here."""
+        """Read from the server, including data that TLS has already decrypted, which select() does not see. None if
+        there was no application data, only TLS's own such as session tickets: blocking then would deadlock."""
         self._server.setblocking(False)
         try:
             data = self._server.recv(_CHUNK)

@@ -1,7 +1,7 @@
-"""Decoding on an NVIDIA GPU (NVDEC) through PyAV: the sessions of this process, and which cameras have one.
+"""Decoding on an NVIDIA GPU (NVDEC) through PyAV: this process's sessions, and their assignment to cameras.
 
-Pictures stay on the device, where :mod:`cluster.decoder.gpu` works on them. Only the bitstream's own headers are read
-here, so that gaps, anchors and resynchronisation are the CPU decoder's; there are no motion vectors.
+Pictures stay on the device, where :mod:`cluster.decoder.gpu` processes them. Gaps, anchors and resynchronisation depend
+on bitstream headers only and work as on the CPU; there are no motion vectors.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from cluster.codec.source import StreamHeader
 from cluster.types import BoolGrid, EncodedPacket, PictureHeader
 
 SPARE_SURFACES = 4
-"""Pictures that a session holds beyond what its stream refers to: the ones that are sampled."""
+"""Surfaces a session has beyond the stream's references, for sampled pictures."""
 
 RETRY_S = 600.0
-"""A session limit that was met is believed for so long: memory may have been short, not sessions."""
+"""Seconds until a learned session limit is retried: memory may have run short, not sessions."""
 
 _NO_DEVICE = 100
 
@@ -40,7 +40,7 @@ DecodeWish = Literal["auto", "cuda", "cpu"]
 
 
 class NvdecError(Exception):
-    """NVDEC does not decode this stream. ``absent``: this machine has no GPU at all."""
+    """NVDEC cannot decode this stream. ``absent``: this machine has no GPU at all."""
 
     def __init__(self, reason: str, *, absent: bool = False) -> None:
         super().__init__(reason)
@@ -49,10 +49,10 @@ class NvdecError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DevicePicture(PictureHeader):
-    """A sampled picture on the GPU, in the camera's own size.
+    """A sampled picture on the GPU, at the camera's resolution.
 
-    ``frame``: a surface of ``codec``'s decoder, to be let go soon. ``masked`` ``[height, width]``: its pixels under
-    privacy masks, which nobody has painted yet. ``outlines``: of its zones, not drawn yet either.
+    ``frame``: a surface of ``codec``'s decoder; release it soon. ``masked`` ``[height, width]``: pixels under privacy
+    masks, not applied yet. ``outlines``: zone outlines, not drawn yet.
     """
 
     frame: VideoFrame
@@ -62,13 +62,13 @@ class DevicePicture(PictureHeader):
 
 
 class NvdecDecoder(Decoder):
-    """A decoder with a session of ``nvdec``, which it gives back when it goes. Pictures stay on the GPU."""
+    """A decoder that holds a session of ``nvdec`` until it is freed. Pictures stay on the GPU."""
 
     device = "cuda"
     options = {"extra_hw_frames": str(SPARE_SURFACES)}  # noqa: RUF012
 
     def __init__(self, nvdec: Nvdec, codec: str, extradata: bytes, decoded_bytes: int, size: tuple[int, int]) -> None:
-        """Raises NvdecError: no session. SourceError: see Decoder."""
+        """Raises ``NvdecError`` if no session is available; ``SourceError`` as Decoder does."""
         self._nvdec: Nvdec | None = None
         super().__init__(codec, extradata, decoded_bytes, size)
         nvdec.take_session()
@@ -82,24 +82,24 @@ class NvdecDecoder(Decoder):
 
     @property
     def kind(self) -> Kind:
-        """What decides whether a GPU can decode a stream, as far as its headers tell."""
+        """Codec, width, height and bit depth: what decides whether a GPU can decode a stream."""
         sequence: Sequence | None = self._sequence
         width, height = self._size if sequence is None else (sequence.width, sequence.height)
         return self.codec, width, height, 8 if sequence is None else sequence.depth
 
     def _create(self, codec: str) -> CodecContext:
-        # FFmpeg refuses torch's context, which the GPU has already, unless it is told to take what it finds.
+        # Make FFmpeg use the current context: it refuses the primary context that torch has already created.
         found: dict[str, object] = {"primary_ctx": "0", "current_ctx": "1"}
         accelerator = HWAccel("cuda", allow_software_fallback=False, options=found, is_hw_owned=True)
         with primary_context():
             try:
-                # FFmpeg's own decoders drive NVDEC, also for AV1.
+                # FFmpeg's native decoders drive NVDEC, for AV1 too.
                 return CodecContext.create(codec, "r", hwaccel=accelerator)
             except av.FFmpegError as error:
                 raise NvdecError(f"FFmpeg cannot open the GPU ({error.strerror})") from None
 
     def _choose_threads(self) -> None:
-        """The GPU has its own."""
+        """No CPU threads: the GPU decodes."""
 
     def _run(self, packet: av.Packet | None) -> list[VideoFrame]:  # type: ignore[type-arg]
         frames = super()._run(packet)
@@ -110,10 +110,10 @@ class NvdecDecoder(Decoder):
 
 
 class Nvdec:
-    """NVDEC as this process has it: whether it is there, and how many sessions it gives. Thread-safe.
+    """NVDEC in this process: availability and the number of sessions. Thread-safe.
 
-    Nobody tells how many sessions a card has, and memory may end them earlier. The limit is learnt: where a stream is
-    refused of a kind that was decoded before, as many sessions as were open are what there is.
+    No API reports how many sessions a card has, and memory may limit them further, so the limit is learned: if a stream
+    of a kind decoded before is refused, the number of other open sessions is the limit.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Nvdec:
         decoder: Callable[[Nvdec, str, bytes, int, tuple[int, int]], NvdecDecoder] = NvdecDecoder,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``probe`` raises NvdecError where there is no NVDEC; it is asked once."""
+        """``probe`` raises NvdecError if there is no NVDEC; it is called once."""
         self._probe = probe or probe_machine
         self._decoder = decoder
         self._clock = clock
@@ -135,7 +135,7 @@ class Nvdec:
         self.limit: int | None = None
 
     def check(self) -> None:
-        """Raise NvdecError where this machine has no NVDEC, or has failed."""
+        """Raise NvdecError if this machine has no NVDEC, or it has failed."""
         with self._lock:
             if not self._probed:
                 self._probed = True
@@ -149,15 +149,15 @@ class Nvdec:
     def open(
         self, codec: str, extradata: bytes, decoded_bytes: int = DECODED_BYTES, size: tuple[int, int] = (0, 0)
     ) -> NvdecDecoder:
-        """A decoder of ``codec`` with a session; arguments are those of Decoder. Raises NvdecError: why there is
-        none."""
+        """Create a decoder of ``codec`` with a session; arguments as for Decoder. Raises NvdecError with the reason if
+        there is none."""
         self.check()
         if not _knows(codec):
             raise NvdecError(f"NVDEC does not decode {codec}")
         return self._decoder(self, codec, extradata, decoded_bytes, size)
 
     def take_session(self) -> None:
-        """Raises NvdecError: all are taken."""
+        """Reserve a session. Raises NvdecError if all are taken."""
         with self._lock:
             if self.limit is not None and self._clock() - self._limited_s > RETRY_S:
                 self.limit = None
@@ -170,12 +170,12 @@ class Nvdec:
             self.sessions -= 1
 
     def prove(self, kind: Kind) -> None:
-        """NVDEC has decoded a picture of such a stream."""
+        """Record that NVDEC decodes streams of this kind."""
         with self._lock:
             self._proven.add(kind)
 
     def refuse(self, kind: Kind) -> str:
-        """Why a decoder's first picture of a sound stream failed; learns the limit where that is the reason."""
+        """Explain why a decoder's first picture of an intact stream failed; learns the session limit if that is why."""
         codec, width, height, depth = kind
         with self._lock:
             others = self.sessions - 1
@@ -188,7 +188,7 @@ class Nvdec:
             return f"NVDEC refuses {shape}"
 
     def fail(self, reason: str) -> None:
-        """The GPU is of no more use to this process, as after an error of CUDA."""
+        """Stop using the GPU in this process, as after a CUDA error."""
         with self._lock:
             self._failure = NvdecError(reason)
             self._probed = True
@@ -196,14 +196,14 @@ class Nvdec:
 
 @functools.cache
 def shared_nvdec() -> Nvdec:
-    """The one of this process."""
+    """This process's instance."""
     return Nvdec()
 
 
 @contextlib.contextmanager
 def primary_context() -> Iterator[None]:
-    """The context of the first GPU that torch works in is this thread's. Raises NvdecError: the driver, which was there
-    before, gives none."""
+    """Make the first GPU's primary context, which torch uses, current in this thread. Raises NvdecError if the driver
+    provides none."""
     cuda, context = _retained_context()
     cuda.cuCtxPushCurrent_v2(context)
     try:
@@ -214,7 +214,7 @@ def primary_context() -> Iterator[None]:
 
 @functools.cache
 def _retained_context() -> tuple[Any, ctypes.c_void_p]:
-    """The driver, and the context, which stays to the end of the process."""
+    """The driver library and the primary context, retained until the process ends."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -222,7 +222,7 @@ def _retained_context() -> tuple[Any, ctypes.c_void_p]:
     device, context = ctypes.c_int(), ctypes.c_void_p()
     status = cuda.cuDeviceGet(ctypes.byref(device), 0) or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
     if status:
-        raise NvdecError(f"the NVIDIA driver gives no context (error {status})")
+        raise NvdecError(f"the NVIDIA driver provides no context (error {status})")
     return cuda, context
 
 
@@ -236,8 +236,8 @@ def _knows(codec: str) -> bool:
 
 
 def probe_machine(load: Callable[[str], Any] = ctypes.CDLL) -> None:
-    """Check driver, GPU, NVDEC's library and torch, in this order. ``load`` opens a shared library. Raises NvdecError:
-    names what is missing."""
+    """Check driver, GPU, NVDEC library and torch, in this order. ``load`` opens a shared library. Raises NvdecError
+    naming what is missing."""
     try:
         cuda = load("libcuda.so.1")
     except OSError:
@@ -256,13 +256,13 @@ def probe_machine(load: Callable[[str], Any] = ctypes.CDLL) -> None:
         ) from None
     version = ctypes.c_int()
     cuda.cuDriverGetVersion(ctypes.byref(version))
-    # Imported where there is a GPU alone: a decoder on the CPU needs no torch.
+    # Imported only with a GPU present: decoding on the CPU does not need torch.
     import torch
 
     if torch.version.cuda is None:
         raise NvdecError("this build of torch has no CUDA")
     major, minor = (int(part) for part in torch.version.cuda.split(".")[:2])
-    # Drivers run what was built for any release of their own major one.
+    # A driver runs programs built for any CUDA release of the same major version.
     if version.value // 1000 < major:
         raise NvdecError(
             f"the NVIDIA driver is too old: it supports CUDA {version.value // 1000}.{version.value % 1000 // 10}, "
@@ -273,12 +273,12 @@ def probe_machine(load: Callable[[str], Any] = ctypes.CDLL) -> None:
 
 
 class DecodeDevice:
-    """Makes the decoders of one camera, with a session of NVDEC or on the CPU; used by its thread.
+    """Creates the decoders of one camera, with an NVDEC session or on the CPU; used from the camera's thread.
 
     * ``name``: "cuda" or "cpu", empty before the first decoder
-    * ``fallback``: why it is not the GPU; empty where the CPU was asked for, and for "auto" on a machine without a GPU
+    * ``fallback``: why the GPU is not used; empty if "cpu" was requested, and for "auto" on a machine without a GPU
 
-    Once the GPU has refused the stream, the CPU decodes it until :meth:`reset`.
+    After the GPU has refused the stream, it is decoded on the CPU until :meth:`reset`.
     """
 
     def __init__(self, wish: DecodeWish, nvdec: Nvdec | None, decoded_bytes: int) -> None:
@@ -293,11 +293,11 @@ class DecodeDevice:
         self._refused = False
 
     def leave(self, reason: str) -> None:
-        """Make decoders for the CPU from here on."""
+        """Create decoders on the CPU from now on."""
         self._refused, self.fallback = True, reason
 
     def make_decoder(self, header: StreamHeader, size: tuple[int, int]) -> Decoder:
-        """Raises SourceError: this FFmpeg cannot decode the codec."""
+        """Create the next decoder. Raises SourceError if this FFmpeg build cannot decode the codec."""
         arguments = header.codec, header.extradata, self._decoded_bytes, size
         if self._nvdec is not None and not self._refused:
             try:
@@ -313,7 +313,7 @@ class DecodeDevice:
     def decode_refused(
         self, refusing: Decoder | None, packet: EncodedPacket, data: bytes, header: StreamHeader
     ) -> tuple[Decoder, list[VideoFrame]] | None:
-        """Decode on the CPU what was the first packet to a decoder on the GPU; None if the video is damaged instead."""
+        """Decode on the CPU a GPU decoder's first packet, which it refused; None if the packet is damaged."""
         if not isinstance(refusing, NvdecDecoder) or refusing.proven or self._nvdec is None:
             return None
         decoder = Decoder(header.codec, header.extradata, self._decoded_bytes, (header.width, header.height))

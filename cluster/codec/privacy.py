@@ -1,8 +1,7 @@
 """Privacy masks: regions of a camera's picture painted black right after decoding.
 
-A mask is a polygon in fractions of the picture, valid for every resolution. Every pixel it touches is black, by the
-nonzero winding rule (which covers all that the even-odd rule covers, and more): an unintended hole is worse than a
-covered corner.
+A mask is a polygon in fractions of the picture, valid at every resolution. Every pixel it touches is black, by the
+nonzero winding rule, which covers a superset of the even-odd rule: an unintended hole is worse than a covered corner.
 
 Masks are applied at native resolution before scaling, so nothing derived from the picture depends on masked pixels;
 clips use the same code.
@@ -23,15 +22,15 @@ Polygon: TypeAlias = tuple[Point, ...]
 _PLANAR = frozenset(
     [f"yuv{j}{form}p" for form in ("410", "411", "420", "422", "440", "444") for j in ("", "j")] + ["gray"]
 )
-"""Planar 8-bit formats, masked in place. Others are converted first."""
+"""Planar 8-bit formats, masked in place; others are converted first."""
 
 _FULL_RANGE = 2
 _NEUTRAL = 128
 
 
 class PrivacyMasks:
-    """All masks of one camera, for pictures of any size and format; belongs to one thread. ``polygons``: each at least
-    three points ``(x, y)``, shares of the width and height in 0..1 from the top left."""
+    """All masks of one camera, for pictures of any size and format; used from one thread. ``polygons``: each of at
+    least three points ``(x, y)``, as fractions of width and height from the top left."""
 
     def __init__(self, polygons: Sequence[Polygon]) -> None:
         self.polygons = tuple(polygons)
@@ -42,10 +41,10 @@ class PrivacyMasks:
         return bool(self.polygons)
 
     def apply(self, frame: VideoFrame) -> VideoFrame:
-        """The picture with masked pixels black; unchanged without masks.
+        """Paint masked pixels black; returns the frame unchanged without masks.
 
-        Works in place where possible (the given frame must not be used afterwards); pictures that a decoder still
-        refers to are copied.
+        Works in place where possible (do not use the given frame afterwards); copies pictures that the decoder still
+        references.
         """
         if not self.polygons:
             return frame
@@ -53,7 +52,7 @@ class PrivacyMasks:
             frame = frame.reformat(format=_planar(frame))
         frame.make_writable()
         if any(plane.line_size <= 0 for plane in frame.planes):
-            raise ValueError("a picture that is stored upside down cannot be masked")
+            raise ValueError("a picture stored bottom-up cannot be masked")
         size = (frame.width, frame.height, frame.format.name)
         if size != self._size:
             self._areas, self._size = _areas(self.polygons, frame), size
@@ -70,7 +69,7 @@ class PrivacyMasks:
         return frame
 
     def raster(self, width: int, height: int) -> BoolGrid:
-        """Masked pixels, ``[height, width]`` bool."""
+        """Mask of the hidden pixels, bool ``[height, width]``."""
         found = np.zeros((height, width), np.bool_)
         for polygon in self.polygons:
             found |= fill(polygon, width, height)
@@ -78,7 +77,7 @@ class PrivacyMasks:
 
 
 class _Area:
-    """One mask on one plane: its bounding rectangle and the mask within (None: all of it)."""
+    """One mask on one plane: its bounding rectangle, and the mask within it (None: the whole rectangle)."""
 
     def __init__(self, plane: int, raster: BoolGrid) -> None:
         rows, columns = np.flatnonzero(raster.any(axis=1)), np.flatnonzero(raster.any(axis=0))
@@ -90,7 +89,7 @@ class _Area:
 
 
 def _planar(frame: VideoFrame) -> str:
-    """Planar format to convert to, with chroma at least as fine, so that masked colours do not bleed."""
+    """Planar format to convert to, with chroma no coarser, so that masked colours do not bleed."""
     chroma = [component for component in frame.format.components if component.is_chroma]
     if not chroma or chroma[0].width == frame.width:
         return "yuv444p"
@@ -107,10 +106,10 @@ def _areas(polygons: Sequence[Polygon], frame: VideoFrame) -> list[_Area]:
 
 
 def shrink(raster: BoolGrid, width: int, height: int) -> BoolGrid:
-    """A subsampled plane's pixels of which any part is masked."""
+    """Mask of a subsampled plane: samples of which any part is masked."""
     if raster.shape == (height, width):
         return raster
-    # Pixels per sample are a power of two; the last sample may have fewer.
+    # Subsampling factors are powers of two; the last sample may cover fewer pixels.
     rows, cols = (
         np.arange(samples) << ((pixels - 1) // samples).bit_length()
         for pixels, samples in zip(raster.shape, (height, width), strict=True)
@@ -120,11 +119,11 @@ def shrink(raster: BoolGrid, width: int, height: int) -> BoolGrid:
 
 
 def fill(polygon: Polygon, width: int, height: int) -> BoolGrid:
-    """Every pixel of ``width x height`` that the polygon covers or touches, ``[height, width]``.
+    """Mask ``[height, width]`` of all pixels that the polygon covers or touches.
 
-    A pixel that no edge passes lies inside as a whole or not at all: its centre tells.
+    A pixel that no edge crosses is entirely inside or outside: its centre decides.
     """
-    # Only the rectangle around it: a picture of millions of pixels may have many small masks.
+    # Restricted to the bounding rectangle: a picture of millions of pixels may have many small masks.
     top, bottom = _around([y for _, y in polygon], height)
     left, right = _around([x for x, _ in polygon], width)
     corners = [(x * width - left, y * height - top) for x, y in polygon]
@@ -141,12 +140,12 @@ def fill(polygon: Polygon, width: int, height: int) -> BoolGrid:
 
 
 def _around(shares: Sequence[float], pixels: int) -> tuple[int, int]:
-    """First pixel that a polygon touches along one side, and the one behind the last."""
+    """Range of pixels, end exclusive, that a polygon touches along one axis."""
     return min(int(min(shares) * pixels), pixels - 1), min(int(max(shares) * pixels), pixels - 1) + 1
 
 
 def _cross(crossings: npt.NDArray[np.int16], start: Point, end: Point) -> None:
-    """Count an edge where it crosses the rows' centre lines: +1 downwards, -1 upwards, for all pixels to its right."""
+    """Count where an edge crosses the rows' centre lines: +1 downwards, -1 upwards, for all pixels to its right."""
     (x0, y0), (x1, y1), sign = (start, end, 1) if start[1] < end[1] else (end, start, -1)
     rows = np.arange(max(0, int(np.ceil(y0 - 0.5))), min(len(crossings), int(np.ceil(y1 - 0.5))))
     if rows.size:
@@ -156,7 +155,7 @@ def _cross(crossings: npt.NDArray[np.int16], start: Point, end: Point) -> None:
 
 
 def _touch(touched: npt.NDArray[np.int16], start: Point, end: Point) -> None:
-    """Mark the pixels an edge passes through, as +1 where they begin in a row and -1 behind the last."""
+    """Mark the pixels an edge passes through: +1 at the first one of each row, -1 after the last."""
     height, width = len(touched), touched.shape[1] - 1
     (x0, y0), (x1, y1) = (start, end) if start[1] <= end[1] else (end, start)
     rows = np.arange(min(max(int(y0), 0), height - 1), min(int(y1), height - 1) + 1)
@@ -173,29 +172,29 @@ def _touch(touched: npt.NDArray[np.int16], start: Point, end: Point) -> None:
 
 
 def covered(raster: BoolGrid, rows: int, cols: int) -> BoolGrid:
-    """Which of ``rows x cols`` equal cells are fully masked, ``[rows, cols]``."""
+    """Mask ``[rows, cols]`` of the cells, out of ``rows x cols`` equal ones, that are fully masked."""
     down: BoolGrid = np.logical_and.reduceat(_padded(raster), _edges(raster.shape[0], rows), axis=0)[::2]
     across: BoolGrid = np.logical_and.reduceat(_padded(down.T), _edges(raster.shape[1], cols), axis=0)[::2]
     return across.T.copy()
 
 
 def covered_cells(raster: BoolGrid, grid: PatchGrid) -> BoolGrid:
-    """Which cells of ``grid`` are fully masked, ``[rows, cols]``."""
+    """Mask ``[rows, cols]`` of the cells of ``grid`` that are fully masked."""
     found = covered(raster, grid.rows - grid.overlap, grid.cols - grid.overlap)
     return found[np.ix_(grid.sources, grid.sources)] if grid.overlap else found
 
 
 def covered_pixels(raster: BoolGrid, grid: PatchGrid) -> BoolGrid:
-    """Which of the grid's pixels are fully masked, ``[height, width]``."""
+    """Mask ``[height, width]`` of the grid's pixels that are fully masked."""
     return grid.shown(covered(raster, *grid.scaled))
 
 
 def _padded(raster: BoolGrid) -> BoolGrid:
-    """With one row more, which no cell lies on: reduceat needs an index behind the last cell."""
+    """Append a row that no cell covers: reduceat needs an index past the last cell."""
     return np.concatenate([raster, np.ones((1, raster.shape[1]), np.bool_)])
 
 
 def _edges(pixels: int, cells: int) -> npt.NDArray[np.intp]:
-    """First pixel of each cell, and the one behind its last, interleaved as ``ufunc.reduceat`` wants them."""
+    """Pixel range of each cell, end exclusive, interleaved as ``ufunc.reduceat`` expects."""
     number = np.arange(cells)
     return np.stack([number * pixels // cells, -(-(number + 1) * pixels // cells)], axis=1).ravel().astype(np.intp)

@@ -1,5 +1,5 @@
-"""Codec processor (step 2): packets in, samples with their change grids out. No packet is decoded twice, but for
-keyframes that are a witness (see :mod:`cluster.codec.lazy_processor`)."""
+"""Codec processor (step 2): turns packets into samples with change grids. Decodes each packet once, except keyframes
+that lazy decoding inspects (:mod:`cluster.codec.lazy_processor`) and packets redecoded after damage."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from cluster.codec.timeline import AnchorRule, Sampling, Timeline
 from cluster.errors import SourceError
 from cluster.types import EncodedPacket, PatchGeometry, SampledPicture
 
-# A sequence number this far back is a late repeat; further back the count has started anew.
+# A sequence number up to this far back is a duplicate; further back, numbering has restarted.
 _LATE = 1024
 _MOST_AHEAD = 2**16
 _STARTS = b"\0\0\1", b"\0\0\0\1"
@@ -35,8 +35,8 @@ _STARTS = b"\0\0\1", b"\0\0\0\1"
 
 @dataclass(frozen=True, slots=True)
 class CodecOptions:
-    """``fps``: samples per second. ``masks``: privacy masks. ``zones``: outlined for the model. ``decoded_bytes``:
-    memory limit for decoded pictures. ``decode``: on which device; "auto" takes a GPU if there is one."""
+    """``fps``: samples per second. ``masks``: privacy masks. ``zones``: regions outlined for the model.
+    ``decoded_bytes``: memory limit for decoded pictures. ``decode``: decoding device; "auto" uses a GPU if present."""
 
     fps: float = 2.0
     anchor_interval_s: float = 16.0
@@ -48,7 +48,7 @@ class CodecOptions:
 
 @dataclass(frozen=True, slots=True)
 class FramedPacket:
-    """A packet with its data in the decoder's framing, and whether others may refer to it."""
+    """A packet, its data in the decoder's framing, and whether other pictures may refer to it."""
 
     packet: EncodedPacket
     data: bytes
@@ -56,15 +56,15 @@ class FramedPacket:
 
 
 class CodecProcessor:
-    """Decoder, sampler and change grid of one camera. One thread; never raises on bad packets.
+    """Decoder, sampler and change grid of one camera. Used from one thread; never raises on bad packets.
 
-    After a gap, damage, or a join in mid-GOP, packets are skipped until the next keyframe. The next sample, and that
-    after a clock jump, is an anchor. It is *fresh*, the first of a scene, where the stream begins, the clock jumped
-    (back by more than a second, or ahead by more than 10 s with no video missing) or the grid changed. Otherwise it
-    follows a *gap*, also after a reconnect: earlier content is still valid.
+    After a gap, damage, or joining mid-GOP, packets are skipped until the next keyframe. The sample that follows, like
+    the one after a clock jump, is an anchor. It is *fresh*, the first of a scene, at the start of the stream, after a
+    clock jump (back by more than a second, or ahead by more than 10 s with no video missing) and when the grid changes.
+    Otherwise, also after a reconnect, it follows a *gap*: earlier content is still valid.
 
-    With a session of ``nvdec`` samples stay on the GPU (:meth:`pop_device_pictures`). Where there is none, or the GPU
-    refuses the stream, the CPU decodes it until it is opened again.
+    With an ``nvdec`` session samples stay on the GPU (:meth:`pop_device_pictures`). Without one, or if the GPU rejects
+    the stream, it is decoded on the CPU until reopened.
     """
 
     def __init__(
@@ -85,29 +85,29 @@ class CodecProcessor:
         self._trust = Trust.LOST
         self._suspect = False
         self._newest: deque[FramedPacket] = deque(maxlen=MOST_THREADS)
-        # What the next sample is told to be: the first of a scene, or one after missing video.
+        # Whether the next sample is the first of a scene, and whether it follows missing video.
         self._fresh, self._gap = True, False
         self._next_sequence: int | None = None
-        # Time of the newest keyframe that was decoded alone.
-        self._alone: int | None = None
+        # Time of the last keyframe decoded by decode_keyframe_only.
+        self._last_keyframe_only: int | None = None
         self._recovery_pts: int | None = None
         self._view: PictureView | None = None
         self._numbers = H264FrameNumbers()
         self._length_size = 0
-        # Parameter sets and SEI that came by themselves: without a picture, which a decoder would take for damage.
+        # Parameter sets and SEI from packets without a picture, which the decoder would report as damaged.
         self._ahead = b""
 
-    # -- the caller's side ----------------------------------------------------------------------
+    # -- public interface -----------------------------------------------------------------------
     def open(self, header: StreamHeader) -> None:
-        """Start, or restart after a reconnect; sequence numbers count anew. Raises SourceError: the codec is unknown,
-        or its configuration is damaged."""
+        """Start, or restart after a reconnect; sequence numbers start over. Raises SourceError: unknown codec or
+        damaged decoder configuration."""
         self.device.reset()
         self._configure(header)
         if header.new_clock:
             self._timeline.restart()
             self._fresh = True
         self._next_sequence = None
-        self._lose()
+        self._mark_lost()
 
     def change_fps(self, fps: float) -> None:
         self._sampling.change_fps(fps)
@@ -123,9 +123,9 @@ class CodecProcessor:
         if packet.codec in FRAMED_CODECS:
             data = self._ahead + data
             pictures = (is_picture(packet.codec, kind) for kind, _ in typed_units(packet.codec, data))
-            alone = data.startswith(_STARTS) and not any(pictures)
-            self._ahead = data[-_MOST_AHEAD:] if alone else b""
-            if alone:
+            no_picture = data.startswith(_STARTS) and not any(pictures)
+            self._ahead = data[-_MOST_AHEAD:] if no_picture else b""
+            if no_picture:
                 return []
         reference = True
         if packet.codec == "h264":
@@ -148,37 +148,37 @@ class CodecProcessor:
         frames = self._decode(each)
         if frames is None and self._decoder.threads > 1:
             frames = self._decode_again()
-        return self._show(frames or [])
+        return self._accept_pictures(frames or [])
 
     def decode_keyframe_only(self, packet: EncodedPacket) -> list[SampledPicture]:
-        """Cheap alternative to :meth:`feed`: decodes only keyframes, each shown at once, and at most as many as samples
-        are wanted: in MJPEG every picture is one. The next packet fed follows a loss that is not counted as a video
-        fault."""
-        time, last = packet.decoding_time, self._alone
+        """Cheap alternative to :meth:`feed`: decodes keyframes only, no more often than the sampling rate (in MJPEG
+        every picture is a keyframe), and returns their samples without delay. The skipped packets are a gap to the next
+        :meth:`feed`, but not counted as a fault."""
+        time, last = packet.decoding_time, self._last_keyframe_only
         if packet.keyframe and (time is None or last is None or not 0 < time - last < self._sampling.least_step):
-            self._alone = time
+            self._last_keyframe_only = time
             return self.feed(packet) + self.drain()
         self.stats.packets += 1
         self.stats.packets_skipped += 1
         self._next_sequence = packet.sequence + 1
         if self._trust is not Trust.LOST:
-            self._lose()
+            self._mark_lost()
         return []
 
     def drain(self) -> list[SampledPicture]:
-        """Samples among the pictures still held back, at the end of the video."""
+        """Flush the decoder at the end of the video; returns the remaining samples."""
         if self._decoder is None or self._trust is Trust.LOST:
             return []
         samples: list[SampledPicture] = []
         try:
-            samples = self._show(self._decoder.drain())
+            samples = self._accept_pictures(self._decoder.drain())
         except (DecodeError, PicturesTooLargeError):
             self.stats.decode_errors += 1
-        self._lose()
+        self._mark_lost()
         return samples
 
     def pop_device_pictures(self) -> list[DevicePicture]:
-        """Samples on the GPU that the last call completed, oldest first."""
+        """GPU samples completed by the last call, oldest first."""
         pictures, self._device_pictures = self._device_pictures, []
         return pictures
 
@@ -191,7 +191,7 @@ class CodecProcessor:
     def resync(self, reason: str) -> None:
         """Skip to the next keyframe, counted under ``reason``."""
         self.stats.resyncs[reason] += 1
-        self._lose()
+        self._mark_lost()
 
     # -- packets --------------------------------------------------------------------------------
     def _configure(self, header: StreamHeader) -> None:
@@ -204,14 +204,14 @@ class CodecProcessor:
         self._decoder = self._new_decoder()
         self._numbers = H264FrameNumbers(found.parameter_sets if header.codec == "h264" else b"")
         if self._view is not None:
-            # Its grid is the scene's, whatever codec and size show it from here on.
+            # Force a new view for the new stream, but keep the old grid: only a change of grid makes a new scene.
             self._view.width = self._view.height = 0
         self.stats.codec, self.stats.refusal = header.codec, ""
 
     def _new_decoder(self) -> Decoder:
         header, stats = self._header, self.stats
         self._suspect = False
-        # Its session is the next one's.
+        # Frees its NVDEC session for the new decoder.
         self._decoder = None
         return self.device.make_decoder(header, (header.width or stats.width, header.height or stats.height))
 
@@ -227,7 +227,7 @@ class CodecProcessor:
         return True
 
     def _framed(self, packet: EncodedPacket) -> bytes | None:
-        """The packet's data in the decoder's framing; None if there is nothing to decode."""
+        """The packet's data in the decoder's framing; None if it cannot be decoded."""
         if packet.codec != self._header.codec:
             self.resync("codec")
             try:
@@ -240,7 +240,7 @@ class CodecProcessor:
             try:
                 data = to_annexb(data, self._length_size)
             except ValueError:
-                # Start codes after all. Lengths come first, since those of 256 to 511 bytes look like one.
+                # Start codes after all. Length prefixes are tried first: 256 to 511 looks like a start code.
                 data = data if data.startswith(_STARTS) else b""
         if not data:
             self.stats.decode_errors += 1
@@ -253,7 +253,7 @@ class CodecProcessor:
         if not packet.keyframe and not starts_decoding(packet.codec, data):
             return False
         if self._suspect:
-            # A decoder that raised may have kept more than flushing clears.
+            # After an error, flushing may not clear all of a decoder's state.
             self._decoder = self._new_decoder()
         elif self._decoder is not None:
             self._decoder.flush()
@@ -263,7 +263,7 @@ class CodecProcessor:
         return True
 
     def _decode(self, each: FramedPacket) -> list[VideoFrame] | None:
-        """None if the decoder failed; decoding then resumes at the next keyframe."""
+        """Decode one packet; None if the decoder failed, in which case decoding resumes at the next keyframe."""
         assert self._decoder is not None
         packet, data = each.packet, each.data
         self._order.record_decoded(packet.pts, each.reference)
@@ -280,14 +280,14 @@ class CodecProcessor:
             self._suspect = True
             self.resync("corrupt")
             return None
-        # The error is gone here, and with it the last that keeps the old decoder and its pictures.
+        # Outside the handler: the exception's traceback would keep the old decoder and its pictures alive.
         self._decoder = self._new_decoder()
         trim_heap()
         self.resync("too_large")
         return None
 
     def _decode_again(self) -> list[VideoFrame]:
-        """Threads report damage some packets late: decode again from the newest keyframe since, if there is one."""
+        """Redecode from the newest keyframe of the last packets, if any: threads report damage some packets late."""
         newest = list(self._newest)
         for start in range(len(newest) - 1, 0, -1):
             if self._recover(newest[start]):
@@ -295,31 +295,31 @@ class CodecProcessor:
                 for each in newest[start:]:
                     decoded = self._decode(each)
                     if decoded is None:
-                        # Damaged here too: with the keyframe's picture shown, what follows would be trusted.
+                        # Damaged again: showing the keyframe's picture would make later pictures trusted.
                         return []
                     frames += decoded
                 return frames
         return []
 
-    def _lose(self) -> None:
+    def _mark_lost(self) -> None:
         self._trust = Trust.LOST
         self._gap = True
         self._numbers.reset()
         self._order.reset()
 
     # -- pictures -------------------------------------------------------------------------------
-    def _show(self, frames: list[VideoFrame]) -> list[SampledPicture]:
+    def _accept_pictures(self, frames: list[VideoFrame]) -> list[SampledPicture]:
         samples = []
         for frame in frames:
             self.stats.frames_decoded += 1
-            sample = self._shown(frame)
+            sample = self._accept_picture(frame)
             if sample is not None:
                 samples.append(sample)
             if self._trust is Trust.LOST:
                 break
         return samples
 
-    def _shown(self, frame: VideoFrame) -> SampledPicture | None:
+    def _accept_picture(self, frame: VideoFrame) -> SampledPicture | None:
         if frame.is_corrupt:
             self.stats.corrupt_frames += 1
             self.resync("corrupt")
@@ -336,7 +336,7 @@ class CodecProcessor:
             if view is not None and not (self._fresh or self._gap):
                 self.stats.resyncs["resolution"] += 1
                 if not frame.key_frame:
-                    self._lose()
+                    self._mark_lost()
                     return None
             self._restart()
             self.stats.width, self.stats.height = size = frame.width, frame.height
@@ -359,10 +359,10 @@ class CodecProcessor:
         view.change.add_picture(frame, past, future)
 
     def _trustworthy(self, frame: VideoFrame) -> bool:
-        """Whether this is the first picture that depends on nothing before the recovery.
+        """Whether this is the first picture independent of anything before the recovery point.
 
-        Leading pictures of an open GOP are shown before the keyframe and refer to what was lost. H.264 streams with
-        gradual refresh have no keyframe; FFmpeg holds their pictures back until they are whole.
+        Leading pictures of an open GOP precede the keyframe in display order and refer to lost pictures. H.264 streams
+        with gradual intra refresh have no keyframe; FFmpeg holds their pictures back until the refresh is complete.
         """
         gradual = (
             self._header.codec == "h264"
@@ -391,7 +391,7 @@ class CodecProcessor:
         time = timeline.place_picture(pts)
         if timeline.jumped:
             stats.resyncs["timestamps"] += 1
-            # Its references are there: nothing is missing but the time between.
+            # The picture's references are intact: only the clock is discontinuous.
             self._fresh = True
             self._restart()
         stats.pts_missing, stats.pts_repeated, stats.pts_jumps = timeline.missing, timeline.repeated, timeline.jumps
@@ -415,7 +415,7 @@ class CodecProcessor:
             rgb, luma = view.scaler(self._masks.apply(frame))
             rgb = rgb if view.outlines is None else view.outlines.draw(rgb)
         except (av.FFmpegError, ValueError, MemoryError):
-            # A picture of a shape or format that FFmpeg decodes but cannot scale.
+            # FFmpeg decodes some sizes and formats that it cannot scale.
             self.stats.decode_errors += 1
             self.resync("corrupt")
             return None
@@ -424,7 +424,7 @@ class CodecProcessor:
         return SampledPicture(rgb=rgb, luma=luma, change=change, **self._header_of_sample(time, view))
 
     def _header_of_sample(self, time: int, view: PictureView) -> dict[str, Any]:
-        """Fields of the next sample's :class:`~cluster.types.PictureHeader`; counts it."""
+        """Fields of the next sample's :class:`~cluster.types.PictureHeader`; counts the sample."""
         header: dict[str, Any] = {
             "index": self.stats.frames_sampled,
             "pts": time,

@@ -1,4 +1,4 @@
-"""Push source: another thread (the gRPC server) offers packets into a bounded queue."""
+"""Push source: another thread (the gRPC server) enqueues packets into a bounded queue."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ from cluster.types import EncodedPacket
 class PushSource:
     """Thread-safe source; one client at a time begins a session, offers packets and ends it.
 
-    Sequence numbers count within a session. Repeated packets are ignored; of a hole the codec processor sees the
-    missing number. A new session (or other stream parameters) lets ``packets`` finish the old queue
-    and end; the next ``open`` returns the new header.
+    Sequence numbers count within a session. Repeated packets are ignored; holes are left for the codec processor to
+    detect. After a new session or a change of stream parameters, ``packets`` drains the old queue and ends; the next
+    ``open`` returns the new header.
     """
 
     live = True
@@ -33,13 +33,13 @@ class PushSource:
         self._queue = PacketQueue(max_packets, max_bytes)
         self._reading: PacketQueue | None = None
 
-    # -- the client's side ----------------------------------------------------------------------
+    # -- client side ----------------------------------------------------------------------------
     def begin_session(self, header: StreamHeader, session: str) -> None:
-        """Start a session, or resume it after a reconnect (same session and header: nothing is lost). Raises
-        SourceError: the source is closed."""
+        """Start a session, or resume it without loss after a reconnect (same session and header). Raises SourceError
+        once closed."""
         with self._state:
             if self._closed:
-                raise SourceError("the camera no longer takes packets", retryable=False)
+                raise SourceError("the camera no longer accepts packets", retryable=False)
             if session == self.session and header == self._header and not self._ended:
                 return
             if session != self.session or self._ended:
@@ -52,7 +52,8 @@ class PushSource:
             self._state.notify_all()
 
     def offer(self, packets: Sequence[EncodedPacket]) -> int:
-        """Number of packets dropped because the queue is full or closed; counted, and a gap follows."""
+        """Enqueue packets; returns how many were dropped as the queue is full or closed. Drops are counted and leave a
+        gap."""
         with self._state:
             new = []
             for packet in packets:
@@ -62,14 +63,14 @@ class PushSource:
             return len(new) - self._queue.put_all(new)
 
     def end_session(self) -> None:
-        """End of the video: queued packets are still decoded, then the camera has ended."""
+        """End the video: queued packets are still decoded, then the camera ends."""
         with self._state:
             self._ended = True
             self._queue.close()
             self._state.notify_all()
 
     def credit(self) -> int:
-        """Number of packets that still fit, from the mean size of the queued ones."""
+        """Number of packets that still fit, estimated from the mean size of the queued ones."""
         queue = self._queue
         waiting, size = len(queue), queue.bytes
         by_count = self.max_packets - waiting
@@ -83,13 +84,13 @@ class PushSource:
 
     @property
     def dropped(self) -> int:
-        """Packets of this session dropped by a full queue."""
+        """Packets of this session dropped on a full queue."""
         return self._dropped_before + self._queue.dropped
 
-    # -- the decoder's side ---------------------------------------------------------------------
+    # -- decoder side ---------------------------------------------------------------------------
     @property
     def waited_s(self) -> float:
-        """Queueing time of the last packet."""
+        """Queueing time of the last packet read, in seconds."""
         return 0.0 if self._reading is None else self._reading.waited_s
 
     @property
@@ -106,7 +107,7 @@ class PushSource:
         with self._state:
             self._state.wait_for(lambda: self._announced or self._closed)
             if self._closed or self._header is None:
-                raise SourceError("the camera no longer takes packets", retryable=False)
+                raise SourceError("the camera no longer accepts packets", retryable=False)
             self._announced = False
             self._reading = self._queue
             return self._header
@@ -114,7 +115,7 @@ class PushSource:
     def packets(self) -> Iterator[EncodedPacket]:
         queue = self._reading
         if queue is None:
-            raise RuntimeError("open() comes before packets()")
+            raise RuntimeError("call open() before packets()")
         read = False
         try:
             while (packet := queue.get()) is not None:
@@ -122,7 +123,7 @@ class PushSource:
             read = True
         finally:
             with self._state:
-                # Its reader failed: the client is still there, and the next one goes on with what it sends.
+                # The reader failed, but the client is still connected: let the next open() resume its queue.
                 if not read and queue is self._queue:
                     self._announced = True
 

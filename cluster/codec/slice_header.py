@@ -1,8 +1,7 @@
-"""Slice headers of H.264 and HEVC: type, quantiser and layer of a coded picture.
+"""Slice headers of H.264 and HEVC: type, QP and temporal layer of a coded picture.
 
-Read from a packet's first slice without decoding (ITU-T H.264 §7.3.2.2, §7.3.3; H.265 in
-:mod:`cluster.codec.hevc_slice`). The whole header has to be walked, since the quantiser is near its end; what lies
-behind it is not read.
+Parses a packet's first slice header without decoding (ITU-T H.264 §7.3.2.2, §7.3.3; H.265 in
+:mod:`cluster.codec.hevc_slice`), up to the slice QP near its end.
 """
 
 from collections.abc import Callable, Container
@@ -29,15 +28,14 @@ from cluster.codec.nal import (
 )
 
 _HEADER_BYTES = 256
-"""Most bytes of a slice header that are read: weights of 32 references fit."""
+"""Bytes read of a slice header: enough for the weights of 32 references."""
 _SETS_BYTES = 2048
 
 
 class SliceHeaders:
-    """Reads the packets of one stream in decoding order, and the parameter sets among them.
+    """Parses the packets of one stream in decoding order, tracking in-band parameter sets.
 
-    A packet without a readable first slice, or with unknown parameter sets, gives None. Every parameter set replaces
-    the last one of its number; a damaged one removes all.
+    A parameter set replaces the last one of its id; a damaged one invalidates all of its kind.
     """
 
     def __init__(self, codec: str, parameter_sets: bytes = b"") -> None:
@@ -47,15 +45,15 @@ class SliceHeaders:
         self.read(parameter_sets)
 
     def read(self, data: bytes) -> CodedPicture | None:
-        """The first coded picture of an Annex-B packet."""
+        """The first coded picture of an Annex-B packet; None if its slice header or parameter sets are unreadable."""
         syntax = _SYNTAX.get(self._codec)
         if syntax is None:
             return None
         for kind, start in typed_units(self._codec, data):
             if kind == syntax.sps:
-                _keep(self._sequences, syntax.read_sequence, data[start : start + _SETS_BYTES])
+                _store(self._sequences, syntax.read_sequence, data[start : start + _SETS_BYTES])
             elif kind == syntax.pps:
-                _keep(self._pictures, syntax.read_picture, data[start : start + _SETS_BYTES])
+                _store(self._pictures, syntax.read_picture, data[start : start + _SETS_BYTES])
             elif kind in syntax.slices:
                 try:
                     return syntax.read_slice(data[start : start + _HEADER_BYTES], self._sequences, self._pictures)
@@ -64,7 +62,7 @@ class SliceHeaders:
         return None
 
 
-def _keep(known: dict[int, Any], read: Callable[[bytes], Any], unit: bytes) -> None:
+def _store(known: dict[int, Any], read: Callable[[bytes], Any], unit: bytes) -> None:
     try:
         found = read(unit)
     except ValueError:
@@ -89,12 +87,12 @@ class H264Picture:
 
 
 def read_h264_picture(unit: bytes) -> H264Picture:
-    """A picture parameter set. Raises ValueError: cut short, or with slice groups."""
+    """Parse a picture parameter set. Raises ValueError if truncated, or with slice groups."""
     bits = Bits(unit[1:])
     number, sequence = bits.ue(), bits.ue()
     cabac, order_present = bits.flag(), bits.flag()
     if bits.ue():
-        raise ValueError("slice groups, which nobody uses")
+        raise ValueError("slice groups are not supported")
     references = bits.ue() + 1, bits.ue() + 1
     weighted, weighted_b = bits.flag(), bits.bits(2)
     qp = 26 + bits.se()
@@ -105,11 +103,11 @@ def read_h264_picture(unit: bytes) -> H264Picture:
 
 
 def read_h264_slice(unit: bytes, sequences: dict[int, H264Sequence], pictures: dict[int, H264Picture]) -> CodedPicture:
-    """A slice header. Raises ``ValueError``: cut short or damaged; ``KeyError``: its parameter sets are unknown."""
+    """Parse a slice header. Raises ``ValueError`` if truncated or damaged, ``KeyError`` for unknown parameter sets."""
     bits = Bits(unit[1:])
     idr, reference = unit_kind("h264", unit[0]) == H264_IDR, bool(unit[0] & 0x60)
     bits.ue()
-    # SP and SI, of the extended profile, are read as P and I.
+    # SP and SI slices (Extended profile) are treated as P and I.
     kind: PictureType = ("P", "B", "I", "P", "I")[bits.ue() % 5]
     picture = pictures[bits.ue()]
     sequence = sequences[picture.sequence]
@@ -134,7 +132,7 @@ def read_h264_slice(unit: bytes, sequences: dict[int, H264Sequence], pictures: d
         bits.bits(1)
     counts = read_reference_counts(bits, kind, picture.references)
     for _ in counts:
-        # Changes of the list.
+        # ref_pic_list_modification
         if bits.flag():
             while bits.ue() != 3:
                 bits.ue()
@@ -169,7 +167,7 @@ def _skip_h264_marking(bits: Bits, idr: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Syntax:
-    """NAL unit types of a codec, and how units of them are read."""
+    """NAL unit types of a codec, and their parsers."""
 
     sps: int
     pps: int

@@ -1,4 +1,4 @@
-"""Source interface (step 1): yields encoded packets, decodes nothing; and the queue between receiver and decoder."""
+"""Interface of packet sources (step 1), and the bounded queue between receiver and decoder."""
 
 import threading
 import time
@@ -15,9 +15,9 @@ from cluster.types import EncodedPacket
 class StreamHeader:
     """Stream parameters known before the first packet.
 
-    ``codec``: FFmpeg's name. ``width``, ``height``: pixels, 0 when unknown. ``extradata``: decoder configuration:
-    Annex-B parameter sets for H.264 and HEVC (avcC and hvcC too), else the container's own. ``new_clock``: timestamps
-    are unrelated to earlier ones, as in another RTSP session.
+    ``codec``: FFmpeg's codec name. ``width``, ``height``: pixels, 0 when unknown. ``extradata``: decoder configuration:
+    Annex-B parameter sets, avcC or hvcC for H.264 and HEVC, else as stored in the container. ``new_clock``: timestamps
+    are unrelated to earlier ones, as after an RTSP reconnect.
     """
 
     codec: str
@@ -28,7 +28,7 @@ class StreamHeader:
 
 
 class CameraState(StrEnum):
-    """WAITING for a pushing client, CONNECTING, RUNNING, in BACKOFF before a new attempt, ERROR or ENDED for good."""
+    """WAITING for a pushing client; BACKOFF before the next attempt; a source's ERROR and ENDED are final."""
 
     WAITING = "waiting"
     CONNECTING = "connecting"
@@ -40,7 +40,7 @@ class CameraState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """A state, its reason (one sentence, empty when all is well) and, in BACKOFF, the seconds to the next attempt."""
+    """A state, its reason (one sentence, empty if healthy) and, in BACKOFF, the seconds until the next attempt."""
 
     state: CameraState
     reason: str = ""
@@ -48,11 +48,11 @@ class SourceStatus:
 
 
 class Source(Protocol):
-    """A camera's packets. ``open`` and ``packets`` are called by one thread, ``close`` by any.
+    """Encoded packets of one camera. One thread calls ``open`` and ``packets``; any thread may call ``close``.
 
     * ``live``: real-time; silence means that the connection was lost
-    * ``pushed``: ``open`` waits for a client without a limit
-    * ``ended``: the video is over; opening again would give nothing new
+    * ``pushed``: ``open`` waits for a client indefinitely
+    * ``ended``: the video is over; reopening yields nothing new
     """
 
     live: bool
@@ -62,23 +62,23 @@ class Source(Protocol):
     def ended(self) -> bool: ...
 
     def open(self) -> StreamHeader:
-        """Connect and read the stream's parameters; callable again after ``packets`` ended. Raises ``SourceError``: it
-        cannot be read; ``retryable``: trying again may help."""
+        """Connect and read the stream parameters; may be called again once ``packets`` has ended. Raises
+        ``SourceError``, ``retryable`` if another attempt may succeed."""
         ...
 
     def packets(self) -> Iterator[EncodedPacket]:
-        """Packets in decoding order until the video ends or the connection is lost. Raises SourceError: reading
-        failed."""
+        """Packets in decoding order until the video ends or the connection is lost. Raises SourceError on a read
+        error."""
         ...
 
     def close(self) -> None:
-        """Stop for good, from any thread; a blocked ``open`` or ``packets`` returns within a second."""
+        """Stop for good, from any thread; unblocks ``open`` and ``packets`` within a second."""
         ...
 
 
 class PacketQueue:
-    """FIFO bounded by packets and bytes. When full, new packets are dropped up to the next keyframe, as they could not
-    be decoded anyway. Drops are counted, and the consumer sees missing ``sequence`` numbers. Thread-safe."""
+    """FIFO bounded by packets and bytes. A full queue drops new packets up to the next keyframe: none of them could be
+    decoded. Drops are counted and leave holes in the ``sequence`` numbers. Thread-safe."""
 
     def __init__(self, max_packets: int, max_bytes: int) -> None:
         self.max_packets = max_packets
@@ -86,7 +86,7 @@ class PacketQueue:
         self.dropped = 0
         self.bytes = 0
         self.waited_s = 0.0
-        """How long the packet that was taken last had waited."""
+        """Queueing time of the last packet dequeued, in seconds."""
         self._packets: deque[tuple[EncodedPacket, float]] = deque()
         self._changed = threading.Condition()
         self.closed = False
@@ -104,15 +104,15 @@ class PacketQueue:
             return 0.0
 
     def put_all(self, packets: Sequence[EncodedPacket]) -> int:
-        """Number of packets accepted; the consumer is woken once."""
-        came = time.monotonic()
+        """Enqueue packets, waking the consumer once; returns the number accepted."""
+        arrived = time.monotonic()
         with self._changed:
-            taken = sum(self._put(packet, came) for packet in packets)
-            if taken:
+            accepted = sum(self._put(packet, arrived) for packet in packets)
+            if accepted:
                 self._changed.notify()
-            return taken
+            return accepted
 
-    def _put(self, packet: EncodedPacket, came: float) -> bool:
+    def _put(self, packet: EncodedPacket, arrived: float) -> bool:
         if self._until_keyframe and packet.keyframe:
             self._until_keyframe = False
         full = len(self._packets) >= self.max_packets or self.bytes + len(packet.data) > self.max_bytes
@@ -120,23 +120,23 @@ class PacketQueue:
             self.dropped += 1
             self._until_keyframe = True
             return False
-        self._packets.append((packet, came))
+        self._packets.append((packet, arrived))
         self.bytes += len(packet.data)
         return True
 
     def get(self, timeout_s: float | None = None) -> EncodedPacket | None:
-        """The oldest packet; None when closed and empty, or after ``timeout_s``."""
+        """Dequeue the oldest packet; None when closed and empty, or after ``timeout_s``."""
         with self._changed:
             self._changed.wait_for(lambda: self._packets or self.closed, timeout_s)
             if not self._packets:
                 return None
-            packet, came = self._packets.popleft()
-            self.waited_s = time.monotonic() - came
+            packet, arrived = self._packets.popleft()
+            self.waited_s = time.monotonic() - arrived
             self.bytes -= len(packet.data)
             return packet
 
     def close(self, *, discard: bool = False) -> None:
-        """Refuse new packets; queued ones stay readable unless discarded."""
+        """Refuse new packets; queued ones stay readable unless ``discard`` is set."""
         with self._changed:
             self.closed = True
             if discard:

@@ -1,6 +1,6 @@
-"""State of one camera's stream: counters, what its pictures depend on, and by their size masks, outlines and change.
+"""State of one camera's stream: counters, decoder trust, and what depends on the picture size.
 
-Codec and picture evidence of change between two samples is combined here.
+Combines the codec's and the picture's evidence of change between two samples.
 """
 
 from collections import Counter
@@ -23,13 +23,13 @@ Cue = Literal["vectors+luma", "luma"]
 
 @dataclass(slots=True)
 class CodecStats:
-    """Counters of one stream since its start. ``resyncs``: by reason:
+    """Counters of one stream since its start.
 
-    ``gap`` (sequence hole), ``lost_reference`` (found in the bitstream), ``corrupt``, ``timestamps``, ``resolution``,
-    ``codec``, ``too_large``, and what callers of ``resync`` say. ``gaps`` counts the first two. ``refusal``: why
-    nothing is decoded now, a sentence; it goes when a picture comes. ``scenes``: fresh samples; all but the first are
-    of a clock that jumped or of another grid.
-    ``frames_spared``: never decoded, as nothing happened in them (see LazyDecode).
+    ``resyncs`` is by reason: ``gap`` (hole in the sequence numbers), ``lost_reference`` (found in the bitstream),
+    ``corrupt``, ``timestamps``, ``resolution``, ``codec``, ``too_large``, or one given by callers of ``resync``.
+    ``gaps`` counts the first two. ``refusal``: a sentence on why nothing is being decoded, cleared by the next picture.
+    ``scenes``: fresh samples; all but the first follow a clock jump or a change of grid. ``frames_spared``: dropped
+    undecoded as quiet (see LazyDecode).
     """
 
     packets: int = 0
@@ -55,29 +55,29 @@ class CodecStats:
 
 
 class Trust(Enum):
-    """What the decoder's pictures depend on."""
+    """Whether decoded pictures may depend on lost ones."""
 
     LOST = auto()
-    """Nothing decodes until a keyframe's packet comes."""
+    """Packets are skipped until a keyframe."""
     RECOVERING = auto()
-    """That packet went in; the first picture that needs nothing before it has not come out yet."""
+    """The keyframe was fed; no picture independent of earlier ones has been output yet."""
     SKIPPED = auto()
-    """The same where the pictures before it were left undecoded: nothing is missing."""
+    """Like RECOVERING, but the pictures before the keyframe were skipped as quiet, not lost."""
     TRUSTED = auto()
 
 
 def no_change(grid: PatchGrid, cue: Cue) -> ChangeGrid:
-    """Of a sample that repeats the one before."""
+    """Change grid of a sample that repeats the previous one."""
     still = np.zeros((grid.rows, grid.cols), np.float32)
     return ChangeGrid(still, still, still, luma=still, cue=cue, frames=0)
 
 
 class ChangeAccumulator:
-    """Accumulates every shown picture since the last sample into one ChangeGrid; for one picture size.
+    """Accumulates every picture shown since the last sample into one ChangeGrid; for one picture size.
 
-    ``cue`` is derived from the decoder's output: an inter picture without vectors is either all new content or comes
-    from a decoder that exports none. It counts as new content if another inter picture since the sample before last had
-    vectors; otherwise only luma is used. I-frames never have vectors and decide nothing. ``masked`` ``[height,
+    ``cue`` is derived from the decoder's output: an inter picture without vectors is either all new content or from a
+    decoder that exports none. It counts as new content if another inter picture since the last sample but one had
+    vectors; otherwise only luma is used. I-frames never have vectors and are ignored here. ``masked`` ``[height,
     width]``: pixels whose motion is ignored.
     """
 
@@ -86,17 +86,17 @@ class ChangeAccumulator:
         self._motion = MotionField(width, height, grid, masked)
         self._luma = LumaDifference(grid, masked)
         self._shape = (grid.rows, grid.cols)
-        self._gave = False
+        self._had_vectors = False
         self.reset()
 
     def reset(self) -> None:
-        """Clear everything except whether there are vectors; the last sample's luma too."""
+        """Clear everything, the last sample's luma included, except whether the decoder exports vectors."""
         self._motion.reset()
         self._luma.reset()
         self._frames = self._inter = self._with_vectors = 0
 
     def add_picture(self, frame: VideoFrame, past: float, future: float) -> None:
-        """Accumulate one picture. An I-frame has no vectors; the samples' luma covers it."""
+        """Accumulate one picture. I-frames have no vectors; the luma difference covers them."""
         self._frames += 1
         if frame.pict_type == PictureType.I:
             return
@@ -109,11 +109,11 @@ class ChangeAccumulator:
             self._motion.add_vectors(vectors, past, future)
 
     def pop_change(self, luma: UInt8Array) -> ChangeGrid:
-        """The change up to a sample with this luma ``[height, width]``; starts the next interval."""
+        """Change from the previous sample to the one with this luma ``[height, width]``; starts the next interval."""
         if self._inter:
-            given = self._with_vectors > 0
-            self.cue = "vectors+luma" if given or self._gave else "luma"
-            self._gave = given
+            has_vectors = self._with_vectors > 0
+            self.cue = "vectors+luma" if has_vectors or self._had_vectors else "luma"
+            self._had_vectors = has_vectors
         planes = self._motion.pop_planes()
         if self.cue == "luma":
             zero = np.zeros(self._shape, np.float32)
@@ -124,9 +124,9 @@ class ChangeAccumulator:
 
 
 class PictureView:
-    """State that depends on the picture size: grid, scaler, accumulated change, masks, outlines of zones.
+    """State that depends on the picture size: grid, scaler, accumulated change, masks, zone outlines.
 
-    ``size``: width and height; ``aspect``: width of a pixel over its height, since the model's are square.
+    ``size``: width and height in pixels; ``aspect``: pixel width over height (the model's pixels are square).
     """
 
     def __init__(

@@ -17,8 +17,8 @@ from cluster.types import EncodedPacket
 class Backoff:
     """Exponential backoff with jitter: attempt n waits ``first_s * factor**n``, at most ``longest_s``, ± ``jitter``.
 
-    Jitter keeps a site's cameras from returning all at once after its switch restarts. A source that ran for
-    ``well_after_s`` starts counting anew.
+    Jitter keeps a site's cameras from reconnecting all at once after a switch restart. A source that ran for
+    ``well_after_s`` resets the attempt count.
     """
 
     first_s: float = 1.0
@@ -28,14 +28,14 @@ class Backoff:
     well_after_s: float = 30.0
 
     def delay_s(self, attempt: int, draw: float) -> float:
-        """Seconds before attempt ``attempt`` (0 = first retry); ``draw`` is uniform in 0..1."""
-        # The exponent is capped so that a year of failures does not overflow a float.
+        """Seconds before retry ``attempt`` (0 = first); ``draw`` is uniform in 0..1."""
+        # Capped exponent: after a year of failures the power would overflow a float.
         plain = min(self.longest_s, self.first_s * self.factor ** min(attempt, 64))
         return min(self.longest_s, plain * (1.0 + self.jitter * (2.0 * draw - 1.0)))
 
 
 class SourceSupervisor:
-    """Runs one source in the calling thread until it ends, fails for good, or another thread calls ``stop``."""
+    """Runs one source in the calling thread until it ends, fails permanently, or another thread calls ``stop``."""
 
     def __init__(self, source: Source, backoff: Backoff | None = None, *, seed: int | None = None) -> None:
         self.source = source
@@ -45,7 +45,7 @@ class SourceSupervisor:
         self._attempts = 0
 
     def stop(self) -> None:
-        """Make ``run`` return within about a second, even while waiting or blocked in the network."""
+        """Make ``run`` return within about a second, even while it backs off or blocks on the network."""
         self._stopped.set()
         self.source.close()
 
@@ -59,9 +59,9 @@ class SourceSupervisor:
         """Blocking: calls ``on_header`` at every (re)connection, then ``on_packet`` for each packet. Returns the last
         status.
 
-        An unexpected exception of source or callbacks propagates after the source is closed. With ``on_defect``, which
-        is called while it is handled, that of a live source is a lost connection instead: what one packet has brought
-        about ends no camera.
+        An unexpected exception from the source or a callback closes the source and propagates. With ``on_defect``, for
+        a live source, it counts as a lost connection instead, so that one bad packet cannot end a camera; ``on_defect``
+        is called inside the exception handler.
         """
         self._on_state = on_state
         with contextlib.closing(self.source):
@@ -75,7 +75,7 @@ class SourceSupervisor:
         on_defect: Callable[[], None] | None,
     ) -> SourceStatus:
         while not self._stopped.is_set():
-            self._tell(CameraState.WAITING if source.pushed else CameraState.CONNECTING)
+            self._report(CameraState.WAITING if source.pushed else CameraState.CONNECTING)
             started: float | None = None
             defect = False
             reason = "the connection was lost: the stream ended"
@@ -85,14 +85,14 @@ class SourceSupervisor:
                     break
                 started = time.monotonic()
                 on_header(header)
-                self._tell(CameraState.RUNNING)
+                self._report(CameraState.RUNNING)
                 for packet in source.packets():
                     if self._stopped.is_set():
                         break
                     on_packet(packet)
             except SourceError as error:
                 if not error.retryable and not self._stopped.is_set():
-                    return self._tell(CameraState.ERROR, str(error))
+                    return self._report(CameraState.ERROR, str(error))
                 reason = str(error)
             except Exception as error:
                 if on_defect is None or not source.live:
@@ -102,19 +102,19 @@ class SourceSupervisor:
             if self._stopped.is_set():
                 break
             if source.ended:
-                return self._tell(CameraState.ENDED)
+                return self._report(CameraState.ENDED)
             if started is not None and source.pushed and not defect:
                 continue
             if started is not None and time.monotonic() - started >= self.backoff.well_after_s:
                 self._attempts = 0
             delay = self.backoff.delay_s(self._attempts, self._random.random())
             self._attempts += 1
-            self._tell(CameraState.BACKOFF, reason, delay)
+            self._report(CameraState.BACKOFF, reason, delay)
             self._stopped.wait(delay)
-        return self._tell(CameraState.ENDED, "stopped")
+        return self._report(CameraState.ENDED, "stopped")
 
-    def _tell(self, state: CameraState, reason: str = "", retry_in_s: float = 0.0) -> SourceStatus:
-        # Libraries quote the source, or a piece of it.
+    def _report(self, state: CameraState, reason: str = "", retry_in_s: float = 0.0) -> SourceStatus:
+        # Library messages may quote the source's URL, or part of it.
         status = SourceStatus(state, redact(reason), retry_in_s)
         self._on_state(status)
         return status

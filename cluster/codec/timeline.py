@@ -1,4 +1,4 @@
-"""Timestamps, sampling and anchors on clocks that repeat, jump or are missing."""
+"""Timestamps, sampling and anchors, robust against clocks that repeat, jump or are missing."""
 
 import bisect
 
@@ -6,29 +6,29 @@ from cluster.types import MICROSECONDS
 
 _DEFAULT_INTERVAL = MICROSECONDS // 25
 PATIENCE = 25
-"""So many pictures without a usable time are taken for a camera that has no clock."""
+"""Consecutive pictures without a usable timestamp after which the camera counts as having no clock."""
 REPEAT = MICROSECONDS
-"""Corrections of a camera's clock up to this far back only repeat a moment."""
+"""Largest backward step that is a clock correction rather than a jump."""
 LONGEST_STEP = 10 * MICROSECONDS
-"""A clock that is further ahead has jumped."""
-# Pictures that encoders in use send ahead of one shown before them: two in x264 and x265, four in a pyramid of 16.
+"""Largest forward step that is not a jump."""
+# Largest reordering depth of encoders in use: two in x264 and x265, four in a B-pyramid of 16.
 _REORDERED = 4
 
 
 class Timeline:
     """Strictly increasing times for the pictures of one stream, in display order.
 
-    * missing pts: the last time plus the usual interval; before any is known, up to 25 pictures are skipped, then time
-      counts from 0; where video is missing before it, up to 25 are skipped as well
+    * missing pts: the last time plus the usual interval; before the first known time, up to 25 pictures are skipped,
+      then time counts from 0; after missing video, up to 25 are skipped as well
     * repeated or up to 1 s back: not placed; after 25 in a row the clock is considered stuck and its pts missing
-    * further back: jumped
-    * more than 10 s ahead: jumped, unless video is missing before it (:meth:`resume`)
+    * further back: a jump
+    * more than 10 s ahead: a jump, unless video is missing before the picture (:meth:`resume`)
     """
 
     def __init__(self) -> None:
         self.missing = self.repeated = self.jumps = 0
         self.jumped = False
-        """Whether the clock was reset before the picture placed last."""
+        """Whether the clock jumped before the picture placed last."""
         self._interval: int | None = None
         self._last: int | None = None
         self._repeated: int | None = None
@@ -36,12 +36,12 @@ class Timeline:
         self._resuming = False
 
     def resume(self) -> None:
-        """Video is missing before the next picture, which may be any time ahead."""
+        """Note that video is missing before the next picture, which may then be any time ahead."""
         self._unplaced = 0
         self._resuming = True
 
     def restart(self) -> None:
-        """Later times are unrelated to earlier ones."""
+        """Start a new clock: later times are unrelated to earlier ones."""
         self._last = None
         self._unplaced = 0
 
@@ -57,11 +57,11 @@ class Timeline:
         if step > 0 and self._resuming:
             return self._at(pts)
         if 0 < step <= LONGEST_STEP:
-            # A slow average: one long pause must not stretch the interval that missing times are filled with.
+            # A slow average: one long pause must not stretch the interval used to extrapolate missing times.
             usual = self._interval or step
             self._interval = usual + (min(step, 4 * usual) - usual) // 8
             return self._at(pts)
-        # Filled in times run on, so that a clock that stands still falls any time behind them.
+        # Extrapolated times run on, so a stuck clock may fall behind them by any amount.
         stuck = self._unplaced >= PATIENCE and self._repeated is not None and abs(pts - self._repeated) < REPEAT
         if -REPEAT < step <= 0 or stuck:
             self.repeated += 1
@@ -92,28 +92,29 @@ class Timeline:
 
 
 class DecodingClock:
-    """Ascending times of a stream's packets: what is shown up to that time has come.
+    """Ascending times for packets in decoding order: every picture displayed up to that time has arrived.
 
-    From presentation times alone. Decoding times are not always sent, and those of RTSP, which has none, are FFmpeg's
-    guess: where it takes the reordering for less than it is, they go back and forth with the pictures. Here its depth
-    is the most pictures that came before one shown earlier; while it is being learned, a time may step back.
+    Derived from presentation times alone. Decoding times are not always sent, and for RTSP, which has none, FFmpeg
+    guesses them: if it underestimates the reordering, they go back and forth with the pictures. Here the reordering
+    depth is the largest number of pictures seen to precede one displayed before them; while it is being learned, times
+    may step back.
     """
 
     def __init__(self) -> None:
         self.depth = 0
-        """How many pictures the reordering is known to be deep."""
+        """Reordering depth seen so far, in pictures."""
         self._latest: list[int] = []
 
     def restart(self) -> None:
-        """Later times are unrelated to earlier ones; the depth stays."""
+        """Start a new clock: later times are unrelated to earlier ones. Keeps the depth."""
         self._latest.clear()
 
     def advance(self, pts: int) -> int:
-        """Time of the next packet in decoding order, microseconds as its ``pts``."""
+        """Time of the next packet in decoding order, in microseconds like its ``pts``."""
         latest = self._latest
         shown_later = len(latest) - bisect.bisect(latest, pts)
         if shown_later > _REORDERED:
-            # No B-picture: the camera's clock was corrected.
+            # Deeper than any reordering: the camera's clock was corrected.
             self.restart()
             shown_later = 0
         self.depth = max(self.depth, shown_later)
@@ -123,7 +124,7 @@ class DecodingClock:
 
 
 class Sampling:
-    """Selects samples: the first picture at or after each tick of ``fps``, by time and not by count."""
+    """Selects samples by time: the first picture at or after each tick of ``fps``."""
 
     def __init__(self, fps: float) -> None:
         self._next: int | None = None
@@ -132,12 +133,12 @@ class Sampling:
     def change_fps(self, fps: float) -> None:
         """Change the rate from the next tick on."""
         self.period = max(1, round(MICROSECONDS / fps))
-        # Timestamps are rounded to the container's clock and jitter; a picture that early is the tick's own.
+        # Timestamps jitter and are rounded to the container's time base; a picture this early belongs to the tick.
         self._slack = self.period // 20
 
     @property
     def least_step(self) -> int:
-        """Microseconds from one sample to the next, at least."""
+        """Smallest distance between samples, in microseconds."""
         return self.period - self._slack
 
     def reset(self) -> None:
@@ -156,13 +157,11 @@ class Sampling:
 
 
 class AnchorRule:
-    """Selects anchors: samples kept whole, so that windows may open there (docs/windows.md).
+    """Selects anchors: samples kept whole, at which a window may open (docs/windows.md).
 
-    The first sample at or after an I-frame, at least ``interval_s`` after the last anchor.
-
-    Forced at the interval when the camera's I-frames are further apart or none came: cameras send one every 10 to 250
-    frames, some none at all. ``tolerance`` (microseconds, half a sampling period) keeps an I-frame that comes slightly
-    early from being skipped for a whole GOP.
+    An anchor is the first sample at or after an I-frame, at least ``interval_s`` after the last anchor. It is forced at
+    the interval if I-frames are further apart or absent: cameras send one every 10 to 250 frames, some none at all.
+    ``tolerance`` (microseconds, half a sampling period) accepts a slightly early I-frame instead of waiting a GOP.
     """
 
     def __init__(self, interval_s: float, tolerance: int) -> None:

@@ -1,1 +1,1 @@
-"""A decoder process: camera pipelines, the decode gate, frames to replicas, packet rings for clips."""
+"""Decoder process: camera pipelines, the decode gate, frame delivery to replicas, packet rings for clips."""

@@ -1,5 +1,4 @@
-"""Decoding load of a process: how many cameras decode at once, and which of them decode keyframes only, so that the
-others keep up."""
+"""Decoding load of a process: limits concurrent decoding, and reduces cameras to keyframes so that the rest keep up."""
 
 import math
 import threading
@@ -13,36 +12,36 @@ from cluster.hosts import usable_cores
 from cluster.types.cameras import Priority
 
 MOST = 8
-"""Most threads of a process that decode at once: more gain nothing under the GIL."""
+"""Most threads of a process that decode at once: under the GIL more gain nothing."""
 
 LATE, CALM = 0.5, 0.1
-"""Decode backlog in strides: above the first, answers are about to be late; below the second, there is capacity."""
+"""Decode backlog in strides: above ``LATE``, answers are about to be late; up to ``CALM``, there is spare capacity."""
 
 SHARE = 0.1
-"""Share of the fully decoded cameras that is reduced in one step, and restored in the first; restoring then doubles
-each time, so that a short burst has no effect for minutes."""
+"""Share of the fully decoded cameras reduced in one step, and restored in the first one. The restored share then
+doubles at each step, so that a short burst has no effect for minutes."""
 
 FALLING = 0.9
-"""A backlog that shrank to this share in one step is being worked off: no further reduction."""
+"""A backlog below this share of the one at the last step is being worked off: no further reduction."""
 
 SETTLE_S = 4.0
 HOLD_S, LONGEST_HOLD_S = 10.0, 600.0
 
 SLOW_S = 60.0
-"""Seconds within which a backlog shows that restored cameras exceed the capacity."""
+"""Seconds, beyond the hold time, within which a new backlog is blamed on the cameras restored last."""
 
 
 class DecodeGate:
-    """Fair semaphore for decoding: a free slot goes to the thread that has waited longest.
+    """FIFO semaphore for decoding: a free slot goes to the thread that has waited longest.
 
     Without a limit, a hundred late cameras contend for the GIL, and the event loop, which sends frames and heartbeats,
-    gets a hundredth of it. ``threading.Semaphore`` is unfair: the thread that releases a slot takes it again for its
+    gets a hundredth of it. ``threading.Semaphore`` is unfair: the thread that releases a slot reacquires it for its
     next packet before any waiting one has woken up.
     """
 
-    def __init__(self, places: int | None = None) -> None:
-        """``places``: slots; by default as many as this process has cores, at most :data:`MOST`."""
-        self._places = self._free = places or min(usable_cores(), MOST)
+    def __init__(self, slots: int | None = None) -> None:
+        """``slots``: by default the number of cores usable by this process, at most :data:`MOST`."""
+        self._slots = self._free = slots or min(usable_cores(), MOST)
         self._busy_s = 0.0
         self._since_s = self._taken_s = time.monotonic()
         self._waiting: deque[threading.Lock] = deque()
@@ -68,23 +67,23 @@ class DecodeGate:
                 self._free += 1
 
     def take_busy_share(self) -> float:
-        """Share of the slots that was taken since the last call."""
+        """Mean share of slots in use since the last call."""
         with self._lock:
             self._count()
             busy_s, self._busy_s = self._busy_s, 0.0
             passed_s, self._taken_s = self._since_s - self._taken_s, self._since_s
-        return busy_s / (self._places * passed_s) if passed_s else 0.0
+        return busy_s / (self._slots * passed_s) if passed_s else 0.0
 
     def _count(self) -> None:
         now_s = time.monotonic()
-        self._busy_s += (self._places - self._free) * (now_s - self._since_s)
+        self._busy_s += (self._slots - self._free) * (now_s - self._since_s)
         self._since_s = now_s
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBacklog:
-    """Decode backlog of one camera: age of its oldest packet in seconds, or how late a file is, and its stride.
-    ``decodes``: whether it sends video that is to be decoded whole."""
+    """Decode backlog of one camera. ``behind_s``: age of its oldest queued packet, or lag of a paced file, in seconds.
+    ``decodes``: whether its video needs to be decoded in full."""
 
     camera: str
     priority: Priority
@@ -94,13 +93,13 @@ class DecodeBacklog:
 
     @property
     def reason(self) -> str:
-        """Why its answers are late; empty while they are not."""
+        """Why the camera's answers are late; empty if they are not."""
         return f"decoding is {self.behind_s:.0f} s behind" if self.behind_s > self.stride_s else ""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """Cameras to change. ``down``: to keyframes only; otherwise back to full decoding."""
+    """Cameras to switch: to keyframes only (``down``), or back to full decoding."""
 
     down: bool
     cameras: tuple[str, ...]
@@ -108,13 +107,13 @@ class DecodeStep:
 
 
 class DecodePressure:
-    """Call :meth:`decide` about once a second with all cameras that cannot wait; seconds of any clock.
+    """Decides which cameras to reduce to keyframes. Call :meth:`decide` about once a second, on any clock in seconds,
+    with all cameras except patient ones.
 
-    Decoding threads share the cores evenly, so that all cameras of a process fall behind together and none would be
-    answered in time. When the median camera is ``LATE``, a tenth of them are reduced, background ones first and
-    critical ones never, and another tenth after ``SETTLE_S`` unless the backlog shrinks. They are restored, the most
-    urgent first, after each ``HOLD_S`` without backlog, in growing numbers; those that caused a new backlog wait twice
-    as long next time.
+    Decoding threads share the cores evenly, so all cameras of a process fall behind together and none would be answered
+    in time. When the median camera is ``LATE``, a tenth of them are reduced, background ones first and critical ones
+    never, and another tenth every ``SETTLE_S`` unless the backlog shrinks. They are restored, the most urgent first,
+    after each ``HOLD_S`` without backlog, in growing numbers; if that causes a new backlog, the hold time doubles.
     """
 
     def __init__(self) -> None:
@@ -134,7 +133,7 @@ class DecodePressure:
         return frozenset(self._down)
 
     def decide(self, cameras: Sequence[DecodeBacklog], now_s: float) -> DecodeStep | None:
-        """The step to take now, if any; cameras that are no longer named are dropped."""
+        """The step to take now, if any; forgets cameras missing from ``cameras``."""
         known = {each.camera: each for each in cameras}
         self._down = [name for name in self._down if name in known]
         down = frozenset(self._down)
@@ -145,13 +144,13 @@ class DecodePressure:
         elif self._calm_since is None:
             self._calm_since = now_s
         if self.behind > LATE:
-            return self._lower(whole, now_s)
+            return self._reduce(whole, now_s)
         self._before = math.inf
         if self._down and self._calm_since is not None and now_s - self._calm_since >= self._hold_s:
-            return self._raise(known, len(whole), now_s)
+            return self._restore(known, len(whole), now_s)
         return None
 
-    def _lower(self, whole: Sequence[DecodeBacklog], now_s: float) -> DecodeStep | None:
+    def _reduce(self, whole: Sequence[DecodeBacklog], now_s: float) -> DecodeStep | None:
         if now_s < self._next_s:
             return None
         self._next_s = now_s + SETTLE_S
@@ -165,14 +164,14 @@ class DecodePressure:
         chosen = tuple(each.camera for each in willing[: math.ceil(SHARE * len(whole))])
         if not chosen:
             return None
-        in_vain = now_s - self._returned_s < self._hold_s + SLOW_S
-        self._hold_s = min(2 * self._hold_s, LONGEST_HOLD_S) if in_vain else HOLD_S
+        too_early = now_s - self._returned_s < self._hold_s + SLOW_S
+        self._hold_s = min(2 * self._hold_s, LONGEST_HOLD_S) if too_early else HOLD_S
         self._share = SHARE
         self._down += chosen
         return DecodeStep(True, chosen, f"decoding is {self.behind:.1f} strides behind")
 
-    def _raise(self, known: dict[str, DecodeBacklog], whole: int, now_s: float) -> DecodeStep:
-        # Within a class restore those first that were reduced last.
+    def _restore(self, known: dict[str, DecodeBacklog], whole: int, now_s: float) -> DecodeStep:
+        # Within a priority class, restore the most recently reduced first.
         order = sorted(range(len(self._down)), key=lambda place: (known[self._down[place]].priority.rank, -place))
         chosen = tuple(self._down[place] for place in order[: math.ceil(self._share * max(1, whole))])
         self._share *= 2

@@ -1,7 +1,7 @@
-"""Searches a network that the operator named for ONVIF cameras: WS-Discovery, then profiles and stream URIs.
+"""Searches an operator-approved network for ONVIF cameras: WS-Discovery, then media profiles and stream URIs.
 
-Nothing is sent to an address outside that network: devices are asked at the address that their reply came from,
-whatever addresses they name; redirects end the request; a stream elsewhere is an error of its camera.
+Nothing is sent to an address outside that network: devices are queried at the address their reply came from, whatever
+addresses they announce; redirects end the request; stream URIs outside the network are discarded.
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from cluster.types.cameras import DiscoveredCamera, DiscoveredStream, Discovery
 MOST_ADDRESSES = 1024
 PROBES_PER_S = 200
 REPLY_S = 3.0
-"""Wait for replies after the last probe."""
+"""Seconds to wait for replies after the last probe."""
 DEVICE_S = 15.0
 LONGEST_S = 120.0
-"""Of asking all devices."""
+"""Timeouts for querying one device, and all of them."""
 MOST_DEVICES = 256
 AT_ONCE = 8
 MOST_PROFILES = 16
 MOST_TEXT = 200
 MULTICAST = "239.255.255.250"
 PORT = 3702
-"""Of WS-Discovery (OASIS, 2009, section 3.1.1), as is the multicast address."""
+"""Multicast address and port of WS-Discovery (OASIS 2009, section 3.1.1)."""
 
 PROBE = """<?xml version="1.0" encoding="UTF-8"?>
 <e:Envelope xmlns:e="http://www.w3.org/2003/05/soap-envelope" xmlns:w="http://schemas.xmlsoap.org/ws/2004/08/addressing"
@@ -48,13 +48,13 @@ Network = ipaddress.IPv4Network
 
 
 def named_network(text: str, allowed: Sequence[Network]) -> Network:
-    """The network to search. Raises ``ConfigError``: not an IPv4 network, or a large one; ``NotReadyError``: the
-    configuration does not name it."""
+    """Parse and authorise the network to search. Raises ``ConfigError``: not an IPv4 network, or too large;
+    ``NotReadyError``: not allowed by the configuration."""
     try:
         network = ipaddress.IPv4Network(text)
     except ValueError as error:
         raise ConfigError(
-            f"a network is like 10.0.0.0/24, not {text[:MOST_TEXT]!r} ({str(error)[:MOST_TEXT]})"
+            f"{text[:MOST_TEXT]!r} is not a network like 10.0.0.0/24 ({str(error)[:MOST_TEXT]})"
         ) from None
     if network.num_addresses > MOST_ADDRESSES:
         raise ConfigError(
@@ -68,15 +68,16 @@ def named_network(text: str, allowed: Sequence[Network]) -> Network:
 
 
 class NetworkSearch:
-    """Searches of one process, one at a time, in ``security.discovery_networks``. ``probe_port``: where probes go."""
+    """Searches within ``security.discovery_networks``, one at a time per process. ``probe_port``: UDP port probed."""
 
     def __init__(self, allowed: Sequence[Network], *, probe_port: int = PORT) -> None:
         self._allowed, self._port = allowed, probe_port
         self._places = AtOnce(1, "a network is being searched already; try again in a moment")
 
     async def search(self, network: str, user: str = "", password: str = "") -> AsyncGenerator[Discovery, None]:
-        """Progress and cameras as they come. Raises ``ConfigError``: see :func:`named_network`, as for
-        ``NotReadyError``; the library is missing; ``CapacityError``: a network is being searched already."""
+        """Yield progress, and cameras as they are found. Raises ``ConfigError``: see :func:`named_network`, or the
+        ONVIF package is missing; ``NotReadyError``: not allowed, or too slow; ``CapacityError``: a search is running.
+        """
         named = named_network(network, self._allowed)
         try:
             import onvif  # noqa: F401
@@ -125,7 +126,7 @@ class NetworkSearch:
             await asyncio.gather(*asked, return_exceptions=True)
 
     def _multicast(self, transport: asyncio.DatagramTransport, network: Network) -> None:
-        """One probe to the group, where this machine has an address in that network: it stays on that link (TTL 1)."""
+        """Send one multicast probe, with TTL 1, if this machine has an address in the network."""
         with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
             route.connect((str(next(network.hosts())), self._port))
             own = route.getsockname()[0]
@@ -137,7 +138,7 @@ class NetworkSearch:
 
 
 class _Replies(asyncio.DatagramProtocol):
-    """ONVIF address by the address that its reply came from, of those in the network."""
+    """Collects ONVIF service URLs by the host that replied, for hosts in the network."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
@@ -157,7 +158,7 @@ class _Replies(asyncio.DatagramProtocol):
                     return
 
     def error_received(self, exc: Exception) -> None:
-        """Nobody at an address says so; the rest goes on."""
+        """Ignore ICMP errors from unused addresses."""
 
 
 def _probe() -> bytes:
@@ -173,9 +174,9 @@ async def _ask(gate: asyncio.Semaphore, url: str, network: Network, user: str, p
         except TimeoutError:
             return DiscoveredCamera(address, error=f"it did not answer within {DEVICE_S:g} s")
         except Exception as error:
-            # Whatever a device sends, the others are asked.
-            said = " ".join(str(error).split())[:MOST_TEXT] or type(error).__name__
-            return DiscoveredCamera(address, error=f"its ONVIF service refuses: {said}")
+            # A misbehaving device must not end the search.
+            reason = " ".join(str(error).split())[:MOST_TEXT] or type(error).__name__
+            return DiscoveredCamera(address, error=f"its ONVIF service failed: {reason}")
 
 
 async def _streams(url: str, network: Network, user: str, password: str) -> DiscoveredCamera:
@@ -207,7 +208,7 @@ async def _streams(url: str, network: Network, user: str, password: str) -> Disc
 
 
 def _source(uri: str, network: Network) -> str:
-    """The stream's address without credentials; empty unless it is RTSP within the network."""
+    """The stream's URL without credentials; empty unless it is RTSP within the network."""
     try:
         parts = urlsplit(uri)
         if parts.scheme not in ("rtsp", "rtsps") or ipaddress.IPv4Address(parts.hostname or "") not in network:

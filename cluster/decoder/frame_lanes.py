@@ -1,6 +1,6 @@
 """State of each camera's path to a replica: queue, frames in flight, and hand-over to another replica.
 
-Nothing here waits or sends; :class:`~cluster.decoder.frame_sender.FrameSender` holds its lock around every use.
+No I/O and no locking: :class:`~cluster.decoder.frame_sender.FrameSender` holds its lock around every use.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ _REFUSALS: dict[int, RefusalName] = {
 
 @dataclass(frozen=True, slots=True)
 class LostCamera:
-    """A camera whose window at the replica is gone, or whose replica cannot be reached.
+    """A camera whose window at the replica is lost, or whose replica is unreachable.
 
-    ``frames``: queued and in-flight frames that were lost. ``refused``: the replica is reachable but refused the
-    camera's specification (``spec``), one of its frames (``frame``), or all of them because the camera is not open
-    there (``not_open``): it is opened again with its next fresh frame. ``settled``: a hand-over failed after the old
-    replica had settled so many windows; the open window is lost, and frames continue at the new replica with a fresh
-    one that has been sent or held already.
+    ``frames``: queued and in-flight frames lost. ``refused``: the replica is reachable but refused the camera's
+    specification (``spec``), one of its frames (``frame``), or all of them as the camera is not open there
+    (``not_open``); it is then reopened with its next fresh frame. ``settled``: windows that the old replica had settled
+    when a hand-over failed; the open window is lost, and the new replica continues from a fresh frame already sent or
+    held.
     """
 
     camera: str
@@ -44,9 +44,9 @@ class LostCamera:
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """Status of one camera's path. Frames: ``sent``; ``dropped`` before that; ``lost`` after it: the replica did not
-    take them, or its connection broke before it told so. ``windows``: see :attr:`Lane.counters`; ``refused``: why the
-    replica refuses the camera's frames, empty once it accepts them again."""
+    """Status of one camera's path. ``sent``, ``dropped`` (before sending) and ``lost`` (refused by the replica, or
+    unacknowledged when its connection broke) count frames. ``windows``: see :attr:`Lane.counters`; ``refused``: why
+    the replica refuses the camera's frames, empty once it accepts them again."""
 
     address: str
     connected: bool
@@ -61,11 +61,11 @@ class LaneStatus:
 
 @dataclass(slots=True)
 class HandOver:
-    """A camera being handed over to ``target``. Frames from its fresh one on are ``held`` until the old replica is
-    done.
+    """A camera being handed over to ``target``. Frames from the next fresh one on are ``held`` until the old replica
+    is done.
 
-    ``fresh``: that frame has come; ``leaving``: nothing more goes to the old replica, which has been ``told``;
-    ``done``: it has ``closed`` the camera and perhaps ``saved`` its window, or is gone.
+    ``fresh``: the fresh frame has arrived. ``leaving``: no more frames are queued for the old replica; ``close_sent``:
+    its close message was sent. ``done``: it has ``closed`` the camera, and perhaps ``saved`` its window, or is gone.
     """
 
     target: str
@@ -73,18 +73,19 @@ class HandOver:
     fresh: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: bool = False
-    told: bool = False
+    close_sent: bool = False
     closed: bool = False
     saved: bool = False
 
 
 @dataclass(slots=True)
 class Lane:
-    """One camera: frames queued for and in flight to ``address``.
+    """One camera's frames queued for and in flight to ``address``.
 
-    ``term``: see ``StreamOpen``; ``opened``: with which specification on this connection, None if not; ``not_open``:
-    reported by the replica, so the next frame opens it again; ``stale``: last of the frames in flight then, whose
-    refusals are older. ``windows``: there; ``before``: at replicas that have handed the camera over.
+    ``term``: see ``StreamOpen``. ``opened``: specification it was opened with on this connection, None if not open.
+    ``not_open``: the replica reported it as not open, so the next frame reopens it. ``stale``: last frame in flight
+    when it was opened; refusals up to it predate that. ``windows``: counts at ``address``; ``before``: at replicas that
+    handed the camera over.
     """
 
     spec: StreamSpec
@@ -105,32 +106,32 @@ class Lane:
     windows: WindowCounters = field(default_factory=WindowCounters)
     before: WindowCounters = field(default_factory=WindowCounters)
     hand_over: HandOver | None = None
-    # Start of the first frame of a dropped queue, on the camera's clock, until the camera is told.
+    # Start of the first frame of a dropped queue, on the camera's clock, until the camera has read it.
     cut: int | None = None
 
     @property
     def counters(self) -> WindowCounters:
-        """Windows at this and earlier replicas; of the earlier ones only settled windows have closed."""
+        """Windows at this and earlier replicas; at earlier ones only settled windows count as closed."""
         now, before = self.windows, self.before
         done, gated, dropped = now.done + before.done, now.gated + before.gated, now.dropped + before.dropped
         return WindowCounters(done, gated, dropped, now.closed + before.settled, now.end)
 
     @property
     def must_open(self) -> bool:
-        """Whether the replica must be told the specification now; one that hands the camera over needs no newer one."""
+        """Whether to send the specification to the replica now; one that hands the camera over needs no newer one."""
         if self.not_open and not self.queue:
             return False
         return self.opened is None or (self.hand_over is None and self.opened != self.spec)
 
     def wants(self, sample: FrameSample) -> bool:
-        """Whether a frame can be used: after a loss, and once a hand-over has begun, only after a fresh one."""
+        """Whether a frame is usable: after a loss, and once a hand-over has begun, only from a random access frame."""
         left = self.hand_over is not None and self.hand_over.leaving and not self.hand_over.held
         return sample.random_access or not (self.wants_fresh or left)
 
     def enqueue(
         self, sample: FrameSample, message: frames_pb2.Frame, most: int
     ) -> Literal["queued", "held", "dropped"]:
-        """Queue a frame. A queue that holds ``most`` frames is dropped as a whole."""
+        """Enqueue a frame, first dropping a queue that already holds ``most`` frames."""
         move = self.hand_over if self.hand_over is not None and (sample.random_access or self.hand_over.held) else None
         queue = self.queue if move is None else move.held
         if len(queue) >= most:
@@ -145,7 +146,7 @@ class Lane:
         return "queued" if move is None else "held"
 
     def drop(self, frames: deque[frames_pb2.Frame], reason: str) -> None:
-        """Drop queued or held frames, as never sent."""
+        """Drop queued or held frames, counted as never sent."""
         metrics.frames_dropped.labels(reason).inc(len(frames))
         self.dropped += len(frames)
         frames.clear()
@@ -156,7 +157,7 @@ class Lane:
             self.drop(self.hand_over.held, reason)
 
     def cut_queue(self) -> None:
-        """Note that the queued frames will never be sent."""
+        """Mark the queued frames as never to be sent."""
         if self.queue:
             self.cut = self.queue[0].pts
 
@@ -178,7 +179,7 @@ class Lane:
         self.wants_fresh = not self.queue
 
     def acknowledge(self, ack: frames_pb2.FrameAck) -> LostCamera | None:
-        """Apply an acknowledgement of a frame or of the camera; returns what was refused."""
+        """Apply an acknowledgement of a frame or of the camera; returns the loss if it is a refusal."""
         if not ack.opened and ack.index in self.in_flight:
             while self.in_flight.popleft() != ack.index:
                 pass
@@ -188,7 +189,7 @@ class Lane:
         if ack.closed and self.hand_over is not None:
             self.hand_over.closed, self.hand_over.saved = True, ack.saved
             self.hand_over.done.set()
-        # After a refusal, frames that were on their way are discarded and acknowledged without another one.
+        # After a refusal, the replica discards frames in flight and acknowledges them without another refusal.
         if ack.refused or not self.wants_fresh:
             self.refused = ack.refused
         self.lost += ack.frames_lost
@@ -210,10 +211,10 @@ class Lane:
 
 @dataclass(slots=True)
 class ReplicaLink:
-    """One replica: lanes that may have something to send, and closing messages of lanes that have left.
+    """The stream to one replica: ``ready`` cameras that may have something to send, and ``closes`` of departed ones.
 
-    ``in_flight``: frames sent on this connection and not acknowledged, those of lanes that have left included.
-    ``unreachable``: the last attempt to connect failed, or the connection broke. ``task``: connects and sends.
+    ``in_flight``: unacknowledged frames sent on this connection, departed cameras' included. ``unreachable``: the last
+    connection attempt failed, or the connection broke. ``task``: connects and sends.
     """
 
     address: str

@@ -1,4 +1,4 @@
-"""gRPC ``Frames`` client of a decoder: camera threads enqueue samples without waiting; one stream per replica."""
+"""gRPC ``Frames`` client of a decoder: camera threads enqueue samples without blocking; one stream per replica."""
 
 import asyncio
 import contextlib
@@ -27,17 +27,17 @@ CONNECT_S = 5.0
 
 
 class FrameSender:
-    """Created on an event loop; :meth:`assign`, :meth:`send` and :meth:`close` may be called from any thread.
+    """Sends frames to replicas. Created on an event loop; methods up to :meth:`status` may be called from any thread.
 
-    At most ``max_queue`` frames of a camera wait here, besides those the replica gave credit for. When the replica is
-    slow the camera's whole queue is dropped and counted, and only a frame that depends on none before it is accepted
-    next: frames between two such belong together.
+    At most ``max_queue`` frames of a camera are queued here, besides those in flight on the replica's credit. If the
+    replica is slow, the camera's whole queue is dropped and counted, and frames are refused up to the next random
+    access frame, on which they depend.
 
     Args:
-        fresh_s: longest wait for the fresh frame of a camera that is handed over, before its old replica is told to
-            close it; ``hand_over_s``: longest wait for the old replica then.
-        on_lost: called on the event loop when a connection broke, could not be made (once until it is), or the replica
-            refused a camera; must not block.
+        on_lost: called on the event loop when a connection breaks, cannot be made (once per outage), or the replica
+            refuses a camera; must not block.
+        fresh_s: longest wait for the fresh frame of a camera being handed over, before its old replica is told to
+            close it; ``hand_over_s``: longest wait for the old replica after that.
     """
 
     def __init__(
@@ -66,7 +66,8 @@ class FrameSender:
 
     # -- any thread -----------------------------------------------------------------------------
     def confirm(self, term: int) -> None:
-        """Set the version of the controller's table that assigns all open cameras here (``StreamOpen.term``)."""
+        """Set the version of the controller's table that assigns all open cameras to this decoder
+        (``StreamOpen.term``)."""
         with self._lock:
             self._term = term
             for lane in self._lanes.values():
@@ -76,9 +77,9 @@ class FrameSender:
     def assign(self, spec: StreamSpec, address: str, *, hand_over: bool = False) -> bool:
         """Send ``spec.stream`` to the replica at ``address`` from now on; call again to change the spec.
 
-        A camera that moves leaves its old replica; its next frame must be fresh. With ``hand_over`` the old one is
-        alive: frames before that fresh one still go there, those after it are held until it has answered its queue and
-        saved the camera's window where the new one finds it. Returns whether that is tried; a failure is reported to
+        A camera that moves is closed at its old replica, and its next frame must be fresh. With ``hand_over``, frames
+        before that fresh one still go to the old replica; later ones are held until it has answered its queue and saved
+        the camera's window for the new replica. Returns whether a hand-over was started; its failure is reported to
         ``on_lost``.
         """
         camera = spec.stream
@@ -98,7 +99,7 @@ class FrameSender:
                     lane.drop_unsent("closed")
                 self._lanes[camera] = Lane(spec, address, self._term)
             elif lane.address != address:
-                # A replica ends a stream on which a camera is closed that was not opened there.
+                # Only if open there: a replica ends the stream on a close for a camera it has not opened.
                 if lane.opened is not None and (old := self._links.get(lane.address)):
                     old.closes.append(frames_pb2.StreamClose(camera=camera))
                     self._wake(old)
@@ -111,7 +112,7 @@ class FrameSender:
             return False
 
     def send(self, sample: FrameSample) -> bool:
-        """Queue one frame. False: it was dropped and counted, and the next one must depend on none before it."""
+        """Enqueue one frame. Returns False if it was dropped: the next one must be a random access frame."""
         with self._lock:
             lane = self._lanes.get(sample.stream)
             if lane is None or lane.closing is not None:
@@ -119,7 +120,7 @@ class FrameSender:
             if not lane.wants(sample):
                 lane.dropped += 1
                 return False
-        # Copied outside the lock: the camera's thread is the only one that sends for it.
+        # Serialised outside the lock: only the camera's own thread sends for it.
         message = frame_to_proto(sample)
         with self._lock:
             if self._stopped:
@@ -133,7 +134,7 @@ class FrameSender:
             return taken != "dropped"
 
     def drop_queue(self, camera: str) -> None:
-        """Drop the frames not yet sent of a camera whose replica is gone."""
+        """Drop the unsent frames of a camera whose replica is gone."""
         with self._lock:
             if (lane := self._lanes.get(camera)) is not None and lane.hand_over is None:
                 lane.cut_queue()
@@ -141,8 +142,8 @@ class FrameSender:
                 lane.wants_fresh = True
 
     def take_cut(self, camera: str) -> int | None:
-        """Start of the first frame of a queue dropped since the last call, on the camera's clock: it and what followed
-        it were never sent. ``None`` where no queue was dropped."""
+        """Start of the first frame of a queue dropped since the last call, on the camera's clock: no frame from there
+        on was sent. ``None`` if no queue was dropped."""
         with self._lock:
             lane = self._lanes.get(camera)
             if lane is None:
@@ -151,8 +152,8 @@ class FrameSender:
             return cut
 
     def close(self, camera: str, *, flush: bool = False) -> None:
-        """Remove a camera; ``flush``: after its queue is sent, and with its last window answered. A replica that cannot
-        be reached is told nothing: it has closed the camera by itself."""
+        """Remove a camera; with ``flush``, after its queue is sent, and have its last window answered. An unreachable
+        replica is not notified: it closes the camera by itself."""
         with self._lock:
             lane = self._lanes.get(camera)
             if lane is None:
@@ -169,7 +170,7 @@ class FrameSender:
             self._ready(camera, link)
 
     def release(self, camera: str) -> None:
-        """Remove a camera that another decoder sends to the same replica from now on: it stays open there."""
+        """Remove a camera without closing it at its replica, as another decoder sends it from now on."""
         with self._lock:
             lane = self._lanes.get(camera)
             if lane is not None and lane.hand_over is None:
@@ -178,7 +179,7 @@ class FrameSender:
         self.close(camera)
 
     def status(self, camera: str) -> LaneStatus | None:
-        """None for a camera that is not assigned."""
+        """Status of a camera's path; None if the camera is not assigned."""
         with self._lock:
             lane = self._lanes.get(camera)
             return None if lane is None else lane.status(connected=self._links[lane.address].connected)
@@ -219,7 +220,7 @@ class FrameSender:
         return task
 
     async def _hand_over(self, camera: str, lane: Lane, move: HandOver) -> None:
-        """Close the camera at the old replica, wait until that is done, and continue at the new one."""
+        """Close the camera at the old replica, wait for it, and continue at the new one."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(move.fresh.wait(), self._fresh_s)
         with self._lock:
@@ -248,7 +249,7 @@ class FrameSender:
             self._on_lost([LostCamera(camera, old, frames, reason, settled=settled)])
 
     async def _run(self, link: ReplicaLink) -> None:
-        """Connect and send, reconnecting as long as a camera is assigned to this replica."""
+        """Connect and send; reconnect while any camera is assigned to this replica."""
         attempt = 0
         while self._in_use(link):
             reason = "the replica ended the stream"
@@ -262,7 +263,7 @@ class FrameSender:
             except UnavailableError as error:
                 reason = str(error)
             except Exception as error:
-                # A defect here must cost one connection, not the replica's link for good.
+                # A bug here must cost one connection, not the replica's link for good.
                 log.error("sending frames to %s failed", link.address, exc_info=error)
                 reason = repr(error)
             if not self._in_use(link):
@@ -273,7 +274,7 @@ class FrameSender:
             await asyncio.sleep(self._backoff.delay_s(attempt, random.random()))
 
     def _in_use(self, link: ReplicaLink) -> bool:
-        """Whether the link is still needed; if not it is removed."""
+        """Whether the link is still needed; removes it if not."""
         with self._lock:
             if self._links.get(link.address) is not link:
                 return False
@@ -285,7 +286,7 @@ class FrameSender:
             return False
 
     def _break(self, link: ReplicaLink, reason: str) -> None:
-        """The connection broke, or could not be made: reported once until it is."""
+        """Handle a broken or failed connection; reported once per outage."""
         lost: list[LostCamera] = []
         with self._lock:
             link.closes.clear()
@@ -293,7 +294,7 @@ class FrameSender:
                 if lane.address != link.address:
                     continue
                 if lane.hand_over is not None:
-                    # Before the connection is made again, on which the camera is not opened.
+                    # End the hand-over before reconnecting: the camera will not be open on the new connection.
                     lane.hand_over.fresh.set()
                     lane.hand_over.done.set()
                     continue
@@ -339,7 +340,7 @@ class FrameSender:
                 self._acknowledge(link, each)
 
     async def _write(self, link: ReplicaLink, call: Call) -> bool:
-        """Send until the connection ends. True: nothing is left for this replica."""
+        """Send until the connection ends. Returns True if nothing is left for this replica."""
         try:
             while True:
                 link.work.clear()
@@ -378,8 +379,8 @@ class FrameSender:
                     link.ready.append(camera)
                     return frames_pb2.FrameMessage(frame=frame)
                 if lane.hand_over is not None:
-                    if lane.hand_over.leaving and not lane.hand_over.told and not lane.queue:
-                        lane.hand_over.told = True
+                    if lane.hand_over.leaving and not lane.hand_over.close_sent and not lane.queue:
+                        lane.hand_over.close_sent = True
                         return frames_pb2.FrameMessage(close=frames_pb2.StreamClose(camera=camera, hand_over=True))
                 elif lane.closing is not None and not lane.queue:
                     self._remove(camera, link)
@@ -401,7 +402,7 @@ class FrameSender:
 
     # -- under the lock -------------------------------------------------------------------------
     def _can_move(self, lane: Lane, address: str) -> bool:
-        """Whether the old replica holds state of the camera that it can hand over."""
+        """Whether the camera's current replica is reachable and holds state that it can hand over."""
         link = self._links.get(lane.address)
         return lane.address != address and lane.sent > 0 and link is not None and link.connected
 
@@ -413,7 +414,7 @@ class FrameSender:
         return link
 
     def _remove(self, camera: str, link: ReplicaLink) -> None:
-        """Remove a camera's lane; without another one the link ends."""
+        """Remove a camera's lane; the link ends with its last lane."""
         self._lanes.pop(camera).drop_unsent("closed")
         self._wake(link)
         if not self._loop.is_closed():

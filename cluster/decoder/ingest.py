@@ -1,4 +1,4 @@
-"""The decoder's ``Ingest``: pushed packets in, acknowledgements with credit out."""
+"""The decoder's ``Ingest`` service: receives pushed packets, replies with acknowledgements and credit."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from cluster.decoder.running_camera import RunningCamera
 
 POLL_S, RETIRED_S = 0.02, 1.0
-"""Between looks whether there is credit again, and whether the camera still runs here."""
+"""Polling intervals: for new credit, and for whether the camera still runs here."""
 REPLY_INTERVAL_S = 0.01
-"""At most one reply in so long, and no more seldom: video that a dead decoder had sent on must not go to the next."""
+"""Shortest time between replies. Kept small: a dead decoder's unacknowledged video is pushed again to the next one."""
 
 MAX_SEQUENCE = 2**64 - 2
-"""The next number, which is told to the pusher, fits into its field."""
+"""The next sequence number, which replies carry, still fits its field."""
 
 
-class Ledger:
-    """Checks every batch of one connection against order, size and credit.
+class BatchValidator:
+    """Validates the batches of one connection: order, size and credit.
 
-    Holes are allowed, they are gaps of the camera's own transport. Going back is not, but a pusher that reconnected may
-    begin with what was taken already: those repeats are dropped and counted.
+    Holes are allowed: they are gaps in the camera's own transport. Going back is not; but after a reconnect the pusher
+    may repeat packets already accepted, which are dropped and counted.
     """
 
     def __init__(self, camera: str, start: PushReply, max_packet_bytes: int) -> None:
@@ -50,13 +50,13 @@ class Ledger:
         self._received = 0
         self._limit = start.credit
         self._taken = 0
-        # (last sequence, packets received so far) of every batch not acknowledged; holes make the two differ.
+        # (last sequence, packets received so far) of each unacknowledged batch; holes make the two differ.
         self._marks: deque[tuple[int, int]] = deque()
         self.repeats = 0
 
     def admit(self, batch: ingest_pb2.PacketBatch) -> ingest_pb2.PacketBatch | None:
-        """The batch without repeats, or None when nothing is left of it. Raises ``ValueError``: a batch or packet that
-        is empty, one over the size limit or out of order; ``CapacityError``: more than the pusher had credit for."""
+        """The batch without repeats, or None if nothing is left. Raises ``ValueError``: an empty batch, or a packet
+        that is empty, too large or out of order; ``CapacityError``: more packets than the pusher had credit for."""
         if not batch.packets:
             raise ValueError(f"a batch of camera {self._camera!r} has no packets")
         repeats = 0
@@ -74,7 +74,7 @@ class Ledger:
             if sequence < self._expected:
                 raise ValueError(
                     f"packet {sequence} of camera {self._camera!r} came after packet {self._expected - 1}; "
-                    f"sequence numbers must grow within a connection"
+                    f"sequence numbers must increase within a connection"
                 )
             self._expected = sequence + 1
             repeats += sequence < self._begin
@@ -94,19 +94,19 @@ class Ledger:
         return batch
 
     def grant(self, progress: PushReply) -> None:
-        """Note what the pusher is about to be told. A promise once made is never taken back: the limit only grows."""
+        """Account for a reply about to be sent. Credit is never revoked: the limit only grows."""
         while self._marks and self._marks[0][0] < progress.next_sequence:
             self._taken = self._marks.popleft()[1]
         self._limit = max(self._limit, self._taken + progress.credit)
 
 
 class QueueSink:
-    """One push camera: converts packets and offers them to its :class:`PushSource`. Called from one connection at a
-    time, on the event loop; every method may raise a :class:`SightlineError`, which ends the connection with its code.
+    """One push camera: converts packets and offers them to its :class:`PushSource`. Used by one connection at a time,
+    on the event loop; a :class:`SightlineError` from any method ends the connection with its status code.
 
-    Lives as long as the camera. Its source keeps the session for a pusher that reconnects; packets are buffered only in
-    the source's bounded queue. ``camera``: restarted, which gives it another source, where a session opens after its
-    last one, or itself by an error, has ended.
+    Lives as long as the camera. The source keeps the session for a pusher that reconnects; packets are buffered only in
+    its bounded queue. ``camera``: restarted with a new source when a session opens after the camera has ended or
+    failed.
     """
 
     def __init__(self, source: PushSource, *, max_credit: int = 256, camera: RunningCamera | None = None) -> None:
@@ -116,31 +116,30 @@ class QueueSink:
         self._codec = ""
         self._ended = ""
         self._retired = False
-        self._told = PushReply()
+        self._last_reply = PushReply()
         self._taken = asyncio.Event()
 
     def retire(self) -> None:
-        """Refuse further packets, as the camera was moved or removed. Any thread."""
+        """Refuse further packets: the camera was moved or removed. Callable from any thread."""
         self._retired = True
 
     async def open(self, header: StreamHeader, session: str) -> PushReply:
-        """Open a session, which starts at 0 and replaces the old one; an ended session may only be ended again. Raises
-        ``UnavailableError``: the camera no longer runs here."""
+        """Open or resume a session. A new one starts at sequence 0 and replaces the old; one that has ended may only be
+        ended again. Raises ``UnavailableError``: the camera no longer runs here."""
         if session != self._ended:
             self._check_running()
             if self._camera is not None and self._camera.ended:
                 self._camera.restart()
-                # Another thread may have stopped it meanwhile.
+                # Another thread may have stopped the camera meanwhile.
                 self._check_running()
             self.source.begin_session(header, session)
             self._codec = header.codec
             self._ended = ""
-        self._told = self.now()
-        return self._told
+        self._last_reply = self.now()
+        return self._last_reply
 
     async def offer(self, batch: ingest_pb2.PacketBatch) -> None:
-        """Take packets in order. Raises ``UnavailableError``: the camera no longer runs here; nothing of the batch was
-        accepted."""
+        """Enqueue packets in order. Raises ``UnavailableError``, accepting none: the camera no longer runs here."""
         self._check_running()
         if self._ended:
             raise NotReadyError(f"session {self._ended!r} has ended; open a new one with another session id")
@@ -152,12 +151,12 @@ class QueueSink:
         self._taken.set()
 
     async def progress(self) -> PushReply:
-        """Wait for news; polls, as neither the consuming thread nor who retires this sends notifications. Raises
-        ``UnavailableError``: the camera no longer runs here, and there is none."""
+        """Wait until there is something to reply. Polls, as neither the consumer thread nor :meth:`retire` notifies.
+        Raises ``UnavailableError``: the camera no longer runs here, and nothing is left to reply."""
         while True:
             now = self.now()
             if self._is_news(now):
-                self._told = now
+                self._last_reply = now
                 return now
             self._check_running()
             self._taken.clear()
@@ -183,16 +182,16 @@ class QueueSink:
         return PushReply(next_sequence=source.next_sequence, credit=credit, dropped=source.dropped)
 
     def _is_news(self, now: PushReply) -> bool:
-        told = self._told
-        if now.next_sequence != told.next_sequence or now.dropped != told.dropped:
+        last = self._last_reply
+        if now.next_sequence != last.next_sequence or now.dropped != last.dropped:
             return True
-        # A little more credit is worth a message only if the pusher may be waiting for it.
-        worth = 1 if told.credit == 0 else max(1, self._max_credit // 8)
-        return now.credit - told.credit >= worth
+        # A small increase of credit is worth a message only if the pusher may be waiting for it.
+        worth = 1 if last.credit == 0 else max(1, self._max_credit // 8)
+        return now.credit - last.credit >= worth
 
 
 Sinks = Callable[[str], Awaitable[QueueSink]]
-"""Camera -> its sink; raises ``UnknownCameraError``, or ``NotReadyError`` for a camera that does not push."""
+"""Finds a camera's sink. Raises ``UnknownCameraError``, or ``NotReadyError`` if the camera is not pushed."""
 
 
 @dataclass(slots=True)
@@ -203,13 +202,13 @@ class _Connection:
 
 
 class IngestServicer(ingest_pb2_grpc.IngestServicer):
-    """Validates every message, enforces credit, one pusher per camera, and holds no packets of its own.
+    """Validates every message; enforces credit and one pusher per camera; buffers no packets.
 
     Args:
         sinks: finds the camera's sink.
         max_packet_bytes: larger packets end the call.
-        open_s: seconds a new connection has for its ``open``.
-        reply_s: seconds a pusher may leave a reply unread before it counts as one that never reads.
+        open_s: deadline for the ``open`` of a new connection, in seconds.
+        reply_s: seconds a reply may remain unread before the pusher counts as not reading.
     """
 
     def __init__(
@@ -234,13 +233,13 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
             sink = await self._sinks(opened.camera)
             async with self._claim(opened.camera, opened.session) as connection:
                 start = await sink.open(from_message(StreamHeader, opened), opened.session)
-                ledger = Ledger(opened.camera, start, self._max_packet_bytes)
-                await _reply(replies, start, ledger)
-                await self._relay(context, replies, sink, ledger, connection)
+                validator = BatchValidator(opened.camera, start, self._max_packet_bytes)
+                await _reply(replies, start, validator)
+                await self._relay(context, replies, sink, validator, connection)
 
     @asynccontextmanager
     async def _claim(self, camera: str, session: str) -> AsyncIterator[_Connection]:
-        """One pusher per camera. The same session may take over: its old connection is one it gave up."""
+        """Enforce one pusher per camera. The same session may take over: it has abandoned its old connection."""
         try:
             async with asyncio.timeout(self._open_s):
                 while old := self._connections.get(camera):
@@ -250,7 +249,7 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
                     await old.closed.wait()
         except TimeoutError:
             raise TimeoutError(
-                f"the connection that pushed for camera {camera!r} before has not ended within {self._open_s:g} s"
+                f"the previous connection for camera {camera!r} has not ended within {self._open_s:g} s"
             ) from None
         connection = self._connections[camera] = _Connection(session)
         try:
@@ -260,50 +259,50 @@ class IngestServicer(ingest_pb2_grpc.IngestServicer):
             connection.closed.set()
 
     async def _relay(
-        self, context: Context, replies: Replies, sink: QueueSink, ledger: Ledger, connection: _Connection
+        self, context: Context, replies: Replies, sink: QueueSink, validator: BatchValidator, connection: _Connection
     ) -> None:
-        reads = asyncio.create_task(self._read(context, sink, ledger))
-        tells = asyncio.create_task(self._tell(replies, sink, ledger))
+        reading = asyncio.create_task(self._read(context, sink, validator))
+        replying = asyncio.create_task(self._send_progress(replies, sink, validator))
         evicted = asyncio.create_task(connection.evicted.wait())
-        tasks = {reads, tells, evicted}
+        tasks = {reading, replying, evicted}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        if reads in done and not replies.under_way:
-            # A pusher that goes on elsewhere must not send there once more what was taken over.
+        if reading in done and not replies.under_way:
+            # Acknowledge what was accepted, so that the pusher does not repeat it to another decoder.
             with contextlib.suppress(CapacityError):
-                await _reply(replies, sink.now(), ledger)
-        for task in (reads, tells):
+                await _reply(replies, sink.now(), validator)
+        for task in (reading, replying):
             if task in done:
                 task.result()
-        if reads not in done:
+        if reading not in done:
             raise TakenOverError("a newer connection of the same session took over")
-        if reads.result():
-            await _reply(replies, await sink.end(), ledger)
+        if reading.result():
+            await _reply(replies, await sink.end(), validator)
 
-    async def _read(self, context: Context, sink: QueueSink, ledger: Ledger) -> bool:
-        """Until the pusher says ``end`` (True) or just leaves (False)."""
+    async def _read(self, context: Context, sink: QueueSink, validator: BatchValidator) -> bool:
+        """Read until the pusher sends ``end`` (returns True) or disconnects (False)."""
         while (request := await context.read()) is not grpc.aio.EOF:
             kind = request.WhichOneof("message")
             if kind == "packets":
-                if batch := ledger.admit(request.packets):
+                if batch := validator.admit(request.packets):
                     await sink.offer(batch)
             elif kind == "end":
                 return True
             else:
-                raise ValueError(f"after `open` a push takes `packets` and `end`, not {kind or 'an empty message'!r}")
+                raise ValueError(f"after `open` a push accepts `packets` and `end`, not {kind or 'an empty message'!r}")
         return False
 
-    async def _tell(self, replies: Replies, sink: QueueSink, ledger: Ledger) -> None:
+    async def _send_progress(self, replies: Replies, sink: QueueSink, validator: BatchValidator) -> None:
         while True:
-            await _reply(replies, await sink.progress(), ledger)
+            await _reply(replies, await sink.progress(), validator)
             await asyncio.sleep(REPLY_INTERVAL_S)
 
 
-async def _reply(replies: Replies, progress: PushReply, ledger: Ledger) -> None:
-    ledger.grant(progress)
-    progress.repeats = ledger.repeats
+async def _reply(replies: Replies, progress: PushReply, validator: BatchValidator) -> None:
+    validator.grant(progress)
+    progress.repeats = validator.repeats
     await replies.send(progress)

@@ -1,4 +1,4 @@
-"""onvif-zeep-async's client, confined to one address: no redirects, bounded replies (``confined_device``)."""
+"""The onvif-zeep-async client confined to one address: no redirects, bounded replies."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -11,14 +11,14 @@ from onvif import ONVIFCamera
 from cluster.errors import SourceError
 
 MOST_BYTES = 2**20
-"""Of one reply."""
+"""Size limit of one reply."""
 
 
 class _BoundedResponse(aiohttp.ClientResponse):
     """Response of at most :data:`MOST_BYTES`."""
 
     async def read(self) -> bytes:
-        """Raises ``SourceError``: it is longer."""
+        """Read the body. Raises ``SourceError`` if it is too long."""
         body = bytearray()
         async for chunk in self.content.iter_any():
             body += chunk
@@ -28,12 +28,12 @@ class _BoundedResponse(aiohttp.ClientResponse):
 
 
 class _ConfinedCamera(ONVIFCamera):
-    """Every service at the address that was asked first, over the session given."""
+    """Reaches every service at the initial address (``nat_override``), through ``session``."""
 
     session: aiohttp.ClientSession
 
     async def create_onvif_service(self, *args: Any, **kwargs: Any) -> Any:
-        """As the library's; its own session, which follows redirects, is not used."""
+        """Create a service that uses ``session``, not the library's own session, which follows redirects."""
         service = await super().create_onvif_service(*args, **kwargs)
         service.transport.session = self.session
         return service
@@ -45,8 +45,8 @@ async def _refuse_redirect(*_: Any) -> None:
 
 @asynccontextmanager
 async def confined_device(url: str, user: str, password: str) -> AsyncGenerator[Any, None]:
-    """A device at ``url`` (scheme, address and port) whose services are known; no ``user``: nobody. Password digests
-    (WS-UsernameToken) are made with the device's own clock."""
+    """A device at ``url`` (scheme, address and port) with its services resolved; anonymous without ``user``. Password
+    digests (WS-UsernameToken) use the device's clock."""
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(_refuse_redirect)
     parts = urlsplit(url)
@@ -55,7 +55,7 @@ async def confined_device(url: str, user: str, password: str) -> AsyncGenerator[
         host, parts.port or 80, user or None, password or None, adjust_time=True, nat_override=True
     )
     try:
-        # Cameras sign their own certificates.
+        # Cameras have self-signed certificates.
         connector = aiohttp.TCPConnector(ssl=False)
         async with aiohttp.ClientSession(
             connector=connector, response_class=_BoundedResponse, trace_configs=[trace]

@@ -1,4 +1,4 @@
-"""Image statistics per sampled picture, from which frozen, covered and turned cameras are detected."""
+"""Image statistics per sampled picture, for detecting frozen, covered and turned cameras."""
 
 import math
 from typing import Any
@@ -17,13 +17,13 @@ from cluster.types import (
 )
 
 STILL_LEVELS = 0.2
-"""Grey levels below which a cell's mean has not changed at all: sensor noise is larger."""
+"""Luma difference, in grey levels, below which a cell counts as frozen: sensor noise is larger."""
 
 CHANGED_LEVELS = 5.0
-"""Grey levels above which a cell has visibly changed: the best threshold of the luma cue."""
+"""Luma difference above which a cell has visibly changed: the best threshold of the luma cue."""
 
 FLAT_SPREAD = 6.0
-"""Luma spread below which there is no scene to compare."""
+"""Standard deviation of luma below which there is no scene to compare."""
 
 ROWS, COLS = 9, 16
 STRANGE_LEVELS, STRANGE_SPREAD = 10.0, 0.5
@@ -31,18 +31,18 @@ MOST = 0.5
 ADAPT_S = 60.0
 SETTLE_S = 300.0
 LONGEST_GAP_S = 10.0
-"""Longest gap between two samples that counts as time in which the scene was seen: more than between two keyframes,
-each of which follows a gap where nothing else is decoded."""
+"""Longest gap between samples that counts as time in which the scene was seen: longer than between two keyframes, each
+of which follows a gap while only keyframes are decoded."""
 
 
 class PictureStatistics:
-    """Statistics of one camera's samples; :attr:`health` is that of the last one, None before the first.
+    """Statistics of one camera's samples; :attr:`health` is the last sample's, None before the first.
 
-    The *reference scene* is a slow average (``ADAPT_S``) of block means. ``strangeness`` is the share of its cells from
-    which the picture differs by ``STRANGE_LEVELS`` grey levels and by ``STRANGE_SPREAD`` of the reference's spread,
-    after removing the median difference: neither exposure nor moving objects make most cells strange. A picture of
-    which ``MOST`` is strange does not enter the reference; after ``SETTLE_S`` of only such pictures the camera has been
-    turned, and they become the reference.
+    The *reference scene* is a slow average (time constant ``ADAPT_S``) of block means. ``strangeness`` is the share of
+    its blocks that differ from the picture's by both ``STRANGE_LEVELS`` grey levels and ``STRANGE_SPREAD`` of the
+    reference's spread, after removing the median difference: neither exposure nor moving objects make most blocks
+    strange. A picture with a share of ``MOST`` or more does not update the reference; after ``SETTLE_S`` of only such
+    pictures the camera has been turned, and the newest becomes the reference.
     """
 
     def __init__(self) -> None:
@@ -53,19 +53,19 @@ class PictureStatistics:
         self._still_since = 0
 
     def add_sample(self, frame: SampledPicture) -> None:
-        """Process one sample. Samples come in order of ``pts``; after a ``fresh`` one the clock may have restarted."""
+        """Process one sample. Samples are in order of ``pts``, except that the clock may restart at a ``fresh`` one."""
         self.add(frame, frame.luma[::THUMBNAIL_STRIDE, ::THUMBNAIL_STRIDE], frame.change.luma)
 
-    def add(self, frame: PictureHeader, some: UInt8Array, difference: FloatGrid) -> None:
-        """The same of a sample's luma, every ``THUMBNAIL_STRIDE`` pixels, and its ``ChangeGrid.luma``."""
-        seen, scene = some, block_means(some)
+    def add(self, frame: PictureHeader, thumbnail: UInt8Array, difference: FloatGrid) -> None:
+        """Process a sample given as its luma at every ``THUMBNAIL_STRIDE`` pixels, and its ``ChangeGrid.luma``."""
+        seen, scene = thumbnail, block_means(thumbnail)
         if frame.hidden is not None and not frame.hidden.all():
-            # A privacy mask is not part of the scene; a covered lens hides only the rest.
+            # Exclude privacy masks: they are not part of the scene, and a covered lens changes only the rest.
             sides = frame.grid.height, frame.grid.width
             rows, cols = (np.arange(0, side, THUMBNAIL_STRIDE) // frame.grid.patch for side in sides)
             shown = ~frame.hidden[np.ix_(rows, cols)]
             blocks = block_means(shown.view(np.uint8)) > 0.5
-            seen, difference = some[shown], difference[~frame.hidden]
+            seen, difference = thumbnail[shown], difference[~frame.hidden]
             scene = scene[blocks] if blocks.any() else scene
         luma, spread = _moments(seen)
         if self._last_pts is None or frame.pts <= self._last_pts:
@@ -75,7 +75,7 @@ class PictureStatistics:
             self._last_pts += unseen
             self._familiar_pts += unseen
         if frame.random_access or float(difference.max()) >= STILL_LEVELS:
-            # Nothing is known of a gap: stillness is counted anew.
+            # What happened in a gap is unknown: restart the stillness count.
             self._still_since = frame.pts
         self.health = PictureHealth(
             pts=frame.pts,
@@ -90,11 +90,11 @@ class PictureStatistics:
     def _strangeness(self, scene: npt.NDArray[np.float32], spread: float, pts: int) -> float:
         elapsed = pts - (self._last_pts or pts)
         if spread < FLAT_SPREAD:
-            # A covered lens does not become a reference scene.
+            # A covered lens must not become the reference scene.
             self._familiar_pts += elapsed
             return 0.0
         if self._reference is None or self._reference.shape != scene.shape:
-            # Blocks of pictures of another shape are elsewhere, and may be fewer or more.
+            # Blocks of a picture of another shape are not comparable.
             self._reference, self._familiar_pts = scene, pts
             return 0.0
         difference = scene - self._reference
@@ -111,7 +111,7 @@ class PictureStatistics:
 
 
 def _moments(values: npt.NDArray[Any]) -> tuple[float, float]:
-    """Mean and standard deviation in single precision; faster than numpy's own for small arrays."""
+    """Mean and standard deviation in single precision; faster than numpy's methods on small arrays."""
     centred = values.astype(np.float32).ravel()
     mean = float(np.add.reduce(centred)) / centred.size
     centred -= np.float32(mean)
@@ -119,7 +119,7 @@ def _moments(values: npt.NDArray[Any]) -> tuple[float, float]:
 
 
 def _median(values: npt.NDArray[np.float32]) -> np.float32:
-    """``np.median`` without its checks."""
+    """``np.median`` without its overhead."""
     half = values.size // 2
     low = half if values.size % 2 else half - 1
     ordered = values.ravel().copy()
@@ -129,7 +129,7 @@ def _median(values: npt.NDArray[np.float32]) -> np.float32:
 
 
 def block_means(luma: UInt8Array) -> npt.NDArray[np.float32]:
-    """About ``[ROWS, COLS]`` block means of a picture ``[height, width]``, grey levels; fewer where it is smaller."""
+    """Block means, about ``[ROWS, COLS]`` or fewer for a smaller picture ``[height, width]``, in grey levels."""
     tall, wide = max(1, luma.shape[0] // ROWS), max(1, luma.shape[1] // COLS)
     rows, cols = luma.shape[0] // tall, luma.shape[1] // wide
     part = luma[: rows * tall, : cols * wide].reshape(rows, tall, cols, wide)

@@ -1,4 +1,4 @@
-"""Pipeline of one camera from its source to kept patches, on its own thread."""
+"""Pipeline of one camera, from its source to kept patches, on its own thread."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings(CodecOptions):
-    """Options of the codec; ``pruner``: a name in the registry, ``pruner_options`` its parameters. ``lazy``: leave
-    quiet video undecoded (H.264 and HEVC on the CPU); ``lazy_wait_s``: see LazyDecode."""
+    """Settings of one pipeline. ``pruner``: registry name; ``pruner_options``: its parameters. ``lazy``: leave quiet
+    video undecoded (H.264 and HEVC on the CPU); ``lazy_wait_s``: see LazyDecode."""
 
     pruner: str = "replenish"
     pruner_options: Mapping[str, float] = field(default_factory=dict)
@@ -51,10 +51,11 @@ class PipelineStatus:
 
     * ``retry_in_s``: seconds until the next attempt, in BACKOFF
     * ``last_frame_age_s``: seconds since the last decoded picture, None before the first
-    * ``samples_out``: frames the sink accepted; ``samples_dropped``: it was full, or a gap cut a temporal pair
+    * ``samples_out``: frames the sink accepted
+    * ``samples_dropped``: frames it refused, and frames left incomplete by a gap in a temporal pair
     * ``picture``: statistics of the newest sample, None before the first
-    * ``decode``: "cuda" or "cpu", empty before the stream is open; ``reason`` says why it is not the GPU asked for
-    * ``lazy``, ``lazy_events``: of lazy decoding (see LazyDecode), empty where off
+    * ``decode``: "cuda" or "cpu", empty before the stream is open; ``reason`` says why a requested GPU is not used
+    * ``lazy``, ``lazy_events``: state and event counts of lazy decoding (see LazyDecode), empty if off
     """
 
     camera: str
@@ -72,7 +73,7 @@ class PipelineStatus:
 
     @property
     def decoding(self) -> str:
-        """Where it is decoded, with the share of frames that lazy decoding spares, or why it spares none."""
+        """Decoding device, with the share of frames that lazy decoding spares, or its state if not "on"."""
         if not self.lazy:
             return self.decode
         stats = self.stats
@@ -81,7 +82,7 @@ class PipelineStatus:
 
 
 def _shared_frontend() -> DeviceFrontend:
-    # With it comes torch, which a decoder on the CPU does without.
+    # Imports torch, which decoding on the CPU does not need.
     from cluster.decoder.gpu.frontend import shared_frontend
 
     return shared_frontend()
@@ -89,26 +90,26 @@ def _shared_frontend() -> DeviceFrontend:
 
 @dataclass(frozen=True, slots=True)
 class DecodeDevices:
-    """The GPU of a process: ``nvdec`` decodes; ``frontend`` gives what works on its pictures, once there are any."""
+    """A process's GPU: ``nvdec`` decodes; ``frontend``, called at the first picture, returns the GPU front end."""
 
     nvdec: Nvdec = field(default_factory=shared_nvdec)
     frontend: Callable[[], DeviceFrontend] = _shared_frontend
 
 
 class DevicePath:
-    """One camera's part of the front end; used by its thread."""
+    """One camera's use of the GPU front end; called from its thread."""
 
     def __init__(self, sampler: PatchSampler, devices: DecodeDevices) -> None:
         self._sampler = sampler
         self._devices = devices
         self._camera: DeviceCamera | None = None
 
-    def process(self, picture: DevicePicture, *, alone: bool) -> tuple[DeviceSample, FrameSample | None]:
-        """Prune a sample, in one batch with those of other cameras; ``alone``: its frame has no other samples.
+    def process(self, picture: DevicePicture, *, unpaired: bool) -> tuple[DeviceSample, FrameSample | None]:
+        """Prune a sample in one batch with other cameras'; ``unpaired``: complete its frame without further samples.
 
         Raises:
-            ImportError: there is no torch.
-            NotImplementedError: a format that cannot be read on the GPU.
+            ImportError: torch is not installed.
+            NotImplementedError: pixel format not supported on the GPU.
             RuntimeError: the GPU failed.
         """
         frontend = self._devices.frontend()
@@ -117,33 +118,33 @@ class DevicePath:
         try:
             sample = frontend.process(self._camera, picture)
         except frontend.fatal as error:
-            # No call of this process to the GPU will succeed again.
+            # No further GPU call of this process will succeed.
             self._devices.nvdec.fail(f"the GPU failed: {first_line(error)}")
             raise
-        return sample, self.flush() if sample.frame is None and alone else sample.frame
+        return sample, self.flush() if sample.frame is None and unpaired else sample.frame
 
     def flush(self) -> FrameSample | None:
         """See :meth:`PatchSampler.flush`."""
         return None if self._camera is None else self._devices.frontend().flush(self._camera)
 
     def clear(self) -> None:
-        """Give the camera's memory on the GPU back."""
+        """Release the camera's GPU memory."""
         self._camera = None
 
 
 SILENT_S = 10.0
-"""Seconds without a picture after which a connected camera says so."""
-SILENT = "connected, but without a picture for more than 10 s: it sends nothing, or nothing that can be decoded"
-BLIND = "no keyframe came within 10 s after missing or damaged video; a new connection begins with one"
+"""Seconds without a picture after which a connected camera's status says so."""
+SILENT = "connected, but no picture for more than 10 s: it sends nothing, or nothing that can be decoded"
+BLIND = "no keyframe within 10 s after missing or damaged video; reconnecting to get one"
 
 Sink = Callable[[FrameSample], None]
 
 
 class CameraPipeline:
-    """Runs one camera; every error in it becomes its state, ``backoff`` or ``error``, and affects no other camera.
+    """Runs one camera; any error puts it into state ``backoff`` or ``error`` and affects no other camera.
 
-    ``sink`` is called in the camera's thread with every frame. It may raise :class:`CapacityError`: the frame is
-    dropped and counted, and the next one keeps everything and follows a gap. ``on_end`` is called in that thread once
+    ``sink`` is called in the camera's thread with every frame. If it raises :class:`CapacityError`, the frame is
+    dropped and counted, and the next one is sent whole, as following a gap. ``on_end`` is called in that thread once
     the camera has ended for good.
     """
 
@@ -159,8 +160,8 @@ class CameraPipeline:
         gate: DecodeGate | None = None,
         devices: DecodeDevices | None = None,
     ) -> None:
-        """``footage``: told of every packet and of the pictures to show. ``gate``: shared by a process's cameras, held
-        for a packet at a time. ``devices``: default, the process's. Raises ConfigError: unknown pruner or parameter."""
+        """``footage``: receives every packet and the pictures to show. ``gate``: shared by a process's cameras, held
+        for one packet at a time. ``devices``: default, the process's. Raises ConfigError: unknown pruner or option."""
         self.name = name
         self._sink = sink
         self._on_end = on_end
@@ -174,9 +175,9 @@ class CameraPipeline:
         if settings.lazy:
             self._processor = lazily = LazyProcessor(geometry, self._sampler.shows_change, settings, devices.nvdec)
             self._lazy = lazily.lazy
-        self._watch = PictureStatistics()
+        self._statistics = PictureStatistics()
         self._device = DevicePath(self._sampler, devices)
-        self._told_device = "", ""
+        self._logged_device = "", ""
         self._thread = threading.Thread(target=self._run, name=f"camera-{name}", daemon=True)
         self._stopping = threading.Event()
         self._fps = settings.fps
@@ -184,10 +185,10 @@ class CameraPipeline:
         self._lazy_wait_s = settings.lazy_wait_s
         self._keyframes_only = False
         self._status = SourceStatus(CameraState.WAITING)
-        self._told_at = time.monotonic()
+        self._status_at = time.monotonic()
         self._last_frame_at: float | None = None
         self._unshown: tuple[SampledPicture, float] | None = None
-        self._out = self._refused = 0
+        self._sent = self._refused = 0
         # Unix seconds of the newest packet, for tracing; read in the camera's thread.
         self.taken_s = self.decoded_s = 0.0
 
@@ -195,7 +196,7 @@ class CameraPipeline:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """End the camera; false when its thread is still busy after ``timeout_s`` (it ends as soon as it can)."""
+        """End the camera; returns False if its thread is still busy after ``timeout_s`` (it ends as soon as it can)."""
         self._stopping.set()
         self._supervisor.stop()
         if self._thread.ident is None:
@@ -203,7 +204,7 @@ class CameraPipeline:
         return self.join(timeout_s)
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for a video's end; false when it has not ended within ``timeout_s``."""
+        """Wait for the camera to end; returns False after ``timeout_s``."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -212,48 +213,48 @@ class CameraPipeline:
         return self._thread.is_alive()
 
     def force_anchor(self) -> None:
-        """Send the next frame whole and as following a gap: the replica that owned the stream has missed frames."""
+        """Send the next frame whole, as following a gap, after the camera's replica has missed frames."""
         self._sampler.force_anchor()
 
     def set_quality(self, *, prune: float = 1.0, fps: float = 1.0) -> None:
-        """From the next packet on, multiply the pruner's threshold by ``prune`` and the sampling rate by ``fps``,
-        relative to the configuration. Source, decoder and pruner state stay."""
+        """From the next packet on, scale the configured pruning threshold by ``prune`` and sampling rate by ``fps``.
+        Keeps source, decoder and pruner state."""
         self._wanted = (prune, fps)
 
     def set_lazy_wait(self, wait_s: float) -> None:
-        """From the next packet on, samples wait so long for a keyframe at most (see LazyDecode)."""
+        """From the next packet on, let samples wait for a keyframe for up to ``wait_s`` (see LazyDecode)."""
         self._lazy_wait_s = wait_s
 
     def set_keyframes_only(self, on: bool) -> None:
-        """From the next packet on, decode one picture of each GOP, which is shown and offered to the sink by itself.
+        """From the next packet on, decode keyframes only, each shown and offered to the sink as a frame of its own.
         Off: full decoding resumes at the next keyframe."""
         self._keyframes_only = on
 
     def status(self) -> PipelineStatus:
-        """Snapshot; any thread."""
+        """Snapshot; callable from any thread."""
         source, stats, now = self._status, self._processor.stats, time.monotonic()
         if source.state is CameraState.RUNNING and stats.refusal:
-            # Packets continue: decoding resumes once they need less memory.
+            # Packets keep coming: decoding resumes once the stream needs less memory.
             source = replace(source, state=CameraState.ERROR, reason=stats.refusal)
         device = self._processor.device
         if source.state is CameraState.RUNNING and device.fallback:
             source = replace(source, reason=f"decodes on the CPU: {device.fallback}")
         lazy = self._lazy if device.name == "cpu" else None
         if source.state is CameraState.RUNNING and lazy is not None and lazy.state == "suspended":
-            source = replace(source, reason="decodes everything: pictures changed where packets told nothing")
-        silent = self._supervisor.source.live and now - max(self._told_at, self._last_frame_at or 0.0) > SILENT_S
+            source = replace(source, reason="decodes everything: lazy decoding missed changes")
+        silent = self._supervisor.source.live and now - max(self._status_at, self._last_frame_at or 0.0) > SILENT_S
         if source.state is CameraState.RUNNING and silent:
             source = replace(source, reason=SILENT)
         return PipelineStatus(
             camera=self.name,
             state=source.state,
             reason=source.reason,
-            retry_in_s=max(0.0, source.retry_in_s - (now - self._told_at)),
+            retry_in_s=max(0.0, source.retry_in_s - (now - self._status_at)),
             stats=replace(stats, resyncs=stats.resyncs.copy()),
             last_frame_age_s=None if self._last_frame_at is None else now - self._last_frame_at,
-            samples_out=self._out,
+            samples_out=self._sent,
             samples_dropped=self._refused + self._sampler.dropped,
-            picture=self._watch.health,
+            picture=self._statistics.health,
             decode=device.name,
             lazy="" if lazy is None else lazy.state,
             lazy_events={} if lazy is None else dict(lazy.events),
@@ -267,7 +268,7 @@ class CameraPipeline:
                 self._finish()
                 stats = self._processor.stats
                 if final.state is CameraState.ENDED and (stats.refusal or stats.frames_decoded == 0):
-                    reason = f"the video ended without one decodable picture ({stats.decode_errors} decoding errors)"
+                    reason = f"the video ended without a decodable picture ({stats.decode_errors} decoding errors)"
                     final = SourceStatus(CameraState.ERROR, stats.refusal or reason)
         except SourceError as error:
             final = SourceStatus(CameraState.ERROR, str(error))
@@ -279,7 +280,7 @@ class CameraPipeline:
             self._on_end(self.status())
 
     def _on_defect(self) -> None:
-        logger.exception("camera %s failed and is connected again", self.name)
+        logger.exception("camera %s failed and reconnects", self.name)
         self._drop_picture_state()
 
     def _drop_picture_state(self) -> None:
@@ -288,12 +289,12 @@ class CameraPipeline:
         self._device.clear()
 
     def _on_state(self, status: SourceStatus) -> None:
-        # _run reports the end, after the decoder's remaining pictures have gone out.
+        # _run reports the end, after the decoder's remaining pictures have been sent.
         if status.state not in (CameraState.ENDED, CameraState.ERROR):
             self._log_state(status)
 
     def _log_state(self, status: SourceStatus) -> None:
-        self._status, self._told_at = status, time.monotonic()
+        self._status, self._status_at = status, time.monotonic()
         if status.state is not CameraState.RUNNING:
             ended = self._supervisor.source.ended
             self._footage.pause("the video ended" if ended else "the connection to the camera was lost")
@@ -304,13 +305,13 @@ class CameraPipeline:
         self._note_device()
 
     def _note_device(self) -> None:
-        """Log where the camera is decoded when that has changed, and why it is not on the GPU."""
+        """Log a change of decoding device, and why it is not the GPU."""
         device = self._processor.device
-        before, self._told_device = self._told_device, (device.name, device.fallback)
-        if before == self._told_device:
+        before, self._logged_device = self._logged_device, (device.name, device.fallback)
+        if before == self._logged_device:
             return
         if device.name != before[0]:
-            # Samples of two devices make no frame, and what one of them remembers is old when it is used again.
+            # Samples of two devices cannot form a frame, and a device's state is stale when it is used again.
             self._drop_picture_state()
         if device.fallback:
             logger.warning("camera %s decodes on the CPU: %s", self.name, device.fallback)
@@ -325,45 +326,45 @@ class CameraPipeline:
             self._sampler.reconfigure(prune=prune, fps=self._fps * fps)
         if self._lazy is not None:
             self._lazy.wait_s = self._lazy_wait_s
-        alone = self._keyframes_only
+        keyframes_only = self._keyframes_only
         before = self._processor.stats.frames_decoded
         self.taken_s = time.time()
-        # Skipping packets takes no time and needs no slot.
-        with nullcontext() if alone and not packet.keyframe else self._gate:
-            frames = self._processor.decode_keyframe_only(packet) if alone else self._processor.feed(packet)
+        # Skipping a packet is cheap and needs no slot.
+        with nullcontext() if keyframes_only and not packet.keyframe else self._gate:
+            frames = self._processor.decode_keyframe_only(packet) if keyframes_only else self._processor.feed(packet)
         self.decoded_s = time.time()
-        # A camera whose pictures are skipped on purpose must not appear as failing.
+        # A camera whose pictures are skipped on purpose must not look silent.
         held = self._lazy is not None and self._lazy.holding
         last, now, source = self._last_frame_at or 0.0, time.monotonic(), self._supervisor.source
-        if alone or held or self._processor.stats.frames_decoded != before:
+        if keyframes_only or held or self._processor.stats.frames_decoded != before:
             self._last_frame_at = now
-        elif source.live and not source.pushed and self._told_at < last < now - SILENT_S:
-            # Keyframes may be minutes apart. A session that has shown nothing yet waits for the first.
+        elif source.live and not source.pushed and self._status_at < last < now - SILENT_S:
+            # Keyframes may be minutes apart: reconnect for one. A session without any picture yet waits for its first.
             raise SourceError(BLIND, retryable=True)
         self._note_device()
-        self._process(frames, alone=alone)
-        self._process_on_device(alone=alone)
+        self._process(frames, unpaired=keyframes_only)
+        self._process_on_device(unpaired=keyframes_only)
 
     def _finish(self) -> None:
-        """Process what the decoder and the sampler still hold after the last packet."""
+        """Flush decoder and sampler after the last packet."""
         self._process(self._processor.drain())
         self._process_on_device()
         last = self._sampler.flush() if self._processor.device.name == "cpu" else self._device.flush()
         if last is not None:
             self._send(last)
 
-    def _process(self, frames: list[SampledPicture], *, alone: bool = False) -> None:
-        """Sample and send pictures; ``alone``: no later picture can be paired with them."""
+    def _process(self, frames: list[SampledPicture], *, unpaired: bool = False) -> None:
+        """Sample and send pictures; ``unpaired``: no later picture can be paired with them."""
         for frame in frames:
             with self._gate:
                 if not frame.repeated:
-                    self._watch.add_sample(frame)
-                    # Shown with its frame, of which a repeated picture may be the rest.
+                    self._statistics.add_sample(frame)
+                    # Shown once its frame is complete; a repeated picture may complete it.
                     self._unshown = frame, time.monotonic()
                 sample = self._sampler.feed(frame)
                 if self._lazy is not None and not frame.repeated:
                     self._lazy.label(self._sampler.activity > 0)
-                if sample is None and alone:
+                if sample is None and unpaired:
                     sample = self._sampler.flush()
             if sample is not None:
                 if self._unshown is not None:
@@ -372,16 +373,16 @@ class CameraPipeline:
                 self._unshown = None
                 self._send(sample)
 
-    def _process_on_device(self, *, alone: bool = False) -> None:
-        """The same of pictures on the GPU, without the gate: other cameras join the batch."""
+    def _process_on_device(self, *, unpaired: bool = False) -> None:
+        """Sample and send pictures on the GPU; without the gate, so that other cameras can join the batch."""
         for picture in self._processor.pop_device_pictures():
             try:
-                sample, frame = self._device.process(picture, alone=alone)
+                sample, frame = self._device.process(picture, unpaired=unpaired)
             except (ImportError, NotImplementedError, RuntimeError) as error:
                 self._processor.leave_device(f"the GPU failed: {first_line(error)}")
                 self._note_device()
                 return
-            self._watch.add(sample.picture, sample.thumbnail, sample.difference)
+            self._statistics.add(sample.picture, sample.thumbnail, sample.difference)
             if frame is not None:
                 self._footage.show(sample, frame.mask, time.monotonic())
                 self._send(frame)
@@ -393,7 +394,7 @@ class CameraPipeline:
             self._refused += 1
             self._sampler.force_anchor()
             return
-        self._out += 1
+        self._sent += 1
 
 
 def stream_spec_at(spec: StreamSpec, rung: Rung) -> StreamSpec:
@@ -441,5 +442,5 @@ def pipeline_settings(settings: CameraConfig) -> PipelineSettings:
 
 
 def sender_queue(config: SightlineConfig) -> int:
-    """Frames of a camera that may wait in the decoder, besides ``cluster.frame_queue`` in flight."""
+    """Limit on a camera's frames queued in the decoder, in addition to ``cluster.frame_queue`` in flight."""
     return max(8, config.cluster.frame_queue // 2)

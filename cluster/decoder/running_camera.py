@@ -1,4 +1,4 @@
-"""One camera of a decoder process: its pipeline, its path to the replica, and accounting of lost windows."""
+"""One camera of a decoder process: its pipeline, its path to the replica, and its accounting of lost windows."""
 
 import logging
 import threading
@@ -36,15 +36,15 @@ log = logging.getLogger(__name__)
 
 ROOM_POLL_S = 0.02
 ASKED = frozenset({"name", "priority", "window", "memory", "questions"})
-"""Settings that change at runtime because they do not affect the pictures."""
+"""Settings that can change without restarting the pipeline, as they do not affect pictures."""
 RING_IDLE_S = 600.0
-"""Seconds without packets after which the ring is cleared: no clip could use them."""
+"""Seconds without packets after which the packet ring is cleared: no clip would use its content."""
 PATIENT_FRAMES = 8
-"""In-flight frames of a patient camera; a file would fill any queue, and what is in flight is lost with a replica."""
+"""Limit on in-flight frames of a patient camera: a file would fill any queue, and all of it is lost with a replica."""
 
 
 class RunningCamera:
-    """Starts at once. ``send`` runs in the camera's thread, everything else on the event loop."""
+    """A camera that starts on construction. ``_send`` runs in the camera's thread, the rest on the event loop."""
 
     def __init__(
         self,
@@ -59,8 +59,8 @@ class RunningCamera:
         life: str = "",
     ) -> None:
         """``rings``: byte budget of this process's packet rings; ``spans``: trace exporter; ``gate``: the process's
-        decode gate; ``life``: see :class:`~cluster.types.StreamSpec`. Raises ``ConfigError``: the source's address or
-        the pruning policy is unusable."""
+        decode gate; ``life``: see :class:`~cluster.types.StreamSpec`. Raises ``ConfigError``: invalid source address
+        or pruning policy."""
         self.settings = settings
         self.geometry = geometry
         self.life = life
@@ -88,10 +88,10 @@ class RunningCamera:
         self._trace = CameraTrace(spans, settings.name, config.tracing.ratio) if spans is not None else None
         self.footage = camera_footage(settings, config, rings)
         self.sink: QueueSink | None = None
-        self._begin()
+        self._start_pipeline()
 
-    def _begin(self) -> None:
-        self._began_s = time.monotonic()
+    def _start_pipeline(self) -> None:
+        self._started_s = time.monotonic()
         self._source = make_source(self.settings, self._config)
         if isinstance(self._source, PushSource):
             if self.sink is None:
@@ -112,13 +112,13 @@ class RunningCamera:
         self._pipeline.start()
 
     def restart(self) -> None:
-        """Restart a push camera whose last session has ended, or that did by an error."""
+        """Restart a push camera after its session has ended or it has failed."""
         self._totals.update("pipeline", _counts(self._pipeline.status()))
         self._totals.end("pipeline")
         self._end_windows()
-        self._begin()
+        self._start_pipeline()
         if self._stopping:
-            # In another thread, which may have stopped the pipeline that was before.
+            # stop() ran concurrently in another thread, perhaps on the old pipeline.
             self._pipeline.stop(0.0)
         else:
             self._assign()
@@ -132,7 +132,7 @@ class RunningCamera:
         return self._pipeline.status()
 
     def stop(self, timeout_s: float, *, moved: bool = False) -> bool:
-        """Stop a camera: end its thread, and close it at the replica unless it has ``moved`` to another decoder."""
+        """Stop the camera: end its thread, and close it at the replica unless it has ``moved`` to another decoder."""
         self._stopping = True
         if self.sink is not None:
             self.sink.retire()
@@ -144,8 +144,8 @@ class RunningCamera:
 
     # -- path to the replica --------------------------------------------------------------------
     def route(self, address: str | None, *, hand_over: bool = False) -> None:
-        """Send to the replica at ``address``; ``None`` while there is none. ``hand_over``: the previous one is alive
-        and can hand the window over."""
+        """Send to the replica at ``address``, or to none for ``None``. ``hand_over``: the previous replica is alive and
+        can hand over the window."""
         if address == self.address:
             return
         with self._lock:
@@ -165,12 +165,12 @@ class RunningCamera:
         self._pipeline.force_anchor()
 
     def _assign(self) -> None:
-        """Tell the replica its specification, if there is a replica and something is asked of video to come."""
+        """Send the stream specification to the replica, if there is one and the camera has questions to answer."""
         if self.address is not None and not (self.idle or self.ended):
             self._sender.assign(self.spec, self.address)
 
     def set_rung(self, rung: Rung) -> None:
-        """Run at another quality; source, window and pruner state stay."""
+        """Change the quality rung; keeps source, window and pruner state."""
         if rung == self.rung:
             return
         self.rung = rung
@@ -182,20 +182,20 @@ class RunningCamera:
             self._assign()
 
     def set_behind(self, behind: bool) -> None:
-        """``behind``: this process cannot keep up; the camera decodes keyframes only, sends nothing, and its windows
-        count as dropped."""
+        """While ``behind``, as this process cannot keep up, the camera decodes keyframes only, sends nothing, and its
+        windows count as dropped."""
         if behind != self._behind:
             self._behind = behind
             self._update_keyframes_only()
 
     def _update_keyframes_only(self) -> None:
-        """Decode only keyframes while nothing is sent, for people to see. A patient file decodes everything."""
+        """Decode keyframes only, for the live view, while nothing is sent. A patient file is decoded in full."""
         unsent = self._behind or self.rung.shed or self.idle
         self._pipeline.set_keyframes_only(unsent and not self.spec.patient)
 
     @property
     def decode_backlog(self) -> DecodeBacklog | None:
-        """Decode backlog; ``None`` for a file that waits."""
+        """Decode backlog; ``None`` for a patient file, which cannot fall behind."""
         if self.spec.patient:
             return None
         assert isinstance(self._source, PushSource | NetworkSource | FileSource)
@@ -204,8 +204,8 @@ class RunningCamera:
         return DecodeBacklog(self.settings.name, priority, behind_s, self.spec.stride_s, decodes)
 
     def apply_settings(self, settings: CameraConfig) -> bool:
-        """Apply settings between two frames, keeping source and window; ``False`` where they need a new source or
-        pipeline, so that the camera must be restarted."""
+        """Apply settings between two frames, keeping source and window. Returns ``False`` if they need a new source or
+        pipeline: the camera must then be restarted."""
         if settings == self.settings:
             return True
         if any(
@@ -221,8 +221,8 @@ class RunningCamera:
         return True
 
     def follow_schedule(self, now_s: float) -> None:
-        """Ask what is to be asked at ``now_s`` (seconds since 1970). With nothing, the camera is idle: closed at its
-        replica, decoded in keyframes for people to see, and no window of it counts as dropped."""
+        """Ask the questions scheduled at ``now_s`` (Unix seconds). Without any, the camera is idle: closed at its
+        replica, decoded in keyframes only for the live view, and none of its windows count as dropped."""
         idle = not self.settings.asks_at(now_s)
         if idle != self.idle:
             log.info("camera %s: %s", self.settings.name, "no question is asked now" if idle else "asked again")
@@ -248,7 +248,7 @@ class RunningCamera:
         with self._lock:
             self.spec = self._spec_at(self.rung)
             if self.footage.ring is not None:
-                # With another stride incidents open at another delay.
+                # The stride determines how late incidents open, hence how far back their clips reach.
                 self.footage.ring.keep_s = clip_lookback_s(self.settings, self._config, self.spec.stride_s)
             if not self.rung.shed:
                 self._in_flight.set_stride(self.spec.stride_s)
@@ -258,7 +258,7 @@ class RunningCamera:
         if event.refused == "spec":
             self.refusal = event.reason
         if event.refused == "not_open":
-            # The replica is reachable and counts what is missing until it is opened again.
+            # The replica is reachable and counts the windows missed until the camera is reopened.
             with self._lock:
                 self._read_acknowledged()
                 self._in_flight.restart()
@@ -270,7 +270,7 @@ class RunningCamera:
             self._count_lost(self._in_flight.cancel_hand_over(event.settled))
 
     def _end_windows(self) -> None:
-        """No window is due until the next frame; the replica answers what it has of the last one."""
+        """Expect no window until the next frame; the replica answers the part of the last one it has."""
         with self._lock:
             self._read_acknowledged()
             self._in_flight.restart()
@@ -282,8 +282,7 @@ class RunningCamera:
         metrics.lose_window(windows)
 
     def _read_acknowledged(self) -> LaneStatus | None:
-        """Read window counts from acknowledgements, which come with frames: the newest answer is known one frame
-        later."""
+        """Read window counts from frame acknowledgements; an answer is therefore known one frame later."""
         lane = self._sender.status(self.settings.name)
         if lane is None or lane.address != self.address:
             return None
@@ -292,22 +291,22 @@ class RunningCamera:
         return lane
 
     def _send(self, sample: FrameSample) -> None:
-        """Sink of the pipeline. Raises ``CapacityError`` when the frame was dropped: the next one follows a gap."""
+        """Sink of the pipeline. Raises ``CapacityError`` if the frame was dropped: the next one follows a gap."""
         if self.spec.patient and not self.idle:
             self._wait_for_room()
-        if self.idle or self._stopping:  # The sender may have the next camera of this name, with other masks.
+        if self.idle or self._stopping:  # The sender may already serve a new camera of this name, with other masks.
             metrics.frames_dropped.labels("not_asked").inc()
             raise CapacityError(f"camera {self.settings.name!r} is not asked anything now")
         unwanted = "shed" if self.rung.shed else "decoder_slow" if self._behind and not self.spec.patient else ""
         with self._lock:
             self._count_cut()
-            # Count during shedding, not only at its end: it may last for hours.
+            # Count during shedding, not only at its end, which may be hours away.
             if dropped := self._unsent.count(sample, self.spec.stride_s):
                 metrics.drop_window(self._unsent.reason, dropped)
             if self._unsent.windows:
                 sample = replace(sample, windows_dropped=self._unsent.windows)
             if sample.fresh and not self._begun:
-                # The replica may hold the window of another decoder's frames and decides whether it continues.
+                # The replica may hold a window of another decoder's frames; it decides whether that continues.
                 sample = replace(sample, fresh=False, gap=True)
             self._begun = True
         if self._trace is not None and self.address is not None and not unwanted:
@@ -333,19 +332,19 @@ class RunningCamera:
             raise CapacityError(f"camera {self.settings.name!r} sends no frames now: {reason}")
 
     def _take_cut(self) -> int | None:
-        """Start of a queue that was dropped since the last call, whose windows are not in flight; ``None`` without."""
+        """Start of a queue dropped since the last call, or ``None``; takes its windows out of flight."""
         cut = self._sender.take_cut(self.settings.name)
         if cut is not None:
             self._in_flight.truncate(cut)
         return cut
 
     def _count_cut(self) -> None:
-        """Count windows of which all frames were dropped from the queue as dropped, not as in flight."""
+        """Count windows whose frames were all dropped from the queue as dropped, not as in flight."""
         if self._take_cut() is not None:
             self._unsent.begin(self._in_flight.last_window_end, "no_replica")
 
     def _wait_for_room(self) -> None:
-        """Hold a file back until the replica has capacity or is back."""
+        """Block a patient file until the replica has capacity, or is back."""
         while not self._stopping:
             lane = self._sender.status(self.settings.name)
             under_way = lane.queued + lane.in_flight if lane is not None else 0
@@ -362,7 +361,7 @@ class RunningCamera:
 
     # -- reports --------------------------------------------------------------------------------
     def report(self) -> CameraReport:
-        """Report for the heartbeat; also updates this process's metrics."""
+        """Build the heartbeat report; also updates this process's metrics."""
         if self.footage.ring is not None:
             self.footage.ring.expire(RING_IDLE_S)
         status = self._pipeline.status()
@@ -387,8 +386,8 @@ class RunningCamera:
             height=status.stats.height,
             cue=status.stats.cue,
             decode=status.decoding,
-            # Before the first picture the time since it began: others may have come to another decoder.
-            last_frame_age_s=now_s - self._began_s if status.last_frame_age_s is None else status.last_frame_age_s,
+            # Before the first picture, time since start: earlier pictures may have gone to another decoder.
+            last_frame_age_s=now_s - self._started_s if status.last_frame_age_s is None else status.last_frame_age_s,
             picture=status.picture,
         )
 
@@ -405,7 +404,7 @@ class RunningCamera:
         return "keyframes only: its decoder is overloaded" if self._behind else ""
 
     def last_report(self, status: PipelineStatus | None = None) -> CameraReport:
-        """What it counted so far, as it reports after its stop; ``status``: of its pipeline, now if not given."""
+        """Final counts, reported after the camera stopped. ``status``: of the pipeline, read now if not given."""
         self._totals.update("pipeline", _counts(status or self._pipeline.status()))
         with self._lock:
             counts = self._totals.counts() | {"windows_lost": self._lost, "windows_dropped": self._unsent.windows}

@@ -1,4 +1,4 @@
-"""Opens a source for some seconds as a camera would, and says what it sends (``SourceTester``)."""
+"""Opens a source for a few seconds as a camera would, and reports what it sends."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ from cluster.types import MICROSECONDS, BoolGrid, EncodedPacket, FrameSample, Pa
 from cluster.types.cameras import SourceTest
 
 LONGEST_S = 8.0
-"""Seconds of watching, beyond the time to connect: two GOPs of most cameras."""
+"""Duration of a test in seconds, beyond the time to connect: two GOPs of most cameras."""
 MOST_CONNECT_S = 10.0
 SAMPLES = 4
 """Samples after the first anchor from which the cue is judged."""
@@ -28,12 +28,12 @@ MOST_AT_ONCE = 2
 MOST_TIMES = 4096
 
 USUAL_GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
-"""Where no replica has said yet how its model cuts pictures."""
+"""Patch geometry assumed until a replica has reported its model's."""
 
 
 @dataclass(slots=True)
 class PacketTimes:
-    """Times, sizes and keyframes of the packets of a stream, at most :data:`MOST_TIMES`."""
+    """Times, sizes and keyframes of a source's first :data:`MOST_TIMES` packets."""
 
     times: list[int] = field(default_factory=list)
     keyframes: list[int] = field(default_factory=list)
@@ -49,18 +49,18 @@ class PacketTimes:
 
     @property
     def seconds(self) -> float:
-        """From the first picture shown to the last."""
+        """From the first displayed picture to the last."""
         return (max(self.times) - min(self.times)) / MICROSECONDS if len(self.times) > 1 else 0.0
 
     @property
     def fps(self) -> float:
-        """Pictures per second by the median step, as the last ones may come in another order; 0 unless two came."""
+        """Pictures per second by the median step, since reordering leaves holes at the end; 0 for fewer than two."""
         shown = sorted(set(self.times))
         return MICROSECONDS / median(after - before for before, after in pairwise(shown)) if len(shown) > 1 else 0.0
 
     @property
     def gop(self) -> tuple[int, float]:
-        """Pictures and seconds from a keyframe to the next, the mean; zeros unless two keyframes came."""
+        """Mean distance between keyframes, in pictures and seconds; zeros for fewer than two keyframes."""
         if len(self.keyframes) < 2:
             return 0, 0.0
         first, last, count = self.keyframes[0], self.keyframes[-1], len(self.keyframes) - 1
@@ -71,8 +71,8 @@ class PacketTimes:
         return self.bytes * 8 / 1000 / self.seconds if self.seconds else 0.0
 
 
-class _Watched(CameraFootage):
-    """What a test sees of its source; ``first``: a picture has come."""
+class _TestFootage(CameraFootage):
+    """Records packet times and the picture to show; ``first``: set at the first picture."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,21 +83,21 @@ class _Watched(CameraFootage):
         self.times.add(packet)
 
     def show(self, picture: ShownPicture, mask: BoolGrid, at_s: float) -> None:
-        # Anchors keep every patch, and show nothing of the cue.
+        # Prefer a pruned picture: anchors keep every patch and do not show the effect of the cue.
         if not self.first.is_set() or not mask.all():
             self.latest.show(picture, mask, at_s)
         self.first.set()
 
 
 def watch_source(camera: CameraConfig, config: SightlineConfig, geometry: PatchGeometry) -> SourceTest:
-    """Run the camera's own pipeline on its source until two keyframes and enough samples have come; blocks.
+    """Run the camera's pipeline on its source until two keyframes and enough samples have arrived; blocks.
 
-    ``config``: which files may be opened, redirects. Raises ``ConfigError``: a camera that pushes, or another address
-    that cannot be opened here; ``NotReadyError``: it sends no picture, with the reason.
+    ``config``: allowed files, and redirects. Raises ``ConfigError``: the camera is pushed, or its source cannot be
+    opened here; ``NotReadyError``: the source sends no picture, with the reason.
     """
     if camera.is_pushed:
         raise ConfigError(f"camera {camera.name!r} has no source to test: an agent pushes its packets")
-    watched, samples = _Watched(), [0, 0, 0]
+    watched, samples = _TestFootage(), [0, 0, 0]
     times, first = watched.times, watched.first
 
     def send(sample: FrameSample) -> None:
@@ -127,7 +127,7 @@ def watch_source(camera: CameraConfig, config: SightlineConfig, geometry: PatchG
     finally:
         pipeline.stop(STOP_S)
     if not first.is_set():
-        reason = status.reason or f"no picture came within {connect_s + LONGEST_S:g} s"
+        reason = status.reason or f"no picture within {connect_s + LONGEST_S:g} s"
         raise NotReadyError(f"{camera.source} gives no picture: {reason}")
     plain, kept = watched.latest.render(), watched.latest.render(kept=True)
     pictures, gop_s = times.gop
@@ -150,27 +150,27 @@ def watch_source(camera: CameraConfig, config: SightlineConfig, geometry: PatchG
 
 
 class SourceTester:
-    """Tests of one process, :data:`MOST_AT_ONCE` at once."""
+    """Runs a process's source tests, at most :data:`MOST_AT_ONCE` at a time."""
 
     def __init__(self, config: SightlineConfig) -> None:
         self._config = config
         self._places = AtOnce(MOST_AT_ONCE, f"{MOST_AT_ONCE} sources are being tested already; try again in a moment")
         self.geometry: PatchGeometry | None = None
-        """Of the model; None while no replica has said it."""
+        """The model's patch geometry; None until a replica has reported it."""
 
     async def test(self, name: str, source: str, settings: dict[str, object]) -> SourceTest:
         """See :func:`watch_source`.
 
         Raises:
-            ConfigError: settings that contradict each other, or no source.
-            NotReadyError: it sends no picture.
-            CapacityError: too many tests run.
+            ConfigError: contradictory settings, or no source.
+            NotReadyError: the source sends no picture.
+            CapacityError: too many tests are running.
         """
         camera = camera_settings(self._config, parse_camera(name, source, settings=settings))
         test = asyncio.create_task(self._watch(camera))
-        # Nobody may wait for its error any more.
+        # Mark the exception as retrieved: the caller may have left.
         test.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        # A caller that leaves does not end the thread, which counts until it has ended.
+        # Shielded: if the caller leaves, the thread runs on and must hold its slot until it ends.
         return await asyncio.shield(test)
 
     async def _watch(self, camera: CameraConfig) -> SourceTest:

@@ -1,4 +1,4 @@
-"""A camera's windows in flight, which are lost when the replica dies, and those of which no frame was sent."""
+"""A camera's windows in flight, which are lost if the replica dies, and windows of which no frame was sent."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from cluster.types.reports import AccountedSpan, CameraMoment
 _ROUNDING = 0.02
 """Tolerance, as a share of a stride, for cameras' rounded clocks."""
 _SEAMS = 64
-"""Scene cuts and gaps that may be taken back: more than a queue of frames holds."""
+"""Scene cuts and gaps that can be undone: more than a frame queue holds."""
 _KEYFRAMES_US = 10 * MICROSECONDS
-"""Longest gap between two keyframes, microseconds, that can be the decoder's own skipping."""
+"""Longest gap between keyframes, in microseconds, that can be due to decoding keyframes only."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """The stride of the last window when its replica was lost, until it is known whether the next replica's windows are
-    in phase with it.
+    """The stride of the window that was open when its replica was lost, kept until it is known whether the next
+    replica's windows are in phase with it.
 
-    ``start`` and ``end``: of the stride in which the first frame since then lies, on the camera's clock; ``uncertain``:
-    1 where that window may be lost; ``resumed``: a frame has been sent since.
+    ``start`` and ``end``: the stride containing the first frame since then, on the camera's clock; ``uncertain``: 1 if
+    that window may be lost; ``resumed``: a frame has been sent since.
     """
 
     start: int
@@ -34,36 +34,35 @@ class _Phase:
 
 @dataclass(slots=True)
 class WindowsInFlight:
-    """Strides begun with sent frames, minus windows the replica has settled.
+    """Strides begun with sent frames, minus windows settled by the replica.
 
     Windows end one stride apart, counted from the first frame of a scene (``cluster.engine``), so both sides count
-    alike. Windows of which nothing was sent are not in flight, and the replica counts the one that a fresh frame cuts
-    short, if there is a replica.
+    alike. Windows of which nothing was sent are not in flight; a window cut short by a fresh frame is counted by the
+    replica, if there is one.
     """
 
     stride_s: float
     _closed: int = 0
     _settled: int = 0
-    # Windows at the replica that ended before the first frame of those counted here, answered or not, less those
-    # counted here that it skipped.
+    # Windows the replica closed before the first frame counted here, less those counted here that it skipped.
     _before: int = 0
     _origin: int | None = None
     _end: int = 0
     _phase: _Phase | None = None
-    # Video between the end of that and the first frame since, less whole strides, microseconds: short lives of several
-    # replicas may add up to a window.
+    # Video between that stride's end and the first frame since, modulo the stride, in microseconds: short-lived
+    # replicas in a row may add up to a window.
     _lead: int = 0
-    # Start of the first frame since counting began anew, until the replica has told a window's end behind it: it may
-    # continue windows that began before.
+    # Start of the first frame since counting restarted, until the replica reports a window end after it: the replica
+    # may be continuing windows that began earlier.
     _first: int | None = None
     # Windows begun before a hand-over, and the first frame after it.
     _moved: tuple[int, int] | None = None
-    # Frames at which the windows began anew, and what was counted before each: (pts, closed, origin, end).
+    # Frames at which windows restarted, each with the state before it: (pts, closed, origin, end).
     _seams: deque[tuple[int, int, int, int]] = field(default_factory=lambda: deque(maxlen=_SEAMS))
 
     def add_frame(self, sample: FrameSample, *, moved: bool = False) -> int:
-        """Count a sent frame. ``moved``: the first for the hand-over's target. Returns 1 where the window that was open
-        at :meth:`count_lost` has ended without a frame since, and is lost."""
+        """Count a sent frame. ``moved``: it is the first one for the target of a hand-over. Returns 1 if the window
+        open at :meth:`count_lost` turns out to be lost: it ended without a further frame."""
         lost = self._first_after_loss(sample)
         if moved and self._origin is not None:
             self._moved = self._closed + self._begun(), sample.pts
@@ -100,19 +99,19 @@ class WindowsInFlight:
         return uncertain if passed else 0
 
     def truncate(self, pts: int) -> None:
-        """Frames from ``pts`` on were dropped after all and never reached the replica."""
+        """Undo the frames from ``pts`` on: they were dropped from the queue and never reached the replica."""
         while self._seams and self._seams[-1][0] > pts:
             place, self._closed, self._origin, self._end = self._seams.pop()
             if self._end > place + self.stride_s * MICROSECONDS:
-                # The camera's clock was set back there: ``pts`` says nothing of earlier frames.
+                # The camera's clock was set back there: earlier frames cannot be compared with ``pts``.
                 return
         if self._origin is not None and pts < self._end:
-            # Behind a gap, windows begin before the first frame that they have.
+            # After a gap, a window begins before its first frame.
             first = self._seams[-1][0] if self._seams else self._origin
             self._end = pts if pts > first else self._origin
 
     def set_stride(self, stride_s: float) -> None:
-        """Change the stride: the next window ends that much after the last closed one."""
+        """Change the stride: the next window ends one new stride after the last closed one."""
         if self._origin is not None:
             closed = math.floor(self._strides())
             self._closed += closed
@@ -121,11 +120,11 @@ class WindowsInFlight:
         self.stride_s = stride_s
 
     def set_settled(self, windows: int, closed: int, window_end: int | None) -> int:
-        """Set what the replica tells of its windows, of any decoder's frames: how many are answered or dropped, how
-        many have closed (those and the ones that wait), and the end of the last that closed since they began, on the
-        camera's clock. Fewer than before where the replica has closed the camera in between.
+        """Apply the replica's window counts, over frames of any decoder: ``windows`` answered or dropped, ``closed``
+        (those plus waiting ones), and the end of the last closed window since its windows began, on the camera's clock.
+        Counts decrease if the replica has closed the camera in between.
 
-        Returns 1 where this tells that the window that was open at :meth:`count_lost` was not continued, and is lost.
+        Returns 1 if the window open at :meth:`count_lost` turns out to be lost: the replica did not continue it.
         """
         resolved = self._first is None
         lost = 0 if resolved else self._find_phase(closed, window_end)
@@ -136,13 +135,13 @@ class WindowsInFlight:
         if resolved and self._origin is not None and window_end is not None and window_end <= self._end:
             begun = math.floor((window_end - self._origin) / (self.stride_s * MICROSECONDS) + _ROUNDING)
             if begun > 0:
-                # It has closed fewer than were begun until then: it lost the others with a connection, and counts them.
+                # The replica closed fewer than had begun by then: it lost the rest with a connection, and counts them.
                 self._before = min(self._before, closed - self._closed - begun)
         self._settled = max(0, windows - self._before)
         return lost
 
     def _find_phase(self, closed: int, window_end: int | None) -> int:
-        """Tell the replica's windows before the first frame from those behind it, and count in the phase of these."""
+        """Separate the replica's windows before the first frame from those after it, and adopt the latter's phase."""
         first, stride = self._first, round(self.stride_s * MICROSECONDS)
         assert first is not None
         behind = 0
@@ -151,32 +150,31 @@ class WindowsInFlight:
         self._before = max(0, closed - behind)
         if window_end is None or not behind:
             return 0
-        # That of the window in which the first frame is.
+        # Start of the window that contains the first frame.
         start = window_end - behind * stride
         if self._origin == first and not self._closed:
             self._origin = start
         return self._resolve(in_phase=self._phase is not None and abs(start - self._phase.start) <= _ROUNDING * stride)
 
     def _resolve(self, *, in_phase: bool) -> int:
-        """Whether the replica's windows are in phase with those of the one before is known; returns the lost ones."""
+        """Settle whether the replica's windows are in phase with its predecessor's; returns the number lost."""
         phase, self._phase, self._first = self._phase, None, None
         return 0 if phase is None or in_phase else phase.uncertain
 
     @property
     def last_window_end(self) -> int | None:
-        """End of the last window that the replica has a frame of, or had before it was lost, on the camera's clock;
-        ``None`` where there is none. The replica knows nothing of later windows."""
+        """End of the last window of which the replica has a frame, or had before it was lost, on the camera's clock;
+        ``None`` if there is none. The replica does not know of later windows."""
         if self._origin is None:
             return None if self._phase is None else self._phase.end
         return self._origin + round(self._begun() * self.stride_s * MICROSECONDS)
 
     def uncounted_since(self, sample: FrameSample, cut: int | None) -> int:
-        """Where unsent windows are counted from when ``sample`` is the first unsent frame: the end of the window that
-        the replica has begun, which it answers although frames are missing. ``cut``: start of a queue that was dropped
-        before it."""
+        """Start of counting unsent windows when ``sample`` is the first unsent frame: the end of the window begun at
+        the replica, which it answers despite the missing frames. ``cut``: start of a queue dropped before it."""
         since = self.last_window_end
         stride = round(self.stride_s * MICROSECONDS)
-        # Longer than two windows, or negative: the clock jumped, or video never came, which the replica counts.
+        # Beyond these limits the clock jumped, or video is missing at the source, which the replica counts.
         most = 2 * stride + _KEYFRAMES_US + (sample.pts - cut if cut is not None else 0)
         return since if since is not None and -stride <= sample.pts - since <= most else sample.pts
 
@@ -192,21 +190,21 @@ class WindowsInFlight:
 
     @property
     def uncertain_us(self) -> int:
-        """Length of a window that was open when its replica was lost, until it is known whether it is lost too."""
+        """Length of a window that was open when its replica was lost, until it is known whether it was continued."""
         return 0 if self._phase is None else self._phase.uncertain * (self._phase.end - self._phase.start)
 
     def restart(self) -> None:
-        """The next frame begins windows anew; a replica that is reachable counts what was in flight."""
+        """Restart windows at the next frame; a reachable replica counts those in flight."""
         self._closed = self._settled = 0
         self._origin = self._moved = self._first = None
         self._lead = 0
         self._seams.clear()
 
     def count_lost(self) -> int:
-        """The replica is gone: return the number of lost windows and start over.
+        """Handle the loss of the replica: return the number of lost windows and start over.
 
-        The open window is not among them until :meth:`add_frame` or :meth:`set_settled` says so: the next replica may
-        continue it.
+        Excludes the open window, which the next replica may continue: :meth:`add_frame` or :meth:`set_settled` reports
+        it if lost.
         """
         if self._origin is not None and not (self._settled or self._closed):
             self._origin -= self._lead
@@ -221,8 +219,8 @@ class WindowsInFlight:
         return lost
 
     def cancel_hand_over(self, settled: int) -> int:
-        """A hand-over failed after the old replica settled so many windows, and the new one starts with the first frame
-        after it. Returns the lost windows."""
+        """Handle a failed hand-over: the old replica had settled ``settled`` windows, and the new one starts with the
+        first frame after it. Returns the number of lost windows."""
         self._settled = max(0, settled - self._before)
         if self._moved is None:
             return self.count_lost()
@@ -234,7 +232,7 @@ class WindowsInFlight:
         return lost
 
     def _begun(self) -> int:
-        """Windows begun since the origin; a clock's rounding begins none."""
+        """Windows begun since the origin, tolerating clock rounding."""
         return math.ceil(self._strides() - _ROUNDING)
 
     def _strides(self) -> float:
@@ -245,41 +243,41 @@ class WindowsInFlight:
 
 @dataclass(slots=True)
 class UnsentWindows:
-    """Whole windows within periods of unsent frames; the replica counts the rest of a gap.
+    """Counts whole windows within periods of unsent frames; the replica counts the rest of a gap.
 
-    ``windows``: in total; ``reason``: why the newest period's frames are not sent; ``since``: where windows are counted
-    from in such a period, on the camera's clock, ``None`` outside.
+    ``windows``: total. ``reason``: why frames of the latest period are not sent. ``since``: where the next window to
+    count starts, on the camera's clock; ``None`` outside such a period.
     """
 
     windows: int = 0
     reason: str = ""
     since: int | None = None
-    # End of the newest frame in this period but its first.
+    # End of the newest frame in this period, its first excluded.
     _newest: int | None = None
 
     def begin(self, since: int | None, reason: str) -> None:
-        """Nothing is sent from ``since`` on, for ``reason``; in such a period, only the reason changes."""
+        """Begin a period at ``since`` in which nothing is sent, for ``reason``; within one, only change the reason."""
         self.reason = reason
         if self.since is None:
             self.since, self._newest = since, None
 
     def end(self) -> None:
-        """A frame was sent."""
+        """End the period: a frame was sent."""
         self.since = None
 
     def count(self, sample: FrameSample, stride_s: float) -> int:
-        """Count up to this unsent or first sent frame; returns how many windows that adds."""
+        """Count windows up to this frame, unsent or the first sent; returns the increase."""
         if self.since is None:
             return 0
         stride = round(stride_s * MICROSECONDS)
         if self._newest is not None and sample.pts - self._newest > stride + _KEYFRAMES_US:
-            # The clock jumped ahead, or video never came, which the replica counts.
+            # The clock jumped ahead, or video is missing at the source, which the replica counts.
             self.since = sample.pts
         self._newest = sample.end
-        # A frame belongs to the window that covers most of it, as at the replica.
+        # As at the replica, a frame belongs to the window that covers most of it.
         windows = math.floor((sample.pts + sample.duration // 8 - self.since) / stride)
         if windows < -1:
-            # The camera's clock was set back: earlier times are meaningless.
+            # The camera's clock was set back: restart from here.
             self.since = sample.pts
         if windows <= 0:
             return 0
@@ -290,8 +288,8 @@ class UnsentWindows:
 
 @dataclass(slots=True)
 class AccountedFrames:
-    """Part of a camera's video whose windows its decoder knows to be answered or counted: from the first frame of which
-    a window is due on."""
+    """The span of a camera's video, from the first frame for which a window is due, in which the decoder knows every
+    window to be answered or counted."""
 
     _begin: CameraMoment | None = None
     _newest: CameraMoment | None = None
@@ -303,7 +301,7 @@ class AccountedFrames:
             self._begin = CameraMoment(sample.pts, now_s)
 
     def reset(self) -> None:
-        """No window is due until the next frame."""
+        """Start over: no window is due until the next frame."""
         self._begin = self._newest = None
 
     def span(self, in_flight: WindowsInFlight, unsent: UnsentWindows) -> AccountedSpan | None:

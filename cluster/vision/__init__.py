@@ -1,4 +1,4 @@
-"""Codec change to masks, masks to patches: the part of vision that runs in the decoder process (numpy only)."""
+"""Turns codec change into masks, and masks into patches: the vision stage of the decoder process (numpy only)."""
 
 from cluster.vision.pruners.base import PruneDecision, Pruner, make_pruner
 

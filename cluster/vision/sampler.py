@@ -1,4 +1,4 @@
-"""Cuts kept patches out of sampled pictures into :class:`FrameSample` messages for the replica."""
+"""Cuts the kept patches of sampled pictures into :class:`FrameSample` messages for the replica."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -20,12 +20,12 @@ from cluster.vision.pruners.base import PruneDecision, Pruner, any_in_group, exp
 
 
 def cut_patches(pictures: list[UInt8Array], groups: BoolGrid, grid: PatchGrid) -> UInt8Array:
-    """The patches of the set groups of ``T`` pictures, in group order (see :class:`FrameSample`).
+    """Cut the patches of the set groups from ``T`` pictures, in group order (see :class:`FrameSample`).
 
     Args:
         pictures: ``T`` pictures ``[height, width, 3]`` uint8.
         groups: ``[group rows, group cols]`` bool.
-        grid: of the pictures.
+        grid: the pictures' patch grid.
 
     Returns:
         ``[n, T, 3, p, p]`` uint8 with ``n = groups.sum() * merge**2``.
@@ -44,7 +44,7 @@ AnyPicture = TypeVar("AnyPicture", bound=PictureHeader)
 
 @dataclass(frozen=True, slots=True)
 class FrameSelection:
-    """A frame whose patches have yet to be cut: ``groups`` of ``T`` pictures, wherever their pixels are."""
+    """A frame whose patches are still to be cut: ``groups`` of ``T`` pictures, on host or device."""
 
     frame: FrameSample
     pictures: list[Any]
@@ -69,16 +69,14 @@ class _Pending:
 class PatchSampler:
     """Combines ``T = grid.temporal`` consecutive samples of one camera into one :class:`FrameSample`.
 
-    Pruning is per sample; the masks of the ``T`` samples are united, and one anchor, gap or fresh sample marks the
-    frame. A random access sample drops waiting ones (``dropped``), since frames never span missing video. Not
-    thread-safe except for :meth:`force_anchor`.
+    Pruning is per sample; the frame's mask is the union of its samples' masks, and a single anchor, gap or fresh sample
+    marks the whole frame. A random access sample drops pending ones (counted in ``dropped``), since frames never span
+    missing video. ``activity``: of the last sample fed (see :class:`PruneDecision`). Not thread-safe except for
+    :meth:`force_anchor`.
     """
 
     def __init__(self, stream: str, pruner: Pruner, fps: float) -> None:
-        """Args: ``stream`` names the camera, ``fps`` is the sampling rate that durations follow.
-
-        ``activity`` is that of the sample fed last (see :class:`PruneDecision`).
-        """
+        """``stream``: the camera's name; ``fps``: sampling rate, which determines durations."""
         if fps <= 0:
             raise ValueError(f"samples per second must be positive, not {fps}")
         self.stream = stream
@@ -92,55 +90,55 @@ class PatchSampler:
         self._forced = False
 
     def force_anchor(self) -> None:
-        """Make the next :class:`FrameSample` complete and following a gap, as its receiver missed frames."""
+        """Make the next :class:`FrameSample` complete, as following a gap: its receiver has missed frames."""
         self._forced = True
 
     def reconfigure(self, *, prune: float, fps: float) -> None:
-        """From the next sample on, scale the pruner's threshold by ``prune`` and sample at ``fps``. A waiting sample
-        stays, as the pruner counts on it being sent."""
+        """From the next sample on, scale the pruner's threshold by ``prune`` and sample at ``fps``. Keeps a pending
+        sample: the pruner assumes that it is sent."""
         if self._threshold is not None:
             setattr(self.pruner, self.pruner.knob, self._threshold * prune)
         self.fps = fps
 
     def feed(self, frame: SampledPicture) -> FrameSample | None:
-        """Add a sample; returns a frame once ``T`` are together."""
+        """Add a sample; returns a frame for every ``T``-th."""
         frame = self.prepare(frame)
-        # Else the pruner would measure the camera's noise as none.
+        # Otherwise the pruner would measure repeated pictures as zero noise.
         repeated = frame.repeated and not frame.anchor
         decision = self.pruner.repeat(frame) if repeated else self.pruner.prune(frame)
         self.activity = decision.activity
         return _cut(self.add(frame, decision, frame.rgb))
 
     def shows_change(self, frame: SampledPicture) -> bool:
-        """Whether the pruner would find change in a picture; nothing is fed."""
+        """Whether the pruner would find change in a picture; leaves its state unchanged."""
         return copy.deepcopy(self.pruner).prune(frame).activity > 0
 
     def flush(self) -> FrameSample | None:
-        """At the end of the stream, complete a waiting frame by repeating its last picture, as the model's own
+        """At the end of the stream, complete a pending frame by repeating its last picture, as the model's own
         processor does."""
         return _cut(self.flush_selection())
 
     def prepare(self, frame: AnyPicture) -> AnyPicture:
-        """A sample as it is to be pruned: an anchor where one is forced."""
+        """Prepare a sample for pruning: make it an anchor if forced, and drop pending samples it cannot follow."""
         if self._pending and (frame.random_access or frame.grid != self._pending[0].frame.grid):
             self.drop_waiting()
         if self._forced and not frame.anchor:
-            # The camera itself is sound: its pruner keeps what it has learnt, so an anchor is enough for it.
+            # The camera's own video has no gap, so the pruner keeps its state: an anchor suffices.
             return replace(frame, anchor=True)
         return frame
 
     def drop_waiting(self) -> None:
-        """Drop samples that wait for the rest of their frame."""
+        """Drop pending samples of an incomplete frame."""
         self.dropped += len(self._pending)
         self._pending.clear()
 
     def add(self, frame: PictureHeader, decision: PruneDecision, rgb: Any) -> FrameSelection | None:
-        """Add a prepared and pruned sample with its picture ``rgb``; returns a selection once ``T`` are together."""
+        """Add a prepared and pruned sample with its picture ``rgb``; returns a selection for every ``T``-th."""
         self._pending.append(_Pending(frame, rgb, decision.mask, decision.activity, MICROSECONDS / self.fps))
         return self._unite() if len(self._pending) == frame.grid.temporal else None
 
     def flush_selection(self) -> FrameSelection | None:
-        """Like :meth:`flush`, before its patches are cut."""
+        """Like :meth:`flush`, but without cutting patches."""
         if not self._pending:
             return None
         while len(self._pending) < self._pending[0].frame.grid.temporal:
@@ -157,8 +155,8 @@ class PatchSampler:
         anchor = fresh or gap or any(part.frame.anchor for part in parts)
         mask = keep_everything(first) if anchor else np.logical_or.reduce([part.mask for part in parts])
         if first.hidden is not None and not anchor:
-            # Black for good. A frame that keeps everything has it once more all the same: a window opens where every
-            # cell is present, and there it must not be told apart by its masks.
+            # Masked cells stay black and need no update. Anchors include them, as windows open where all cells are
+            # present.
             mask = mask & ~first.hidden
         groups = any_in_group(mask, first.grid.merge)
         mask = expand_groups(groups, first.grid.merge)
@@ -172,7 +170,7 @@ class PatchSampler:
             grid=first.grid,
             mask=mask,
             patches=_NONE,
-            # What changed in frames that the reader has missed, nobody has told it.
+            # The receiver does not know what changed in the frames it missed.
             activity=1.0 if gap else max(part.activity for part in parts),
             digest=mask_digest(mask, self._index, first.pts),
             gap=gap,
@@ -196,9 +194,9 @@ _LINE = (64, 224, 140)
 
 
 def overlay(picture: UInt8Array, mask: BoolGrid) -> UInt8Array:
-    """``picture`` ``[height, width, 3]`` with pruned cells dark and grey, and an outline around kept ones.
+    """Copy of ``picture`` ``[height, width, 3]`` with pruned cells dark and grey, and an outline around kept ones.
 
-    ``mask`` ``[rows, cols]`` may be coarser than the picture by any factor; returns a new array of the picture's shape.
+    ``mask`` ``[rows, cols]`` may be coarser than the picture by any factor.
     """
     height, width = picture.shape[:2]
     rows = np.arange(height) * mask.shape[0] // height

@@ -321,7 +321,7 @@ def test_a_file_whose_pictures_are_to_be_turned_is_told_of_once(
     source = FileSource(clip)
     source.open()
     assert list(source.packets())
-    assert caplog.text.count("is to be turned by 90 degrees") == bool(degrees)
+    assert caplog.text.count("has a rotation of 90 degrees") == bool(degrees)
 
 
 def test_an_open_file_holds_no_decoder(tmp_path: Path) -> None:

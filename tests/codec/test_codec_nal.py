@@ -78,7 +78,7 @@ def test_each_lost_reference_shows_in_the_next_picture_and_no_other_loss_does(
 
 def test_configuration_cut_short_is_refused() -> None:
     record = bytes([1, 100, 0, 31, 255, 225, 0, 9, 103])
-    with pytest.raises(ValueError, match="cut short"):
+    with pytest.raises(ValueError, match="is truncated"):
         configuration("h264", record)
 
 

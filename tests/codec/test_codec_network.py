@@ -298,7 +298,7 @@ def test_an_rtsp_redirect_is_not_followed(status: bytes, user: str) -> None:
     ("status", "at", "said"),
     [
         (b"453 Not Enough Bandwidth", b"SETUP", "cannot be opened: it answers 453 Not Enough Bandwidth$"),
-        (b"461 Unsupported Transport", b"SETUP", "461 Unsupported Transport .it sends over UDP alone.$"),
+        (b"461 Unsupported Transport", b"SETUP", "461 Unsupported Transport .it sends over UDP only.$"),
         (b"503 Service Unavailable", b"PLAY", "it answers 503 Service Unavailable$"),
     ],
 )

@@ -117,7 +117,7 @@ def test_closing_wakes_a_blocked_reader(announced: bool) -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert outcome in ([[]], [False])
-    with pytest.raises(SourceError, match="no longer takes packets"):
+    with pytest.raises(SourceError, match="no longer accepts packets"):
         source.begin_session(HEADER, "b")
     assert not accepts(source, packet(0))
 

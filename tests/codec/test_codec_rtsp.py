@@ -202,7 +202,7 @@ def test_a_server_that_freezes_is_left_and_found_again(server: RtspServer) -> No
     camera = Camera(NetworkSource(server.url("/long"), connect_timeout_s=0.7, frozen_timeout_s=0.7))
     camera.wait_for_samples()
     server.freeze()
-    frozen = camera.wait_for(CameraState.BACKOFF, "is frozen: nothing came for 0.7 s")
+    frozen = camera.wait_for(CameraState.BACKOFF, "is frozen: no data for 0.7 s")
     assert frozen.retry_in_s > 0
     camera.wait_for(CameraState.BACKOFF, "did not answer within 0.7 s")
     seen, taken = len(camera.told), len(camera.samples)

@@ -161,7 +161,7 @@ def test_another_codec_or_size_is_another_clip(h264):
     header, packets = h264
     for other, why in (
         (video(40, "mjpeg")[1], "the camera changed its codec"),
-        (video(40, size=(128, 96))[1], "the camera changed its picture"),
+        (video(40, size=(128, 96))[1], "the camera changed its picture format"),
     ):
         ring = ring_of(header, packets[:60])
         recording = ring.record(S, 20 * S)

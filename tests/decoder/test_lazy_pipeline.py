@@ -74,7 +74,7 @@ def test_a_camera_whose_packets_miss_change_says_so(clip: Path, monkeypatch: pyt
     monkeypatch.setattr(lazy, "MOST_MISSED", -1)
     run = Run(clip, on=True)
     reasons = {status.reason for status in run.running if status.lazy == "suspended"}
-    assert reasons == {"decodes everything: pictures changed where packets told nothing"}
+    assert reasons == {"decodes everything: lazy decoding missed changes"}
     assert run.status.decoding == "cpu, suspended"
     # Believed for one GOP.
     assert 0 < run.status.stats.frames_spared < 40

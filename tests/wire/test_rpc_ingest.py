@@ -389,7 +389,7 @@ async def test_an_old_connection_that_does_not_end_is_told(monkeypatch):
             with pytest.raises(grpc.aio.AioRpcError) as ended:
                 await new.open(session="s1")
         assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert ended.value.details() == "the connection that pushed for camera 'gate' before has not ended within 0.2 s"
+        assert ended.value.details() == "the previous connection for camera 'gate' has not ended within 0.2 s"
         never.set()
 
 

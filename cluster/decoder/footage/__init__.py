@@ -1,1 +1,1 @@
-"""Footage for people: a camera's newest picture, and snapshots and clips of incidents."""
+"""Footage for people: newest pictures, live views, and snapshots and clips of incidents."""

@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 
 class CameraFootage:
-    """``ring``: None where no clips are kept. ``masks``: privacy masks of its pictures. ``decoded_bytes``: memory
-    limit for pictures that a still or a clip decodes."""
+    """Footage of one camera. ``ring``: None if clips are off. ``masks``: privacy masks. ``decoded_bytes``: memory limit
+    for pictures decoded for stills and clips."""
 
     def __init__(
         self, ring: PacketRing | None = None, masks: Sequence[Polygon] = (), decoded_bytes: int = DECODED_BYTES
@@ -27,54 +27,54 @@ class CameraFootage:
         self.ring = ring
         self.decoded_bytes = decoded_bytes
         self._masks = tuple(masks)
-        self._told_short = self._watched = False
+        self._shortage_logged = self._watched = False
 
     def make_painter(self) -> Painter | None:
-        """New mask painter, one per clip or still since it belongs to one thread; None without masks."""
+        """New mask painter, one per clip or still as it is not thread-safe; None without masks."""
         return PrivacyMasks(self._masks).apply if self._masks else None
 
     # -- the camera's thread --------------------------------------------------------------------
     def open(self, header: StreamHeader) -> None:
-        """The camera has connected."""
+        """Start a connection of the camera."""
         self._watched = self.ring is not None
         if self.ring is not None:
             self.ring.open(header)
 
     def add_packet(self, packet: EncodedPacket) -> None:
-        """Every packet of the source, before it is decoded."""
+        """Add a packet of the source, before it is decoded."""
         if not self._watched or self.ring is None:
             return
         try:
             self.ring.add_packet(packet)
         except Exception:
             # An error of the ring must not stop the camera.
-            log.exception("no clips of this camera until it connects again")
+            log.exception("no clips of this camera until it reconnects")
             self.ring.delete_before()
             self._watched = False
 
     def pause(self, why: str) -> None:
-        """No packet comes until the camera connects again."""
+        """Note that no packets will arrive until the camera reconnects."""
         if self.ring is not None:
             self.ring.pause(why)
 
     def show(self, picture: ShownPicture, mask: BoolGrid, at_s: float) -> None:
-        """The newest decoded sample, its frame's kept patches and when it was decoded, seconds of the monotonic
-        clock; keeps a reference at most."""
+        """Set the newest decoded sample, its frame's kept patches, and when it was decoded, in monotonic seconds; keeps
+        at most a reference."""
         self.latest.show(picture, mask, at_s)
 
-    # -- anybody --------------------------------------------------------------------------------
+    # -- any thread -----------------------------------------------------------------------------
     def shortage(self, name: str) -> str:
-        """Why the clips of the camera of this name begin late; empty when they do not. Logged once, with figures."""
+        """Why clips of this camera, called ``name``, begin late; empty if they do not. Logged once, with figures."""
         if self.ring is None or not self.ring.short:
             return ""
-        if not self._told_short:
-            self._told_short = True
+        if not self._shortage_logged:
+            self._shortage_logged = True
             log.warning("camera %s: %s", name, self.ring.shortage())
         return f"clips begin late: {self.ring.short} is too small"
 
     def delete_before(self, before_s: float = 0.0) -> int:
-        """Delete everything older than ``before_s`` seconds; returns bytes of packets."""
-        # Whatever its age: the next sample replaces it in a moment.
+        """Delete footage older than ``before_s`` seconds; returns the bytes of packets deleted."""
+        # Regardless of its age: the next sample replaces it shortly.
         self.latest.clear()
         return 0 if self.ring is None else self.ring.delete_before(before_s)
 
@@ -85,25 +85,25 @@ class CameraFootage:
 
 
 TYPICAL_BITS_PER_S = 4_000_000
-"""Bit rate of an ordinary camera: 1080p, 15 to 25 pictures a second."""
+"""Bit rate of a typical camera: 1080p, 15 to 25 FPS."""
 GROUP_S = 2.0
-"""Extra seconds because whole GOPs are held, with a keyframe every two seconds."""
+"""Extra seconds for holding whole GOPs, assuming a keyframe every two seconds."""
 MB = 1_000_000
 
 
 def clip_lookback_s(settings: CameraConfig, config: SightlineConfig, stride_s: float | None = None) -> float:
-    """Seconds that a clip reaches back when its incident opens: to the first positive window, plus the configured lead
-    and the longest delay of an answer. ``stride_s``: of its windows, where it currently differs from ``settings``."""
+    """Seconds that a clip reaches back from the opening of its incident: to the first positive window, plus the
+    configured lead and the longest delay of an answer. ``stride_s``: current stride, if not that of ``settings``."""
     stride_s = settings.window.stride_s if stride_s is None else stride_s
     asked = max((question.consecutive or 0 for question in settings.questions), default=0)
     windows_s = settings.window.length_s + (max(asked, config.alerts.consecutive) - 1) * stride_s
-    # A window waits until so many newer ones have come and is then dropped; its answer takes one more.
+    # A window is dropped once window_queue newer ones wait; its answer may take one more stride.
     late_s = (config.cluster.window_queue + 1) * stride_s
     return min(config.clips.before_s + windows_s, config.clips.longest_s) + late_s
 
 
 def camera_footage(settings: CameraConfig, config: SightlineConfig, rings: RingBudget | None) -> CameraFootage:
-    """Footage buffers of a camera; no packet ring without ``rings``, or where clips are off."""
+    """Create a camera's footage buffers; without a packet ring if ``rings`` is None or clips are off."""
     ring = None
     if rings is not None and config.clips.enabled and config.alerts.enabled:
         ring = PacketRing(clip_lookback_s(settings, config), config.clips.ring_camera_bytes, rings)
@@ -111,12 +111,12 @@ def camera_footage(settings: CameraConfig, config: SightlineConfig, rings: RingB
 
 
 def footage_bytes(seconds: float) -> int:
-    """Bytes of this many seconds of an ordinary camera, in whole GOPs."""
+    """Bytes of this many seconds of a typical camera, in whole GOPs."""
     return round((seconds + GROUP_S) * TYPICAL_BITS_PER_S / 8)
 
 
 def clip_shortages(config: SightlineConfig) -> list[str]:
-    """Reasons why clips of ordinary cameras will begin late, one sentence each."""
+    """Reasons why clips of typical cameras will begin late, one sentence each."""
     clips = config.clips
     if not clips.enabled or not config.alerts.enabled:
         return []

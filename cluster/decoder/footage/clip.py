@@ -1,4 +1,4 @@
-"""Writes packets into a fragmented MP4 that browsers play: remuxed, or decoded, masked and re-encoded."""
+"""Writes packets into fragmented MP4 that browsers play: remuxed, or decoded, masked and re-encoded."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,38 +18,38 @@ from cluster.types import MICROSECONDS
 PLAYED = frozenset({"h264"})
 """Codecs that every browser plays."""
 LIVE = PLAYED | {"hevc"}
-"""Codecs of live views: whether it plays HEVC, a browser knows itself."""
+"""Codecs of live views: a browser reports itself whether it plays HEVC."""
 
 _FRAGMENTED = {
-    # Nothing is rewritten, so that every part is final; a new part at each keyframe, or every 2 s.
+    # Append-only, so that every part is final; a new fragment at each keyframe, or every 2 s.
     "movflags": "frag_keyframe+empty_moov+default_base_moof",
     "frag_duration": "2000000",
     "flush_packets": "1",
 }
 _EVERY_FRAME = {
-    # A part for each packet, as soon as the next one is there: for who watches now.
+    # For live views: one fragment per packet, written when the next one arrives.
     "movflags": "frag_every_frame+empty_moov+default_base_moof",
     "flush_packets": "1",
 }
 _TIME_BASE = Fraction(1, MICROSECONDS)
 _CLOCK = Fraction(1, 90_000)
 _TICK = 23
-"""Least microseconds between two packets: the 90 kHz clock is coarser, and equal ticks would be refused."""
+"""Smallest distance between packets, in microseconds: at least two ticks of 90 kHz, as equal ones would be refused."""
 _STEP = 1000
-"""Least microseconds between two pictures that are re-encoded, in milliseconds: equal ones would be refused."""
+"""Smallest distance between re-encoded pictures, in microseconds: their clock counts milliseconds."""
 _KEYFRAMES = 50
 
 Painter = Callable[[VideoFrame], VideoFrame]
-"""Applied to every decoded picture before it is shown: privacy masks."""
+"""Paints privacy masks on a decoded picture; applied to each before it is shown."""
 
 
 def clip_writer(
     segment: Segment, start: int, *, painter: Painter | None, height: int, decoded_bytes: int = DECODED_BYTES
 ) -> "Remuxer | Transcoder":
-    """The cheapest sufficient writer. The clip begins with the picture at ``start``, or with the keyframe before it.
+    """Create the cheapest sufficient writer. The clip begins at the picture at ``start``, or at the keyframe before it.
 
-    ``painter``: masks, which force re-encoding; ``height``: largest picture height then. ``decoded_bytes``: memory
-    limit for decoded pictures.
+    ``painter``: masks, which force re-encoding; ``height``: largest picture height if re-encoded. ``decoded_bytes``:
+    memory limit for decoded pictures.
     """
     if painter is None and segment.codec in PLAYED:
         return Remuxer(segment, decoded_bytes=decoded_bytes)
@@ -72,8 +72,8 @@ class _Parts:
 
 
 @contextlib.contextmanager
-def _sourced(done: str) -> Iterator[None]:
-    """Raise FFmpeg's errors as ``SourceError``; ``done``: what the video cannot be."""
+def _as_source_error(done: str) -> Iterator[None]:
+    """Convert FFmpeg's errors to ``SourceError``; ``done``: participle completing "its video cannot be"."""
     try:
         yield
     except (av.FFmpegError, ValueError) as error:
@@ -81,11 +81,11 @@ def _sourced(done: str) -> Iterator[None]:
 
 
 class _Writer:
-    """Fragmented MP4 of one segment; ``span``: first and last time of it so far, camera microseconds; (0, 0) while it
-    is empty. Any thread, one at a time."""
+    """Fragmented MP4 of one segment. ``span``: its first and last time so far, in camera microseconds; (0, 0) while
+    empty. Usable from any thread, one at a time."""
 
     done: ClassVar[str]
-    """What a video that fails cannot be."""
+    """Completes the error message "its video cannot be"."""
 
     def __init__(self, segment: Segment, decoded_bytes: int) -> None:
         self._segment = segment
@@ -97,15 +97,15 @@ class _Writer:
         self.span = (0, 0)
 
     def close(self) -> bytes:
-        """Finish the file; returns the rest. Raises like ``feed``."""
+        """Finish the file; returns the remaining bytes. Raises like ``feed``."""
         if self._container is not None:
-            with _sourced(self.done):
+            with _as_source_error(self.done):
                 self._container.close()
         return self._parts.take()
 
 
 class Remuxer(_Writer):
-    """Remuxes H.264 or HEVC unchanged, from the first packet on, a keyframe. ``live``: a part for each packet."""
+    """Remuxes H.264 or HEVC unchanged; the first packet is a keyframe. ``live``: one fragment per packet."""
 
     done = "put into a clip"
 
@@ -115,9 +115,9 @@ class Remuxer(_Writer):
         self._clock = DecodingClock()
 
     def feed(self, packets: Sequence[SegmentPacket]) -> bytes:
-        """Write packets in decoding order; returns what is complete: whole boxes that never change later. Raises
-        SourceError: the packets cannot be made into a clip."""
-        with _sourced(self.done):
+        """Write packets in decoding order; returns the boxes completed, which are final. Raises SourceError: the
+        packets cannot be muxed."""
+        with _as_source_error(self.done):
             if self._container is None and packets:
                 self._open(packets)
             for placed in packets:
@@ -130,11 +130,11 @@ class Remuxer(_Writer):
         if not width or not height:
             width, height = picture_size(first, self._decoded_bytes)
         self._container = av.open(self._parts, "w", format="mp4", options=self._options)
-        # The stubs lack the attributes that PyAV sets from keywords.
+        # PyAV's stubs lack the attributes set from keywords.
         add: Any = self._container.add_mux_stream
         self._stream = add(segment.codec, width=width, height=height, extradata=segment.extradata)
         self._stream.time_base = _CLOCK
-        # What has come shows how deep pictures are reordered; the first is decoded that much before it is shown.
+        # The packets so far show the reordering depth, by which the first is decoded before it is shown.
         for placed in packets:
             self._clock.advance(placed.time)
         times = [placed.time for placed in packets]
@@ -179,7 +179,7 @@ class Transcoder(_Writer):
             try:
                 frames = self._decoder.decode(placed.packet.data, placed.time, placed.order)
             except DecodeError:
-                # A picture from a damaged packet is worse than none.
+                # Skip damaged packets: a damaged picture is worse than none.
                 continue
             self._encode(frames)
         return self._parts.take()
@@ -189,7 +189,7 @@ class Transcoder(_Writer):
             with contextlib.suppress(DecodeError, PicturesTooLargeError):
                 self._encode(self._decoder.drain())
         if self._container is not None:
-            with _sourced(self.done):
+            with _as_source_error(self.done):
                 self._container.mux(self._stream.encode(None))
         return super().close()
 
@@ -202,7 +202,7 @@ class Transcoder(_Writer):
                 self._open(frame, time)
             elif time < self._last + _STEP:
                 continue
-            with _sourced(self.done):
+            with _as_source_error(self.done):
                 self._add(frame, time)
             self._last = time
             self.span = self._zero, time
@@ -219,7 +219,7 @@ class Transcoder(_Writer):
         context.time_base, context.thread_count, context.max_b_frames = Fraction(1, 1000), 1, 0
         context.gop_size = _KEYFRAMES
         context.sample_aspect_ratio = Fraction(1) if self._decoder is None else self._decoder.pixel_aspect
-        # The samples stay in the camera's matrix: untold, players take that of the clip's size.
+        # Samples keep the camera's colour matrix; unless tagged, players would guess one by picture size.
         context.color_range, context.colorspace = ColorRange.MPEG, frame.colorspace
         context.color_primaries, context.color_trc = frame.color_primaries, frame.color_trc
         self._zero = self._last = time
@@ -231,13 +231,13 @@ class Transcoder(_Writer):
             frame, self._stream.width, self._stream.height, "yuv420p", dst_color_range=ColorRange.MPEG, threads=1
         )
         small.pts, small.time_base = (time - self._zero) // 1000, Fraction(1, 1000)
-        # Otherwise keyframes stay keyframes, which in an all-intra codec is every picture.
+        # Otherwise the encoder repeats the source's picture types, all keyframes for an all-intra codec.
         small.pict_type = PictureType.NONE
         self._container.mux(self._stream.encode(small))
 
 
 def picture_size(first: SegmentPacket, decoded_bytes: int) -> tuple[int, int]:
-    """Width and height of a keyframe, by decoding it. Raises SourceError: it cannot be decoded."""
+    """Width and height of a keyframe, found by decoding it. Raises SourceError if it cannot be decoded."""
     decoder = Decoder(first.segment.codec, first.segment.extradata, decoded_bytes)
     try:
         frames = [*decoder.decode(first.packet.data, 0, 0), *decoder.drain()]

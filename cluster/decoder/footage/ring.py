@@ -1,4 +1,4 @@
-"""Ring of each camera's newest encoded packets, so that a clip can begin before its incident. Nothing is decoded."""
+"""Ring buffer of a camera's newest encoded packets, so that clips can begin before their incident. Decodes nothing."""
 
 import itertools
 import math
@@ -17,50 +17,49 @@ OF_CAMERA, OF_ALL = "clips.ring_camera_bytes", "clips.ring_bytes"
 
 
 class RingBudget:
-    """Shared byte limit of all rings of a process; thread-safe.
+    """Byte limit shared by all rings of a process; thread-safe.
 
-    When the total is exceeded, rings that hold more than their share shrink, so that quiet cameras keep theirs and the
-    total is exceeded by at most one packet of each ring.
+    Above the limit, rings holding more than their equal share shrink, so that quiet cameras keep theirs. The total
+    exceeds the limit by at most one packet per ring.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0
         self.short = 0
-        """Number of rings that do not reach back as far as configured."""
+        """Number of rings that reach back less far than configured."""
         self._rings = 0
         self._lock = threading.Lock()
 
     def change(self, *, rings: int = 0, held: int = 0, short: int = 0) -> None:
-        """Add to the numbers of rings, of bytes they hold, and of short rings."""
+        """Add to the counts of rings, of bytes held, and of short rings."""
         with self._lock:
             self._rings += rings
             self.held += held
             self.short += short
 
     def is_exceeded(self, own: int) -> bool:
-        """Whether a ring that holds ``own`` bytes must shrink."""
+        """Whether a ring holding ``own`` bytes must shrink."""
         with self._lock:
             return self.held > self.limit and own > self.limit // max(1, self._rings)
 
 
 @dataclass(slots=True)
 class _Gop:
-    """Packets of one GOP: from one where a decoder can begin up to the next such."""
+    """Packets from a random access point up to the next one."""
 
     segment: Segment
-    came_s: float
+    arrived_s: float
     packets: list[SegmentPacket] = field(default_factory=list)
     bytes: int = 0
 
 
 class Recording:
-    """Packet source of one clip: what the ring held, then live packets, until ``until`` is decoded.
-
-    At most ``most_bytes`` in all; of an ``endless`` one, at most so many wait for its reader.
-
-    ``missing``: why it begins late; ``end_reason``: why nothing follows; each empty if not so. Created by
+    """Packets of one clip: those held by the ring, then live ones, up to ``until``. Created by
     :meth:`PacketRing.record`; read by one thread while the camera's thread appends.
+
+    ``most_bytes``: limit on its total size, or, if ``endless``, on the bytes queued for its reader. ``missing``: why it
+    begins late; ``end_reason``: why it ended early; each empty if it did not.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Recording:
         return self.complete or bool(self.end_reason)
 
     def pop_packets(self, most: int = 32) -> list[SegmentPacket]:
-        """The next packets, at most so many; empty while there are none."""
+        """Remove and return up to ``most`` packets; empty while none are queued."""
         with self._lock:
             taken = [self._packets.popleft() for _ in range(min(most, len(self._packets)))]
             if self._endless:
@@ -114,10 +113,10 @@ class Recording:
 
 
 class PacketRing:
-    """Packets of about ``keep_s`` seconds of one camera, in whole GOPs, at most ``most_bytes``.
+    """Packets of about the last ``keep_s`` seconds of one camera, in whole GOPs of at most ``most_bytes`` together.
 
-    :meth:`open`, :meth:`add_packet` and :meth:`close` are called by the camera's thread, the rest by any. A GOP larger
-    than ``most_bytes`` is dropped as a whole: the ring is empty until the next keyframe.
+    The camera's thread calls :meth:`open`, :meth:`add_packet` and :meth:`close`; the rest is callable from any thread.
+    A GOP larger than ``most_bytes`` is dropped as a whole, which leaves the ring empty until the next keyframe.
     """
 
     def __init__(self, keep_s: float, most_bytes: int, budget: RingBudget) -> None:
@@ -130,15 +129,15 @@ class PacketRing:
         self._recordings: list[Recording] = []
         self.bytes = 0
         self.short = ""
-        """Setting that limits the ring to less than ``keep_s``; empty when none does."""
+        """Setting that limits the ring to less than ``keep_s``; empty if none does."""
         self._joined = True
-        self._overflown = False
+        self._overflowed = False
         self.arrived_s = 0.0
-        """When the newest packet came, monotonic seconds; 0 before the first keyframe."""
+        """Arrival of the newest packet, monotonic seconds; 0 before the first keyframe."""
         budget.change(rings=1)
 
     def shortage(self) -> str:
-        """The same as a sentence with figures."""
+        """:attr:`short` as a sentence with figures."""
         held_s = self.seconds
         rate = f" at {8e-6 * self.bytes / held_s:.1f} Mbit/s" if held_s else ""
         limit = f"{self.most_bytes / 1e6:.0f} MB"
@@ -173,8 +172,8 @@ class PacketRing:
             now_s = time.monotonic()
             if placed.starts:
                 self._gops.append(_Gop(placed.segment, now_s))
-                self._overflown = False
-            elif self._overflown or not self._gops or self._gops[-1].segment is not placed.segment:
+                self._overflowed = False
+            elif self._overflowed or not self._gops or self._gops[-1].segment is not placed.segment:
                 return
             self.arrived_s = now_s
             group, size = self._gops[-1], len(packet.data)
@@ -185,25 +184,25 @@ class PacketRing:
             self._trim(placed.at_s)
 
     def pause(self, why: str) -> None:
-        """Handle that the camera stopped sending; held packets stay."""
+        """End the segment and its recordings, as the camera stopped sending; keeps the packets held."""
         with self._lock:
             self._segmenter.end(why)
             self._end_recordings(why)
 
-    # -- anybody --------------------------------------------------------------------------------
+    # -- any thread -----------------------------------------------------------------------------
     def record(self, start: int, until: int, moment: int | None = None) -> Recording:
-        """Start a clip from ``start`` to ``until``, camera microseconds. It begins with the GOP of ``start``, or the
-        oldest; where nothing of that time is held, with as much of the newest instead. ``moment``: up to which the
-        camera has sent it, so that a clock that began anew since is known not to be meant."""
+        """Start a clip from ``start`` to ``until``, in camera microseconds. It begins with the GOP of ``start``, or the
+        oldest after it. If nothing of that span is held, the newest video of the same length is recorded instead.
+        ``moment``: a time the camera's clock had already reached, which rules out a clock restarted since."""
         with self._lock:
             reached = start if moment is None else (start + moment) // 2
-            groups, missing = self._groups_of(start, until, reached), ""
+            groups, missing = self._find_gops(start, until, reached), ""
             if not groups and self._gops:
-                # Of a camera that has just connected, what is still to come.
+                # If the camera has only just connected, include video still to come.
                 newest, segment = self._gops[-1].packets[-1].order + 1, self._gops[-1].segment
                 first = next(group for group in self._gops if group.segment is segment).packets[0].order
                 start, until = newest - (until - start), max(newest, first + (until - start))
-                groups = self._groups_of(start, until, start)
+                groups = self._find_gops(start, until, start)
                 missing = "its time is no longer buffered, this is the newest"
             recording = Recording(groups[0].segment if groups else None, start, until, 2 * self.most_bytes)
             recording.missing = missing
@@ -226,8 +225,8 @@ class PacketRing:
             return recording
 
     def follow(self, most_bytes: int) -> Recording:
-        """Packets from the newest keyframe on, without end; ends with the segment, or when more than ``most_bytes``
-        wait for its reader."""
+        """Follow the packets from the newest keyframe on, until the segment ends or more than ``most_bytes`` are queued
+        for the reader."""
         with self._lock:
             newest = self._gops[-1] if self._gops else None
             if newest is None or newest.segment.end_reason:
@@ -240,29 +239,29 @@ class PacketRing:
             return recording
 
     def gop_packets(self, time: int) -> list[SegmentPacket]:
-        """Packets to decode the picture at ``time`` from: of its GOP, or of the newest."""
+        """Packets for decoding the picture at ``time``: those of its GOP, else of the newest."""
         with self._lock:
-            # The newest packet may be some time before it.
+            # ``time`` may be somewhat after the newest packet.
             since = time - LONGEST_STEP
-            groups = self._groups_of(since, time + 1, since) or list(self._gops)[-1:]
+            groups = self._find_gops(since, time + 1, since) or list(self._gops)[-1:]
             begun = [group for group in groups if group.packets[0].time <= time] or groups
             return list(begun[-1].packets) if begun else []
 
     def delete_before(self, before_s: float = 0.0) -> int:
-        """Drop GOPs that began more than ``before_s`` seconds ago (0: all) and end the recordings that begin earlier;
-        returns bytes."""
+        """Drop GOPs that began more than ``before_s`` seconds ago (0: all) and end recordings that begin earlier;
+        returns the bytes dropped."""
         with self._lock:
             held, groups, now_s = self.bytes, self._gops, time.monotonic()
             newest = groups[-1].packets[-1] if groups else None
             keep_s = before_s - (now_s - self.arrived_s) if before_s else -math.inf
-            # While a camera is not connected time passes, and no video.
+            # While a camera is disconnected, wall time passes but video time does not: check both.
             while (
                 newest is not None
                 and groups
-                and (newest.at_s - groups[0].packets[0].at_s > keep_s or now_s - groups[0].came_s > before_s)
+                and (newest.at_s - groups[0].packets[0].at_s > keep_s or now_s - groups[0].arrived_s > before_s)
             ):
-                self._give_up(groups.popleft())
-            self._overflown |= not groups
+                self._drop_gop(groups.popleft())
+            self._overflowed |= not groups
             for recording in self._recordings:
                 if newest is None or recording.start < newest.order - keep_s * MICROSECONDS:
                     recording.end("the camera was forgotten")
@@ -270,7 +269,7 @@ class PacketRing:
             return held - self.bytes
 
     def expire(self, idle_s: float) -> None:
-        """Drop all packets of a camera that has sent nothing for so long."""
+        """Drop all packets if the camera has sent nothing for ``idle_s``."""
         if self.bytes and time.monotonic() - self.arrived_s > idle_s:
             self.delete_before()
 
@@ -286,10 +285,10 @@ class PacketRing:
             self.bytes = 0
             self._end_recordings(STOPPED)
 
-    # -- inside ---------------------------------------------------------------------------------
-    def _groups_of(self, start: int, until: int, reached: int) -> list[_Gop]:
-        """GOPs of the segment that covers most of the period, the newest of equals; empty when none does. Of runs of
-        the camera's clock, the newest that has ``reached`` so far."""
+    # -- internals ------------------------------------------------------------------------------
+    def _find_gops(self, start: int, until: int, reached: int) -> list[_Gop]:
+        """GOPs of the segment that covers most of the period, the newest of equals; empty if none does. Of several runs
+        of the camera's clock, the newest that reaches ``reached``."""
         best: list[_Gop] = []
         longest = 0
         for _, of_segment in itertools.groupby(self._gops, lambda group: id(group.segment)):
@@ -297,11 +296,11 @@ class PacketRing:
             first, last = groups[0].packets[0].time, max(placed.time for placed in groups[-1].packets)
             if last < start:
                 continue
-            # An open segment will cover the rest as well.
-            shows = min(until, last + 1 if groups[0].segment.end_reason else until) - max(start, first)
-            anew = bool(best) and groups[0].segment.run != best[0].segment.run
-            if shows > 0 and (last >= reached if anew else shows >= longest):
-                best, longest = groups, shows
+            # An open segment will still cover the rest.
+            covered = min(until, last + 1 if groups[0].segment.end_reason else until) - max(start, first)
+            another_run = bool(best) and groups[0].segment.run != best[0].segment.run
+            if covered > 0 and (last >= reached if another_run else covered >= longest):
+                best, longest = groups, covered
         begins = [group for group in best[1:] if group.packets[0].time <= start]
         return best[len(begins) :]
 
@@ -309,23 +308,23 @@ class PacketRing:
         groups = self._gops
         while len(groups) > 1:
             old = at_s - groups[1].packets[0].at_s >= self.keep_s
-            short = "" if old else self._too_much()
+            short = "" if old else self._exceeded_limit()
             if not old and not short:
                 return
             self._note_short(short)
-            self._give_up(groups.popleft())
-        if short := self._too_much():
+            self._drop_gop(groups.popleft())
+        if short := self._exceeded_limit():
             self._note_short(short)
-            self._give_up(groups.popleft())
-            self._overflown = True
+            self._drop_gop(groups.popleft())
+            self._overflowed = True
 
-    def _give_up(self, group: _Gop) -> None:
+    def _drop_gop(self, group: _Gop) -> None:
         group.segment.cut = True
         self.bytes -= group.bytes
         self._budget.change(held=-group.bytes)
 
-    def _too_much(self) -> str:
-        """Setting whose limit is exceeded."""
+    def _exceeded_limit(self) -> str:
+        """The setting whose limit is exceeded, or empty."""
         if self.bytes > self.most_bytes:
             return OF_CAMERA
         return OF_ALL if self._budget.is_exceeded(self.bytes) else ""
@@ -335,7 +334,7 @@ class PacketRing:
         self.short = short
 
     def _end_recordings(self, why: str = "") -> None:
-        """End recordings whose segment is over, or with ``why`` all."""
+        """End recordings whose segment has ended, or all of them with reason ``why``."""
         for recording in self._recordings:
             if reason := why or (recording.segment.end_reason if recording.segment is not None else ""):
                 recording.end(reason)

@@ -12,12 +12,12 @@ _LATE = 1024
 
 @dataclass(slots=True)
 class Segment:
-    """Packets that one clip can hold.
+    """Consecutive packets that one clip can hold.
 
-    * ``codec``: FFmpeg's name; ``extradata``: the decoder's configuration; ``width``, ``height``: 0 when unknown
+    * ``codec``: FFmpeg's name; ``extradata``: decoder configuration; ``width``, ``height``: 0 when unknown
     * ``end_reason``: why it ended, empty while it continues
     * ``cut``: its first packets were dropped
-    * ``run``: of the camera's clock; in a later one, times come again
+    * ``run``: number of the run of the camera's clock; a later run repeats times
     """
 
     codec: str
@@ -31,11 +31,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPacket:
-    """One packet and its place.
+    """One packet and its position.
 
-    * ``time``: presentation time, camera microseconds; ``order``: decoding time, never before the last
-    * ``at_s``: seconds of video before it over all segments: grows whatever the camera's clock does
-    * ``starts``: a decoder can begin here; ``after_loss``: packets are missing before it
+    * ``time``: presentation time, camera microseconds; ``order``: decoding time, strictly increasing in a segment
+    * ``at_s``: seconds of video before it over all segments; monotonic whatever the camera's clock does
+    * ``starts``: decoding can start here; ``after_loss``: packets are missing before it
     """
 
     packet: EncodedPacket
@@ -48,7 +48,7 @@ class SegmentPacket:
 
 
 class Segmenter:
-    """Tracks one camera's packets. Not thread-safe."""
+    """Assigns one camera's packets to segments. Not thread-safe."""
 
     def __init__(self) -> None:
         self._segment: Segment | None = None
@@ -77,7 +77,7 @@ class Segmenter:
         self._waiting, self._lost = True, False
 
     def assign(self, packet: EncodedPacket) -> SegmentPacket | None:
-        """Place a packet; ``None`` for one that cannot be decoded, or is a repetition."""
+        """Assign a packet to a segment; ``None`` if it cannot be decoded or is a duplicate."""
         if not self._in_sequence(packet):
             return None
         if self._segment is not None and packet.codec != self._segment.codec:
@@ -107,7 +107,7 @@ class Segmenter:
             return False
         self._sequence = packet.sequence + 1
         if expected is not None and packet.sequence != expected:
-            # Later packets refer to missing ones, until a decoder can begin again.
+            # Later packets depend on missing ones, until decoding can restart.
             self._waiting = self._lost = True
         return True
 
@@ -116,11 +116,11 @@ class Segmenter:
         self._repeats = self._repeats + 1 if given is not None and given == self._given else 0
         self._given = given
         if self._repeats >= PATIENCE:
-            # A clock that stands still is none: the times of samples are filled in too.
+            # A stuck clock counts as missing, as it does for samples.
             given = None
         if last is not None and given is not None:
             ahead = given - last
-            # Where packets are missing, the next may be any time ahead.
+            # After a loss, the next packet may be any time ahead.
             if ahead < -REPEAT or (ahead > LONGEST_STEP and not self._lost):
                 self.end("the camera's clock was reset")
                 last = None
@@ -129,7 +129,7 @@ class Segmenter:
         if last is not None:
             if given > last:
                 self._step = min(given - last, MICROSECONDS)
-            # A B-picture without decoding time is shown before the last one, but decoded after it.
+            # A B-picture without a decoding time is displayed before the last one but decoded after it.
             given = max(given, last + 1)
             self._at_s += (given - last) / MICROSECONDS
         if self._newest is not None and given < self._newest - REPEAT:
@@ -142,11 +142,11 @@ class Segmenter:
             return
         sizes, sets = parameter_sets(packet.codec, packet.data)
         if not sizes:
-            # Of pictures alone, or none: the size is the last one.
+            # No sequence parameter sets: the picture size is unchanged.
             return
         if self._sets and sizes != parameter_sets(packet.codec, self._sets)[0]:
             order = self._order
             self._header = StreamHeader(packet.codec, 0, 0, b"")
-            self.end("the camera changed its picture")
+            self.end("the camera changed its picture format")
             self._order = order
         self._sets = sets

@@ -35,18 +35,18 @@ POLL_S = 0.2
 LIVE_POLL_S = 0.02
 MOST_WATCHING = 32
 SLOW_BYTES = 4_000_000
-"""Bytes that may wait for a viewer: some seconds of an ordinary camera; then it is cut off."""
+"""Bytes buffered for a live viewer, some seconds of a typical camera, beyond which it is disconnected."""
 MOST_PICTURES = 64
 MOST_REENCODED = 16
-"""Concurrent re-encoded clips: they share one thread, and slow the live cameras."""
+"""Concurrently re-encoded clips; they share one thread and slow down live cameras."""
 _NICE = 10
 _PACKETS = 16
-"""Packets fed at once: clips alternate on the thread."""
+"""Packets fed to a clip per turn on the shared thread."""
 
 
 class Recorder:
-    """Runs on one event loop; decoding, encoding and writing are done on threads. ``cameras``: camera -> its footage;
-    raises ``UnknownCameraError``."""
+    """Pictures, recordings and live views of a decoder's cameras. Runs on one event loop; decoding, encoding and muxing
+    run on threads. ``cameras``: finds a camera's footage; raises ``UnknownCameraError``."""
 
     def __init__(self, settings: ClipsConfig, cameras: Callable[[str], CameraFootage]) -> None:
         self._settings = settings
@@ -65,7 +65,7 @@ class Recorder:
         self._reencoding = AtOnce(MOST_REENCODED, f"{MOST_REENCODED} clips are being re-encoded already")
 
     def close(self) -> None:
-        """Accept no more work; running work ends by itself."""
+        """Accept no more work; running work completes."""
         for pool in (self._pictures, self._stills, self._clips, self._live):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -73,8 +73,8 @@ class Recorder:
         """The newest picture of a camera; see :meth:`LatestPicture.render`.
 
         Raises:
-            UnknownCameraError: this process does not run it.
-            NotReadyError: there is none yet.
+            UnknownCameraError: the camera does not run in this process.
+            NotReadyError: no picture yet.
             CapacityError: too many concurrent requests.
         """
         footage = self._cameras(camera)
@@ -82,15 +82,16 @@ class Recorder:
             return await self._on(self._pictures, lambda: footage.latest.render(kept=kept, width=width))
 
     def delete_footage(self, camera: str, before_s: float = 0.0) -> int:
-        """Delete footage of a camera older than ``before_s`` seconds; returns bytes. Raises ``UnknownCameraError``."""
+        """Delete a camera's footage older than ``before_s`` seconds; returns the bytes deleted. Raises
+        ``UnknownCameraError``."""
         return self._cameras(camera).delete_before(before_s)
 
     async def record(self, order: RecordRequest) -> AsyncGenerator[RecordPart, None]:
-        """Yield the snapshot, the clip as it grows in whole parts, each of which can be the last, and its end. Close
-        the generator to cancel.
+        """Yield the snapshot, the clip in parts as it grows, playable after each, and its end. Close the generator to
+        cancel.
 
         Raises:
-            UnknownCameraError: this process does not run the camera.
+            UnknownCameraError: the camera does not run in this process.
             NotReadyError: clips are off.
             CapacityError: too many recordings.
         """
@@ -103,7 +104,7 @@ class Recorder:
                 for _ in range(round(order.deadline_s / POLL_S)):
                     if footage.ring.arrived_s:
                         break
-                    # This process, or the camera, has just been started.
+                    # This process or the camera has only just started.
                     await asyncio.sleep(POLL_S)
                 recording = footage.ring.record(order.start, order.until, order.moment)
                 if not order.only_clip:
@@ -113,25 +114,25 @@ class Recorder:
                 async for part in self._clip(footage, recording, order.deadline_s):
                     yield part
             finally:
-                # Also when the reader leaves: nothing more is recorded.
+                # Also if the reader leaves: stop recording.
                 if recording is not None:
                     recording.end("its reader left")
 
     async def watch(self, camera: str) -> AsyncGenerator[bytes, None]:
-        """The camera's packets as a fragmented MP4, unchanged, from the newest keyframe on; parts are whole boxes.
+        """Yield the camera's packets, unchanged, as a fragmented MP4 from the newest keyframe on; parts are whole
+        boxes.
 
         Raises:
-            UnknownCameraError: this process does not run the camera.
-            NotReadyError: there is nothing that may be shown, or that browsers play.
-            UnavailableError: there is none at the moment.
-            CapacityError: too many watch.
-            SourceError: its video cannot be put into an MP4.
+            UnknownCameraError: the camera does not run in this process.
+            NotReadyError: the camera has privacy masks or no packet ring, or browsers do not play its codec.
+            UnavailableError: the camera sends no video at the moment.
+            CapacityError: too many viewers.
+            SourceError: the video cannot be muxed into MP4.
         """
         footage = self._cameras(camera)
         if footage.make_painter() is not None:
             raise NotReadyError(
-                "the camera has privacy masks, and its packets are not masked: there is no live view of it; the "
-                "picture shows what may be seen"
+                "no live view: the camera has privacy masks, and its packets are not masked; its still picture is"
             )
         if footage.ring is None:
             raise NotReadyError("no packets are held, so there is no live view (clips.enabled)")
@@ -149,7 +150,7 @@ class Recorder:
                         await asyncio.sleep(LIVE_POLL_S)
                     elif data := await self._on(self._live, writer.feed, packets):
                         if self._cameras(camera) is not footage:
-                            # Begun again, as when a mask is drawn: what is queued may show what is masked now.
+                            # The camera was restarted, as after drawing a mask: queued video may show masked areas.
                             return
                         yield data
             finally:
@@ -157,9 +158,9 @@ class Recorder:
                 with contextlib.suppress(SourceError):
                     await self._on(self._live, writer.close)
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
     async def _snapshot(self, footage: CameraFootage, moment: int) -> bytes:
-        """Empty when there is no picture at all."""
+        """Snapshot at ``moment``, else the newest picture; empty if there is neither."""
         assert footage.ring is not None
         packets = footage.ring.gop_packets(moment)
         try:
@@ -183,11 +184,11 @@ class Recorder:
             height=self._settings.reencode_height,
             decoded_bytes=footage.decoded_bytes,
         )
-        anew = isinstance(writer, Transcoder)
-        if anew and self._reencoding.full:
+        reencodes = isinstance(writer, Transcoder)
+        if reencodes and self._reencoding.full:
             yield RecordPart(end=RecordEnd(note=self._reencoding.refusal))
             return
-        async with self._reencoding if anew else contextlib.nullcontext():
+        async with self._reencoding if reencodes else contextlib.nullcontext():
             trouble = ""
             try:
                 async for data in self._written(writer, recording, deadline_s):
@@ -227,7 +228,7 @@ class Recorder:
 
 
 def _lower_thread_priority() -> None:
-    """Run this thread at low priority, where the system has thread priorities: live cameras come first."""
+    """Run this thread at low priority, if the system supports it: live cameras come first."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
@@ -238,7 +239,7 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
-    """The decoder's servicer. See protos/sightline/v1/pictures.proto."""
+    """gRPC servicer of a decoder's recorder. See protos/sightline/v1/pictures.proto."""
 
     def __init__(self, recorder: Recorder, tester: SourceTester, search: NetworkSearch) -> None:
         self._recorder, self._tester, self._search = recorder, tester, search
@@ -267,7 +268,7 @@ class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
         request.deadline_s = min(request.deadline_s, LONGEST_S)
         async with contextlib.aclosing(self._recorder.record(request)) as parts:
             async for part in parts:
-                # The clip is sent in whole parts: if this process dies, what has arrived is playable.
+                # Parts are complete: if this process dies, what has arrived is playable.
                 await context.write(part)
 
     async def Forget(
@@ -279,14 +280,14 @@ class RecorderServicer(pictures_pb2_grpc.RecorderServicer):
 
 class DecoderRecorder:
     """Client that records at the camera's decoder (:data:`cluster.alerts.clips.footage_collector.Record`). ``route``:
-    camera -> ``host:port`` of its decoder; raises ``UnavailableError`` while there is none."""
+    returns ``host:port`` of a camera's decoder; raises ``UnavailableError`` while there is none."""
 
     def __init__(self, route: Callable[[str], Awaitable[str]], channels: ChannelPool) -> None:
         self._route = route
         self._channels = channels
 
     async def __call__(self, order: RecordRequest) -> AsyncGenerator[RecordPart, None]:
-        """See :meth:`Recorder.record`; ``UnavailableError``: the decoder is gone, parts received so far are good."""
+        """See :meth:`Recorder.record`. Raises ``UnavailableError``: decoder lost; parts received so far are valid."""
         address = await self._route(order.camera)
         try:
             async with self._channels.lease(address) as channel:

@@ -1,1 +1,1 @@
-"""The decoder's work on sampled pictures as batched torch operations, for decoders on a GPU (`cpu` runs the same)."""
+"""The decoder's front end as batched torch operations, for decoding on a GPU; also runs on torch's ``cpu`` device."""

@@ -1,4 +1,4 @@
-"""From decoded pictures on the GPU to kept patches, in one batch of all cameras of a process that have a sample."""
+"""From decoded pictures on the GPU to kept patches, batched over all cameras of a process with a pending sample."""
 
 import functools
 import queue
@@ -30,16 +30,16 @@ from cluster.vision.pruners.replenish import Replenish
 from cluster.vision.sampler import FrameSelection, PatchSampler
 
 MOST = 32
-"""Most pictures of a batch: in 1080p, 0.5 GB while they are scaled."""
+"""Largest batch, in pictures: at 1080p, scaling it takes 0.5 GB."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSample:
-    """What comes to the host of one sample.
+    """A sample's results on the host.
 
     * ``picture``: as it was pruned; ``rgb`` ``[height, width, 3]`` uint8 stays on the device
-    * ``difference`` ``[rows, cols]``: see ``ChangeGrid.luma``; ``thumbnail``: every ``THUMBNAIL_STRIDE`` pixels of luma
-    * ``frame``: once ``T`` samples are together
+    * ``difference`` ``[rows, cols]``: see ``ChangeGrid.luma``; ``thumbnail``: luma at every ``THUMBNAIL_STRIDE`` pixels
+    * ``frame``: set on the last of its ``T`` samples
     """
 
     picture: DevicePicture
@@ -68,7 +68,7 @@ class DeviceSample:
 
 @dataclass(slots=True)
 class _Masks:
-    """Privacy masks of one camera on the device: of its planes, and of the scaled picture."""
+    """Privacy masks of one camera on the device, for its planes and for the scaled picture."""
 
     raster: BoolGrid
     luma: torch.Tensor
@@ -78,7 +78,7 @@ class _Masks:
 
 @dataclass(slots=True, eq=False)
 class DeviceCamera:
-    """One camera's state on the device, with its ``sampler``, whose pruner's parameters count. One thread at a time."""
+    """One camera's state on the device; pruning uses the parameters of its ``sampler``'s pruner. Not thread-safe."""
 
     sampler: PatchSampler
     _grid: PatchGrid | None = field(default=None, init=False)
@@ -88,7 +88,7 @@ class DeviceCamera:
     _outlines: tuple[Outlines, torch.Tensor, torch.Tensor] | None = field(default=None, init=False)
 
     def planes(self, picture: DevicePicture) -> Planes:
-        """The picture's planes with its privacy masks painted."""
+        """The picture's planes with privacy masks applied."""
         planes = Planes.of(picture.frame, picture.codec)
         if picture.masked is None:
             self._masks = None
@@ -102,7 +102,7 @@ class DeviceCamera:
         return planes.painted(self._masks.luma, self._masks.chroma)
 
     def outlined(self, outlines: Outlines | None, rgb: torch.Tensor) -> torch.Tensor:
-        """The scaled picture ``[height, width, 3]`` with the outlines of its zones."""
+        """The scaled picture ``[height, width, 3]`` with its zone outlines drawn."""
         if outlines is None:
             return rgb
         if self._outlines is None or self._outlines[0] is not outlines:
@@ -112,7 +112,7 @@ class DeviceCamera:
         return torch.where(drawn, colours, rgb)
 
     def last(self, grid: PatchGrid, device: torch.device) -> torch.Tensor:
-        """Luma of the last sample. A new grid begins with nothing, in the memory too."""
+        """Luma of the last sample; a new grid resets it, and the memory."""
         if self._last is None or self._grid != grid:
             self._last = torch.zeros((grid.height, grid.width), dtype=torch.uint8, device=device)
             self._memory, self._grid = None, grid
@@ -125,7 +125,7 @@ class DeviceCamera:
 
     @property
     def black(self) -> torch.Tensor | None:
-        """``[height, width]``, pixels of the scaled picture under privacy masks."""
+        """Pixels ``[height, width]`` of the scaled picture under privacy masks."""
         return None if self._masks is None else self._masks.black
 
 
@@ -137,10 +137,10 @@ class _Job:
 
 
 class DeviceFrontend:
-    """Work on the pictures of all cameras of a process, in a thread of its own, on the device that they lie on."""
+    """Processes the pictures of all cameras of a process on their device, in a thread of its own."""
 
     fatal = torch.AcceleratorError
-    """What is raised by a device that has failed for good; memory that is short is another error."""
+    """Raised when the device has failed for good, unlike when it is out of memory."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
@@ -151,10 +151,10 @@ class DeviceFrontend:
         return DeviceCamera(sampler)
 
     def process(self, camera: DeviceCamera, picture: DevicePicture) -> DeviceSample:
-        """Prune a sample and cut its patches, together with those of other cameras that wait.
+        """Prune a sample and cut its patches, batched with other cameras' pending ones.
 
-        The decoder's surface is free again when this returns. Raises ``NotImplementedError``: a picture of another
-        format than 4:2:0; ``RuntimeError``: the device failed, or has no memory left.
+        The decoder's surface may be released once this returns. Raises ``NotImplementedError``: a format other than
+        4:2:0; ``RuntimeError``: the device failed, or is out of memory.
         """
         done: Future[DeviceSample] = Future()
         self._jobs.put(_Job(camera, camera.sampler.prepare(picture), done))
@@ -170,7 +170,7 @@ class DeviceFrontend:
             jobs = [self._jobs.get()]
             while len(jobs) < MOST and not self._jobs.empty():
                 jobs.append(self._jobs.get())
-            # The waiting camera's surface must not wait for the next batch.
+            # No reference may outlive the batch here: it would hold the decoders' surfaces until the next one.
             self._run_batch(jobs)
             del jobs
 
@@ -204,7 +204,7 @@ class DeviceFrontend:
 
 @functools.cache
 def shared_frontend() -> DeviceFrontend:
-    """The one of this process."""
+    """This process's instance."""
     return DeviceFrontend()
 
 
@@ -214,8 +214,8 @@ def prune_pictures(
     """Scale, compare and prune pictures of one grid.
 
     Yields:
-        The job, its picture, and on their way to the host: difference, thumbnail, and mask and activity or, for
-        policies that run there, its luma.
+        The job, its RGB picture, and results being copied to the host: difference, thumbnail, and either mask and
+        activity, or the luma for policies that run on the host.
     """
     jobs, planes = [job for job, _ in group], [each for _, each in group]
     cameras, pictures = [job.camera for job in jobs], [job.picture for job in jobs]
@@ -252,10 +252,10 @@ def prune_pictures(
         )
     else:
         results.append(luma)
-    # Into pinned memory, where the device has it: nobody waits before all of them are under way.
+    # Asynchronous copies, into pinned memory on CUDA: all are started before the first is awaited.
     host = [each.to("cpu", non_blocking=True) for each in results]
     for place, job in enumerate(jobs):
-        # A view would hold the whole batch until its slowest camera has its next sample.
+        # Cloned: a view would keep the whole batch alive until its slowest camera has its next sample.
         outlined = job.camera.outlined(job.picture.outlines, rgb[place].clone())
         yield job, outlined, [each[place] for each in host]
 
@@ -263,7 +263,7 @@ def prune_pictures(
 def _ready(
     pruned: Sequence[tuple[_Job, torch.Tensor, list[torch.Tensor]]],
 ) -> list[tuple[_Job, PruneDecision, DeviceSample]]:
-    """The batch's results on the host, once they have arrived."""
+    """Wait for the batch's results on the host and unpack them."""
     for _, rgb, _ in pruned[:1]:
         _wait(rgb.device)
     ready = []
@@ -278,7 +278,7 @@ def _ready(
 
 
 def _prune_on_host(job: _Job, rgb: torch.Tensor, difference: FloatGrid, luma: UInt8Array) -> PruneDecision:
-    """Policies that have no batched form."""
+    """Prune with a policy that has no batched form."""
     at, still = job.picture, np.zeros_like(difference)
     change = ChangeGrid(still, still, still, difference, cue="luma", frames=1)
     pixels: UInt8Array = rgb.cpu().numpy()
@@ -290,7 +290,7 @@ def _prune_on_host(job: _Job, rgb: torch.Tensor, difference: FloatGrid, luma: UI
 
 
 def cut_selections(selections: Sequence[FrameSelection]) -> list[FrameSample]:
-    """The frames with their patches on the host; see :func:`cluster.vision.sampler.cut_patches`."""
+    """Frames with their patches copied to the host; see :func:`cluster.vision.sampler.cut_patches`."""
     grids: dict[PatchGrid, list[FrameSelection]] = {}
     for selection in selections:
         grids.setdefault(selection.frame.grid, []).append(selection)
@@ -316,6 +316,6 @@ def _cut(grid: PatchGrid, group: Sequence[FrameSelection]) -> list[torch.Tensor]
 
 
 def _wait(device: torch.device) -> None:
-    """Until what is under way to the host has arrived."""
+    """Wait for copies to the host to complete."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()

@@ -1,7 +1,7 @@
-"""Decoded pictures of many cameras as tensors on their device, scaled to the patch grid, and what changed in them.
+"""Decoded pictures of many cameras as tensors on their device: scaling to the patch grid, RGB, and luma difference.
 
-The same as :mod:`cluster.codec.picture` has from libswscale on x86-64: its coefficients and its truncated products are
-repeated here, so that fewer than 1 in 100 pixels are one grey level off.
+Reproduces what :mod:`cluster.codec.picture` gets from libswscale on x86-64, including its coefficients and truncated
+products: fewer than 1 in 100 pixels are one grey level off.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.dlpack import from_dlpack
 
 from cluster.types import PatchGrid
 
-# Red from V, blue from U, green from U and from V, of limited range, times 65536 (libswscale's ff_yuv2rgb_coeffs).
+# Red from V, blue from U, green from U, green from V; limited range, times 65536 (libswscale's ff_yuv2rgb_coeffs).
 _COLOURS = {
     "709": (117489, 138438, -13975, -34925),
     "fcc": (104448, 132798, -24759, -53109),
@@ -26,28 +26,28 @@ _COLOURS = {
     "240m": (117579, 136230, -16907, -35559),
     "2020": (110013, 140363, -12277, -42626),
 }
-# By AVColorSpace; all others are taken for BT.601.
+# By AVColorSpace; all others are treated as BT.601.
 _SPACES = {1: "709", 4: "fcc", 7: "240m", 9: "2020", 10: "2020"}
 _FULL_RANGE = 2
 
 CENTRE, LEFT = 0.5, 0.25
 _LEFT_CODECS = frozenset({"h264", "hevc", "mpeg4"})
-"""Unless their headers say otherwise, which hardly any does."""
+"""Codecs with left-sited chroma by default; streams rarely declare another siting."""
 
 Colour = tuple[int, int, int, int, int, int]
 
 _NEGLIGIBLE = 0.002
 _ACROSS, _DOWN = 1 << 14, 1 << 12
-"""One, in the coefficients of each pass."""
+"""Fixed-point 1.0 of the horizontal and the vertical coefficients."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planes:
-    """A picture in 4:2:0, on the device that decoded it, in grey levels: uint8, or float32 of more than 8 bits.
+    """A 4:2:0 picture on the device that decoded it, in 8-bit levels: uint8, or float32 for more than 8 bits.
 
     * ``luma`` ``[height, width]``, ``chroma`` ``[height / 2, width / 2, 2]``
-    * ``site``: where in its two pixels of luma a sample of chroma lies; a half is their centre
-    * ``colour``: black level, and factors times 8192 of luma and of chroma: red, blue, green from U, green from V
+    * ``site``: horizontal position of a chroma sample across its two luma pixels, 0.5 for their centre
+    * ``colour``: black level, then factors times 8192: luma, red from V, blue from U, green from U, green from V
     """
 
     luma: torch.Tensor
@@ -57,27 +57,25 @@ class Planes:
 
     @classmethod
     def of(cls, frame: VideoFrame, codec: str) -> Self:
-        """The planes of a frame on the GPU, or of one in NV12 or P010 in host memory.
+        """The planes of a frame on the GPU, or in NV12 or P010 in host memory; they hold the decoder's surface.
 
-        ``codec`` tells where chroma lies, as PyAV does not. The decoder's surface stays taken as long as they live.
-
-        PyAV lets nobody wait for a stream, and torch asks it to unless it is handed the capsule: FFmpeg maps pictures
-        on the default stream, on which torch works too. Raises ``NotImplementedError``: pictures of another format than
-        4:2:0.
+        ``codec`` determines the chroma siting, which PyAV does not expose. Imports the DLPack capsule, as torch would
+        otherwise request a stream synchronisation that PyAV does not support; none is needed, since FFmpeg maps
+        pictures on the default stream, as torch uses. Raises ``NotImplementedError``: a format other than 4:2:0.
         """
         planes: list[Any] = list(frame.planes)
         if len(planes) != 2:
             raise NotImplementedError(f"pictures in {frame.format.name}")
         luma, chroma = (from_dlpack(plane.__dlpack__()) for plane in planes)
         if luma.dtype != torch.uint8:
-            # P010 and P016 have their bits on top.
+            # P010 and P016 are MSB-aligned.
             luma, chroma = (plane.to(torch.float32) / 256.0 for plane in (luma, chroma))
         return cls(
             luma, chroma, colour_factors(frame.colorspace, frame.color_range), LEFT if codec in _LEFT_CODECS else CENTRE
         )
 
     def painted(self, luma: torch.Tensor, chroma: torch.Tensor) -> Planes:
-        """Black where the masks ``[height, width]`` and ``[height / 2, width / 2]`` are set."""
+        """A copy that is black where the masks ``[height, width]`` and ``[height / 2, width / 2]`` are set."""
         black = self.colour[0]
         return Planes(
             self.luma.masked_fill(luma, black), self.chroma.masked_fill(chroma[..., None], 128), self.colour, self.site
@@ -85,7 +83,7 @@ class Planes:
 
 
 def colour_factors(colorspace: int, color_range: int) -> Colour:
-    """Factors of the conversion to RGB, as libswscale rounds them."""
+    """Factors of the conversion to RGB, rounded as in libswscale."""
     factors = _COLOURS[_SPACES.get(int(colorspace), "601")]
     if color_range == _FULL_RANGE:
         chroma = [_rounded(int(each * 224 / 255)) for each in factors]
@@ -99,8 +97,8 @@ def _rounded(factor: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Scaling:
-    """``across`` ``[width, source width]``; ``taps``: for each tap of a row its source rows ``[height]`` and their
-    coefficients ``[height, 1]``."""
+    """Scaling coefficients. ``across`` ``[width, source width]``; ``taps``: for each vertical tap its source rows
+    ``[height]`` and coefficients ``[height, 1]``."""
 
     across: torch.Tensor
     taps: tuple[tuple[torch.Tensor, torch.Tensor], ...]
@@ -119,9 +117,9 @@ def _scaling(source: tuple[int, int], target: tuple[int, int], site: float, devi
 
 
 def _coefficients(source: int, target: int, site: float, one: int) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """``[target, source]``: the share of each source pixel in a target pixel, of libswscale's AREA, times ``one``.
+    """Weight ``[target, source]`` of each source pixel in a target pixel, as in libswscale's AREA, times ``one``.
 
-    A box as wide as a target pixel where the picture shrinks, else linear interpolation.
+    A box as wide as a target pixel when shrinking, else linear interpolation.
     """
     step = ((source << 16) + target // 2) // target / 65536
     centres = (np.arange(target) + site) * step - site
@@ -136,16 +134,14 @@ def _coefficients(source: int, target: int, site: float, one: int) -> np.ndarray
     exact = np.zeros((target, source))
     np.add.at(exact.T, np.clip(pixels, 0, source - 1), shares.T)
     exact *= one / exact.sum(axis=1, keepdims=True)
-    # What rounding takes from one coefficient it gives to the next: their sum is one.
+    # Rounding errors are carried to the next coefficient, so that they sum to one.
     whole = np.floor(np.cumsum(exact, axis=1) + 0.5)
     return np.diff(whole, axis=1, prepend=0.0).astype(np.int64)
 
 
 def scale_planes(pictures: Sequence[Planes], grid: PatchGrid) -> tuple[torch.Tensor, torch.Tensor]:
-    """``luma [n, height, width]`` and ``chroma [n, 2, height / 2, width / 2]``, uint8, on the grid's pixels without
-    its overlap.
-
-    Pictures of one size are one batch.
+    """Scale to the grid's resolution without its overlap: ``luma [n, height, width]`` and ``chroma [n, 2, height / 2,
+    width / 2]``, uint8. Pictures of the same size are batched.
     """
     device = pictures[0].luma.device
     height, width = grid.scaled
@@ -164,10 +160,10 @@ def scale_planes(pictures: Sequence[Planes], grid: PatchGrid) -> tuple[torch.Ten
 
 
 def _scale(pixels: torch.Tensor, height: int, width: int, site: float) -> torch.Tensor:
-    """``[..., height, width]`` uint8.
+    """Scale to ``[..., height, width]`` uint8.
 
-    The first pass is exact in float32 (not in TF32, which torch leaves off); the second drops 16 bits of each product
-    and adds half of what that loses.
+    The horizontal pass is exact in float32 (not in TF32, which is off by default in torch); the vertical one drops 16
+    bits of each product and adds half of the loss back.
     """
     scaling = _scaling((pixels.shape[-2], pixels.shape[-1]), (height, width), site, pixels.device)
     rows = (pixels.to(torch.float32) @ scaling.across.T).to(torch.int32) >> 7
@@ -179,13 +175,13 @@ def _scale(pixels: torch.Tensor, height: int, width: int, site: float) -> torch.
 
 
 def to_rgb(luma: torch.Tensor, chroma: torch.Tensor, colours: torch.Tensor) -> torch.Tensor:
-    """``[n, height, width, 3]`` uint8 of scaled planes; ``colours`` ``[n, 6]`` int32 (see :class:`Planes`).
+    """Convert scaled planes to RGB ``[n, height, width, 3]`` uint8; ``colours`` ``[n, 6]`` int32 (see :class:`Planes`).
 
-    Every product loses its lower 16 bits, as in libswscale: up to three grey levels below an exact conversion.
+    Each product is truncated by 16 bits, as in libswscale: up to three levels below an exact conversion.
     """
     height, width = luma.shape[1:]
     black, bright, red, blue, green_u, green_v = colours.to(torch.int32)[..., None, None].unbind(1)
-    # Four pixels share a sample of chroma.
+    # Four pixels share a chroma sample.
     wide = (8 * (chroma.to(torch.int32) - 128)).repeat_interleave(2, -2).repeat_interleave(2, -1)
     u, v = wide[..., :height, :width].unbind(1)
     level = (8 * (luma.to(torch.int32) - black) * bright) >> 16
@@ -201,8 +197,8 @@ def to_rgb(luma: torch.Tensor, chroma: torch.Tensor, colours: torch.Tensor) -> t
 
 
 def cell_means(plane: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
-    """Means over each patch of integers ``[n, height, width]``: ``[n, rows, cols]`` float32; bit for bit those of
-    :mod:`cluster.vision.pruners.base`."""
+    """Per-patch means of integers ``[n, height, width]``: ``[n, rows, cols]`` float32, bit-identical to
+    :func:`cluster.types.cell_means`."""
     cells = plane.reshape(-1, grid.rows, grid.patch, grid.cols, grid.patch)
     return cells.sum(dim=(2, 4), dtype=torch.int32).to(torch.float32) / float(grid.patch**2)
 
@@ -210,22 +206,22 @@ def cell_means(plane: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
 def luma_difference(
     luma: torch.Tensor, last: torch.Tensor, black: torch.Tensor | None, known: torch.Tensor, grid: PatchGrid
 ) -> torch.Tensor:
-    """Like :class:`cluster.codec.picture.LumaDifference`: ``[n, rows, cols]`` grey levels; zeros where no last picture
-    is ``known`` ``[n]``. ``black`` ``[n, height, width]``: pixels under privacy masks."""
+    """Batched :class:`cluster.codec.picture.LumaDifference`: ``[n, rows, cols]`` grey levels; zeros unless a last
+    picture is ``known`` ``[n]``. ``black`` ``[n, height, width]``: pixels under privacy masks."""
     difference = luma.to(torch.int16) - last.to(torch.int16)
-    some = difference[:, ::8, ::8].flatten(1)
-    seen = torch.ones_like(some, dtype=torch.bool)
+    subset = difference[:, ::8, ::8].flatten(1)
+    seen = torch.ones_like(subset, dtype=torch.bool)
     if black is not None:
         seen = ~black[:, ::8, ::8].flatten(1)
         seen |= ~seen.any(1, keepdim=True)
-    difference = (difference - masked_quantile(some, seen, 1, 2)[:, None, None]).abs_()
+    difference = (difference - masked_quantile(subset, seen, 1, 2)[:, None, None]).abs_()
     if black is not None:
         difference = difference.masked_fill_(black, 0)
     return cell_means(difference, grid) * known[:, None, None]
 
 
 def masked_quantile(values: torch.Tensor, seen: torch.Tensor, share: int, of: int) -> torch.Tensor:
-    """Of each row ``[n, m]`` the seen value before which ``share / of`` of the seen lie; 0 where none is: ``[n]``."""
+    """The ``share / of`` quantile ``[n]`` of each row's seen values ``[n, m]``, an actual value; 0 if none is seen."""
     largest = torch.inf if values.is_floating_point() else torch.iinfo(values.dtype).max
     ordered = values.masked_fill(~seen, largest).sort(dim=1).values
     count = seen.sum(dim=1, keepdim=True)

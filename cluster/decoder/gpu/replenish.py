@@ -1,6 +1,6 @@
-"""Replenishment (:mod:`cluster.vision.pruners.replenish`) of many cameras at once, with the same decisions.
+"""Replenishment (:mod:`cluster.vision.pruners.replenish`) batched over cameras, with the same decisions.
 
-The cue is luma: decoders on a GPU export no vectors.
+The cue is luma only: GPU decoders export no motion vectors.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from cluster.vision.pruners.replenish import FLAT, HEAD_START, MAX_GAIN, MOST, R
 
 @dataclass(slots=True)
 class CellMemory:
-    """What one camera's model has of each cell, and their background, as in the pruner; ``levels`` is a ring, of which
-    ``learnt`` were written since the scene began."""
+    """One camera's cells as last encoded, and their background, as in the pruner. ``levels`` is a ring, ``learnt`` the
+    number of levels written since the scene began."""
 
     luma: torch.Tensor
     means: torch.Tensor
@@ -30,7 +30,7 @@ class CellMemory:
     levels: torch.Tensor
     doubted: torch.Tensor
     learnt: int = field(default=0)
-    unstated: int = field(default=0)
+    since_compared: int = field(default=0)
     begun: bool = field(default=False)
 
     @classmethod
@@ -53,11 +53,11 @@ def replenish(
     fresh: Sequence[bool],
     grid: PatchGrid,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decide on one sample ``luma`` ``[n, height, width]`` of each camera, and remember what is kept.
+    """Decide on one sample ``luma`` ``[n, height, width]`` of each camera, and update the memories with kept cells.
 
-    ``seen`` ``[n, rows, cols]``: cells that no privacy mask hides. ``anchor``: samples that keep everything; ``begin``:
-    that do so as video before them is missing (random access); ``fresh``: of another scene. Returns
-    ``mask`` ``[n, rows, cols]`` bool and ``activity`` ``[n]``, see PruneDecision.
+    ``seen`` ``[n, rows, cols]``: cells not hidden by a privacy mask. ``anchor``: samples that keep everything;
+    ``begin``: random access samples, which keep everything as video before them is missing; ``fresh``: first of a
+    scene. Returns ``mask`` ``[n, rows, cols]`` bool and ``activity`` ``[n]``, see PruneDecision.
     """
     device = luma.device
     unknown = [new or not memory.begun for new, memory in zip(fresh, memories, strict=True)]
@@ -104,7 +104,7 @@ def replenish(
         torch.maximum(difference - stored_noise, -settings.patience), settings.patience * RISE
     )
     level = masked_quantile(difference.flatten(1), seen.flatten(1), 3, 4)
-    # An anchor's picture is stored in its own exposure; later ones are mapped to it.
+    # An anchor is stored in its own exposure; later samples are mapped to that.
     store = mask | whole
     stored = torch.where(whole, luma, exposed)
     _write(
@@ -126,8 +126,8 @@ def replenish(
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """Parameters of each camera, ``[n, 1, 1]``; ``camera``: its threshold, ``learning``: that of its background,
-    ``credit``: what other evidence is worth."""
+    """Parameters of each camera, ``[n, 1, 1]``. ``camera``: its threshold; ``learning``: the background's threshold;
+    ``credit``: grey levels by which other evidence lowers the threshold."""
 
     camera: torch.Tensor
     learning: torch.Tensor
@@ -145,13 +145,13 @@ class _Settings:
         return type(self)(*(getattr(self, each.name)[cameras] for each in fields(self)))
 
     def thresholds(self, noise: torch.Tensor, margin: torch.Tensor, camera: torch.Tensor) -> torch.Tensor:
-        """Of each cell ``[n, rows, cols]`` with this noise, from a margin and the camera's threshold by it."""
+        """Per-cell thresholds ``[n, rows, cols]``, from the cells' noise, a margin and the camera's threshold."""
         return torch.minimum(torch.maximum(noise + margin, camera), camera * self.tolerance)
 
     def expose(
         self, luma: torch.Tensor, means: torch.Tensor, reference: torch.Tensor, seen: torch.Tensor, grid: PatchGrid
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Pictures in the exposure of cells with ``reference`` means, and their means."""
+        """Pictures mapped to the exposure of cells with ``reference`` means, and their cell means."""
         gain, offset = fit_exposure(means.flatten(1), reference.flatten(1), seen.flatten(1))
         follows = self.exposure.flatten() > 0
         exposed = apply_exposure(luma, torch.where(follows, gain, 1.0), torch.where(follows, offset, 0.0))
@@ -199,10 +199,8 @@ class _Settings:
 
 
 def fit_exposure(now: torch.Tensor, reference: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Like :func:`cluster.vision.pruners.replenish.fit_exposure`, of each row ``[n, cells]``: gain and offset ``[n]``.
-
-    No change where nothing is ``seen``.
-    """
+    """Batched :func:`cluster.vision.pruners.replenish.fit_exposure`: gain and offset ``[n]`` of rows ``[n, cells]``;
+    identity for rows without a ``seen`` cell."""
     shift = masked_quantile(reference - now, seen, 1, 2)
     ratio = masked_quantile(reference / now.clamp_min(1.0), seen, 1, 2)
     by_offset = (reference - now - shift[:, None]).abs()
@@ -226,7 +224,7 @@ def fit_exposure(now: torch.Tensor, reference: torch.Tensor, seen: torch.Tensor)
 
 
 def apply_exposure(luma: torch.Tensor, gain: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """Pictures ``[n, height, width]`` uint8 in the reference exposure; as they are where no level changes by half."""
+    """Pictures ``[n, height, width]`` uint8 in the reference exposure; unchanged if no level would change by half."""
     identity = torch.maximum(offset.abs(), (255 * (gain - 1) + offset).abs()) < 0.5
     gain = gain.masked_fill(identity, 1.0).float()[:, None, None]
     offset = offset.masked_fill(identity, 0.0).float()[:, None, None]
@@ -241,7 +239,7 @@ def _difference(
     shade: torch.Tensor,
     grid: PatchGrid,
 ) -> torch.Tensor:
-    """Mean absolute difference of each cell, ``[n, rows, cols]`` grey levels, a change of light aside."""
+    """Mean absolute difference per cell, ``[n, rows, cols]`` grey levels, less a change of light within ``shade``."""
     forgiven = shade * stored_means
     shift = torch.minimum(torch.maximum(means - stored_means, -forgiven), forgiven).round().to(torch.int16)
     difference = luma.to(torch.int16) - stored.to(torch.int16) - _pixels(shift, grid)
@@ -251,12 +249,12 @@ def _difference(
 def _due(
     policies: Sequence[Replenish], memories: Sequence[CellMemory], whole: Sequence[bool], unknown: Sequence[bool]
 ) -> list[int]:
-    """Places of the cameras that show again what stands, with the next sample, or whose background learns from one that
-    is kept ``whole``; it does not where it is ``unknown``."""
+    """Indices of cameras due to keep standing foreground again, or whose background learns from a sample kept
+    ``whole``; cameras whose background is ``unknown`` are excluded."""
     due = []
     for place, (policy, memory) in enumerate(zip(policies, memories, strict=True)):
-        memory.unstated = 0 if unknown[place] else memory.unstated + 1
-        if policy.restate and not unknown[place] and (whole[place] or memory.unstated >= policy.restate):
+        memory.since_compared = 0 if unknown[place] else memory.since_compared + 1
+        if policy.restate and not unknown[place] and (whole[place] or memory.since_compared >= policy.restate):
             due.append(place)
     return due
 
@@ -269,17 +267,17 @@ def _foreground(
     thresholds: tuple[torch.Tensor, torch.Tensor],
     grid: PatchGrid,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cells ``[n, rows, cols]`` of what stands before the background, which learns from the sample: its luma, the means
-    of its cells, and which of them are seen; and for how long they have stood. ``thresholds``: what is shown, and what
-    is learned."""
+    """Compare samples with the background, and update it. Returns the foreground cells ``[n, rows, cols]`` and how many
+    samples each cell has stood. ``sample``: luma, cell means, and seen cells. ``thresholds``: for showing, and for
+    learning."""
     luma, means, seen = sample
     stored, stored_means, known, doubted = (
         torch.stack(each)
         for each in zip(*((m.background, m.background_means, m.known, m.doubted) for m in memories), strict=True)
     )
-    waited = torch.tensor([memory.unstated for memory in memories], dtype=torch.float32)
+    waited = torch.tensor([memory.since_compared for memory in memories], dtype=torch.float32)
     for memory in memories:
-        memory.unstated = 0
+        memory.since_compared = 0
     before, before_means = stored, stored_means
     stored, stored_means = settings.expose(stored, stored_means, means, seen, grid)
     difference = _difference(luma, stored, means, stored_means, settings.shade, grid)
@@ -303,12 +301,12 @@ def _foreground(
 
 
 def _dilate(cells: torch.Tensor) -> torch.Tensor:
-    """Set cells ``[n, rows, cols]`` and their eight neighbours."""
+    """Extend set cells ``[n, rows, cols]`` to their eight neighbours."""
     return functional.max_pool2d(cells.float()[:, None], 3, stride=1, padding=1)[:, 0] > 0
 
 
 def _pixels(cells: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
-    """``[n, rows, cols]`` -> ``[n, height, width]``."""
+    """Expand cells to pixels: ``[n, rows, cols]`` -> ``[n, height, width]``."""
     return cells.repeat_interleave(grid.patch, 1).repeat_interleave(grid.patch, 2)
 
 
@@ -317,7 +315,7 @@ def _any_in_group(mask: torch.Tensor, grid: PatchGrid) -> torch.Tensor:
 
 
 def _write(memories: Sequence[CellMemory], **parts: torch.Tensor) -> None:
-    """Into tensors that each camera owns: a view would hold the whole batch for the slowest of them."""
+    """Copy into tensors owned by each camera: views would keep the whole batch alive for its slowest camera."""
     for dtype in {values.dtype for values in parts.values()}:
         named = [(name, values) for name, values in parts.items() if values.dtype == dtype]
         owned = [getattr(memory, name) for name, _ in named for memory in memories]

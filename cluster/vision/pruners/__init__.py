@@ -1,1 +1,1 @@
-"""Pruners, one per file: select the patches of a frame to encode."""
+"""Pruners: select the patches of a frame to encode."""

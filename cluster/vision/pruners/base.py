@@ -1,7 +1,7 @@
-"""Pruner interface, from the codec's change to the patches to encode; and the arithmetic of patch grids they share.
+"""Pruner interface, from codec change to the patches to encode, and the patch grid arithmetic pruners share.
 
-To add a policy: one file with a dataclass that derives from :class:`Pruner`, its parameters as fields, and an entry in
-``cluster.registry``. The shared tests run it.
+To add a policy: one file with a dataclass derived from :class:`Pruner`, its parameters as fields, and an entry in
+``cluster.registry``. The shared tests then cover it.
 """
 
 from abc import ABC, abstractmethod
@@ -18,11 +18,12 @@ from cluster.types import BoolGrid, PictureHeader, SampledPicture, UInt8Array
 
 @dataclass(frozen=True, slots=True)
 class PruneDecision:
-    """Patches to encode of one sample.
+    """Patches of one sample to encode.
 
     * ``mask`` ``[rows, cols]`` bool: cells to encode, always whole ``merge x merge`` groups
-    * ``activity``: share of groups that changed, before dilation and memory, 0..1, of anchors too. Input of the static
-      gate: a change in no sample's activity goes unseen. 1 for a random access sample, which has no predecessor
+    * ``activity``: share of groups that changed, 0..1, before dilation and memory; set for anchors too. Input of the
+      static gate, which misses changes not reflected in any sample's activity. 1 for a random access sample, which has
+      no predecessor
     """
 
     mask: BoolGrid
@@ -33,22 +34,22 @@ class Pruner(ABC):
     """One camera's pruning policy. Stateful; used by one thread."""
 
     knob: ClassVar[str] = ""
-    """The parameter that the quality ladder raises to keep less; empty where there is none."""
+    """The parameter that the quality ladder raises to keep less; empty if there is none."""
 
     @abstractmethod
     def prune(self, frame: SampledPicture) -> PruneDecision:
         """Decide on the next sample in time order.
 
-        Anchors and random access samples keep everything. A fresh sample, or one on another grid, resets all state, and
-        one after a gap all that samples are compared with to find change.
+        Anchors and random access samples keep everything. A fresh sample, or one on another grid, resets all state; one
+        after a gap resets what samples are compared with to find change.
         """
 
     def repeat(self, frame: SampledPicture) -> PruneDecision:
-        """Decide on a sample with the picture of the one before it (``repeated``): nothing changed."""
+        """Decide on a sample that repeats the previous picture (``repeated``): nothing changed."""
         return PruneDecision(np.zeros((frame.grid.rows, frame.grid.cols), np.bool_), 0.0)
 
     def reset(self) -> None:
-        """Forget what earlier samples showed: the next one may come hours after them."""
+        """Forget earlier samples: the next one may come hours later."""
         return
 
 
@@ -58,7 +59,7 @@ def parameters(policy: type[Pruner]) -> list[str]:
 
 
 def make_pruner(name: str, options: Mapping[str, float] | None = None) -> Pruner:
-    """Create a pruner for one camera. Raises ConfigError: no such policy or parameter."""
+    """Create a pruner for one camera. Raises ConfigError: unknown policy or parameter."""
     policy: type[Pruner] = pruners.get(name)
     known = parameters(policy)
     for option in options or {}:
@@ -68,7 +69,7 @@ def make_pruner(name: str, options: Mapping[str, float] | None = None) -> Pruner
 
 
 def keep_everything(frame: PictureHeader) -> BoolGrid:
-    """A mask of all cells of ``frame``."""
+    """Mask with every cell of ``frame`` set."""
     return np.ones((frame.grid.rows, frame.grid.cols), dtype=np.bool_)
 
 
@@ -78,24 +79,24 @@ def changed_group_share(changed: BoolGrid, merge: int) -> float:
 
 
 def any_in_group(mask: BoolGrid, merge: int) -> BoolGrid:
-    """``[rows, cols]`` -> ``[rows / merge, cols / merge]``: groups with at least one set cell."""
+    """Groups with at least one set cell: ``[rows, cols]`` -> ``[rows / merge, cols / merge]``."""
     rows, cols = mask.shape
     groups: BoolGrid = np.logical_or.reduce(mask.reshape(rows // merge, merge, cols // merge, merge), axis=(1, 3))
     return groups
 
 
 def complete_groups(mask: BoolGrid, merge: int) -> BoolGrid:
-    """Set every cell of a group that has one set (CodecSight section 3.3.2, "group-complete mask")."""
+    """Set every cell of a group with at least one set (CodecSight section 3.3.2, "group-complete mask")."""
     return expand_groups(any_in_group(mask, merge), merge)
 
 
 def expand_groups(groups: BoolGrid, merge: int) -> BoolGrid:
-    """``[group rows, group cols]`` -> ``[rows, cols]``: each group's value for all of its cells."""
+    """Assign each group's value to all of its cells: ``[group rows, group cols]`` -> ``[rows, cols]``."""
     return groups.repeat(merge, axis=0).repeat(merge, axis=1)
 
 
 def dilate(mask: BoolGrid) -> BoolGrid:
-    """Set cells and their eight neighbours."""
+    """Extend set cells to their eight neighbours."""
     tall = mask.copy()
     tall[1:] |= mask[:-1]
     tall[:-1] |= mask[1:]

@@ -1,4 +1,4 @@
-"""What our pruner is measured against: no pruning, and CodecSight's published rule."""
+"""Baselines for our pruner: no pruning, and CodecSight's published rule."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -9,13 +9,13 @@ from cluster.vision.pruners.base import PruneDecision, Pruner, changed_group_sha
 
 @dataclass(slots=True)
 class KeepAll(Pruner):
-    """Keep every cell of every sample: the baseline every saving is measured against.
+    """Keep every cell of every sample: the baseline all savings are measured against.
 
-    ``activity`` still reports how much moved, since the static gate and the scheduler want it under any policy.
+    ``activity`` is still reported, since the static gate and the scheduler use it under any policy.
     """
 
     luma_threshold: float = 5.0
-    """Grey levels to the previous sample above which a cell counts as active; only ``activity`` depends on it."""
+    """Luma difference to the previous sample above which a cell is active; affects ``activity`` only."""
 
     def prune(self, frame: SampledPicture) -> PruneDecision:
         active = frame.change.luma > self.luma_threshold
@@ -27,10 +27,10 @@ class KeepAll(Pruner):
 class CodecSight(Pruner):
     """Motion above a fixed threshold, sticky until the next anchor.
 
-    CodecSight, eq. 1-4: ``M = V + alpha R``, ``dynamic = M > tau``, the active set being the union over the samples
-    since the anchor; then group-complete. Beyond the paper, vectors are of all pictures since the last sample, B too,
-    and intra-coded and uncovered cells are dynamic: they are new content without a vector. On a stream without vectors
-    (HEVC, AV1) ``V`` is zero and, unless ``alpha`` is set, the luma plane stands in for it with ``luma_threshold``.
+    CodecSight, eq. 1-4: ``M = V + alpha R``, ``dynamic = M > tau``; the active set is the union over the samples since
+    the anchor, completed to whole groups. Beyond the paper, vectors are taken from all pictures since the last sample,
+    B-pictures included, and intra-coded and uncovered cells are dynamic, as new content has no vector. Without vectors
+    (HEVC, AV1) ``V`` is zero and, unless ``alpha`` is set, luma above ``luma_threshold`` stands in for it.
     """
 
     knob: ClassVar[str] = "tau"
@@ -39,16 +39,16 @@ class CodecSight(Pruner):
     """Motion threshold in native pixels per frame; 0.25 is one step of a quarter-pel vector."""
 
     alpha: float = 0.0
-    """Weight of the residual. Decoders do not give it: the luma difference of the cell (grey levels) is its proxy."""
+    """Weight of the residual. Decoders do not export it; the cell's luma difference (grey levels) is its proxy."""
 
     intra_threshold: float = 0.0
-    """A cell is new content when more than this share of it was intra-coded or uncovered in some frame."""
+    """Share of a cell, intra-coded or uncovered in some frame, above which it is new content."""
 
     luma_threshold: float = 5.0
-    """Grey levels that stand for motion where the codec exports no vectors."""
+    """Luma difference, in grey levels, that counts as motion if the codec exports no vectors."""
 
     _active: BoolGrid | None = field(default=None, init=False, repr=False)
-    # Changed by luma and kept by no vector since the last anchor, which is the first to show it.
+    # Cells changed by luma but not dynamic since the last anchor: the next anchor is the first to show them.
     _unkept: BoolGrid | None = field(default=None, init=False, repr=False)
 
     def prune(self, frame: SampledPicture) -> PruneDecision:
@@ -61,7 +61,7 @@ class CodecSight(Pruner):
         if frame.random_access or self._active is None or self._unkept is None or self._active.shape != dynamic.shape:
             activity = 1.0
         else:
-            # An I-frame has no vectors: what appears in it is seen by its luma alone.
+            # An I-frame has no vectors: new content in it is only visible in luma.
             known = dynamic | changed | self._unkept if frame.anchor else dynamic
             activity = changed_group_share(known, frame.grid.merge)
             if not frame.anchor:

@@ -1,4 +1,4 @@
-"""Conditional replenishment: re-encode a cell when it differs from its last encoded state."""
+"""Conditional replenishment: re-encode cells that differ from their last encoded state."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from cluster.vision.pruners.base import (
     neighbours,
 )
 
-# Steps up against steps down: in balance where a cell's difference lies above its noise 1 / (1 + 0.4) of the time.
+# Upward over downward step of a cell's noise level: in balance if its difference exceeds it 1 / (1 + 0.4) of the time.
 RISE = 0.4
-# Of the fit of a global exposure change: gains up to this, a spread of luma that has no slope, and rounds.
+# Exposure fit: largest gain, luma variance below which no slope is fitted, and iterations.
 MAX_GAIN = 2.0
 FLAT = 9.0
 ROUNDS = 3
-# Share of cells before the background above which it is another one, and samples for which a scene's first picture
-# counts as background: who stands there for less leaves no trace, who comes within them is no background soon.
+# Share of foreground cells above which the background itself is in doubt.
 MOST = 0.5
+# Samples credited to a scene's first picture as background: it is not replaced by what stands for less than that.
 HEAD_START = 20
 
 
@@ -36,7 +36,7 @@ HEAD_START = 20
 class Exposure:
     """Linear exposure model ``reference = gain x now + offset`` in grey levels.
 
-    Of the whole picture between two samples, so that auto-exposure and flicker do not count as change.
+    Global between two samples, so that auto-exposure and flicker do not count as change.
     """
 
     gain: float = 1.0
@@ -64,16 +64,16 @@ def _median(values: npt.NDArray[np.floating]) -> float:
 
 
 def _mean(values: npt.NDArray[np.floating]) -> float:
-    """``np.mean`` without its checks."""
+    """``np.mean`` without its overhead."""
     return float(np.add.reduce(values) / values.size)
 
 
 def fit_exposure(now: FloatGrid, reference: FloatGrid) -> Exposure:
-    """Robust linear fit of the cells' mean luma, both ``[rows, cols]``.
+    """Robust linear fit from ``now`` to ``reference``, the cells' mean luma.
 
     Starts from the median offset or the median ratio, whichever has the smaller median error (auto-exposure multiplies,
-    flat lighting adds), then least squares on the cells within three median absolute deviations. Correct while less
-    than half of the picture changed otherwise.
+    flat lighting adds), then iterates least squares over the cells within three median absolute deviations. Valid while
+    less than half of the picture changes in any other way.
     """
     x = now.ravel()
     y = reference.ravel()
@@ -89,7 +89,7 @@ def fit_exposure(now: FloatGrid, reference: FloatGrid) -> Exposure:
     for _ in range(ROUNDS):
         agree = error <= max(1.0, 3.0 * _median(error))
         if before is not None and np.array_equal(agree, before):
-            # The same cells give the same line.
+            # Converged: the same cells would give the same line.
             break
         before = agree
         xs, ys = x[agree], y[agree]
@@ -109,27 +109,27 @@ def fit_exposure(now: FloatGrid, reference: FloatGrid) -> Exposure:
 class Replenish(Pruner):
     """Keep cells that differ from the picture the model already has.
 
-    Every cell stores its luma from when it was last encoded. Its *difference* is the mean ``|luma - stored|`` over its
-    pixels, after mapping the camera's global exposure to that of the last anchor and ignoring a uniform brightness
-    shift within ``shade``. A cell *changed* when
+    Every cell stores its luma as last encoded. Its *difference* is the mean ``|luma - stored|`` over its pixels, after
+    mapping the camera's global exposure to that of the last anchor and ignoring a uniform brightness shift within
+    ``shade``. A cell has *changed* if
 
     * its difference exceeds its threshold, or
     * it has motion vectors or intra coverage and is *suspicious*: above ``weak`` of the margin over the noise.
 
     Suspicious neighbours of changed cells are kept too (one-cell dilation), and the mask is completed to whole groups.
-    Kept cells update the stored luma, so slow drift accumulates until it is seen.
+    Only kept cells update the stored luma, so slow drift accumulates until it is detected.
 
-    What stands is shown again: every ``restate`` samples, cells that differ from the *background* are kept whether they
-    changed or not, or an answer would rest on what came and went alone between anchors (a person who fell and lies).
-    A cell's background is what was there longest: it is taken over by what has stood longer than the background was
-    seen, at most by what has stood for ``settle`` samples. Where most of the picture differs from it in two comparisons
-    in a row, the picture is the background; once is a flash or somebody in front of the lens.
+    Standing foreground is kept repeatedly: every ``restate`` samples, cells that differ from the *background* are kept
+    whether they changed or not. Otherwise, between anchors, an answer would rest only on what came and went, and miss a
+    person who fell and lies there. A cell's background is what was there longest: it is replaced by what has stood
+    longer than the background was seen, or for ``settle`` samples. If most of the picture differs from the background
+    in two comparisons in a row, the picture becomes the background; once is a flash or somebody in front of the lens.
 
-    After missing video everything is kept; background and noise are the camera's and stay.
+    After missing video everything is kept; background and noise level are retained.
 
-    The threshold is the camera's noise plus ``margin``. Noise is measured in quiet moments: per sample the upper
-    quartile of the cells' differences, then the quietest quarter of the last ``memory`` samples. A cell that flickers
-    seven tenths of the time (foliage, water, a screen) learns a higher threshold of its own over minutes, at most
+    The threshold is the camera's noise plus ``margin``. Noise is measured in quiet moments: the upper quartile of the
+    cells' differences per sample, then the lower quartile of the last ``memory`` samples. A cell that flickers seven
+    tenths of the time (foliage, water, a screen) learns a higher threshold of its own over minutes, at most
     ``tolerance`` times the camera's. A lane with traffic or a place where people stop is quiet often enough to keep the
     camera's threshold.
     """
@@ -140,60 +140,60 @@ class Replenish(Pruner):
     """Grey levels above the noise that count as change."""
 
     lowest: float = 5.0
-    """Threshold of a perfectly clean stream, and of every stream until it is calibrated; grey levels."""
+    """Lower bound of the camera's threshold, and its value until calibrated; grey levels."""
 
     highest: float = 14.0
-    """The camera's threshold never rises above this, however noisy it is; grey levels."""
+    """Upper bound of the camera's threshold, however noisy it is; grey levels."""
 
     shade: float = 0.04
-    """Relative change of a cell's mean brightness taken for light and not for content (soft shadows, clouds)."""
+    """Relative change of a cell's mean brightness attributed to light, not content (soft shadows, clouds)."""
 
     weak: float = 0.5
-    """Share of the margin that suffices where the codec or a changed neighbour speaks for a cell too; 0..1."""
+    """Share of the margin that suffices if the codec or a changed neighbour supports the change; 0..1."""
 
     net_motion: float = 2.0
-    """Native pixels a cell's content must have moved between two samples; ten times less is encoder noise."""
+    """Net motion of a cell between two samples, in native pixels, above which it moved; a tenth is encoder noise."""
 
     support: int = 4
-    """Of a cell's eight neighbours, how many must have moved with it: stray vectors are alone, objects are not."""
+    """Number of a cell's eight neighbours that must have moved too: stray vectors are isolated, objects are not."""
 
     intra: float = 0.5
-    """Share of a cell that was intra-coded or uncovered in some frame."""
+    """Share of a cell, intra-coded or uncovered in some frame, above which the codec supports a change."""
 
     memory: int = 64
-    """Samples over which the camera's noise is measured (32 s at 2 samples per second)."""
+    """Samples over which the camera's noise is measured (32 s at 2 FPS)."""
 
     calibrated_after: int = 2
-    """Samples before ``lowest`` gives way to the measured noise."""
+    """Samples after which the measured noise replaces ``lowest``."""
 
     patience: float = 0.1
-    """Step of a cell's own noise level down to its difference, grey levels per sample; upwards 0.4 of it."""
+    """Largest downward step of a cell's noise level, in grey levels per sample; upwards 0.4 of it."""
 
     tolerance: float = 2.0
-    """Bound of a cell's own threshold, in multiples of the camera's."""
+    """Upper bound of a cell's own threshold, in multiples of the camera's."""
 
     dilation: int = 1
     """1 keeps suspicious neighbours of changed cells, 0 does not."""
 
     exposure: int = 1
-    """1 maps the camera's global exposure to that of the last anchor, 0 takes pictures as they are."""
+    """1 maps the camera's global exposure to that of the last anchor, 0 compares pictures as they are."""
 
     restate: int = 2
-    """Samples between two that show again what stands before the background; 0 shows changes and anchors alone."""
+    """Interval, in samples, at which standing foreground is kept again; 0 keeps changes and anchors only."""
 
     settle: int = 120
-    """Samples after which what stands unchanged is background (60 s at 2 samples per second)."""
+    """Samples after which unchanged foreground becomes background (60 s at 2 FPS)."""
 
     learning_margin: float = field(init=False, repr=False)
-    """``margin`` as configured: the background learns by it, whatever quality the camera is lowered to."""
+    """``margin`` as configured: the background is learned with it, whatever the quality rung."""
 
     _memory: _Memory | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.memory < 1 or self.calibrated_after < 1:
-            raise ValueError("memory and calibrated_after are numbers of samples: at least 1")
+            raise ValueError("memory and calibrated_after must be at least 1 sample")
         if self.restate < 0:
-            raise ValueError("restate is a number of samples, or 0 for never")
+            raise ValueError("restate must be a number of samples, or 0 for never")
         self.learning_margin = self.margin
 
     def reset(self) -> None:
@@ -207,7 +207,7 @@ class Replenish(Pruner):
             return PruneDecision(keep_everything(frame), 1.0)
         memory, gap = self._memory, frame.random_access
         seen = _seen(frame)
-        # What is black by a mask follows no exposure.
+        # Masked pixels are black in any exposure.
         fitted = self.exposure and seen.any()
         exposure = fit_exposure(plain[seen], memory.means[seen]) if fitted else Exposure()
         luma = exposure.apply(frame.luma)
@@ -216,21 +216,21 @@ class Replenish(Pruner):
         threshold = self.cell_thresholds()
         changed = difference > threshold
         suspicious = difference > threshold - self._credit()
-        changed |= self._codec_says(frame.change) & suspicious
+        changed |= self._codec_evidence(frame.change) & suspicious
         changed &= seen
         activity = 1.0 if gap else changed_group_share(changed, grid.merge)
         memory.standing = np.where(changed, 0, memory.standing + 1)
         if frame.anchor or gap:
-            # All is shown; the background learns where keyframes or anchors are all that comes, too.
-            self._standing(frame.luma, plain, seen, due=True)
+            # Everything is kept; the background must also learn when only keyframes or anchors arrive.
+            self._find_foreground(frame.luma, plain, seen, due=True)
             memory.luma, memory.means = frame.luma.copy(), plain
             mask = keep_everything(frame)
         else:
             spread = changed | (dilate(changed) & suspicious) if self.dilation else changed
-            mask = complete_groups(spread | self._standing(frame.luma, plain, seen), grid.merge)
+            mask = complete_groups(spread | self._find_foreground(frame.luma, plain, seen), grid.merge)
             memory.update(mask, luma, means)
         if not (gap or frame.repeated):
-            # What happened in between, and the same picture again, say nothing of the noise.
+            # Differences across a gap, and those of a repeated picture, do not measure noise.
             memory.learn(difference, self.patience, seen)
         return PruneDecision(mask, activity)
 
@@ -240,18 +240,18 @@ class Replenish(Pruner):
             return super(Replenish, self).repeat(frame)
         memory.standing = memory.standing + 1
         means = cell_means(frame.luma, frame.grid)
-        standing = self._standing(frame.luma, means, _seen(frame))
+        standing = self._find_foreground(frame.luma, means, _seen(frame))
         return PruneDecision(complete_groups(standing, frame.grid.merge), 0.0)
 
-    def _standing(self, luma: UInt8Array, means: FloatGrid, seen: BoolGrid, *, due: bool = False) -> BoolGrid:
-        """Cells ``[rows, cols]`` of what stands before the background, which learns from the sample; none where the
-        sample is neither ``due`` nor the ``restate``-th."""
+    def _find_foreground(self, luma: UInt8Array, means: FloatGrid, seen: BoolGrid, *, due: bool = False) -> BoolGrid:
+        """Foreground cells ``[rows, cols]``, while the background learns from the sample; none unless the sample is
+        ``due`` or the ``restate``-th."""
         memory = self._memory
         assert memory is not None
-        memory.unstated += 1
-        if not self.restate or not (due or memory.unstated >= self.restate):
+        memory.since_compared += 1
+        if not self.restate or not (due or memory.since_compared >= self.restate):
             return np.zeros_like(seen)
-        background, elapsed, memory.unstated = memory.background, memory.unstated, 0
+        background, elapsed, memory.since_compared = memory.background, memory.since_compared, 0
         if self.exposure and seen.any():
             background = background.exposed(fit_exposure(background.means[seen], means[seen]))
         difference = background.difference(luma, means, self.shade)
@@ -267,14 +267,14 @@ class Replenish(Pruner):
         memory.known = np.where(differs, memory.known, memory.known + elapsed)
         settled = differs & (memory.standing >= np.minimum(memory.known, self.settle))
         memory.known = np.where(settled, memory.standing, memory.known)
-        # Beside what differs is its edge, too faint to differ: learned, it would stand once it has gone.
+        # Do not learn cells next to foreground: its faint edge would become background, and foreground once it left.
         background.update(~dilate(differs) | settled, luma, means)
         stands = differs & ~settled
         memory.standing = np.where(stands, memory.standing, 0)
         return stands & (difference > self.cell_thresholds())
 
     def cell_thresholds(self) -> FloatGrid | float:
-        """Per-cell thresholds in grey levels, ``[rows, cols]`` (one number before the first sample)."""
+        """Per-cell thresholds ``[rows, cols]`` in grey levels; a scalar before the first sample."""
         return self._cell_thresholds(self.margin)
 
     def _camera_threshold(self, margin: float) -> float:
@@ -296,29 +296,29 @@ class Replenish(Pruner):
         return self._memory is not None and len(self._memory.levels) >= self.calibrated_after
 
     def _credit(self) -> float:
-        """Grey levels by which other evidence lowers the threshold; none while the noise is unknown."""
+        """Grey levels by which other evidence lowers the threshold; 0 while the noise is unknown."""
         return (1.0 - self.weak) * self.margin if self._calibrated else 0.0
 
-    def _codec_says(self, change: ChangeGrid) -> BoolGrid:
+    def _codec_evidence(self, change: ChangeGrid) -> BoolGrid:
         moved = change.net_motion > self.net_motion
         return (moved & (neighbours(moved) >= self.support)) | (change.intra > self.intra)
 
 
 def _seen(frame: SampledPicture) -> BoolGrid:
-    """Cells ``[rows, cols]`` that no privacy mask hides."""
+    """Cells ``[rows, cols]`` not hidden by a privacy mask."""
     return np.ones((frame.grid.rows, frame.grid.cols), np.bool_) if frame.hidden is None else ~frame.hidden
 
 
 @dataclass(slots=True)
 class _Cells:
-    """Luma of one camera's cells, in one exposure, and its means."""
+    """Luma of one camera's cells, in one exposure, and their means."""
 
     grid: PatchGrid
     luma: UInt8Array
     means: FloatGrid
 
     def difference(self, luma: UInt8Array, means: FloatGrid, shade: float) -> FloatGrid:
-        """Mean absolute difference of each cell to its stored luma, ``[rows, cols]`` grey levels."""
+        """Mean absolute difference of each cell from its stored luma, ``[rows, cols]`` grey levels."""
         grid = self.grid
         forgiven = shade * self.means
         shift = np.rint(np.clip(means - self.means, -forgiven, forgiven)).astype(np.int16)
@@ -327,11 +327,11 @@ class _Cells:
             strips = difference.reshape(grid.rows, grid.patch, grid.width)
             strips -= shift.repeat(grid.patch, axis=1)[:, None]
         np.abs(difference, out=difference)
-        # A forgiven shift away from the memory can lift the difference of black to white above 255.
+        # The forgiven shift can raise a difference between black and white above 255.
         return cell_means(np.clip(difference, 0, 255, out=difference).view(np.uint16), grid)
 
     def exposed(self, exposure: Exposure) -> _Cells:
-        """These cells in another exposure."""
+        """These cells mapped to another exposure."""
         if exposure.is_identity:
             return self
         luma = exposure.apply(self.luma)
@@ -347,13 +347,13 @@ class _Cells:
 
 @dataclass(slots=True)
 class _Memory(_Cells):
-    """A camera's cells when last encoded, in the exposure of the last anchor, and their background, in that of the last
-    sample it was compared with.
+    """A camera's cells as last encoded, in the exposure of the last anchor, and their background, in the exposure of
+    the sample last compared with it.
 
-    * ``noise`` ``[rows, cols]``, ``levels``: quiet levels of cells and camera
-    * ``standing``, ``known`` ``[rows, cols]``: samples since a cell changed or showed the background, and of which it
-      showed that background
-    * ``unstated``: samples since the background was compared with; ``doubted``: most of the picture differed then
+    * ``noise`` ``[rows, cols]``, ``levels``: noise level of each cell, and of the camera in recent samples
+    * ``standing`` ``[rows, cols]``: samples since a cell last changed or showed the background
+    * ``known`` ``[rows, cols]``: samples in which a cell showed its background
+    * ``since_compared``: samples since the last comparison with the background; ``doubted``: most cells differed then
     """
 
     background: _Cells
@@ -361,7 +361,7 @@ class _Memory(_Cells):
     levels: deque[float]
     standing: npt.NDArray[np.int32]
     known: npt.NDArray[np.int32]
-    unstated: int = 0
+    since_compared: int = 0
     doubted: bool = False
 
     @classmethod
@@ -373,7 +373,7 @@ class _Memory(_Cells):
         return cls(frame.grid, frame.luma.copy(), means, background, np.zeros_like(means), levels, standing, known)
 
     def learn(self, difference: FloatGrid, patience: float, seen: BoolGrid) -> None:
-        """Update each cell's quiet level by fixed steps, and the camera's from the ``seen`` cells."""
+        """Update each cell's noise level by bounded steps, and the camera's from the ``seen`` cells."""
         self.noise += np.clip(difference - self.noise, -patience, patience * RISE)
         visible = difference[seen]
         if visible.size:
