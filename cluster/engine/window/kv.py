@@ -92,7 +92,7 @@ class KVPool:
         """Allocated slots."""
         return self._fresh - self._spare
 
-    def take(self, count: int) -> IntArray:
+    def allocate(self, count: int) -> IntArray:
         """Allocate ``count`` slots; returns them in ascending order. Raises ``CapacityError``: fewer are free."""
         if count > self.capacity - self.used:
             self.make_room(count - (self.capacity - self.used))
@@ -108,8 +108,8 @@ class KVPool:
         given = self._free[self._spare : self._spare + again], np.arange(self._fresh - more, self._fresh)
         return np.sort(np.concatenate(given))
 
-    def give_back(self, slots: IntArray) -> None:
-        """Free slots allocated by :meth:`take`."""
+    def free(self, slots: IntArray) -> None:
+        """Free slots allocated by :meth:`allocate`."""
         self._free[self._spare : self._spare + len(slots)] = slots
         self._spare += len(slots)
         self.copies.mark_freed()
@@ -181,7 +181,7 @@ class StreamKV:
             return
         self._host.join()
         self._released = True
-        self._give_back(self.slots)
+        self._free_slots(self.slots)
         self.slots = np.full(len(self.slots), -1, np.int64)
 
     def load(self) -> bool:
@@ -194,7 +194,7 @@ class StreamKV:
         if self.pool is None or self._host is None:
             return False
         if self._released:
-            slots, copies = self.pool.take(len(self.slots)), self.pool.copies
+            slots, copies = self.pool.allocate(len(self.slots)), self.pool.copies
             try:
                 with copies.inward():
                     self._host.join()
@@ -205,7 +205,7 @@ class StreamKV:
             except BaseException:
                 # The slots' next owner must write after the copies started here.
                 copies.arrival().join()
-                self.pool.give_back(slots)
+                self.pool.free(slots)
                 raise
             self.slots, self._arrival = slots, copies.arrival()
         # Writes to the slots wait for their copy to the host.
@@ -218,18 +218,18 @@ class StreamKV:
         ``CapacityError``: the pool is full."""
         self.load()
         self._join()
-        self._give_back(self.slots[count:])
+        self._free_slots(self.slots[count:])
         self.slots = self.slots[:count]
-        self.slots = np.concatenate((self.slots, self._take(max(0, count - len(self.slots)))))
+        self.slots = np.concatenate((self.slots, self._allocate(max(0, count - len(self.slots)))))
 
     def take_scratch(self, count: int) -> IntArray:
         """Allocate ``count`` scratch slots, replacing earlier ones. Raises ``CapacityError``: the pool is full."""
         self.release_scratch()
-        self.scratch = self._take(count)
+        self.scratch = self._allocate(count)
         return self.scratch
 
     def release_scratch(self) -> None:
-        self._give_back(self.scratch)
+        self._free_slots(self.scratch)
         self.scratch = self.scratch[:0]
 
     def drop_slots(self, count: int) -> None:
@@ -238,7 +238,7 @@ class StreamKV:
             raise ValueError(f"{count} slots cannot be dropped of {len(self.slots)}")
         if not self.on_host:
             self._join()
-            self._give_back(self.slots[:count])
+            self._free_slots(self.slots[:count])
         self._dropped += count
         self.slots = self.slots[count:]
         if not len(self.slots):
@@ -284,8 +284,8 @@ class StreamKV:
             begin, end = max(at, block * size), min(stop, (block + 1) * size)
             yield block, slice(begin - block * size, end - block * size), slots[begin - at : end - at]
 
-    def _take(self, count: int) -> IntArray:
-        return np.full(count, -1, np.int64) if self.pool is None else self.pool.take(count)
+    def _allocate(self, count: int) -> IntArray:
+        return np.full(count, -1, np.int64) if self.pool is None else self.pool.allocate(count)
 
     def _join(self) -> None:
         """Make device work queued from now on wait for the last load."""
@@ -299,9 +299,9 @@ class StreamKV:
             self.pool.host_used -= self._host.nbytes
         self._host = None
 
-    def _give_back(self, slots: IntArray) -> None:
+    def _free_slots(self, slots: IntArray) -> None:
         if self.pool is not None and len(slots):
-            self.pool.give_back(slots)
+            self.pool.free(slots)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A score that no row sees; finite, as the difference of two of them must be a number.
+# Score of a masked slot; finite, because the difference of two of them must not be NaN.
 HIDDEN = tl.constexpr(-1.0e30)
 
 
@@ -41,9 +41,9 @@ def launch(
         SIZE=size,
         WIDTH=max(16, triton.next_power_of_2(size)),
         ROWS=tile,
-        # As many bytes a step in either precision: three steps of both have to fit shared memory.
+        # Equal bytes per step in either precision: three pipeline stages of keys and values must fit shared memory.
         KEYS=32 if query.dtype == torch.float32 else 64,
-        # The interpreter multiplies the bits of bfloat16: wider operands of the same values.
+        # The interpreter would multiply the bit patterns of bfloat16, so it gets float32 operands.
         WIDE=triton.knobs.runtime.interpret,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
     )
@@ -56,7 +56,7 @@ def _step(
     SIZE: tl.constexpr, KEYS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Online softmax of a block's rows over the slots ``[first, stop)`` of their stream; ``ALL``: every row sees every
-    slot, and they are whole steps."""
+    slot, and the range is a multiple of ``KEYS``."""
     for start in range(first, stop, KEYS):
         slot = start + tl.arange(0, KEYS)
         if ALL:
@@ -97,7 +97,7 @@ def _kernel(
     GROUP: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # The last blocks see most: begun last, they would run alone at the end.
+    # Longest blocks first: the last ones see the most slots, and would otherwise run alone at the end.
     block = blocks + (tl.num_programs(0) - 1 - tl.program_id(0)) * 7
     head = tl.program_id(1).to(tl.int64)
     row = tl.load(block) + tl.arange(0, ROWS).to(tl.int64)

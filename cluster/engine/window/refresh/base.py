@@ -60,7 +60,7 @@ class RefreshContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVChange:
-    """New and cached KV at ``layer`` of the ``m`` overlap tokens still computed, ``[m, Hkv, d]``, keys before rotary."""
+    """New and cached KV at ``layer`` of the ``m`` overlap tokens still computed, ``[m, Hkv, d]``, keys unrotated."""
 
     layer: int
     k_new: Tensor
