@@ -1,4 +1,4 @@
-"""Vision encoding: runs the pending frames of all streams through the tower."""
+"""Vision encoding: runs the pending frames of all streams through the tower, in calls of bounded size."""
 
 import itertools
 from collections.abc import Sequence
