@@ -5,9 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Columns of a program.
+# Columns per program of ``_gated``, and rows per program of ``_rotated``.
 COLUMNS = 1024
-# Rows of a program.
 ROWS = 16
 
 
@@ -43,8 +42,8 @@ def launch_rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def launch_float8(x: Tensor, dtype: torch.dtype, smallest: float, largest: float) -> tuple[Tensor, Tensor]:
-    """``x [n, k]`` in ``dtype``, and the scale ``[n, 1]`` of each row: its largest value, at least ``smallest``, over
-    the type's ``largest``."""
+    """``x [n, k]`` in ``dtype``, and the scale ``[n, 1]`` of each row: its largest value, at least ``smallest``,
+    divided by ``largest``, that of the dtype."""
     rows, width = x.shape
     out, scale = torch.empty(x.shape, dtype=dtype, device=x.device), x.new_empty(rows, 1, dtype=torch.float32)
     if rows:
@@ -63,7 +62,7 @@ def _float8(x, out, scale, width, x_row, smallest, largest, WIDTH: tl.constexpr)
     given = tl.load(x + row * x_row + column, mask=there, other=0.0).to(tl.float32)
     divisor = tl.maximum(tl.max(tl.abs(given), 0), smallest) / largest
     tl.store(scale + row, divisor)
-    # The quotient may be rounded past the largest. What is no number stays none.
+    # The quotient may be rounded past the largest value. NaN stays NaN.
     scaled = tl.maximum(given / divisor, -largest, propagate_nan=tl.PropagateNan.ALL)
     scaled = tl.minimum(scaled, largest, propagate_nan=tl.PropagateNan.ALL)
     tl.store(out + row * width + column, scaled.to(out.dtype.element_ty), mask=there)
@@ -80,7 +79,7 @@ def _gated(x, out, width, x_row, COLUMNS: tl.constexpr):
     tl.store(out + row * width + column, result.to(out.dtype.element_ty), mask=there)
 
 
-# Numbers of rows differ from pass to pass, and Triton would compile anew for multiples of 16.
+# Not specialised on the number of rows, which varies: Triton would compile another variant for multiples of 16.
 @triton.jit(do_not_specialize=["rows"])
 def _rotated(
     x, cos, sin, out, rows, x_row, x_head, cos_row, sin_row,
