@@ -91,11 +91,11 @@ class DecoderLayer:
         """Queries and keys, concatenated ``[n, H + Hkv, d]``, and values ``[n, Hkv, d]``."""
         heads, kv_heads = self._heads, self._kv_heads
         projected = self._project(rms_norm(self._before, hidden)).view(len(hidden), -1, self._size)
-        both, value = torch.split(projected, [heads + kv_heads, kv_heads], 1)
+        query_key, value = torch.split(projected, [heads + kv_heads, kv_heads], 1)
         if self._norms is not None:
             of_query, of_key = self._norms
-            both = torch.cat((rms_norm(of_query, both[:, :heads]), rms_norm(of_key, both[:, heads:])), 1)
-        return both, value
+            query_key = torch.cat((rms_norm(of_query, query_key[:, :heads]), rms_norm(of_key, query_key[:, heads:])), 1)
+        return query_key, value
 
 
 class GatedMLP:
@@ -140,8 +140,8 @@ class TowerBlock:
         """``hidden [n, D]`` after the block; ``rotary``: per row, see :func:`layer_rotary`."""
         heads = self._heads
         projected = self._project(self._before(hidden)).view(len(hidden), 3 * heads, -1)
-        both, value = torch.split(projected, [2 * heads, heads], 1)
-        query, key = torch.split(rotated(both, *rotary), heads, 1)
+        query_key, value = torch.split(projected, [2 * heads, heads], 1)
+        query, key = torch.split(rotated(query_key, *rotary), heads, 1)
         hidden = added(hidden, self._out, attend(packing, query, key, value, self._scale).flatten(1))
         if self._gated is not None:
             return self._gated(hidden, self._after(hidden))

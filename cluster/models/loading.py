@@ -53,10 +53,10 @@ def load_model(
     unsupported family, a broken checkpoint, or a missing device; ``ConfigError``: a dtype that is unknown or that the
     device lacks, or ``max_pixels`` for a family of square frames.
     """
-    where = find_device(device)
-    kind = loaded_dtype(dtype, where)
+    target = find_device(device)
+    torch_dtype = loaded_dtype(dtype, target)
     if dtype == "float8":
-        wide = "float32" if kind == torch.float32 else "bfloat16"
+        wide = "float32" if torch_dtype == torch.float32 else "bfloat16"
         model = load_model(
             path_or_preset, device=device, dtype=wide, seed=seed, max_pixels=max_pixels, quantised=quantised
         )
@@ -66,13 +66,13 @@ def load_model(
         preset = PRESETS[path_or_preset]
         model, tokenizer = _untrained(preset, torch.device("cpu"))
         initialise(model, seed)
-        model = model.to(device=where, dtype=kind)
-        return _wrapped(preset.family, model, tokenizer, where, kind, preset.max_pixels, max_pixels)
+        model = model.to(device=target, dtype=torch_dtype)
+        return _wrapped(preset.family, model, tokenizer, target, torch_dtype, preset.max_pixels, max_pixels)
     if path_or_preset in BUNDLED:
         check_model(path_or_preset)
     folder = Path(locate(path_or_preset)).expanduser()
     path = str(folder) if folder.is_dir() else path_or_preset
-    return _checkpoint(path, where, kind, max_pixels, quantised=quantised)
+    return _checkpoint(path, target, torch_dtype, max_pixels, quantised=quantised)
 
 
 def load_shape(name: str, max_pixels: int | None = None) -> VisionLanguageModel:
@@ -118,12 +118,12 @@ def load_random_shape(name: str, device: torch.device, layers: int | None = None
     """Load a published model's shape in bfloat16, with random weights generated on the device; ``layers``: see
     :func:`load_truncated`. Raises ``ModelError``: unknown shape."""
     model = _empty(_published_shape(name), device) if layers is None else load_truncated(name, layers, device)
-    for kind, weight in model.model.named_parameters():
+    for parameter, weight in model.model.named_parameters():
         if weight.ndim > 1:
             weight.normal_(0.0, 0.02)
         else:
-            # Norms, and biases.
-            weight.fill_(float(kind.endswith("weight")))
+            # Norms are 1, biases 0.
+            weight.fill_(float(parameter.endswith("weight")))
     for module in model.model.modules():
         if hasattr(module, "inv_freq"):
             # Rotary frequencies are buffers, not parameters, and uninitialised as well.
@@ -214,8 +214,8 @@ def _checkpoint(
     # Refuse unsupported models before reading gigabytes.
     shape = _checkpoint_shape(path, config, tokenizer, settings, max_pixels)
     # transformers needs extra packages to load quantised layers, if it can load them at all.
-    packed = [vars(each).pop("quantization_config", None) for each in (read, read.text_config)]
-    if any(packed):
+    quantisation = [vars(each).pop("quantization_config", None) for each in (read, read.text_config)]
+    if any(quantisation):
         read.text_config.num_hidden_layers = 0
     model, report = _read(
         path, AutoModelForImageTextToText.from_pretrained, path, config=read, dtype=dtype, output_loading_info=True
@@ -225,15 +225,15 @@ def _checkpoint(
             f"checkpoint {path!r} lacks {len(missing)} weights, the first being {missing[0]}; download it again"
         )
     model = model.to(device)
-    if any(packed):
+    if any(quantisation):
         model.model.language_model.layers = shape.model.model.language_model.layers
         model.config.text_config.num_hidden_layers = len(shape.layers)
-        model.config.quantization_config = next(filter(None, packed))
+        model.config.quantization_config = next(filter(None, quantisation))
     # Old versions of transformers saved rotary frequencies; current ones compute them.
-    elif strange := sorted(k for k in report["unexpected_keys"] if _OF_LAYER.search(k) and not k.endswith("inv_freq")):
+    elif extra := sorted(k for k in report["unexpected_keys"] if _OF_LAYER.search(k) and not k.endswith("inv_freq")):
         raise ModelError(
-            f"checkpoint {path!r} has {len(strange)} layer weights that its config.json does not account for, the "
-            f"first being {strange[0]}; correct config.json, or merge its adapters"
+            f"checkpoint {path!r} has {len(extra)} layer weights that its config.json does not account for, the "
+            f"first being {extra[0]}; correct config.json, or merge its adapters"
         )
     return _wrapped(
         config.model_type,
@@ -355,14 +355,14 @@ def find_device(name: str) -> torch.device:
     if name.startswith("cuda:") and name != "cuda:0":
         raise ModelError(f"device {name!r}: select the GPU with CUDA_VISIBLE_DEVICES, and use device cuda")
     try:
-        one = torch.ones(1, device=torch.device(name))
-        one.item()
+        probe = torch.ones(1, device=torch.device(name))
+        probe.item()
     except Exception as error:
         raise ModelError(
             f"device {name!r} is not available here ({first_line(error)}); use cpu, or cuda on a GPU machine"
         ) from error
     # With an index, like the device of tensors on it: ``cuda`` and ``cuda:0`` compare unequal.
-    return one.device
+    return probe.device
 
 
 def loaded_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -67,23 +67,23 @@ def decode_explanations(
             ]
         )
     computed = [0] * len(plans)
-    going = [(i, e) for i, row in enumerate(wanted) for e in row if e is not None]
-    while going:
-        for batch in _batches(going):
+    active = [(i, e) for i, row in enumerate(wanted) for e in row if e is not None]
+    while active:
+        for batch in _batches(active):
             chosen = iter(decode(_decode_step(plans, batch)).tolist())
             for i, explanation in batch:
                 computed[i] += explanation.due
                 explanation.add_token(list(islice(chosen, explanation.due))[-1], ends)
-        going = [(i, e) for i, e in going if not e.ended]
+        active = [(i, e) for i, e in active if not e.ended]
     texts = [[None if e is None else answer_text(model, e.tokens) for e in row] for row in wanted]
     return texts, computed
 
 
-def _batches(going: Sequence[_PlanExplanation]) -> Iterator[Sequence[_PlanExplanation]]:
+def _batches(active: Sequence[_PlanExplanation]) -> Iterator[Sequence[_PlanExplanation]]:
     """Split into batches that fit the largest graph, which bounds the logits' memory."""
     batch: list[_PlanExplanation] = []
     rows = 0
-    for each in going:
+    for each in active:
         if batch and rows + each[1].due > LARGEST:
             yield batch
             batch, rows = [], 0
@@ -100,11 +100,11 @@ def _decode_step(plans: Sequence[WindowPlan], batch: Sequence[_PlanExplanation])
     positions: list[Tensor] = []
     tables: list[IntArray] = []
     runs: list[list[Run]] = []
-    for i, mine in groupby(batch, key=itemgetter(0)):
+    for i, group in groupby(batch, key=itemgetter(0)):
         plan = plans[i]
-        due = [(e.tail, *row) for _, e in mine for row in e.next_rows()]
+        due = [(e.tail, *row) for _, e in group for row in e.next_rows()]
         starts = [tail.start for tail, _, _ in due]
-        places = [tail.start + tail.tokens + behind for tail, behind, _ in due]
+        places = [tail.start + tail.tokens + offset for tail, offset, _ in due]
         pairs = list(zip(starts, places, strict=True))
         tables.append(plan.work.table)
         slots.append(plan.work.table[places])

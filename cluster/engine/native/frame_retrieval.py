@@ -66,8 +66,8 @@ def plan_with_past(
         device=model.device,
         dtype=model.dtype,
     )
-    with ExitStack() as unless_used:
-        unless_used.callback(session.close)
+    with ExitStack() as cleanup:
+        cleanup.callback(session.close)
         held = session.view.log.copy()
         held.delete_before(session.first_frame)
         held.delete_after(before - 1)
@@ -77,7 +77,7 @@ def plan_with_past(
         most = frames_that_fit(model, plan.places.next, frame_s, plan.frames[0].grid)
         timeline = Timeline.of(held.numbers, held.times, opened, frame_s=frame_s, most=most)
         past = FramePast(model, system, session, policy.deadline_s, waited, plan, timeline)
-        unless_used.pop_all()
+        cleanup.pop_all()
     return replace(plan, work=replace(plan.work, past=past))
 
 
@@ -179,13 +179,13 @@ class FramePast:
         found = self._fetch(layer, self._by_frame(query), counts)
         if found is None or not found[0].tokens:
             return key, value, readers
-        recalled, of_frame = found
-        self._read_tokens += sum(recalled.read)
-        self.attended += sum(count * tokens for count, tokens in zip(counts, recalled.read, strict=True)) / len(key)
+        retrieved, by_frame = found
+        self._read_tokens += sum(retrieved.read)
+        self.attended += sum(count * tokens for count, tokens in zip(counts, retrieved.read, strict=True)) / len(key)
         return (
-            torch.cat([key, self.rotated(recalled)], dim=1),
-            torch.cat([value, recalled.value], dim=1),
-            torch.cat([readers, of_frame], dim=2),
+            torch.cat([key, self.rotated(retrieved)], dim=1),
+            torch.cat([value, retrieved.value], dim=1),
+            torch.cat([readers, by_frame], dim=2),
         )
 
     def rotated(self, past: RetrievedKV) -> Tensor:

@@ -138,52 +138,52 @@ class MemoryAttention:
         query, key, own_value = (part.transpose(0, 1) for part in (query, key, value))
         kv_heads = key.shape[0]
         group = heads // kv_heads
-        beginning = layer not in self._context
-        if beginning:
+        first_pass = layer not in self._context
+        if first_pass:
             self._context[layer] = self._load_context(layer, query.reshape(kv_heads, group * rows, size))
-        context_key, context_value, there, frame = self._context[layer]
+        context_key, context_value, valid, frame = self._context[layer]
         own_key = rotate(key, self._cos, self._sin)
         if layer in self._own:
             own_key = torch.cat([self._own[layer][0], own_key], dim=1)
             own_value = torch.cat([self._own[layer][1], own_value], dim=1)
         self._own[layer] = own_key, own_value
-        turned = rotate(query, self._cos, self._sin).view(kv_heads, group, rows, size)
+        rotated = rotate(query, self._cos, self._sin).view(kv_heads, group, rows, size)
         keys = torch.cat([context_key, own_key], dim=1)
         values = torch.cat([context_value, own_value], dim=1)
         before = own_key.shape[1] - rows
         causal = torch.ones(rows, own_key.shape[1], dtype=torch.bool, device=keys.device).tril(before)
-        mask = torch.cat([there[:, None, None].expand(-1, 1, rows, -1), causal.expand(kv_heads, 1, -1, -1)], dim=3)
+        mask = torch.cat([valid[:, None, None].expand(-1, 1, rows, -1), causal.expand(kv_heads, 1, -1, -1)], dim=3)
         out = F.scaled_dot_product_attention(
-            turned,
+            rotated,
             keys[:, None].expand(-1, group, -1, -1),
             values[:, None].expand(-1, group, -1, -1),
             mask,
             scale=scale,
         )
-        if beginning:
-            self._add_mass(turned[:, :, -1], keys, mask[:, :, -1], frame, scale)
+        if first_pass:
+            self._add_mass(rotated[:, :, -1], keys, mask[:, :, -1], frame, scale)
         return out.permute(2, 0, 1, 3).reshape(rows, heads, size)
 
     def _load_context(self, layer: int, query: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """A layer's context: rotated keys and values ``[Hkv, s, d]``, and validity and frame of each slot."""
         heads = query.shape[0]
-        there = torch.ones(heads, len(self._frame), dtype=torch.bool, device=query.device)
-        recalled = self._retrieval.fetch(layer, query)
-        turned = recalled.key
-        if recalled.tokens:
-            turned = rotate_retrieved(
+        valid = torch.ones(heads, len(self._frame), dtype=torch.bool, device=query.device)
+        retrieved = self._retrieval.fetch(layer, query)
+        rotated = retrieved.key
+        if retrieved.tokens:
+            rotated = rotate_retrieved(
                 self._model,
                 self._retrieval.memory,
-                recalled,
+                retrieved,
                 self._timeline,
                 self._grid,
                 first_position=self._first_position,
             )
         return (
-            torch.cat([self._key[layer], turned.to(self._key.dtype)], dim=1),
-            torch.cat([self._value[layer], recalled.value], dim=1),
-            torch.cat([there, recalled.valid], dim=1),
-            torch.cat([self._frame.expand(heads, -1), recalled.frame], dim=1),
+            torch.cat([self._key[layer], rotated.to(self._key.dtype)], dim=1),
+            torch.cat([self._value[layer], retrieved.value], dim=1),
+            torch.cat([valid, retrieved.valid], dim=1),
+            torch.cat([self._frame.expand(heads, -1), retrieved.frame], dim=1),
         )
 
     def _add_mass(self, query: Tensor, keys: Tensor, mask: Tensor, frame: Tensor, scale: float) -> None:
@@ -204,7 +204,7 @@ class MemoryAttention:
 def rotate_retrieved(
     model: VisionLanguageModel,
     memory: StreamMemory,
-    recalled: RetrievedKV,
+    retrieved: RetrievedKV,
     timeline: Timeline,
     grid: PatchGrid,
     *,
@@ -213,13 +213,13 @@ def rotate_retrieved(
 ) -> Tensor:
     """Rotate retrieved keys ``[H, m, D]`` to the positions of their frames. ``origin``: seconds and slots between
     ``first_position`` and the timeline's beginning."""
-    heads, count, size = recalled.key.shape
-    frame = torch.where(recalled.valid, recalled.frame, recalled.frame.amax()).flatten()
+    heads, count, size = retrieved.key.shape
+    frame = torch.where(retrieved.valid, retrieved.frame, retrieved.frame.amax()).flatten()
     time_s, slot = timeline.places(frame)
-    row = torch.div(recalled.cell, memory.columns, rounding_mode="floor").flatten()
+    row = torch.div(retrieved.cell, memory.columns, rounding_mode="floor").flatten()
     text = row >= memory.rows
-    column = recalled.cell.flatten() - torch.where(text, memory.rows, row) * memory.columns
+    column = retrieved.cell.flatten() - torch.where(text, memory.rows, row) * memory.columns
     cells = torch.stack([torch.where(text, -1, row), column], dim=1)
     positions = model.token_positions(first_position, time_s + origin[0], slot + origin[1], cells, grid)
-    cos, sin = (part.to(recalled.key.dtype).view(heads, count, size) for part in model.rotary(positions))
-    return rotate(recalled.key, cos, sin)
+    cos, sin = (part.to(retrieved.key.dtype).view(heads, count, size) for part in model.rotary(positions))
+    return rotate(retrieved.key, cos, sin)

@@ -136,7 +136,7 @@ class VllmCore:
                 "its log for the cause"
             )
 
-    def answer(self, asks: Sequence[PromptRequest]) -> list[PromptReply]:
+    def answer(self, requests: Sequence[PromptRequest]) -> list[PromptReply]:
         """Run all prompts in one batch. Raises ``UnavailableError``: the core died or did not answer in time (the next
         call restarts it, while :meth:`check` allows that); ``ValueError``: vLLM refuses a prompt."""
         self.check()
@@ -148,7 +148,7 @@ class VllmCore:
                 self._failures += 1
                 raise UnavailableError(f"vLLM's engine core could not be restarted: {error}") from error
         try:
-            replies = self._run(asks, self.settings.timeout_s)
+            replies = self._run(requests, self.settings.timeout_s)
         except UnavailableError as error:
             log.error("%s", error)
             self._failures += 1
@@ -197,21 +197,21 @@ class VllmCore:
             self._loop.run_until_complete(_settle())
             self._loop.close()
 
-    def _run(self, asks: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
+    def _run(self, requests: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
         assert self._llm is not None
         try:
             if not self._llm.errored:
-                return self._loop.run_until_complete(self._answer(self._llm, asks, timeout_s))
+                return self._loop.run_until_complete(self._answer(self._llm, requests, timeout_s))
             why = "has died"
         except TimeoutError:
-            why = f"did not answer {len(asks)} prompts within {timeout_s:g} s"
+            why = f"did not answer {len(requests)} prompts within {timeout_s:g} s"
         except EngineDeadError:
             why = "has died"
         raise UnavailableError(f"vLLM's engine core {why}; it must be restarted")
 
     # -- on the loop ------------------------------------------------------------------------------
-    async def _answer(self, llm: AsyncLLM, asks: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
-        tasks = [asyncio.create_task(self._generate(llm, ask)) for ask in asks]
+    async def _answer(self, llm: AsyncLLM, requests: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
+        tasks = [asyncio.create_task(self._generate(llm, request)) for request in requests]
         try:
             done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
             failed = next((task.exception() for task in done if task.exception() is not None), None)
@@ -223,10 +223,10 @@ class VllmCore:
         finally:
             await _cancelled(tasks)
 
-    async def _generate(self, llm: AsyncLLM, ask: PromptRequest) -> PromptReply:
+    async def _generate(self, llm: AsyncLLM, request: PromptRequest) -> PromptReply:
         params = SamplingParams(
             temperature=0.0,
-            max_tokens=ask.max_tokens,
+            max_tokens=request.max_tokens,
             logprob_token_ids=self._watched,
             stop_token_ids=self._ends,
             detokenize=False,
@@ -234,7 +234,7 @@ class VllmCore:
         )
         last: RequestOutput | None = None
         try:
-            async for output in llm.generate(ask.prompt, params, f"window-{next(self._numbers)}"):
+            async for output in llm.generate(request.prompt, params, f"window-{next(self._numbers)}"):
                 last = output
         except VLLMClientError as error:
             raise ValueError(f"vLLM refuses a window: {_first_line(error)}") from error

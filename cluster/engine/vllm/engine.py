@@ -140,27 +140,27 @@ class VllmEngine(Engine):
         began = time.perf_counter()
         self._encode(work)
         encoded = time.perf_counter()
-        asks = [self.layout.make_prompts(each.frames, each.stream.spec.questions) for each in work]
+        requests = [self.layout.make_prompts(each.frames, each.stream.spec.questions) for each in work]
         planned = time.perf_counter()
-        replies = self._ask(asks)
-        whys = self._ask([self._ask_why(each, mine) for each, mine in zip(work, replies, strict=True)])
+        replies = self._ask(requests)
+        whys = self._ask([self._explanation_requests(*each) for each in zip(work, replies, strict=True)])
         seconds = (encoded - began, planned - encoded, time.perf_counter() - planned)
         done = [self._read(*each) for each in zip(work, replies, whys, strict=True)]
         return done, seconds
 
-    def _ask(self, asks: Sequence[Sequence[PromptRequest]]) -> list[list[PromptReply]]:
-        together = [ask for of_window in asks for ask in of_window]
+    def _ask(self, requests: Sequence[Sequence[PromptRequest]]) -> list[list[PromptReply]]:
+        together = [ask for of_window in requests for ask in of_window]
         replies = iter(self.core.answer(together) if together else ())
-        return [list(islice(replies, len(of_window))) for of_window in asks]
+        return [list(islice(replies, len(of_window))) for of_window in requests]
 
-    def _ask_why(self, each: WindowWork, replies: Sequence[PromptReply]) -> list[PromptRequest]:
+    def _explanation_requests(self, each: WindowWork, replies: Sequence[PromptReply]) -> list[PromptRequest]:
         """Requests for the explanations of answers whose question asks for one."""
-        said = [
+        explained = [
             (question, reply.tokens)
             for question, reply in zip(each.stream.spec.questions, replies, strict=True)
             if question.explain
         ]
-        return self.layout.make_prompts(each.frames, [ask for ask, _ in said], [answer for _, answer in said])
+        return self.layout.make_prompts(each.frames, [ask for ask, _ in explained], [answer for _, answer in explained])
 
     def _read(self, each: WindowWork, replies: Sequence[PromptReply], whys: Sequence[PromptReply]) -> ComputedWindow:
         """Scores, texts and costs of a window, from the replies to its questions and to requests for explanations."""
@@ -179,8 +179,8 @@ class VllmEngine(Engine):
         )
         scores = self._score(torch.tensor([reply.scores for reply in replies])).tolist()
         check_scores(scores, self.model.dtype)
-        said = iter(whys)
-        texts = [answer_text(self.model, next(said).tokens) if question.explain else None for question in questions]
+        why = iter(whys)
+        texts = [answer_text(self.model, next(why).tokens) if question.explain else None for question in questions]
         # Each token that is not cached attends to itself and its predecessors.
         asked = [*replies, *whys]
         rows = sum(reply.prompt - reply.cached for reply in asked)
@@ -188,11 +188,11 @@ class VllmEngine(Engine):
         return ComputedWindow(tokens, scores, texts, rows, attended, sum(max(0, len(r.tokens) - 1) for r in whys))
 
     def delete_memory(self, stream: str, ago_s: float | None = None, life: str = "") -> Future[DeletedMemory]:
-        forgotten = super().delete_memory(stream, ago_s, life)
+        deleted = super().delete_memory(stream, ago_s, life)
         # Deletes the whole checkpoint: the next step saves what is left of the window.
         if self._checkpoints is not None:
             self._checkpoints.delete_stream(stream, life)
-        return forgotten
+        return deleted
 
     # -- vLLM -----------------------------------------------------------------------------------------
     def close(self) -> None:

@@ -63,9 +63,9 @@ def _step(
             place = tl.load(table + slot).to(tl.int64)
             held = (width < SIZE)[None, :]
         else:
-            there = slot < stop
-            place = tl.load(table + slot, mask=there, other=0).to(tl.int64)
-            held = there[:, None] & (width < SIZE)[None, :]
+            in_range = slot < stop
+            place = tl.load(table + slot, mask=in_range, other=0).to(tl.int64)
+            held = in_range[:, None] & (width < SIZE)[None, :]
         k = tl.load(key + place[:, None] * k_slot + width[None, :], mask=held, other=0.0)
         if WIDE:
             k = k.to(tl.float32)
@@ -74,7 +74,7 @@ def _step(
             seen = (slot[None, :] < prefix[:, None]) | (
                 (slot[None, :] >= tail[:, None]) & (slot[None, :] < last[:, None])
             )
-            seen = seen & there[None, :]
+            seen = seen & in_range[None, :]
             scores = tl.where(seen, scores, HIDDEN)
         higher = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
@@ -101,13 +101,13 @@ def _kernel(
     block = blocks + (tl.num_programs(0) - 1 - tl.program_id(0)) * 7
     head = tl.program_id(1).to(tl.int64)
     row = tl.load(block) + tl.arange(0, ROWS).to(tl.int64)
-    mine = tl.arange(0, ROWS) < tl.load(block + 1)
+    row_mask = tl.arange(0, ROWS) < tl.load(block + 1)
     table += tl.load(block + 2)
     width = tl.arange(0, WIDTH)
-    prefix = tl.load(rows + row * 3, mask=mine, other=0)
-    tail = tl.load(rows + row * 3 + 1, mask=mine, other=0)
-    last = tl.load(rows + row * 3 + 2, mask=mine, other=0)
-    wanted = mine[:, None] & (width < SIZE)[None, :]
+    prefix = tl.load(rows + row * 3, mask=row_mask, other=0)
+    tail = tl.load(rows + row * 3 + 1, mask=row_mask, other=0)
+    last = tl.load(rows + row * 3 + 2, mask=row_mask, other=0)
+    wanted = row_mask[:, None] & (width < SIZE)[None, :]
     q = tl.load(query + head * q_head + row[:, None] * q_row + width[None, :], mask=wanted, other=0.0)
     if WIDE:
         q = q.to(tl.float32)
