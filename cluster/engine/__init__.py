@@ -1,1 +1,1 @@
-"""Inference engines: what all share (``base``, ``window``), and implementations."""
+"""Inference engines: interface and shared code (``base``, ``window``), and the implementations."""

@@ -1,4 +1,4 @@
-"""The engine's interface, and what all engines share: streams, windows, export, and a step around a batch of windows.
+"""The ``Engine`` interface and the code all engines share: streams, windows, export, the step over a batch of windows.
 
 Implementations: ``native`` (ours), ``vllm``, and ``simulated`` for load tests.
 """
@@ -49,24 +49,24 @@ T = TypeVar("T")
 
 
 class AskRun(Protocol):
-    """A free question being answered: ``step`` returns the next text of the answer (perhaps empty), None at its end."""
+    """A free question in progress: ``step`` returns the next piece of the answer (may be empty), None at its end."""
 
     @property
     def result(self) -> AskResult:
-        """Answer with statistics, once ``step`` has returned None."""
+        """The answer and its statistics, available once ``step`` has returned None."""
 
     def step(self) -> str | None: ...
 
 
 class Engine(ABC):
-    """Computes answers from frames of many streams. All calls from one thread (the replica's engine thread).
+    """Answers questions on the windows of many streams. All calls from one thread (the replica's engine thread).
 
     Args:
-        model: whose tower encodes the frames.
-        max_new_tokens: longest explanation.
+        model: its vision tower encodes the frames.
+        max_new_tokens: maximum length of an explanation.
     """
 
-    # Error message of memory calls.
+    # Error message of calls that need a memory.
     no_memory: ClassVar[str] = "this engine keeps no memory of camera {!r}"
 
     def __init__(self, model: VisionLanguageModel, max_new_tokens: int) -> None:
@@ -77,16 +77,16 @@ class Engine(ABC):
         # See ``Stream``.
         self._kv_sink: KVSink | None = None
         self._kv_lost: Callable[[str], None] | None = None
-        # Text tokens around a frame's visual ones, of one grid.
+        # Text tokens around a frame's visual tokens, by its grid.
         self._frame_text: Callable[[PatchGrid], int] = lru_cache(model.frame_text_tokens)
 
     @abstractmethod
     def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
-        """Compute a batch of windows, one per stream; returns results and the seconds of tower, planning and language
-        model."""
+        """Compute a batch of windows, one per stream; returns their results and the seconds spent in the tower, in
+        planning and in the language model."""
 
     def _encode_frames(self, frames: Sequence[StreamFrame]) -> Sequence[PatchBatch]:
-        """Encode pending frames; what the tower was given of each."""
+        """Encode pending frames; returns the tower's input for each."""
         return encode_pending(self.model, frames)
 
     def _stream_kv(self) -> StreamKV:
@@ -95,7 +95,7 @@ class Engine(ABC):
 
     @property
     def remembers(self) -> bool:
-        """Whether it keeps memories."""
+        """Whether this engine keeps memories."""
         return False
 
     def _check(self, spec: StreamSpec) -> None:
@@ -111,30 +111,30 @@ class Engine(ABC):
 
     @property
     def window_tokens(self) -> float:
-        """Tokens of all windows that it can hold; infinite where it keeps no KV of its own."""
+        """Maximum tokens of all windows together; infinite if the engine holds no KV itself."""
         return math.inf
 
     @property
     def waiting_bytes(self) -> float:
-        """Bytes of memories' waiting frames that its device has room for; infinite where it keeps none."""
+        """Device memory for frames waiting to enter their camera's memory, in bytes; infinite without memories."""
         return math.inf
 
     def prepare(self, spec: StreamSpec) -> None:  # noqa: B027
-        """Load the state that another process saved of a stream before :meth:`admit`, which then need not wait. The
-        only method callable from any thread. Raises ``ConfigError``: see :meth:`admit`."""
+        """Prefetch the state that another process saved for a stream, so that :meth:`admit` need not wait for it. The
+        only method callable from any thread. Raises ``ConfigError`` as :meth:`admit` does."""
 
     def admit(self, spec: StreamSpec) -> None:
-        """Add a stream, or change the questions and policies of an existing one (its window stays). Raises
-        ``ConfigError``: an unknown policy, or a window the model cannot hold."""
+        """Add a stream, or change the questions and policies of an admitted one, which keeps its window. Raises
+        ``ConfigError``: an unknown policy, or a window longer than the model allows."""
         self._check(spec)
         self._admit(spec, None)
 
     def _admit(self, spec: StreamSpec, saved: bytes | None) -> bool:
-        """Add a stream, from its ``saved`` window if usable; returns whether it starts anew."""
+        """Add a stream, restoring its ``saved`` window if usable; returns whether it starts empty."""
         held = self._streams.get(spec.stream)
         if held is not None:
             held.spec = spec
-            # Its policies may be others; what is computed already is like an earlier window's.
+            # The policies may have changed; tokens computed ahead then count as an earlier window's.
             held.progress = None
             held.clock.change_lengths(*_lengths(spec))
             return False
@@ -151,8 +151,8 @@ class Engine(ABC):
         return True
 
     def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
-        """Free a stream's local state; unknown streams are ignored. Its memory stays in the tiers. ``save``: write
-        unsaved memory first, unless another process owns the stream already."""
+        """Free a stream's local state; its memory stays in the tiers. Unknown streams are ignored. ``save``: write
+        unsaved memory first; False if another process already owns the stream."""
         held = self._streams.pop(stream, None)
         if held is not None:
             held.kv.clear()
@@ -160,9 +160,9 @@ class Engine(ABC):
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         """Buffer one frame; returns the windows it closed (usually none or one, several after a jump in pts).
 
-        No model work. ``ValueError``: its stream is not admitted, its pts do not ascend, or it does not fit the model.
-        A ``fresh`` frame resets the window; one after a ``gap`` only if its clock went back or its grid changed.
-        Windows whose last stride has no video are skipped; their numbers are never answered.
+        Does no model work. A ``fresh`` frame resets the window; a frame after a ``gap`` only if the clock went back or
+        the grid changed. Windows without video in their last stride are skipped, numbers included. Raises
+        ``ValueError``: the stream is not admitted, pts do not ascend, or the frame does not fit the model.
         """
         stream = self._stream(sample.stream)
         check_sample(sample, self.geometry)
@@ -173,44 +173,43 @@ class Engine(ABC):
         return self._stream(stream).flush(time.monotonic())
 
     def memory_bytes(self, stream: str | None = None) -> int:
-        """Bytes held for one stream, or for all, without shared state (weights, system prompt, questions, vLLM's KV
+        """Bytes held for one stream, or for all; excludes shared state (weights, system prompt, questions, vLLM's KV
         cache)."""
         return sum(held.nbytes for name, held in self._streams.items() if stream in (None, name))
 
     def _stream(self, name: str) -> Stream:
         if name not in self._streams:
-            raise ValueError(f"stream {name!r} is not admitted; admit it before anything else")
+            raise ValueError(f"stream {name!r} is not admitted; call admit first")
         return self._streams[name]
 
-    # -- moving ---------------------------------------------------------------------------------------
+    # -- migration ------------------------------------------------------------------------------------
     @property
     def fingerprint(self) -> str:
-        """Fingerprint that another engine must share to import this engine's streams."""
+        """Only an engine with the same fingerprint can import this engine's streams."""
         return self.model.fingerprint
 
     def hand_over(self, stream: str) -> Future[bool]:
-        """Release a stream to another process and save window and memory where it finds them; False if the window
-        cannot be continued."""
-        # Without memory there are no tiers for the window.
+        """Release a stream to another process, saving window and memory where that process finds them; resolves to
+        False if the window cannot be continued."""
+        # Without a memory there are no tiers to save the window in.
         self.evict(stream)
         return completed_future(False)
 
     def export_stream(self, stream: str) -> bytes:
-        """Serialise a stream's state (embeddings, KV, counters), to continue without recomputation."""
+        """Serialise a stream's state (embeddings, KV, counters); it then continues without recomputation."""
         return self._snapshot(stream).dump()
 
     def _snapshot(self, stream: str) -> export.Snapshot:
         return export.snapshot(self._stream(stream), self.fingerprint)
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
-        """Inverse of :meth:`export_stream`, on an engine with the same model; replaces a stream of that name. Raises
-        ``CapacityError``: there is no room for its KV; ``ModelError``: the state belongs to another model or
-        version."""
+        """Inverse of :meth:`export_stream`, on an engine with the same fingerprint; replaces a stream of that name.
+        Raises ``CapacityError``: no room for its KV; ``ModelError``: the state is of another model or version."""
         self._check(spec)
         taken = export.load(state, spec, self._stream_kv(), self.fingerprint)
         taken.kv_sink, taken.kv_lost, taken.restored = self._kv_sink, self._kv_lost, True
         if len(taken.kv) != sum(len(encoded_tokens(frame)) for frame in taken.frames if frame.has_kv):
-            # The state of an engine that keeps its KV elsewhere.
+            # Exported by an engine that holds its KV elsewhere.
             taken.invalidate_kv()
         if spec.stream in self._streams:
             self._streams[spec.stream].kv.clear()
@@ -219,10 +218,10 @@ class Engine(ABC):
 
     # -- windows --------------------------------------------------------------------------------------
     def prefill_ahead(self) -> bool:
-        """Compute, in one pass of bounded size, what is known of windows that have not ended: their refreshed tokens,
-        and the frames that came. Returns whether there was enough to do; call it while no window waits.
+        """Compute refreshed tokens and frames received so far of windows that have not ended, in one pass of bounded
+        size. Returns whether there was enough work for a pass. Call only while no window is waiting.
 
-        Windows of cameras that are patient, or whose answer may still stand (static gate), are left for their step.
+        Windows of patient cameras, and those that the static gate may still answer, are left to their step.
         """
         return False
 
@@ -230,10 +229,10 @@ class Engine(ABC):
     def step(self, requests: Sequence[WindowRequest], following: Sequence[WindowRequest] = ()) -> list[Answer]:  # noqa: ARG002
         """Answer these windows (at most one per stream, in window order) in one batch.
 
-        A window that is never stepped is skipped; later windows then compute its tokens. Windows too old to be answered
-        are counted in ``stats``; after an error the same windows may be stepped again. ``following``: windows of the
-        next step, as far as known: a GPU gets their frames before the answers of this one are waited for. Raises
-        ``DeviceError``: the GPU is lost to this process.
+        Windows may be skipped: a later window then computes their tokens. Expired windows are only counted in
+        ``stats``; after an error the same windows may be stepped again. ``following``: known windows of the next step;
+        on a GPU, encoding of their frames is launched before this step returns. Raises ``DeviceError``: this process
+        has lost its GPU.
         """
         started = time.monotonic()
         names = [request.stream for request in requests]
@@ -280,7 +279,7 @@ class Engine(ABC):
             each.stream.encoded += sum(frame.size for frame in frames)
 
     def _answer(self, each: WindowWork, done: ComputedWindow, timing: Timing) -> list[Answer]:
-        """Create the answers of a computed window and record it as the stream's last one."""
+        """Build the answers of a computed window and record it as the stream's last one."""
         stream, request, newest = each.stream, each.request, each.frames[-1]
         given = []
         for question, score, text in zip(stream.spec.questions, done.scores, done.texts, strict=True):
@@ -320,7 +319,7 @@ class Engine(ABC):
 
     def _full(self, frames: Sequence[StreamFrame]) -> int:
         """Tokens of these frames without pruning."""
-        # Those of a window have one grid.
+        # All frames of a window have the same grid.
         return len(frames) * (frames[0].grid.tokens + self._frame_text(frames[0].grid)) if frames else 0
 
     def _repeat(
@@ -349,9 +348,9 @@ class Engine(ABC):
         raise NotReadyError(self.no_memory.format(ask.stream))
 
     def delete_memory(self, stream: str, ago_s: float | None = None, life: str = "") -> Future[DeletedMemory]:
-        """Delete what a stream saw more than ``ago_s`` seconds before its newest frame, or everything: from its window
-        and, in every tier, its memory. Nothing reads it from now on; the future is done when the tiers have deleted
-        it. ``life``: of a removed camera; another one of its name keeps its own."""
+        """Delete what a stream saw more than ``ago_s`` seconds before its newest frame (None: everything), from its
+        window and from its memory in every tier. Takes effect for readers at once; the future resolves once the tiers
+        have deleted it. ``life``: of a removed camera; a new camera of the same name keeps its data."""
         held = self._streams.get(stream)
         if held is None or life not in ("", held.spec.life):
             return completed_future(DeletedMemory(0, 0))
@@ -360,8 +359,8 @@ class Engine(ABC):
         return completed_future(DeletedMemory(frames - len(held.frames), nbytes - held.nbytes))
 
     def memory_status(self, stream: str) -> MemoryStatus:
-        """Contents and health of a stream's memory, but for the bytes that its tiers hold. Raises ``NotReadyError``: it
-        has no memory."""
+        """Contents and health of a stream's memory, without the bytes held in tiers. Raises ``NotReadyError``: the
+        stream has no memory."""
         raise NotReadyError(self.no_memory.format(stream))
 
 

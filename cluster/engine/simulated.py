@@ -1,6 +1,6 @@
-"""``SimulatedEngine``: the engine protocol for load tests, with recorded scores and a cost model instead of a GPU.
+"""``SimulatedEngine``: an engine for load tests, with recorded scores and a cost model instead of a GPU.
 
-Hundreds of real streams, actors and sockets then run on a few cores.
+Hundreds of real streams, actors and sockets then fit on a few cores.
 """
 
 import json
@@ -28,8 +28,7 @@ from cluster.types import DeletedMemory, FrameSample, TokenCount, WindowRequest
 
 @dataclass(frozen=True, slots=True)
 class ScoreStatistics:
-    """Histogram of scores: ``windows[i]`` lay in ``[edges[i], edges[i + 1])``; ``source``: their origin, one
-    sentence."""
+    """Score histogram: ``windows[i]`` scores lie in ``[edges[i], edges[i + 1])``; ``source``: where they are from."""
 
     edges: tuple[float, ...]
     windows: tuple[int, ...]
@@ -38,21 +37,21 @@ class ScoreStatistics:
     def __post_init__(self) -> None:
         ascending = all(low < high for low, high in zip(self.edges, self.edges[1:], strict=False))
         if len(self.edges) != len(self.windows) + 1 or not ascending or sum(self.windows) <= 0:
-            raise ConfigError("a histogram of scores needs ascending edges, one more than bins, and at least one score")
+            raise ConfigError("a score histogram needs ascending edges, one more than bins, and at least one score")
         if min(self.edges) < 0 or max(self.edges) > 1 or min(self.windows) < 0:
-            raise ConfigError("scores lie between 0 and 1, and a bin of them holds no fewer than 0")
+            raise ConfigError("scores must lie between 0 and 1, and no bin may be negative")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Load the calibration histogram from the JSON of `sightline eval accuracy`. Raises ``ConfigError``: no such
-        file, or it holds no histogram."""
+        """Load the calibration histogram from the JSON of `sightline eval accuracy`. Raises ``ConfigError``: no file,
+        or no histogram in it."""
         how = "write one with `sightline eval accuracy --json FILE`"
         try:
             bins = json.loads(Path(path).read_text(encoding="utf-8"))["calibration"]["bins"]
             edges = (*(float(each["low"]) for each in bins), float(bins[-1]["high"]))
             windows = tuple(int(each["windows"]) for each in bins)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-            raise ConfigError(f"{path} holds no calibration histogram of scores ({error!r}); {how}") from None
+            raise ConfigError(f"{path} has no calibration histogram ({error!r}); {how}") from None
         return cls(edges, windows, f"the calibration histogram in {path}")
 
     def draw(self, random: np.random.Generator) -> float:
@@ -66,7 +65,7 @@ class ScoreStatistics:
 DEMO_SCORES = ScoreStatistics(
     edges=(0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.8, 0.9, 1.0),
     windows=(2021, 92, 31, 27, 26, 40, 29, 88, 180),
-    source="2534 windows of 72 made scenes, full computation by the bundled demo model (`sightline eval accuracy`)",
+    source="2534 windows of 72 synthetic scenes, computed in full by the bundled model (`sightline eval accuracy`)",
 )
 
 
@@ -75,19 +74,19 @@ MARK = "simulated"
 
 
 class SimulatedEngine(Engine):
-    """The :class:`~cluster.engine.base.Engine` without a model. All calls from one thread.
+    """An :class:`~cluster.engine.base.Engine` without a model. All calls from one thread.
 
-    It keeps frames, windows, static gate, refresh policies and counts of tokens as the native engine does, on the same
-    code. A step takes the seconds that ``costs`` says times ``exp(spread z - spread**2 / 2)`` with ``z`` normal, whose
-    mean is 1, and sleeps them. Windows that the static gate answers cost nothing. There is no memory.
+    Frames, windows, static gate, refresh policies and token counts run on the native engine's code. A step sleeps for
+    the time given by ``costs``, multiplied by ``exp(spread z - spread**2 / 2)`` (``z`` standard normal; the mean is 1).
+    Windows answered by the static gate cost nothing. There is no memory.
 
     Args:
-        shape: the model that it stands in for, without weights (see :func:`~cluster.models.loading.load_shape`).
-        costs: seconds that a step of these windows takes; by default none.
-        spread: standard deviation of the log of a step's time over that.
-        scores: what is answered.
-        seed: of scores and spread; every engine of a cluster should have its own.
-        sleep: for tests.
+        shape: the simulated model, without weights (see :func:`~cluster.models.loading.load_shape`).
+        costs: seconds for a step over these windows; default 0.
+        spread: standard deviation of the log of a step's time.
+        scores: distribution of the answers' scores.
+        seed: of scores and spread; should differ between the engines of a cluster.
+        sleep: replaced in tests.
     """
 
     no_memory = (
@@ -121,7 +120,7 @@ class SimulatedEngine(Engine):
 
     def push(self, sample: FrameSample) -> list[WindowRequest]:
         closed = super().push(sample)
-        # What pictures show is of no use here.
+        # Pixels are not needed.
         self._streams[sample.stream].frames[-1].patches = None
         return closed
 
@@ -137,15 +136,13 @@ class SimulatedEngine(Engine):
         counts = [self._count(each) for each in work]
         spread = self._spread
         seconds = self._costs(counts) * math.exp(spread * self._random.standard_normal() - spread**2 / 2)
-        # Counting time is part of the simulated step.
+        # The time spent counting is part of the simulated step.
         self._sleep(max(0.0, started + seconds - time.monotonic()))
         return [self._draw(each, tokens) for each, tokens in zip(work, counts, strict=True)], (0.0, 0.0, seconds)
 
     def _count(self, each: WindowWork) -> TokenCount:
-        """Mark a window as computed and count its tokens as the native engine's plan would.
-
-        A policy that narrows between layers is counted at its first layer.
-        """
+        """Mark a window as computed and count its tokens as the native engine's plan would; a policy that narrows
+        between layers is counted at the first layer."""
         stream, frames, window = each.stream, each.frames, each.request.window
         stream.drop_frames(stream.frames.index(frames[0]))
         kept = sum(frame.size for frame in frames)
@@ -169,13 +166,13 @@ class SimulatedEngine(Engine):
         questions = each.stream.spec.questions
         scores = [self._scores.draw(self._random) for _ in questions]
         texts = [
-            f"{MARK}: {'yes' if score >= question.threshold else 'no'}, no model has looked"
+            f"{MARK}: {'yes' if score >= question.threshold else 'no'}, no model was run"
             for question, score in zip(questions, scores, strict=True)
         ]
         # Row-slot pairs are not simulated.
         return ComputedWindow(tokens, scores, texts, rows=tokens.computed, attended=0.0)
 
     def delete_memory(self, stream: str, ago_s: float | None = None, life: str = "") -> Future[DeletedMemory]:
-        """Delete from the window, then raise ``NotReadyError`` like every engine without memory."""
+        """Delete from the window, then raise ``NotReadyError``: there is no memory."""
         super().delete_memory(stream, ago_s, life)
         raise NotReadyError(self.no_memory.format(stream))

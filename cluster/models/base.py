@@ -1,7 +1,7 @@
-"""Interface of a vision-language model family. One family, one file, one registry entry.
+"""Interface of a vision-language model family: one file and one registry entry each.
 
-A family wraps a transformers checkpoint class and adds: packing of patches through the tower, text tokens around a
-frame, token positions, and rotary embeddings. Loading and linear layers stay the library's.
+A family wraps a transformers model class and adds packing of patches through the tower, text tokens around a frame,
+token positions, and rotary embeddings. Loading and linear layers remain transformers'.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ class PatchBatch:
 
     * ``patches`` ``[n, T, C, p, p]`` uint8 in group order (see ``FrameSample``)
     * ``cells`` ``[n / merge**2, 2]`` int64: (row, col) of each group on the merged grid, row-major
-    * ``time_s``: of the frame in its stream's own time, for families that write it before the frame
+    * ``time_s``: the frame's time in its stream's own time, for families that write it before the frame
     """
 
     patches: Tensor
@@ -54,14 +54,14 @@ class PatchBatch:
 class FrameTokens:
     """One frame as the language model sees it: visual tokens and any text around them.
 
-    * ``embeds`` ``[t, W]``: the embedding, and behind it what early layers add (see :meth:`VisionLanguageModel.embed`)
-    * ``cells`` ``[t, 2]`` int64, (row, col) on the merged grid; (-1, k) for the k-th text token of the frame
+    * ``embeds`` ``[t, W]``: the embedding, then the parts that early layers add (see :meth:`VisionLanguageModel.embed`)
+    * ``cells`` ``[t, 2]`` int64: (row, col) on the merged grid; (-1, k) for the k-th text token of the frame
     """
 
     embeds: Tensor
     cells: Tensor
     grid: PatchGrid
-    # Its length, which is asked for hundreds of times per window.
+    # Cached, because it is read hundreds of times per window.
     count: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,8 +73,8 @@ class FrameTokens:
 
 @dataclass(frozen=True, slots=True)
 class FrameSpan:
-    """A frame's place in a window: seconds since the window's first frame, slot (frame periods since then), and
-    cells."""
+    """A frame's placement in a window: seconds and slot (number of frames) since the window's first frame, and the
+    cells of its tokens."""
 
     time_s: float
     slot: int
@@ -84,7 +84,7 @@ class FrameSpan:
 
 @dataclass(frozen=True, slots=True)
 class WindowPositions:
-    """Positions of one window: ``frames[i]`` is ``[3, t_i]`` int64; the first question token stands at ``next``."""
+    """Positions in one window: ``frames[i]`` ``[3, t_i]`` int64; ``next``: position of the first question token."""
 
     frames: list[Tensor]
     next: int
@@ -93,32 +93,32 @@ class WindowPositions:
 class VisionLanguageModel(ABC):
     """A transformers checkpoint of one family on one device, in evaluation mode, without gradients.
 
-    ``random_weights``: untrained preset whose answers mean nothing. ``settings``: from its ``sightline.json``.
+    ``random_weights``: an untrained preset, whose answers are meaningless. ``settings``: from its ``sightline.json``.
     """
 
     family: ClassVar[str]
-    # transformers' configuration and model; of a preset, the tokens (padding first) and which ends an answer, entries
-    # of the configuration that name one, and that of the tower's configuration for the language model's width.
+    # transformers' configuration and model class. For presets: special tokens (padding first) and the one that ends an
+    # answer; config entries that name a token; the tower's config entry for the language model's width.
     library: ClassVar[tuple[Any, Any]]
     special_tokens: ClassVar[tuple[str, ...]]
     end_token: ClassVar[str] = "<|im_end|>"
     placeholders: ClassVar[Mapping[str, str]]
     tower_width: ClassVar[str | None] = None
-    # How its tokens are placed, for people.
+    # How tokens get their positions, in words.
     position_rule: ClassVar[str]
-    # Special tokens its prompt is made of: a tokenizer that would spell them out letter by letter is refused.
+    # Special tokens of the prompt; a tokenizer that does not know one of them is refused.
     prompt_tokens: ClassVar[tuple[str, ...]]
-    # Its chat template: before the user's turn, from there to the user's first words, from the question to the answer,
-    # and from there to the next question.
+    # The chat template in parts: up to the user's turn, from there to the user's text, from the question to the answer,
+    # and from the answer to the next question.
     chat_system: ClassVar[str] = f"<|im_start|>system\n{SYSTEM_PROMPT}<|im_end|>\n"
     chat_user: ClassVar[str] = "<|im_start|>user\n"
     chat_answer: ClassVar[str] = "<|im_end|>\n<|im_start|>assistant\n"
     chat_follow_up: ClassVar[str] = "<|im_end|>\n<|im_start|>user\n"
-    # Position axes that a frame's place moves: time alone, or all.
+    # Position axes that a frame's place shifts: time alone, or all.
     moving_axes: ClassVar[tuple[int, int, int]] = (1, 0, 0)
-    # What its prompt has before the first frame and behind the last.
+    # Text before the first frame and after the last.
     video_brackets: ClassVar[tuple[str, str]] = ("", "")
-    # Of pixels (RGB), where the checkpoint has no image processor.
+    # Pixel statistics (RGB) for checkpoints without an image processor.
     pixel_mean: ClassVar[tuple[float, ...]]
     pixel_std: ClassVar[tuple[float, ...]]
 
@@ -138,21 +138,21 @@ class VisionLanguageModel(ABC):
         self.yes_no_ids()
         profile = self.settings.layer_profile
         if len(profile) not in (0, len(self.layers)):
-            raise ModelError(f"layer_profile has {len(profile)} entries, and the model {len(self.layers)} layers")
+            raise ModelError(f"layer_profile has {len(profile)} entries, but the model has {len(self.layers)} layers")
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of all that KV depends on besides the video: weights, configuration, pixels and prompt."""
-        # Where it lies, and who reads it, may differ between replicas.
+        """Digest of all that KV depends on besides the video: weights, configuration, pixel statistics and prompt."""
+        # The checkpoint's path and the transformers version may differ between replicas.
         config = self.model.config.to_dict() | {"_name_or_path": "", "transformers_version": ""}
         parts = weights_digest(self.model), self.family, self.dtype, config, self.mean, self.std, self.system_ids()
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
-    # -- what a family adds -----------------------------------------------------------------------
+    # -- implemented by a family ------------------------------------------------------------------
     @abstractmethod
     def _geometry(self, checkpoint: Checkpoint) -> PatchGeometry:
-        """Patch size, merge and temporal patch of the checkpoint; ``ModelError`` for a shape the pruned tower cannot
-        serve."""
+        """Patch size, merge factor and temporal patch of the checkpoint. Raises ``ModelError``: a shape that the pruned
+        tower cannot serve."""
 
     @property
     def _text_model(self) -> Any:
@@ -160,10 +160,10 @@ class VisionLanguageModel(ABC):
 
     @abstractmethod
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
-        """Visual tokens ``[t, W]`` of frames with at least one kept patch, in order of cells."""
+        """Visual tokens ``[t, W]`` per frame, in order of cells; every frame has at least one kept patch."""
 
     def _frame_text(self, frame: PatchBatch) -> tuple[list[int], list[int]]:
-        """Token ids of the text that the family writes before and behind a frame; as many for every frame."""
+        """Token ids of the text before and after a frame; equally many for every frame."""
         del frame
         return [], []
 
@@ -176,8 +176,8 @@ class VisionLanguageModel(ABC):
     def encode(self, frames: Sequence[PatchBatch]) -> list[FrameTokens]:
         """Encode the kept patches of many frames (of any streams) in packed tower calls.
 
-        Frames never attend to each other. With every patch kept the result equals the transformers tower. A frame
-        without patches gives a ``FrameTokens`` of length 0 (without text).
+        Frames never attend to each other. With every patch kept, the result equals that of transformers' tower. A frame
+        without patches gives a ``FrameTokens`` of length 0, without text.
         """
         kept = [frame for frame in frames if frame.cells.shape[0]]
         visual = [tokens for part in self._parts(kept) for tokens in self._encode_kept(part)]
@@ -188,12 +188,12 @@ class VisionLanguageModel(ABC):
             before, after = map(len, texts[0])
             around = iter(torch.split(text, [before, after] * len(kept)))
             whole = torch.cat([part for seen in visual for part in (next(around), seen, next(around))])
-            # (-1, k) for the k-th of a frame.
+            # Cells of text tokens: (-1, k) for the k-th of a frame.
             head, tail = torch.split(F.pad(torch.arange(before + after)[:, None], (1, 0), value=-1), [before, after])
             counts = [before + len(each) + after for each in cells]
             placed = torch.cat([part for each in cells for part in (head, each, tail)])
             cells, sources = list(torch.split(placed, counts)), list(torch.split(whole, counts))
-        # Memory of each frame's own: a view would keep the whole call's alive, which matters little for cells.
+        # Copied per frame: a view would keep the whole call's embeddings alive (for cells, that matters little).
         own = [torch.empty(each.shape, dtype=text.dtype, device=text.device) for each in sources]
         if own:
             torch._foreach_copy_(own, sources)
@@ -217,7 +217,7 @@ class VisionLanguageModel(ABC):
         return parts
 
     def _upload(self, frames: Sequence[PatchBatch]) -> Tensor:
-        """Kept patches of all frames ``[n, T, C, p, p]`` on the device."""
+        """Kept patches of all frames ``[n, T, C, p, p]``, on the device."""
         return upload([frame.patches for frame in frames], self.device)
 
     def _patch_positions(self, cells: Tensor) -> Tensor:
@@ -228,16 +228,16 @@ class VisionLanguageModel(ABC):
 
     # -- text -----------------------------------------------------------------------------------
     def system_ids(self) -> list[int]:
-        """Token ids before the first frame, equal for every stream, so that their KV is computed once and shared."""
+        """Token ids before the first frame, the same for every stream, so that their KV is computed once and shared."""
         return self._ids(self.chat_system + self.chat_user + self.video_brackets[0])
 
     def question_ids(self, text: str) -> list[int]:
-        """Token ids from the end of the last frame to the prediction of the answer's first token."""
+        """Token ids from the end of the last frame up to the answer."""
         return self._prompt_ids(self.video_brackets[1], text, f"{INSTRUCTION}{self.chat_answer}")
 
     def ask_ids(self, text: str, *, follow_up: bool = False) -> list[int]:
-        """:meth:`question_ids` of a free question; ``follow_up``: after the last answer instead of the last frame. Ends
-        with the checkpoint's ``open_instruction``, by default nothing."""
+        """:meth:`question_ids` of a free question; ``follow_up``: after the last answer instead of the last frame. The
+        checkpoint's ``open_instruction``, if any, follows the question."""
         before = self.chat_follow_up if follow_up else self.video_brackets[1]
         return self._prompt_ids(before, text, f"{self.settings.open_instruction or ''}{self.chat_answer}")
 
@@ -245,19 +245,19 @@ class VisionLanguageModel(ABC):
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _prompt_ids(self, before: str, text: str, after: str) -> list[int]:
-        """Token ids of a template around untrusted ``text``, whose special tokens are tokenised as plain characters.
-        Text without them is tokenised together with the template, as in training."""
+        """Token ids of a template around untrusted ``text``; special tokens in the text are tokenised as plain
+        characters. Text without any is tokenised together with the template, as in training."""
         together, around = self._ids(before + text + after), [*self._ids(before), *self._ids(after)]
         if self._special_among(together) == self._special_among(around):
             return together
         return [*self._ids(before), *self.text_ids(text), *self._ids(after)]
 
     def text_ids(self, text: str) -> list[int]:
-        """Token ids of untrusted text alone, never special tokens."""
+        """Token ids of untrusted text alone, without special tokens."""
         plain = list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
         if not self._special_among(plain):
             return plain
-        # Tokens such as <tool_call>, which a tokenizer cuts out although it does not call them special.
+        # Left are tokens such as <tool_call>, which a tokenizer splits off without marking them as special.
         return [token for letter in text for token in self._ids(letter)]
 
     def _special_among(self, ids: Sequence[int]) -> list[int]:
@@ -277,47 +277,47 @@ class VisionLanguageModel(ABC):
         found = self.tokenizer.convert_tokens_to_ids(token)
         if found is None or found == self.tokenizer.unk_token_id or found >= self.text_config.vocab_size:
             raise ModelError(
-                f"the tokenizer of {self.model.name_or_path or self.family} has no token {token!r} the model knows; "
-                "put the tokenizer the checkpoint came with beside its weights"
+                f"the tokenizer of {self.model.name_or_path or self.family} has no token {token!r} known to the model; "
+                "use the tokenizer that the checkpoint came with"
             )
 
     def yes_no_ids(self) -> tuple[list[int], list[int]]:
-        """Token ids that count as yes and as no at the answer's first token (case and space variants)."""
+        """Token ids that count as yes and as no as an answer's first token (case and space variants)."""
         yes, no = self._first_ids(("yes", "Yes", "YES")), self._first_ids(("no", "No", "NO"))
-        # A first token that both answers share tells nothing.
+        # A first token shared by both answers does not tell them apart.
         shared = yes & no
         if not yes - shared or not no - shared:
             raise ModelError(f"the tokenizer of {self.family} cannot tell yes from no by the answer's first token")
         return sorted(yes - shared), sorted(no - shared)
 
     def _first_ids(self, words: Sequence[str]) -> set[int]:
-        """Tokens equal to one of the words, else tokens that begin one ("Y" also begins "You")."""
+        """Tokens equal to one of the words; only without any, tokens that begin one ("Y" also begins "You")."""
         spelled = [self._ids(variant) for word in words for variant in (word, f" {word}")]
         return {ids[0] for ids in spelled if len(ids) == 1} or {self._ids(word)[0] for word in words}
 
     # -- positions ------------------------------------------------------------------------------
     @abstractmethod
     def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:
-        """Place of a frame on the first position axis, from the beginning of time."""
+        """Place of a frame on the first position axis, counted from time 0."""
 
     @abstractmethod
     def next_position(self, first: int, place: int, grid: PatchGrid) -> int:
-        """Position of the text after a window whose last frame is ``place`` behind its first one."""
+        """Position of the text after a window whose last frame is ``place`` after its first one."""
 
     @abstractmethod
     def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
-        """Positions ``[3, n]`` of single tokens at ``time_s`` ``[n]`` float64, ``slot`` ``[n]`` and cells ``[n, 2]``;
-        ``first``: of the first frame's first token."""
+        """Positions ``[3, n]`` of tokens at ``time_s [n]`` float64, ``slot [n]`` and ``cells [n, 2]``; ``first``:
+        position of the first frame's first token."""
 
     def window_positions(self, first: int, frames: Sequence[FrameSpan]) -> WindowPositions:
-        """Positions of a window's tokens in the unpruned layout; ``first`` follows the system prompt. Pruned tokens
-        leave holes."""
+        """Positions of a window's tokens in the unpruned layout, in which pruned tokens leave gaps; ``first``: the
+        position after the system prompt."""
         places = [(self.frame_place(each.time_s, each.slot, each.grid), each.grid) for each in frames]
         end = max([first, *(self.next_position(first, place, grid) for place, grid in places)])
         return WindowPositions(self.frame_positions(first, frames), end)
 
     def frame_positions(self, first: int, frames: Sequence[FrameSpan]) -> list[Tensor]:
-        """Positions ``[3, t]`` of each frame's tokens; ``first``: of the first token at the beginning of time."""
+        """Positions ``[3, t]`` of each frame's tokens; ``first``: position of the first token at time 0."""
         positions: list[Tensor] = []
         for grid, alike in itertools.groupby(frames, attrgetter("grid")):
             group = list(alike)
@@ -326,15 +326,15 @@ class VisionLanguageModel(ABC):
             time = torch.tensor([frame.time_s for frame in group], dtype=torch.float64).repeat_interleave(size)
             slot = torch.tensor([frame.slot for frame in group]).repeat_interleave(size)
             found = self.token_positions(first, time.to(cells.device), slot.to(cells.device), cells, grid)
-            # A view would keep all frames' alive.
+            # Cloned: a view would keep the positions of all frames alive.
             positions += [mine.clone() for mine in torch.split(found, counts, dim=1)]
         return positions
 
     @torch.no_grad()
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """``cos, sin [n, d]`` in float32 for positions ``[3, n]`` (1-D families read the first row).
+        """``cos, sin [n, d]`` float32 for positions ``[3, n]`` (one-axis families read the first row).
 
-        Angles are float64: in float32 the position of a token that came after a day is wrong in its second digit.
+        Angles are computed in float64: a day after the start, float32 ones are wrong in the second digit.
         """
         rope = self._text_model.rotary_emb
         frequency = getattr(rope, "original_inv_freq", rope.inv_freq).to(self.device, torch.float64)
@@ -361,17 +361,17 @@ class VisionLanguageModel(ABC):
 
     @property
     def deepstack(self) -> int:
-        """Embeddings that visual tokens carry besides their first: layer ``i`` adds the ``i``-th to its output."""
+        """Number of extra embeddings that visual tokens carry: layer ``i`` adds the ``i``-th to its output."""
         return 0
 
     @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
-        """Token ids ``[n]`` -> embeddings ``[n, W]``, ``W = (1 + deepstack) D``: to text, early layers add nothing."""
+        """Token ids ``[n]`` -> embeddings ``[n, W]``, ``W = (1 + deepstack) D``; the extra parts are zero for text."""
         embedded: Tensor = self._text_model.embed_tokens(to_device(ids, self.device))
         return F.pad(embedded, (0, self.deepstack * embedded.shape[1]))
 
     def use_float8(self) -> None:
-        """Turn linear layers of tower and decoder layers to float8 (see :mod:`cluster.models.float8`)."""
+        """Convert the linear layers of tower and decoder layers to float8 (see :mod:`cluster.models.float8`)."""
         towers = [part for name, part in self.model.model.named_children() if name != "language_model"]
         for part in (*towers, *self.layers):
             use_float8(part)
@@ -381,8 +381,8 @@ class VisionLanguageModel(ABC):
         return [DecoderLayer(layer) for layer in self.layers]
 
     def run_layer(self, index: int, hidden: Tensor, embeds: Tensor, *step: Any) -> Tensor:
-        """``hidden [n, D]`` after the ``index``-th layer, of rows with ``embeds [n, W]``; ``step``: see
-        :class:`DecoderLayer`."""
+        """Run layer ``index`` on ``hidden [n, D]``, rows whose input was ``embeds [n, W]``; ``step``: the other
+        arguments of :class:`DecoderLayer`."""
         hidden = self._decoder[index](index, hidden, *step)
         if index < self.deepstack:
             width = hidden.shape[1]
@@ -391,7 +391,7 @@ class VisionLanguageModel(ABC):
 
     @torch.no_grad()
     def raw_query(self, index: int, hidden: Tensor) -> Tensor:
-        """Queries ``[n, H, d]`` before rotary that the ``index``-th layer would compute of ``hidden [n, D]``."""
+        """Queries ``[n, H, d]`` before rotary that layer ``index`` would compute from ``hidden [n, D]``."""
         return self._decoder[index].raw_query(hidden)
 
     @torch.no_grad()
@@ -403,10 +403,10 @@ class VisionLanguageModel(ABC):
     # -- the reference --------------------------------------------------------------------------
     @abstractmethod
     def reference_logits(self, frames: Sequence[PatchBatch], times_s: Sequence[float], question: str) -> Tensor:
-        """Logits ``[vocab]`` of transformers' own forward over a full window: the oracle of the test matrix."""
+        """Logits ``[vocab]`` of transformers' own forward pass over a full window: the oracle of the test matrix."""
 
     def _library_logits(self, ids: Sequence[int], **inputs: Any) -> Tensor:
-        """Logits ``[vocab]`` that transformers' own forward gives behind these tokens."""
+        """Logits ``[vocab]`` after these tokens, by transformers' own forward pass."""
         tokens = torch.tensor([ids], device=self.device)
         with self._library_attention():
             output = self.model(input_ids=tokens, use_cache=False, logits_to_keep=1, **inputs)
@@ -415,8 +415,8 @@ class VisionLanguageModel(ABC):
 
     @contextmanager
     def _library_attention(self) -> Iterator[None]:
-        """Context with transformers' own SDPA, whatever attention function is installed, and convolutions in the
-        weights' own precision: cuDNN's are TF32 by default."""
+        """Context with transformers' own SDPA, whatever attention function is installed, and without TF32, which cuDNN
+        uses for convolutions by default."""
         configs = {id(m.config): m.config for m in self.model.modules() if hasattr(m, "config")}
         before = [(config, config._attn_implementation) for config in configs.values()]
         for config in configs.values():
@@ -433,12 +433,12 @@ class VisionLanguageModel(ABC):
     # -- sizes ----------------------------------------------------------------------------------
     @abstractmethod
     def tower_flops(self, frames: Sequence[PatchBatch]) -> int:
-        """Floating-point operations of ``encode`` for these frames (multiply-add = 2)."""
+        """FLOPs of ``encode`` for these frames (multiply-add = 2)."""
 
     def llm_flops(self, computed: int, attended: int) -> int:
         """FLOPs of the decoder layers for ``computed`` tokens whose attention spans sum to ``attended``: linear layers
-        and the two attention products. Norms, activations and rotary are left out, and so is the output head, which
-        only the last token of each question passes."""
+        and both attention products, without norms, activations, rotary, and the output head, which only the last token
+        of each question passes through."""
         config = self.text_config
         per_pair = 4 * config.num_attention_heads * head_size(config) * config.num_hidden_layers
         return int(2 * computed * self._layer_weights + per_pair * attended)

@@ -1,4 +1,4 @@
-"""Catalogue of loadable models, without importing torch, so that a wrong name fails before the cluster starts."""
+"""Catalogue of loadable models. Does not import torch, so that a wrong name fails before the cluster starts."""
 
 import json
 from collections.abc import Mapping
@@ -10,25 +10,25 @@ from cluster.errors import ModelError, first_line
 from cluster.models.presets import PRESETS, PUBLISHED, SHAPES
 from cluster.registry import families
 
-# Trained models that come with this package: name -> folder of the checkpoint.
+# Trained models shipped with this package: name -> folder of the checkpoint.
 BUNDLED = {"demo": Path(__file__).parent / "demo"}
 
 HUB_S = 5.0
-"""Timeout of finding out whether the hub can be reached."""
+"""Timeout for checking whether the hub is reachable."""
 
 
 def locate(name: str) -> str:
-    """Folder of a bundled model's name; other names unchanged."""
+    """Folder of a bundled model; other names are returned unchanged."""
     return str(BUNDLED[name]) if name in BUNDLED else name
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether the name can be one on the hub, and is none of a path."""
+    """Whether the name has the form of a hub id, not of a path."""
     return name.count("/") == 1 and not name.startswith((".", "/", "~"))
 
 
 def cached_config(hub_id: str) -> Path | None:
-    """``config.json`` of a checkpoint of the hub that this machine has."""
+    """``config.json`` of a checkpoint in the local hub cache; None if it is not there."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -41,8 +41,8 @@ def cached_config(hub_id: str) -> Path | None:
 
 @cache
 def key_heads(name: str) -> tuple[int, int]:
-    """Key heads of all layers of a model, and their width. ``ModelError``, which is not cached: this machine has no
-    ``config.json`` of it (yet), or one that leaves them to the library."""
+    """Number of key heads in all layers of a model, and head size. Raises ``ModelError`` (not cached): this machine has
+    no ``config.json`` of it (yet), or one without these entries."""
     name = PUBLISHED.get(name, name)
     if shape := SHAPES.get(name) or PRESETS.get(name):
         text: Mapping[str, Any] = shape.text
@@ -60,15 +60,15 @@ def key_heads(name: str) -> tuple[int, int]:
 
 
 def check_model(name: str, *, quantised: bool = False) -> None:
-    """Check that ``name`` is a preset, a bundled model, or has a ``config.json`` of a known family; ``ModelError`` with
-    one sentence otherwise. Looks at the file system, and at the hub for a hub id; weights are neither read nor
-    fetched. ``quantised``: whether they may be."""
+    """Raise ``ModelError`` unless ``name`` is a preset, a bundled model, or has a ``config.json`` of a known family.
+    Looks in the file system and, for a hub id, on the hub; weights are neither read nor downloaded. ``quantised``:
+    accept quantised weights."""
     if name in PRESETS:
         return
     if hubs := [hub for hub, shape in PUBLISHED.items() if shape == name]:
         raise ModelError(
-            f"{name!r} is a shape without weights, for `models show` and benches; name the checkpoint, {hubs[0]}, or "
-            "its folder"
+            f"{name!r} is a shape without weights, for `models show` and benchmarks; name the checkpoint, {hubs[0]}, "
+            "or its folder"
         )
     folder = Path(locate(name)).expanduser()
     if name in BUNDLED and not (folder / "config.json").is_file():
@@ -95,25 +95,25 @@ def check_model(name: str, *, quantised: bool = False) -> None:
 
 
 def check_unquantised(name: str, config: Mapping[str, Any]) -> None:
-    """``ModelError`` for a checkpoint whose configuration says that its weights are quantised."""
+    """Raise ``ModelError`` if a checkpoint's configuration declares quantised weights."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, dict) else {}):
         if quantised := part.get("quantization_config"):
             method = quantised.get("quant_method", "unknown") if isinstance(quantised, dict) else quantised
             raise ModelError(
-                f"model {name!r} is quantised (method {method}), which is not supported; take the checkpoint "
-                "it was made from, with --dtype float8 where memory is short"
+                f"model {name!r} is quantised (method {method}), which is not supported; use the checkpoint "
+                "it was made from, with --dtype float8 if memory is short"
             )
 
 
 def _read(name: str, config: Path) -> tuple[Mapping[str, Any], str]:
-    """A configuration, and the family that it names."""
+    """A configuration and its ``model_type``."""
     try:
         body = json.loads(config.read_text(encoding="utf-8"))
         return body, str(body["model_type"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ModelError(
-            f"the config.json of model {name!r} says no model_type; it is no transformers checkpoint"
+            f"the config.json of model {name!r} has no model_type, so it is not a transformers checkpoint"
         ) from None
 
 
@@ -122,16 +122,16 @@ def _from_hub(name: str) -> Path:
 
     if cached := cached_config(name):
         return cached
-    # The hub's own client retries one that cannot be reached for half a minute.
+    # huggingface_hub retries for half a minute if the hub is unreachable.
     try:
         get_session().head(f"{constants.ENDPOINT}/{name}", timeout=HUB_S)
     except Exception as error:
         raise ModelError(
-            f"model {name!r} is no folder here, and the hub {constants.ENDPOINT} cannot be reached: {error}; "
+            f"model {name!r} is not a local folder, and the hub {constants.ENDPOINT} is unreachable: {error}; "
             "name the folder of a checkpoint"
         ) from None
     try:
         return Path(hf_hub_download(name, "config.json"))
     except Exception as error:
         reason = first_line(error)
-        raise ModelError(f"model {name!r} is neither a folder nor to be had from the hub: {reason}") from None
+        raise ModelError(f"model {name!r} is neither a local folder nor available on the hub: {reason}") from None

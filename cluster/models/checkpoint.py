@@ -1,4 +1,4 @@
-"""Loaded transformers checkpoints before wrapping, and helpers shared by the families."""
+"""Loaded transformers checkpoints, and helpers shared by the families."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from cluster.models.settings import ModelSettings
 from cluster.models.upload import to_device
 
 SYSTEM_PROMPT = "You are a helpful assistant."
-# Bounds the tower's activations whatever the number of frames. On a CPU they should also stay near the caches: 16
-# complete 448x448 frames take 20 % longer in one pass than four by four.
+# Maximum patches per tower call: bounds activations. On a CPU they should also fit the caches: 16 complete 448x448
+# frames take 20 % longer in one call than in four.
 PATCHES_PER_PASS = {"cpu": 4096, "cuda": 65536}
 INSTRUCTION = " Answer with yes or no only."
 
-# Words of eight bytes that are summed at once.
+# Eight-byte words summed at a time.
 _DIGEST_WORDS = 1 << 18
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -31,10 +31,10 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A transformers model with its tokenizer, not wrapped yet.
+    """A transformers model and its tokenizer, before a family wraps them.
 
-    ``mean``, ``std`` (RGB): of the image processor; empty: the family's defaults. ``max_pixels``: frame limit for
-    families of native resolution.
+    ``mean``, ``std`` (RGB): from the image processor; empty: the family's defaults. ``max_pixels``: maximum frame size
+    for families of native resolution.
     """
 
     model: Any
@@ -49,19 +49,19 @@ class Checkpoint:
 
 
 def head_size(config: Any) -> int:
-    """Size of an attention head of a language model of this configuration."""
+    """Attention head size of a language model with this configuration."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def linear_weights(module: nn.Module) -> int:
-    """Number of weights in the linear layers of ``module``; twice this is their FLOPs per row."""
+    """Number of weights in the linear layers of ``module``: half their FLOPs per row."""
     return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))
 
 
 def weights_digest(module: nn.Module) -> str:
-    """Digest of every parameter's name, shape and value, but values on the meta device. On the device: sums of its
-    words, each multiplied by an odd random number of its place, so that no single change, and hardly any other, leaves
-    them as they are."""
+    """Digest of every parameter's name, shape and value (except on the meta device). Values are reduced on the device:
+    each word is multiplied by an odd pseudo-random factor of its index, and summed, so that every change of one word
+    changes the sum, and almost every other change does."""
     generator = torch.Generator().manual_seed(0)
     factors = torch.randint(-(2**62), 2**62, (_DIGEST_WORDS,), generator=generator) * 2 + 1
     hasher = hashlib.blake2b(digest_size=16)
@@ -72,7 +72,7 @@ def weights_digest(module: nn.Module) -> str:
             continue
         factors = factors.to(parameter.device)
         for part in torch.split(parameter.detach().reshape(-1).view(torch.uint8), 8 * _DIGEST_WORDS):
-            # A copy, whose words are whole and aligned.
+            # Copied and padded, so that words are whole and aligned.
             words = torch.cat((part, part.new_zeros(-len(part) % 8))).view(torch.int64)
             sums.append((words * factors[: len(words)]).sum())
     hasher.update(torch.stack(sums).cpu().numpy().tobytes())
@@ -80,15 +80,15 @@ def weights_digest(module: nn.Module) -> str:
 
 
 def fuse_norms(model: nn.Module) -> None:
-    """Make each RMS norm of a transformers model one operation; the library's are six, three times a layer. float32
-    stays equal to the last bit."""
+    """Compute each RMS norm of a transformers model in one operation instead of six. In float32, results are equal bit
+    by bit."""
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon"):
             module.forward = partial(rms_norm, module)
 
 
 def rms_norm(module: Any, x: Tensor) -> Tensor:
-    """A transformers RMS norm of ``x [..., n]``."""
+    """Apply a transformers RMS norm to ``x [..., n]``."""
     return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
 
 
@@ -130,8 +130,8 @@ def _trained(special: tuple[str, ...], texts: tuple[str, ...]) -> str:
 
 
 def preset_tokenizer(special: Sequence[str], *, eos: str, pad: str, texts: Sequence[str] = ()) -> Any:
-    """Build a deterministic ``PreTrainedTokenizerFast`` of at most ``VOCABULARY`` ids, the first being ``special``.
-    ``texts``: additional training text; frequent words become single tokens."""
+    """Build a deterministic ``PreTrainedTokenizerFast`` of at most ``VOCABULARY`` ids, ``special`` first. ``texts``:
+    additional training text; frequent words become single tokens."""
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_trained(tuple(special), tuple(texts))),
         eos_token=eos,
@@ -141,8 +141,8 @@ def preset_tokenizer(special: Sequence[str], *, eos: str, pad: str, texts: Seque
 
 
 def untrained(family: Any, text: dict[str, Any], vision: dict[str, Any], *, tied: bool = True) -> tuple[Any, Any]:
-    """A transformers model of a family with this text and vision configuration, and a small tokenizer; ``tied``: its
-    output head is the embedding."""
+    """An untrained transformers model of a family with this text and vision configuration, and a small tokenizer;
+    ``tied``: input and output embeddings are the same weights."""
     tokens, pad, eos = family.special_tokens, family.special_tokens[0], family.end_token
     tokenizer = preset_tokenizer(tokens, eos=eos, pad=pad)
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in tokens}

@@ -1,8 +1,7 @@
-"""Linear layers in float8 (e4m3): weights with a scale for each output, activations with one for each row.
+"""Linear layers in float8 (e4m3): weights with one scale per output, activations with one scale per row.
 
-Towers' and decoder layers' linear layers alone; embeddings, output head, norms, attention and KV keep the model's
-dtype.
-``torch._scaled_mm`` rounds and multiplies alike on a CPU, where it saves nothing, and on Ada and Hopper GPUs.
+Only linear layers of tower and decoder layers; embeddings, output head, norms, attention and KV keep the model's dtype.
+``torch._scaled_mm`` rounds and multiplies the same way on a CPU, where it saves nothing, and on Ada and Hopper GPUs.
 """
 
 from collections.abc import Sequence
@@ -15,12 +14,13 @@ from cluster.errors import ConfigError
 from cluster.models.fused import FLOAT8, to_float8
 
 ALIGNED = 16
-"""Multiple of a product's sides that tensor cores take at full speed, and in float8 at all."""
+"""Matrix sides must be a multiple of this for full tensor core speed, and in float8 at all."""
 CAPABILITY = (8, 9)
+"""Lowest compute capability with float8 products: Ada."""
 
 
 class Float8Linear(nn.Linear):
-    """A linear layer whose products are float8; ``weight`` float8 ``[out, in]``, ``weight_scale`` ``[1, out]``."""
+    """A linear layer with float8 products; ``weight [out, in]`` float8, ``weight_scale [1, out]``."""
 
     def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
         super().__init__(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
@@ -34,8 +34,8 @@ class Float8Linear(nn.Linear):
 
     @classmethod
     def joined(cls, linears: Sequence[Self]) -> Self:
-        """Outputs of these layers side by side: rows are rounded once for all of them. Their weights become views."""
-        # Bytes, as not every device joins float8.
+        """One layer with the concatenated outputs of these: rows are rounded once. Their weights become views of it."""
+        # As bytes, because not every device concatenates float8.
         weight = torch.cat([each.weight.view(torch.uint8) for each in linears]).view(FLOAT8)
         scale = torch.cat(tuple(each.weight_scale for each in linears), 1)
         biases = tuple(each.bias for each in linears if each.bias is not None)
@@ -55,7 +55,7 @@ class Float8Linear(nn.Linear):
 
 
 def use_float8(module: nn.Module) -> None:
-    """Replace the linear layers within ``module``; those whose sides are no multiple of 16 stay."""
+    """Replace the linear layers in ``module``, except those whose sides are not multiples of ``ALIGNED``."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and not (child.in_features % ALIGNED or child.out_features % ALIGNED):
@@ -63,7 +63,7 @@ def use_float8(module: nn.Module) -> None:
 
 
 def check_float8(device: torch.device) -> None:
-    """Raises ``ConfigError`` for a GPU older than Ada, which has no float8 products."""
+    """Raise ``ConfigError`` for a GPU older than Ada, which has no float8 products."""
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
         name = torch.cuda.get_device_name(device)
-        raise ConfigError(f"model.dtype float8 needs an Ada or Hopper GPU or a newer one, not {name}; take bfloat16")
+        raise ConfigError(f"model.dtype float8 needs an Ada, Hopper or newer GPU, not {name}; use bfloat16")

@@ -1,6 +1,6 @@
-"""Elementwise steps of layers, bound by a GPU's memory: there one kernel each (Triton), on a CPU torch's operations.
+"""Memory-bound elementwise steps of layers: one Triton kernel each on a GPU, torch's operations on a CPU.
 
-On an H200 they and misaligned products were half of a full window's time.
+On an H200, these steps and misaligned products used to take half of a full window's time.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from transformers.activations import SiLUActivation
 
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max
-# A scale must not be so small that it is rounded to nothing.
+# Minimum of a row's largest value, so that its scale is not rounded to zero.
 SMALLEST = torch.finfo(torch.float32).tiny * LARGEST
 
 
 def gated(x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """``x [n, 2 m]``, gates before values -> ``activation(gate) * value`` ``[n, m]``."""
-    # transformers has a class of its own.
+    """``x [n, 2 m]``, gates first, then values -> ``activation(gate) * value`` ``[n, m]``."""
+    # transformers has its own SiLU class.
     if type(activation) in (nn.SiLU, SiLUActivation) and _fused(x):
         result: Tensor = _gated(x)
         return result
@@ -26,18 +26,18 @@ def gated(x: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of ``x [n, h, d]`` by ``cos, sin [n, 1, d]``, the sine's first half negative."""
+    """Rotary embedding of ``x [n, h, d]`` by ``cos, sin [n, 1, d]``, with the first half of sin negated."""
     if _fused(x):
         result: Tensor = _rotated(x, cos[:, 0], sin[:, 0])
         return result
-    # Towers' angles are wider than their activations.
+    # Towers compute angles in a wider dtype than activations.
     wide = x.to(cos.dtype)
     first, second = wide.chunk(2, -1)
     return torch.addcmul(wide * cos, torch.cat((second, first), -1), sin).to(x.dtype)
 
 
 def to_float8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``x [n, k]`` in e4m3, each row divided by its scale ``[n, 1]`` float32: its largest value becomes the type's."""
+    """``x [n, k]`` in e4m3, and the scale ``[n, 1]`` float32 of each row, which maps its largest value to e4m3's."""
     if _fused(x):
         quantised, of_row = _float8(x)
         return quantised, of_row
@@ -50,7 +50,7 @@ def _fused(x: Tensor) -> bool:
     return x.device.type != "cpu" and not x.requires_grad and x.stride(-1) == 1
 
 
-# Triton is there where a GPU is; its module is imported with the first launch.
+# The Triton module is imported on first launch, because Triton may be missing on machines without a GPU.
 @torch.library.custom_op("sightline::gated", mutates_args=())
 def _gated(x: Tensor) -> Tensor:
     from cluster.models.fused_triton import launch_gated

@@ -1,4 +1,4 @@
-"""InternVL3: every frame one square tile, absolute tower positions, pixel shuffle, one-axis rotary positions."""
+"""InternVL3: one square tile per frame, absolute tower positions, pixel shuffle, one-axis rotary positions."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class InternVL(SequentialFrames):
     special_tokens = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<img>", "</img>", "<IMG_CONTEXT>")
     placeholders: ClassVar[Mapping[str, str]] = {"image_token_id": "<IMG_CONTEXT>"}
     prompt_tokens = ("<|im_start|>", "<|im_end|>", "<img>", "</img>")
-    # The family's own template writes "Frame7: <img>...". A number would change when the window slides and take the
-    # frame's KV with it, so frames are told apart by their order alone.
+    # The family's own template writes "Frame7: <img>...". The number would change when the window slides and
+    # invalidate the frame's KV, so only the order tells frames apart.
     frame_brackets = ("<img>", "</img>\n")
     pixel_mean, pixel_std = IMAGENET_MEAN, IMAGENET_STD
 
@@ -51,8 +51,8 @@ class InternVL(SequentialFrames):
 
     # -- vision -----------------------------------------------------------------------------------
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
-        """See the base. Each frame is its class token and its kept patches, with the position embeddings of their
-        cells; linear layers run over all frames at once."""
+        """See the base. Each frame is a class token and its kept patches, with the position embeddings of their cells;
+        linear layers run over all frames at once."""
         embeddings, unit = self._tower.embeddings, self.geometry.merge**2
         cells = [frame.cells.shape[0] for frame in frames]
         counts = [count * unit for count in cells]
@@ -67,9 +67,9 @@ class InternVL(SequentialFrames):
 
         for layer in self._tower_layers:
             hidden = layer(hidden, packing)
-        # The last layer's features are normed.
+        # Only the last layer's features are normalised.
         hidden = (self._tower.layernorm(hidden) if self.model.config.vision_feature_layer == -1 else hidden)[rows]
-        # A group's patches are row-major, which is the channel order of InternVL's pixel shuffle.
+        # Patches of a group are row-major, the channel order of InternVL's pixel shuffle.
         merged = self.model.model.multi_modal_projector(hidden.reshape(-1, unit * hidden.shape[-1]))
         return list(torch.split(merged.to(self.dtype), cells))
 
@@ -102,7 +102,7 @@ class InternVL(SequentialFrames):
 
 
 class _TowerLayer:
-    """A layer of the tower over its checkpoint's weights; transformers' own passes no packing to its attention."""
+    """A tower layer over the checkpoint's weights; transformers' own layer passes no packing to its attention."""
 
     def __init__(self, layer: Any) -> None:
         attention = layer.attention

@@ -1,4 +1,4 @@
-"""Decoder layers and tower blocks, each one short function over its checkpoint's weights."""
+"""Decoder layers and tower blocks: short functions over the checkpoint's weights, with fused operations."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,32 +23,33 @@ LANGUAGE_MODELS = ("llama", "mistral", "qwen2", "qwen2_5_vl_text", "qwen2_vl_tex
 
 
 def check_language_model(config: Any) -> None:
-    """Raises ``ModelError`` for a language model whose weights fit our layers, and whose computation is another."""
+    """Raise ``ModelError`` for a language model that our layers do not compute, even if its weights would fit."""
     kind = config.model_type
     if kind not in LANGUAGE_MODELS:
         raise ModelError(f"its language model is of type {kind!r}; supported types: {', '.join(LANGUAGE_MODELS)}")
-    # Mistral's has no types: all of its layers slide, or none.
+    # Mistral has no layer_types: either all of its layers use a sliding window, or none.
     types = getattr(config, "layer_types", None) or (("sliding_attention",) if kind == "mistral" else ())
     if getattr(config, "sliding_window", None) and "sliding_attention" in types:
         raise ModelError(
-            f"its layers attend over a sliding window of {config.sliding_window} tokens, and ours over all; take a "
+            f"its layers attend over a sliding window of {config.sliding_window} tokens, which is not supported; use a "
             "checkpoint without one"
         )
     if config.rope_parameters["rope_type"] == "longrope":
-        raise ModelError("its rotary frequencies change with the length of a text (longrope), which is not supported")
+        raise ModelError("its rotary frequencies depend on the sequence length (longrope), which is not supported")
 
 
 def layer_rotary(cos: Tensor, sin: Tensor) -> Rotary:
-    """``cos, sin [n, d]`` as a :class:`DecoderLayer` takes them: ``[n, 1, d]``, the sine's first half negative."""
+    """``cos, sin [n, d]`` in the form a :class:`DecoderLayer` takes: ``[n, 1, d]``, the first half of sin negated."""
     half = sin.shape[1] // 2
     return cos[:, None], torch.cat((-sin[:, :half], sin[:, half:]), 1)[:, None]
 
 
 class DecoderLayer:
-    """A layer of transformers' Qwen2, Qwen3, Llama or Mistral: about half of the library's operations.
+    """A layer of transformers' Qwen2, Qwen3, Llama or Mistral, in about half as many operations.
 
-    Projections of one input are one product: their parameters become views of one matrix, so that the library's own
-    forward stays right and nothing is held twice. Dtype and device of the model must not change afterwards.
+    Projections of the same input are fused into one product: their parameters become views of one matrix, so that
+    transformers' own forward still works and weights are held once. The model must not change dtype or device
+    afterwards.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -59,7 +60,7 @@ class DecoderLayer:
         self._size, self._scale = int(attention.head_dim), float(attention.scaling)
         self._heads = attention.q_proj.out_features // self._size
         self._kv_heads = attention.k_proj.out_features // self._size
-        # Qwen3's, of each head.
+        # Per-head norms of Qwen3.
         self._norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
 
     def __call__(
@@ -70,8 +71,8 @@ class DecoderLayer:
         attend: Attention,
         between: Callable[[Tensor], None] | None = None,
     ) -> Tensor:
-        """``hidden [n, D]`` after the layer; ``between`` gets it after attention. ``rotary``: of each row, see
-        :func:`layer_rotary`; ``None``: queries and keys stay as they are."""
+        """``hidden [n, D]`` after the layer; ``between`` is called with it after attention. ``rotary``: per row, see
+        :func:`layer_rotary`; ``None``: queries and keys are not rotated."""
         turned, value = self._projections(hidden)
         if rotary is not None:
             turned = rotated(turned, *rotary)
@@ -83,25 +84,25 @@ class DecoderLayer:
         return self._mlp(hidden, rms_norm(self._after, hidden))
 
     def raw_query(self, hidden: Tensor) -> Tensor:
-        """Queries ``[n, H, d]`` before rotary of ``hidden [n, D]``."""
+        """Queries ``[n, H, d]`` before rotary, from ``hidden [n, D]``."""
         return self._projections(hidden)[0][:, : self._heads]
 
     def _projections(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys side by side ``[n, H + Hkv, d]``, and values ``[n, Hkv, d]``."""
+        """Queries and keys, concatenated ``[n, H + Hkv, d]``, and values ``[n, Hkv, d]``."""
         heads, kv_heads = self._heads, self._kv_heads
         projected = self._project(rms_norm(self._before, hidden)).view(len(hidden), -1, self._size)
-        both, value = torch.split(projected, [heads + kv_heads, kv_heads], 1)
+        query_key, value = torch.split(projected, [heads + kv_heads, kv_heads], 1)
         if self._norms is not None:
             of_query, of_key = self._norms
-            both = torch.cat((rms_norm(of_query, both[:, :heads]), rms_norm(of_key, both[:, heads:])), 1)
-        return both, value
+            query_key = torch.cat((rms_norm(of_query, query_key[:, :heads]), rms_norm(of_key, query_key[:, heads:])), 1)
+        return query_key, value
 
 
 class GatedMLP:
-    """``down(act(gate(x)) * up(x))`` of a transformers MLP, with one product for gate and up.
+    """``down(act(gate(x)) * up(x))`` of a transformers MLP, with gate and up fused into one product.
 
-    A width that is no multiple of ``ALIGNED`` is filled up with zeros, which change nothing: on a GPU products of
-    Qwen2.5-VL's tower, 3,420 wide, take half the time.
+    The width is padded with zeros to a multiple of ``ALIGNED``, which changes no result: on a GPU, products of
+    Qwen2.5-VL's tower, 3,420 wide, then take half the time.
     """
 
     def __init__(self, mlp: Any) -> None:
@@ -124,8 +125,8 @@ class GatedMLP:
 
 
 class TowerBlock:
-    """A block of transformers' Qwen2-VL, Qwen2.5-VL or Qwen3-VL tower; its weights may change as little as those of a
-    :class:`DecoderLayer`. Rotary embedding is in float32, as the library's."""
+    """A block of transformers' Qwen2-VL, Qwen2.5-VL or Qwen3-VL tower; dtype and device are fixed as for a
+    :class:`DecoderLayer`. Rotary embedding is in float32, as in transformers."""
 
     def __init__(self, block: Any) -> None:
         attention, mlp = block.attn, block.mlp
@@ -136,11 +137,11 @@ class TowerBlock:
         self._mlp = mlp
 
     def __call__(self, hidden: Tensor, packing: SequencePacking, rotary: Rotary) -> Tensor:
-        """``hidden [n, D]`` after the block; ``rotary``: of each row, see :func:`layer_rotary`."""
+        """``hidden [n, D]`` after the block; ``rotary``: per row, see :func:`layer_rotary`."""
         heads = self._heads
         projected = self._project(self._before(hidden)).view(len(hidden), 3 * heads, -1)
-        both, value = torch.split(projected, [2 * heads, heads], 1)
-        query, key = torch.split(rotated(both, *rotary), heads, 1)
+        query_key, value = torch.split(projected, [2 * heads, heads], 1)
+        query, key = torch.split(rotated(query_key, *rotary), heads, 1)
         hidden = added(hidden, self._out, attend(packing, query, key, value, self._scale).flatten(1))
         if self._gated is not None:
             return self._gated(hidden, self._after(hidden))
@@ -155,7 +156,7 @@ class Tower:
         self._blocks = [TowerBlock(block) for block in visual.blocks]
 
     def run(self, hidden: Tensor, packings: Sequence[SequencePacking], rotary: Rotary) -> Iterator[Tensor]:
-        """``hidden [n, D]`` after each block; ``packings``: of each, ``rotary``: ``cos, sin [n, d]`` of the patches."""
+        """Yields ``hidden [n, D]`` after each block; ``packings``: per block; ``rotary``: ``cos, sin [n, d]``."""
         turns = layer_rotary(*rotary)
         for block, packing in zip(self._blocks, packings, strict=True):
             hidden = block(hidden, packing, turns)
@@ -172,8 +173,8 @@ def added(hidden: Tensor, linear: Any, x: Tensor) -> Tensor:
 
 
 def joined_linear(linears: Sequence[Any], fill: int = 0) -> Callable[[Tensor], Tensor]:
-    """Outputs of these layers side by side, ``fill`` zeros behind each; of one product but where some alone are
-    quantised."""
+    """Concatenated outputs of these layers, with ``fill`` zeros after each; in one product, unless only some of them
+    are quantised."""
     if all(isinstance(each, Float8Linear) for each in linears):
         return Float8Linear.joined(linears)
     if any(type(each) is not nn.Linear for each in linears):
@@ -185,8 +186,8 @@ def joined_linear(linears: Sequence[Any], fill: int = 0) -> Callable[[Tensor], T
 
 
 def _shared(parts: Sequence[Tensor], fill: int) -> Tensor:
-    """One tensor of these, along their first axis, with ``fill`` zeros behind each; they become views of it."""
-    # Whoever trains the model must not find inference tensors in it.
+    """Concatenate along the first axis, with ``fill`` zeros after each part; the parts become views of the result."""
+    # Parameters must not become inference tensors, which cannot be trained.
     with torch.inference_mode(False):
         flat = (0, 0) * (parts[0].ndim - 1)
         whole = torch.cat([F.pad(part.detach(), (*flat, 0, fill)) for part in parts])

@@ -1,4 +1,4 @@
-"""LLaVA's video families: a square CLIP or SigLIP tower of absolute positions, pooled to a quarter of its patches."""
+"""LLaVA's video families: square CLIP or SigLIP tower with absolute positions, pooled to a quarter of its patches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ from cluster.types import PatchGeometry
 
 
 class Llava(SequentialFrames):
-    """A tower of transformers' CLIP or SigLIP, two linear layers, and a language model with one-axis positions."""
+    """A transformers CLIP or SigLIP tower, two linear layers, and a language model with one-axis positions."""
 
     placeholders: ClassVar[Mapping[str, str]] = {"image_token_index": "<image>", "video_token_index": "<video>"}
 
@@ -38,8 +38,8 @@ class Llava(SequentialFrames):
 
     # -- vision -----------------------------------------------------------------------------------
     def _tower_features(self, patches: Tensor, raster: Tensor, counts: Sequence[int]) -> Tensor:
-        """Features ``[n, D]`` of packed patches, on the device, at these places of the tile, of frames with these patch
-        counts."""
+        """Features ``[n, D]`` of packed patches on the device; ``raster``: their indices in the tile; ``counts``:
+        patches per frame."""
         embeddings, extra = self._tower.embeddings, self._class_tokens
         table = embeddings.position_embedding.weight
         hidden = self._embed_patches(patches)
@@ -50,7 +50,7 @@ class Llava(SequentialFrames):
         packing = SequencePacking.of([count + extra for count in counts], self.device, self.dtype)
         hidden = hidden[None]
         for layer in self._encoder_layers[: self._depth]:
-            # SigLIP's attention hands on no argument but the mask.
+            # SigLIP layers pass only the mask on to their attention.
             hidden = layer(hidden, packing)
         features: Tensor = hidden[0] if rows is None else hidden[0, rows]
         return features

@@ -1,4 +1,4 @@
-"""LLaVA-NeXT-Video: 24x24 patches of a CLIP tower, averaged two by two, in a plain sequence of Vicuna."""
+"""LLaVA-NeXT-Video: 24x24 patches of a CLIP tower, averaged over 2x2 patches, in a plain Vicuna sequence."""
 
 from collections.abc import Sequence
 
@@ -33,16 +33,16 @@ class LlavaNextVideo(Llava):
                 f"with {config.spatial_pool_stride}"
             )
         if vision.image_size % (2 * vision.patch_size):
-            raise ModelError(f"image_size {vision.image_size} is no whole number of 2x2 patches of {vision.patch_size}")
+            raise ModelError(f"image_size {vision.image_size} is not a multiple of two patches of {vision.patch_size}")
         return super()._geometry(checkpoint)
 
     def system_ids(self) -> list[int]:
-        # Llama's tokenizers put a space before a text's first word, and none behind the special token ``<s>``.
+        # Tokenised separately: Llama's tokenizers put a space before a text's first word, but not after ``<s>``.
         return [*self._ids(self.chat_system), *self._ids(self.chat_user)]
 
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
-        """See the base. Each frame is its class token and its kept patches, with the position embeddings of their
-        cells; a group's four patches are averaged."""
+        """See the base. Each frame is a class token and its kept patches, with the position embeddings of their cells;
+        a group's four patches are averaged."""
         raster = self._raster(torch.cat([frame.cells for frame in frames]))
         counts = [len(frame.patches) for frame in frames]
         features = self._tower_features(self._upload(frames), raster, counts)

@@ -1,8 +1,8 @@
-"""LLaVA-OneVision: 27x27 patches of a SigLIP tower, interpolated to 14x14 tokens, and one newline behind a video.
+"""LLaVA-OneVision: 27x27 patches of a SigLIP tower, interpolated to 14x14 tokens, and one newline after a video.
 
-Interpolation gives every token of 14x14 exactly two by two neighbouring patches of 27x27, and only the middle row and
-column of patches belong to tokens on both sides. So a group is complete with its own four patches: the grid has 28x28,
-in which the middle ones stand twice (see ``PatchGrid.overlap``), and the tower sees them once.
+Interpolation makes each of the 14x14 tokens from exactly 2x2 adjacent patches of the 27x27, and only the middle row and
+column of patches belong to tokens on both sides. So a group of four patches suffices for its token: the grid has 28x28
+patches, in which the middle ones occur twice (see ``PatchGrid.overlap``), and the tower computes them once.
 """
 
 from collections.abc import Sequence
@@ -28,19 +28,19 @@ class LlavaOnevision(Llava):
     library = (LlavaOnevisionConfig, LlavaOnevisionForConditionalGeneration)
     special_tokens = ("<|endoftext|>", "<|im_end|>", "<|im_start|>", "<image>", "<video>")
     prompt_tokens = ("<|im_start|>", "<|im_end|>", "<video>")
-    # The placeholder behind the frames is the newline (see :meth:`embed`).
+    # The placeholder after the frames is the newline (see :meth:`embed`).
     video_brackets = ("", "<video>\n")
     pixel_mean, pixel_std = HALF, HALF
 
     @torch.no_grad()
     def embed(self, ids: Tensor) -> Tensor:
-        """See the base; the placeholder of a video is ``image_newline``, which ends one."""
+        """See the base; the video placeholder is embedded as ``image_newline``, which ends a video."""
         newline = to_device(ids == self._placeholder, self.device)[:, None]
         return torch.where(newline, self.model.model.image_newline, super().embed(ids))
 
     # -- vision -----------------------------------------------------------------------------------
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
-        """See the base. Patches that stand in several groups go through the tower once."""
+        """See the base. Patches that occur in several groups pass through the tower once."""
         place = self._places(frames)
         order = torch.argsort(place, stable=True)
         distinct, group, count = torch.unique_consecutive(place[order], return_inverse=True, return_counts=True)
@@ -59,7 +59,7 @@ class LlavaOnevision(Llava):
         return list(torch.split(visual.to(self.dtype), [len(frame.cells) for frame in frames]))
 
     def _places(self, frames: Sequence[PatchBatch]) -> Tensor:
-        """Place of each patch among those of all frames' pictures, in raster order ``[n]``."""
+        """Index ``[n]`` of each patch among those of all frames, in raster order; equal for occurrences of a patch."""
         sources = torch.from_numpy(self._grid.sources)
         row, col = sources[self._patch_positions(torch.cat([frame.cells for frame in frames]))].unbind(1)
         frame = torch.repeat_interleave(
@@ -73,22 +73,22 @@ class LlavaOnevision(Llava):
 
     @property
     def _side(self) -> int:
-        """Patches along a side of the picture."""
+        """Patches along a side of the image."""
         return self._grid.rows - self._grid.overlap
 
     @cached_property
     def _shares(self) -> Tensor:
-        """Shares ``[tokens, 2]`` of a token's two rows of patches in it: bilinear, corners not aligned."""
+        """Interpolation weights ``[tokens, 2]`` of a token's two rows of patches: bilinear, corners not aligned."""
         tokens, side = self._grid.group_rows, self._side
-        # A token's middle lies at ((2 i + 1) side - tokens) / (2 tokens) of the patches' middles.
+        # In units of patches, token i's centre is at ((2 i + 1) side - tokens) / (2 tokens) from the first patch's.
         beyond = [((2 * i + 1) * side - tokens) % (2 * tokens) / (2 * tokens) for i in range(tokens)]
         second = torch.tensor(beyond, dtype=torch.float64)
         return torch.stack([1 - second, second], dim=1).float()
 
     # -- the reference ----------------------------------------------------------------------------
     def _picture(self, frame: PatchBatch) -> Tensor:
-        """See the base: without the overlap, and with the pixels that fill no patch, which the tower leaves out."""
-        # Of what stands twice, the first.
+        """See the base: without the overlap, and padded by the remaining pixels, which the tower ignores."""
+        # The first occurrence of each pixel row and column.
         shown = torch.from_numpy(np.unique(frame.grid.pixel_sources, return_index=True)[1]).to(self.device)
         picture = super()._picture(frame).index_select(1, shown).index_select(2, shown)
         rest = self._tower.config.image_size - picture.shape[-1]

@@ -28,10 +28,10 @@ from cluster.registry import families
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 META = torch.device("meta")
 if not sys.stderr.isatty():
-    # The library's bars of loading and saving are for terminals: in a log they are noise.
+    # transformers' progress bars would fill a log.
     disable_progress_bar()
 MAX_PIXELS = 448 * 448
-# Of decoder layers, and as families call those of their towers.
+# Weight names of decoder layers and tower blocks.
 _OF_LAYER = re.compile(r"\.(layers?|blocks)\.\d")
 
 
@@ -46,17 +46,17 @@ def load_model(
 ) -> VisionLanguageModel:
     """Load a model in evaluation mode.
 
-    ``path_or_preset``: a preset's or bundled model's name, a directory, or a hub id. ``seed`` makes a preset's weights.
-    ``max_pixels`` bounds a frame for families of native resolution (a preset has its own bound, a checkpoint the one in
-    its ``sightline.json``, or 448*448). ``quantised``: whether the language model's layers may be; they are then not
-    read and stay on the meta device, for an engine that reads them itself. Raises ``ModelError``: nothing there, not a
-    supported family, a broken checkpoint, or a device this machine lacks; ``ConfigError``: an unknown dtype, or one the
-    device lacks; ``max_pixels`` for a family of square frames.
+    ``path_or_preset``: name of a preset or bundled model, a directory, or a hub id. ``seed``: of a preset's weights.
+    ``max_pixels``: maximum frame size for families of native resolution (default: the preset's, the one in the
+    checkpoint's ``sightline.json``, or 448*448). ``quantised``: accept a quantised language model; its layers are not
+    loaded and stay on the meta device, for an engine that loads them itself. Raises ``ModelError``: not found, an
+    unsupported family, a broken checkpoint, or a missing device; ``ConfigError``: a dtype that is unknown or that the
+    device lacks, or ``max_pixels`` for a family of square frames.
     """
-    where = find_device(device)
-    kind = loaded_dtype(dtype, where)
+    target = find_device(device)
+    torch_dtype = loaded_dtype(dtype, target)
     if dtype == "float8":
-        wide = "float32" if kind == torch.float32 else "bfloat16"
+        wide = "float32" if torch_dtype == torch.float32 else "bfloat16"
         model = load_model(
             path_or_preset, device=device, dtype=wide, seed=seed, max_pixels=max_pixels, quantised=quantised
         )
@@ -66,21 +66,21 @@ def load_model(
         preset = PRESETS[path_or_preset]
         model, tokenizer = _untrained(preset, torch.device("cpu"))
         initialise(model, seed)
-        model = model.to(device=where, dtype=kind)
-        return _wrapped(preset.family, model, tokenizer, where, kind, preset.max_pixels, max_pixels)
+        model = model.to(device=target, dtype=torch_dtype)
+        return _wrapped(preset.family, model, tokenizer, target, torch_dtype, preset.max_pixels, max_pixels)
     if path_or_preset in BUNDLED:
         check_model(path_or_preset)
     folder = Path(locate(path_or_preset)).expanduser()
     path = str(folder) if folder.is_dir() else path_or_preset
-    return _checkpoint(path, where, kind, max_pixels, quantised=quantised)
+    return _checkpoint(path, target, torch_dtype, max_pixels, quantised=quantised)
 
 
 def load_shape(name: str, max_pixels: int | None = None) -> VisionLanguageModel:
     """Load a model on the meta device, without weights, to count tokens and FLOPs.
 
     ``name``: a published model (``qwen2_5_vl-7b``, or its hub id), a preset, a bundled model, a checkpoint's folder
-    with ``config.json`` and tokenizer, or a hub id of which the hub's cache has these. Nothing is fetched.
-    ``max_pixels``: see :func:`load_model`. Raises ``ModelError``: not found, or of an unsupported family;
+    with ``config.json`` and tokenizer, or a hub id for which the local hub cache has these. Nothing is downloaded.
+    ``max_pixels``: see :func:`load_model`. Raises ``ModelError``: not found, or an unsupported family;
     ``ConfigError``: ``max_pixels`` for a family of square frames.
     """
     name = PUBLISHED.get(name, name)
@@ -102,8 +102,8 @@ def load_shape(name: str, max_pixels: int | None = None) -> VisionLanguageModel:
 
 
 def load_truncated(name: str, layers: int, device: torch.device) -> VisionLanguageModel:
-    """A published model's shape (``ModelError`` where there is none) at its true width, with ``layers`` layers in tower
-    and language model and nothing in its weights, in bfloat16."""
+    """Load a published model's shape at its true width, with ``layers`` layers in tower and language model, in bfloat16
+    and with uninitialised weights. Raises ``ModelError``: unknown shape."""
     shape = _published_shape(name)
     tower: dict[str, Any] = {key: layers for key in ("depth", "num_hidden_layers") if key in shape.vision}
     if "fullatt_block_indexes" in shape.vision:
@@ -115,18 +115,18 @@ def load_truncated(name: str, layers: int, device: torch.device) -> VisionLangua
 
 
 def load_random_shape(name: str, device: torch.device, layers: int | None = None) -> VisionLanguageModel:
-    """A published model's shape (``ModelError`` where there is none) with random weights that are made on the device,
-    in bfloat16; ``layers``: see :func:`load_truncated`."""
+    """Load a published model's shape in bfloat16, with random weights generated on the device; ``layers``: see
+    :func:`load_truncated`. Raises ``ModelError``: unknown shape."""
     model = _empty(_published_shape(name), device) if layers is None else load_truncated(name, layers, device)
-    for kind, weight in model.model.named_parameters():
+    for parameter, weight in model.model.named_parameters():
         if weight.ndim > 1:
             weight.normal_(0.0, 0.02)
         else:
-            # Norms, and biases.
-            weight.fill_(float(kind.endswith("weight")))
+            # Norms are 1, biases 0.
+            weight.fill_(float(parameter.endswith("weight")))
     for module in model.model.modules():
         if hasattr(module, "inv_freq"):
-            # Its frequencies are no parameters, and had nothing in them either.
+            # Rotary frequencies are buffers, not parameters, and uninitialised as well.
             for name, frequency in type(module)(module.config).named_buffers():
                 setattr(module, name, frequency.to(device))
         if hasattr(module, "position_ids"):
@@ -136,10 +136,11 @@ def load_random_shape(name: str, device: torch.device, layers: int | None = None
 
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int) -> None:
-    """Random weights with activations near unit scale at any width, so that answers depend on the picture.
+    """Initialise weights so that activations are near unit scale at any width, and answers depend on the image.
 
-    The library's 0.02 leaves a narrow model's attention uniform and its logits flat. Here linear layers have variance
-    1/fan_in, query and key somewhat more (attention that looks somewhere), embeddings 1/width (unit logits).
+    With transformers' standard deviation of 0.02, a narrow model has uniform attention and flat logits. Here, linear
+    layers have variance 1/fan_in, query and key projections somewhat more (for peaked attention), embeddings 1/width
+    (for unit logits).
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
@@ -179,13 +180,13 @@ def _wrapped(
     wanted_pixels: int | None = None,
     **options: Any,
 ) -> VisionLanguageModel:
-    """A model in evaluation mode; random weights, unless the ``options`` of :class:`Checkpoint` say otherwise.
-    ``max_pixels``: the model's own; ``wanted_pixels``: in its place."""
+    """Wrap a transformers model in its family's class, in evaluation mode. ``max_pixels``: the model's own, overridden
+    by ``wanted_pixels``; ``options``: of :class:`Checkpoint`, with ``random_weights`` true by default."""
     model = model.eval().requires_grad_(False)
     options = {"random_weights": True, "max_pixels": wanted_pixels or max_pixels, **options}
     loaded: VisionLanguageModel = families.get(family)(Checkpoint(model, tokenizer, device, dtype, **options))
     if wanted_pixels is not None and (side := loaded.geometry.square):
-        raise ConfigError(f"model.max_pixels: frames of the family {family} are {side} x {side} pixels; leave it out")
+        raise ConfigError(f"model.max_pixels: frames of family {family} are always {side}x{side} pixels; leave it out")
     return loaded
 
 
@@ -210,27 +211,29 @@ def _checkpoint(
     _check_template(path, family, tokenizer)
     mean, std = _pixel_statistics(path, family)
     read = copy.deepcopy(config)
-    # What is not served is refused before gigabytes are read.
+    # Refuse unsupported models before reading gigabytes.
     shape = _checkpoint_shape(path, config, tokenizer, settings, max_pixels)
-    # The library would read quantised layers with packages of its own, or not at all.
-    packed = [vars(each).pop("quantization_config", None) for each in (read, read.text_config)]
-    if any(packed):
+    # transformers needs extra packages to load quantised layers, if it can load them at all.
+    quantisation = [vars(each).pop("quantization_config", None) for each in (read, read.text_config)]
+    if any(quantisation):
         read.text_config.num_hidden_layers = 0
     model, report = _read(
         path, AutoModelForImageTextToText.from_pretrained, path, config=read, dtype=dtype, output_loading_info=True
     )
     if missing := sorted(report["missing_keys"]):
-        raise ModelError(f"the checkpoint {path!r} lacks {len(missing)} weights, {missing[0]} the first; get it again")
+        raise ModelError(
+            f"checkpoint {path!r} lacks {len(missing)} weights, the first being {missing[0]}; download it again"
+        )
     model = model.to(device)
-    if any(packed):
+    if any(quantisation):
         model.model.language_model.layers = shape.model.model.language_model.layers
         model.config.text_config.num_hidden_layers = len(shape.layers)
-        model.config.quantization_config = next(filter(None, packed))
-    # Rotary frequencies were saved by old versions of the library, which computes them.
-    elif strange := sorted(k for k in report["unexpected_keys"] if _OF_LAYER.search(k) and not k.endswith("inv_freq")):
+        model.config.quantization_config = next(filter(None, quantisation))
+    # Old versions of transformers saved rotary frequencies; current ones compute them.
+    elif extra := sorted(k for k in report["unexpected_keys"] if _OF_LAYER.search(k) and not k.endswith("inv_freq")):
         raise ModelError(
-            f"the checkpoint {path!r} has {len(strange)} weights in its layers that its config.json leaves out, "
-            f"{strange[0]} the first; correct it, or merge its adapters"
+            f"checkpoint {path!r} has {len(extra)} layer weights that its config.json does not account for, the "
+            f"first being {extra[0]}; correct config.json, or merge its adapters"
         )
     return _wrapped(
         config.model_type,
@@ -248,7 +251,7 @@ def _checkpoint(
 
 
 def _config(path: str) -> Any:
-    # Before the library, which offers to run code that comes with a family it does not have.
+    # Checked before AutoConfig, which offers to run remote code for a family it does not know.
     family = _read(path, PreTrainedConfig.get_config_dict, path)[0].get("model_type")
     if family not in families:
         raise ModelError(f"model {path!r} is of family {family!r}; supported families: {', '.join(families.names())}")
@@ -261,7 +264,7 @@ def _settings(path: str) -> ModelSettings:
 
 
 def _find_file(path: str, name: str) -> str | None:
-    """A file of a checkpoint's folder, or of its repository on the hub."""
+    """Path of a file in a checkpoint's folder, or in its repository on the hub; None if there is none."""
     found: str | None = cached_file(
         path,
         name,
@@ -273,7 +276,7 @@ def _find_file(path: str, name: str) -> str | None:
 
 
 def _read_json(path: str, name: str) -> dict[str, Any]:
-    """One of a checkpoint's JSON files; empty without it."""
+    """One of a checkpoint's JSON files; empty if there is none."""
     if (found := _find_file(path, name)) is None:
         return {}
     try:
@@ -286,15 +289,15 @@ def _read(path: str, make: Any, *given: Any, **options: Any) -> Any:
     try:
         return make(*given, **options)
     except Exception as error:
-        why = f"is neither a preset ({', '.join(sorted(PRESETS))}) nor a directory, and cannot be had from the hub"
+        why = f"is neither a preset ({', '.join(sorted(PRESETS))}) nor a directory, and cannot be loaded from the hub"
         if Path(path).is_dir():
             why = "cannot be loaded"
         raise ModelError(f"model {path!r} {why}: {first_line(error)}") from error
 
 
 def _pixel_statistics(path: str, family: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation (RGB) with which ``(pixel / 255 - mean) / deviation`` is what the checkpoint's processor of
-    videos computes, or else that of pictures; the family's where it names none."""
+    """Mean and standard deviation (RGB) such that ``(pixel / 255 - mean) / std`` is what the checkpoint's video
+    processor computes, or its image processor if there is no other; the family's values by default."""
     both = _read_json(path, "processor_config.json")
     processor = (
         both.get("video_processor")
@@ -307,7 +310,7 @@ def _pixel_statistics(path: str, family: Any) -> tuple[tuple[float, ...], tuple[
         mean, std = (0.0,) * 3, (1.0,) * 3
     factor = 1.0 if processor.get("do_rescale") is False else processor.get("rescale_factor", 1 / 255)
     try:
-        # Of pixel * factor -> of pixel / 255.
+        # Convert from pixel * factor to pixel / 255.
         means, stds = (tuple(float(each) / (255 * factor) for each in of) for of in (mean, std))
         valid = len(means) == len(stds) == 3 and all(map(math.isfinite, (*means, *stds))) and min(stds) > 0
     except (TypeError, ValueError, ZeroDivisionError):
@@ -321,11 +324,11 @@ def _pixel_statistics(path: str, family: Any) -> tuple[tuple[float, ...], tuple[
 
 
 def _check_template(path: str, family: Any, tokenizer: Any) -> None:
-    """``ModelError`` if the checkpoint's chat template writes a user's turn otherwise than the family's prompt does.
-    System prompts may differ, and white space, in which published templates and the prompts that their models were
-    trained with do not agree."""
-    # The second file is that of processors in the library's version 4, whose tokenizers often keep the template of
-    # the language model alone: one of the two that fits will do.
+    """Raise ``ModelError`` if the checkpoint's chat template renders a user's turn unlike the family's prompt. System
+    prompts may differ, and so may white space, in which published templates differ from the prompts that their models
+    were trained with."""
+    # Processors of transformers 4 save the second file, and their tokenizers often keep the template of the language
+    # model alone: it is enough if one of the two matches.
     templates = [tokenizer.chat_template, _read_json(path, "chat_template.json").get("chat_template")]
     if not any(templates):
         return
@@ -333,38 +336,38 @@ def _check_template(path: str, family: Any, tokenizer: Any) -> None:
     for template in filter(None, templates):
         for content in (question, [{"type": "text", "text": question}]):
             message = [{"role": "user", "content": content}]
-            # Templates for text alone, or for parts alone, fail for the other, or leave the question out.
+            # A template may support only strings or only lists of parts; for the other it fails or omits the question.
             with contextlib.suppress(Exception):
                 options = {"chat_template": template, "tokenize": False, "add_generation_prompt": True}
                 written.append(str(tokenizer.apply_chat_template(message, **options)))
     user_turn = family.chat_user + question + family.chat_answer
     if not any("".join(each.split()).endswith("".join(user_turn.split())) for each in written):
         raise ModelError(
-            f"the chat template of {path!r} makes {written[-1:]} of a question, and here the family {family.family} is "
-            f"asked {family.chat_system + user_turn!r}, which it was not trained for then; take a checkpoint with the "
-            "family's own template, or remove this one's template if it was trained with the family's"
+            f"the chat template of {path!r} renders a question as {written[-1:]}, but prompts for family "
+            f"{family.family} are {family.chat_system + user_turn!r}; use a checkpoint with the family's own template, "
+            "or remove the template if this one was trained with the family's"
         )
 
 
 def find_device(name: str) -> torch.device:
-    """The device of this name; ``ModelError`` where this machine lacks it, and for a GPU that is not the first that
-    this process sees: kernels, graphs and events are of each thread's current one."""
+    """The device of this name. Raises ``ModelError``: this machine lacks it, or it is not the first GPU visible to this
+    process (kernels, graphs and events use each thread's current GPU)."""
     if name.startswith("cuda:") and name != "cuda:0":
-        raise ModelError(f"device {name!r}: choose the card by CUDA_VISIBLE_DEVICES, and name cuda here (or cpu)")
+        raise ModelError(f"device {name!r}: select the GPU with CUDA_VISIBLE_DEVICES, and use device cuda")
     try:
-        one = torch.ones(1, device=torch.device(name))
-        one.item()
+        probe = torch.ones(1, device=torch.device(name))
+        probe.item()
     except Exception as error:
         raise ModelError(
             f"device {name!r} is not available here ({first_line(error)}); use cpu, or cuda on a GPU machine"
         ) from error
-    # With its number, as tensors on it have: ``cuda`` and ``cuda:0`` are unequal.
-    return one.device
+    # With an index, like the device of tensors on it: ``cuda`` and ``cuda:0`` compare unequal.
+    return probe.device
 
 
 def loaded_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that weights are loaded in, of float8 that of all but linear layers; ``ConfigError`` for an unknown
-    one, or one the device lacks."""
+    """The dtype that weights are loaded in; for float8, that of everything but linear layers. Raises ``ConfigError``:
+    an unknown dtype, or one that the device lacks."""
     if name == "float8":
         check_float8(device)
         return torch.float32 if device.type == "cpu" else torch.bfloat16

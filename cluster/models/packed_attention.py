@@ -1,8 +1,8 @@
 """Attention over packed sequences; sequences of equal length run as one batch.
 
-transformers calls SDPA once per sequence. A window of Qwen's tower has at most 64 patches, a pruned one often 4, where
-the call costs more than its arithmetic. In half precision on a GPU all sequences are one variable-length call.
-Registered under a name that contains *flash*, which makes transformers pass packed sequences unsplit.
+transformers calls SDPA once per sequence, but an attention window of Qwen's tower has at most 64 patches, a pruned one
+often 4, where a call costs more than its arithmetic. In half precision on a GPU, one variable-length call handles all
+sequences. The registered name contains *flash*, which makes transformers pass packed sequences unsplit.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class SequencePacking:
 
     * ``cu_seqlens`` ``[sequences + 1]`` int32
     * ``longest``: tokens of the longest sequence
-    * ``batches``: one ``[b, length]`` int64 index of tokens per distinct length; none where one varlen call is used
+    * ``batches``: per distinct length, token indices ``[b, length]`` int64; empty if a varlen call is used
     """
 
     cu_seqlens: Tensor
@@ -35,7 +35,7 @@ class SequencePacking:
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device, dtype: torch.dtype) -> Self:
-        """Packing of non-empty sequences with these lengths."""
+        """Packing of sequences with these lengths, none of them 0."""
         size = torch.tensor(lengths, dtype=torch.int64)
         ends = size.cumsum(0)
         starts = ends - size
@@ -61,7 +61,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """``query, key, value [1, h, n, d]`` -> ``[1, n, h, d]``; on a GPU one launch for all sequences.
 
-    The packing keeps sequences apart, and needs no mask; towers that hand on nothing else pass it as one.
+    The packing separates sequences, so no mask is needed; some towers pass on nothing else, and get it as the mask.
     """
     packing = packing or attention_mask
     assert packing is not None
@@ -91,9 +91,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scaling: float) -> Tensor:
 
 
 def prepend_token(rows: Tensor, token: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Put ``token [D]`` before each frame's ``rows [n, D]``, of which frames have ``counts``; also returns the places
+    """Insert ``token [D]`` before each frame's rows, ``counts`` of ``rows [n, D]`` each; also returns the new indices
     ``[n]`` of the rows."""
-    # On the rows' device: there are as many as patches. The length is given, or the host would wait for it.
+    # On the rows' device, as indices are as many as patches. Without output_size, the host would wait for the length.
     device, repeats = rows.device, to_device(torch.tensor(counts), rows.device)
     frame = torch.repeat_interleave(torch.arange(1, len(counts) + 1, device=device), repeats, output_size=len(rows))
     places = torch.arange(len(rows), device=device) + frame
@@ -106,7 +106,7 @@ AttentionInterface.register(PACKED, packed_attention)
 
 
 def row_numbers(keys: Tensor) -> Tensor:
-    """Numbers ``[n]`` that order the rows of ``keys [n, k]`` (non-negative) lexicographically."""
+    """Sort keys ``[n]`` for the lexicographic order of the rows of ``keys [n, k]`` (non-negative)."""
     flat = keys[:, 0]
     for column in keys.T[1:]:
         flat = flat * (column.max() + 1) + column

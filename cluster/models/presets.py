@@ -1,7 +1,6 @@
-"""Model sizes without a download: random-weight presets of every family, and shapes of published models.
+"""Model sizes that need no download: random-weight presets of every family, and shapes of published models.
 
-``tiny`` is for tests, ``demo`` for a laptop, ``bench`` is dominated by arithmetic rather than Python. Read without
-torch.
+``tiny`` is for tests, ``demo`` for a laptop; in ``bench``, arithmetic dominates Python overhead. Does not import torch.
 """
 
 from dataclasses import dataclass
@@ -10,8 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Entries of a family's text and vision configuration; ``max_pixels`` bounds a frame at native resolution.
-    ``tied``: the output head is the embedding."""
+    """Entries of a family's text and vision configuration. ``max_pixels``: maximum frame size at native resolution;
+    ``tied``: input and output embeddings are the same weights."""
 
     family: str
     text: dict[str, Any]
@@ -31,7 +30,7 @@ _VISION: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
     "llava_next_video": (_SQUARE, {"patch_size": 14}),
     "llava_onevision": (_SQUARE, {"patch_size": 14, "vision_use_head": False}),
 }
-"""Family -> names of its tower's sizes, in the order in which presets give them, and what all its towers have."""
+"""Family -> names of its tower's sizes, in the order of presets, and the configuration all its towers share."""
 
 
 def _preset(
@@ -46,8 +45,8 @@ def _preset(
     tied: bool = True,
     **more: int,
 ) -> Preset:
-    """``text``, ``vision``: sizes, as :data:`_TEXT` and :data:`_VISION` name them; ``tower``, ``more``: other entries
-    of the vision and of the text configuration."""
+    """``text``, ``vision``: sizes, in the order of :data:`_TEXT` and :data:`_VISION`; ``tower``, ``more``: other
+    entries of the vision and the text configuration."""
     rope = {"rope_type": "default", "rope_theta": theta} | ({} if mrope is None else {"mrope_section": mrope})
     names, common = _VISION[family]
     sizes = dict(zip(_TEXT, text, strict=True)) | {"max_position_embeddings": 32768, "rope_parameters": rope} | more
@@ -58,7 +57,7 @@ _TINY, _DEMO, _BENCH = (64, 128, 3, 4, 2), (256, 640, 5, 4, 2), (512, 1536, 12, 
 _SMALL = 112 * 112
 
 PRESETS: dict[str, Preset] = {
-    # Windows of 2x2 groups: even a tiny frame has several.
+    # Windows of 2x2 groups, so that even a tiny frame has several.
     "tiny-qwen2_5_vl": _preset(
         "qwen2_5_vl",
         _TINY,
@@ -79,9 +78,9 @@ PRESETS: dict[str, Preset] = {
     ),
     "tiny-internvl3": _preset("internvl", _TINY, (32, 64, 3, 2, 112), {"use_qk_norm": True}),
     "tiny-llava_next_video": _preset("llava_next_video", _TINY, (32, 64, 3, 2, 112)),
-    # 7x7 patches and a rest, as the published 27x27 have one.
+    # 7x7 patches and a remainder of pixels, as in the published 27x27.
     "tiny-llava_onevision": _preset("llava_onevision", _TINY, (32, 64, 3, 2, 100)),
-    # As many layers, key heads and channels as the published 7B, so that its KV is as large, and narrow otherwise.
+    # Layers, key heads and head size of the published 7B, for KV of the same size; narrow otherwise.
     "kv7b-qwen2_5_vl": _preset(
         "qwen2_5_vl",
         (512, 512, 28, 4, 4),
@@ -185,4 +184,4 @@ PUBLISHED = {
     "OpenGVLab/InternVL3-8B-hf": "internvl3-8b",
     "OpenGVLab/InternVL3-14B-hf": "internvl3-14b",
 }
-"""Hub id -> the shape of that checkpoint, which nothing has to be fetched for."""
+"""Hub id -> shape of that checkpoint, known without a download."""

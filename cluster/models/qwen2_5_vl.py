@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: as Qwen2-VL, with windowed attention in most of the tower's blocks and frames at their times."""
+"""Qwen2.5-VL: Qwen2-VL with windowed attention in most tower blocks, and frames positioned by time."""
 
 import math
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ class Qwen25VL(Qwen2VL):
 
     # -- vision -----------------------------------------------------------------------------------
     def _arrange(self, cells: Tensor, counts: Sequence[int]) -> tuple[Tensor | None, list[SequencePacking]]:
-        """See the base. Patches run in window order, as in transformers; a window's kept patches see each other in
-        windowed layers, a frame's in full ones."""
+        """See the base. Patches run in window order, as in transformers; kept patches of a window attend to each other
+        in windowed blocks, those of a frame in full ones."""
         _, packings = super()._arrange(cells, counts)
         window = self._windows(cells, counts)
         order = torch.argsort(window, stable=True)
@@ -34,27 +34,28 @@ class Qwen25VL(Qwen2VL):
         return order, [each if i in self._full_blocks else windowed for i, each in enumerate(packings)]
 
     def _windows(self, cells: Tensor, counts: Sequence[int]) -> Tensor:
-        """A number for the window of each merged group, which ascends with frames and is row-major in them."""
+        """Window number of each merged group: ascending over frames, row-major within a frame."""
         side = self._visual.window_size // self.geometry.merge // self._visual.patch_size
         frame = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
         return row_numbers(torch.cat([frame[:, None], cells // side], dim=1))
 
     @cached_property
     def _full_blocks(self) -> frozenset[int]:
-        """Blocks of the tower in which all patches of a frame see each other."""
+        """Tower blocks in which all patches of a frame attend to each other."""
         return frozenset(self._visual.fullatt_block_indexes) & frozenset(range(len(self._visual.blocks)))
 
     # -- positions --------------------------------------------------------------------------------
     def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:
-        """See the base; frames stand at their times, not in slots.
+        """See the base; frames are placed by time, not by slot.
 
-        Times are rounded to the nearest index: a camera's lie around the even pace that the published rule floors.
+        Times are rounded, where the published rule floors them: a camera's timestamps jitter around the exact rate.
         """
         del slot, grid
         return math.floor(time_s * self._tokens_per_second + 0.5)
 
     def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
-        """M-RoPE: time in ``tokens_per_second`` (see :meth:`frame_place`), row and column, all from ``first``."""
+        """M-RoPE: time in units of ``1 / tokens_per_second`` (see :meth:`frame_place`), row and column, all counted
+        from ``first``."""
         del slot, grid
         time = torch.floor(time_s * self._tokens_per_second + 0.5).to(torch.int64)
         return torch.cat([time[None], cells.to(torch.int64).T]) + first

@@ -22,7 +22,7 @@ class Qwen2VL(VisionLanguageModel):
     """``Qwen2VLForConditionalGeneration`` with a pruned tower (arXiv 2409.12191, section 2.1)."""
 
     family = "qwen2_vl"
-    position_rule = "number of the frame, row, column"
+    position_rule = "frame number, row, column"
     library = (Qwen2VLConfig, Qwen2VLForConditionalGeneration)
     special_tokens = (
         "<|endoftext|>",
@@ -40,7 +40,7 @@ class Qwen2VL(VisionLanguageModel):
         "vision_start_token_id": "<|vision_start|>",
         "vision_end_token_id": "<|vision_end|>",
     }
-    # Here `hidden_size` is that of the language model, `embed_dim` the tower's own.
+    # In this vision config, `hidden_size` is the language model's width, `embed_dim` the tower's.
     tower_width = "hidden_size"
     prompt_tokens = ("<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>")
     video_brackets = ("<|vision_start|>", "<|vision_end|>")
@@ -54,7 +54,7 @@ class Qwen2VL(VisionLanguageModel):
         vision = checkpoint.model.config.vision_config
         if getattr(vision, "window_size", 0) % (vision.patch_size * vision.spatial_merge_size):
             raise ModelError(
-                f"the tower's window_size {vision.window_size} is no multiple of a merge group "
+                f"the tower's window_size {vision.window_size} is not a multiple of a merge group's side "
                 f"({vision.patch_size * vision.spatial_merge_size} pixels); correct the checkpoint's config.json"
             )
         return PatchGeometry(
@@ -67,9 +67,9 @@ class Qwen2VL(VisionLanguageModel):
 
     # -- vision -----------------------------------------------------------------------------------
     def _encode_kept(self, frames: Sequence[PatchBatch]) -> list[Tensor]:
-        """See the base. A frame's kept patches see each other, at rotary positions of their cells."""
+        """See the base. A frame's kept patches attend to each other, with the rotary positions of their cells."""
         counts = [len(frame.cells) for frame in frames]
-        # Cells are on the host, and so is all that follows from them alone: the device is not waited for.
+        # Everything derived from cells alone stays on the host, which thus need not wait for the device.
         cells = torch.cat([frame.cells for frame in frames])
         order, packings = self._arrange(cells, counts)
         hidden = self._embed_frames(frames)
@@ -92,8 +92,8 @@ class Qwen2VL(VisionLanguageModel):
         return list(torch.split(embeds.to(self.dtype), counts))
 
     def _arrange(self, cells: Tensor, counts: Sequence[int]) -> tuple[Tensor | None, list[SequencePacking]]:
-        """Order in which merged groups at ``cells``, ``counts`` of each frame, run through the tower (``None``: as they
-        are), and the packing of their patches in each block."""
+        """Order in which merged groups at ``cells``, ``counts`` per frame, run through the tower (``None``: as given),
+        and the packing of their patches in each block."""
         del cells
         full = SequencePacking.of([count * self.geometry.merge**2 for count in counts], self.device, self.dtype)
         return None, [full] * len(self._visual.blocks)
@@ -103,7 +103,7 @@ class Qwen2VL(VisionLanguageModel):
 
     @property
     def _deepstack_blocks(self) -> Sequence[int]:
-        """Blocks of the tower, in the order of their mergers, whose output early layers of the language model add."""
+        """Tower blocks, in the order of their mergers, whose outputs the language model's first layers add."""
         return ()
 
     @cached_property
@@ -111,32 +111,32 @@ class Qwen2VL(VisionLanguageModel):
         return Tower(self._visual)
 
     def _pixel_values(self, patches: Tensor) -> Tensor:
-        """``[n, T, C, p, p]`` uint8 -> ``[n, C*T*p*p]``, the layout of the checkpoint's patch embedding."""
+        """``[n, T, C, p, p]`` uint8 -> ``[n, C*T*p*p]``, the layout that the patch embedding expects."""
         return normalise(patches, self.mean, self.std, self.dtype).transpose(1, 2).flatten(1)
 
     def _embed_patches(self, patches: Tensor) -> Tensor:
-        # A Conv3d whose stride is its kernel is a matrix product, and a far faster one on CPU.
+        # A Conv3d with stride equal to its kernel is a matrix product, which is far faster on a CPU.
         projection = self._visual.patch_embed.proj
         return F.linear(self._pixel_values(patches), projection.weight.flatten(1), projection.bias)
 
     # -- positions --------------------------------------------------------------------------------
     def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:
-        """See the base; frames are counted, whatever time lies between them."""
+        """See the base; frames are counted, whatever the time between them."""
         del time_s, grid
         return slot
 
     def next_position(self, first: int, place: int, grid: PatchGrid) -> int:
-        """See the base: the largest position of the video over *all three axes*, plus one.
+        """See the base: one more than the video's largest position over *all three axes*.
 
-        Source: Qwen2-VL (arXiv 2409.12191), section 2.1: a modality begins one after the largest position of the one
-        before it; its authors' code, which the checkpoints were trained with, takes that over the three axes.
-        ``get_rope_index`` of transformers from 5.3 on leaves time out, so it is no reference where a window is longer
-        in time than wide in cells.
+        Source: Qwen2-VL (arXiv 2409.12191), section 2.1: a modality starts one after the largest position of the
+        previous one; the authors' code, with which the checkpoints were trained, takes it over all three axes.
+        ``get_rope_index`` of transformers since 5.3 ignores time, so it is no reference for a window that is longer in
+        time than wide in cells.
         """
         return first + max(place + 1, grid.group_rows, grid.group_cols)
 
     def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
-        """M-RoPE: the frame's number, row and column, all from ``first``."""
+        """M-RoPE: frame number, row and column, all counted from ``first``."""
         del time_s, grid
         return torch.cat([slot.to(torch.int64)[None], cells.to(torch.int64).T]) + first
 
@@ -149,9 +149,9 @@ class Qwen2VL(VisionLanguageModel):
     # -- the reference ----------------------------------------------------------------------------
     @torch.no_grad()
     def reference_logits(self, frames: Sequence[PatchBatch], times_s: Sequence[float], question: str) -> Tensor:
-        """See the base. Tokens carry our positions: transformers' own rule for text after a video is not the published
-        one, and its ``second_per_grid_ts`` cannot express frames at an uneven pace. ``ValueError`` where a frame is
-        pruned, or frames differ in grid."""
+        """See the base. Uses our positions: transformers' rule for text after a video is not the published one, and
+        its ``second_per_grid_ts`` cannot express an uneven frame rate. Raises ``ValueError``: a frame is pruned, or
+        frames differ in grid."""
         grid = self._reference_grid(frames)
         system, ask = self.system_ids(), self.question_ids(question)
         positions = self._reference_positions(frames, times_s, len(system), len(ask))
@@ -161,7 +161,7 @@ class Qwen2VL(VisionLanguageModel):
     def _reference_grid(self, frames: Sequence[PatchBatch]) -> PatchGrid:
         grid = frames[0].grid
         if any(frame.grid != grid or len(frame.cells) != grid.tokens for frame in frames):
-            raise ValueError("the reference needs complete frames of one grid")
+            raise ValueError("the reference needs complete frames with the same grid")
         return grid
 
     def _video_logits(self, ids: Sequence[int], frames: Sequence[PatchBatch], **options: Any) -> Tensor:
@@ -188,14 +188,14 @@ class Qwen2VL(VisionLanguageModel):
 
     # -- sizes ------------------------------------------------------------------------------------
     def tower_flops(self, frames: Sequence[PatchBatch]) -> int:
-        """See the base: linear layers and attention products."""
+        """See the base; counts linear layers and attention products."""
         patches, (per_patch, per_group) = sum(len(frame.patches) for frame in frames), self._tower_weights
         linear = 2 * patches * per_patch + 2 * patches // self.geometry.merge**2 * per_group
         return int(linear + 4 * self._visual.patch_embed.embed_dim * self._attention_pairs(frames))
 
     @cached_property
     def _tower_weights(self) -> tuple[int, int]:
-        """Weights that a patch passes, and those that a merged group does."""
+        """Number of weights applied per patch, and per merged group."""
         per_patch = [self._visual.patch_embed.proj.weight.numel(), *map(linear_weights, self._visual.blocks)]
         return sum(per_patch), sum(map(linear_weights, self._mergers))
 
@@ -204,5 +204,5 @@ class Qwen2VL(VisionLanguageModel):
         return [self._visual.merger]
 
     def _attention_pairs(self, frames: Sequence[PatchBatch]) -> int:
-        """Pairs of patches that see each other, over all layers of the tower."""
+        """Pairs of patches that attend to each other, summed over the tower's blocks."""
         return len(self._visual.blocks) * sum(len(frame.patches) ** 2 for frame in frames)

@@ -1,4 +1,4 @@
-"""Qwen3-VL: a time in text before every frame, interleaved three-axis rotary positions, and deepstack."""
+"""Qwen3-VL: a timestamp as text before every frame, interleaved three-axis rotary positions, and DeepStack."""
 
 import math
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from cluster.models.qwen2_vl import Qwen2VL
 from cluster.models.upload import to_device
 from cluster.types import PatchGrid
 
-# A stream's clock in the prompt, seconds: every time has four digits, and so as many tokens. Its origin is arbitrary,
-# as it is for a camera that was on before anybody looked, and after 2.5 hours it begins again.
+# A stream's clock in the prompt, in seconds: four digits at all times, hence a constant number of tokens. Its origin is
+# arbitrary, as for a camera that has been running for a while, and it wraps around after 2.5 hours.
 CLOCK_BEGIN, CLOCK_END = 1000, 10000
 
 
@@ -26,7 +26,7 @@ class Qwen3VL(Qwen2VL):
     """``Qwen3VLForConditionalGeneration`` with a pruned tower (arXiv 2511.21631, section 2)."""
 
     family = "qwen3_vl"
-    position_rule = "a sequence of pictures (row, column), each after its time in text"
+    position_rule = "a sequence of frames (row, column), each after its timestamp as text"
     library = (Qwen3VLConfig, Qwen3VLForConditionalGeneration)
     tower_width = "out_hidden_size"
     video_brackets = ("", "")
@@ -35,19 +35,19 @@ class Qwen3VL(Qwen2VL):
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint)
-        # Learned position embeddings of whole grids, by (rows, cols).
+        # Interpolated position embeddings of whole grids, by (rows, cols).
         self._tables: dict[tuple[int, int], Tensor] = {}
         if len({len(self._time_ids(time)) for time in (0.0, 234.5, 8999.9)}) > 1:
             raise ModelError("the tokenizer must spell numbers digit by digit; use the one the checkpoint came with")
 
     # -- vision -----------------------------------------------------------------------------------
     def _embed_frames(self, frames: Sequence[PatchBatch]) -> Tensor:
-        """With the embeddings of the patches' places in their own grids."""
+        """Patch embeddings plus the position embeddings of the patches in their frame's grid."""
         hidden = super()._embed_frames(frames)
         return hidden + torch.cat([self._place_embeddings(frame) for frame in frames]).to(hidden.dtype)
 
     def _place_embeddings(self, frame: PatchBatch) -> Tensor:
-        """Learned position embeddings of a frame's patches ``[n, D]``, interpolated from the checkpoint's square."""
+        """Position embeddings ``[n, D]`` of a frame's patches, interpolated from the checkpoint's square grid."""
         grid, visual = frame.grid, self._visual
         size = (grid.rows, grid.cols)
         if size not in self._tables:
@@ -81,7 +81,7 @@ class Qwen3VL(Qwen2VL):
         return self._time_ids(frame.time_s), self._ids("<|vision_end|>")
 
     def _time_ids(self, time_s: float) -> list[int]:
-        """What is written before a frame at this time of its stream, whatever window it is in."""
+        """Token ids of the text before a frame at this time of its stream, whatever the window."""
         tenths = math.floor(time_s * 10 + 0.5) % (10 * (CLOCK_END - CLOCK_BEGIN))
         return self._ids(f"<{CLOCK_BEGIN + tenths / 10:.1f} seconds><|vision_start|>")
 
@@ -91,7 +91,7 @@ class Qwen3VL(Qwen2VL):
 
     # -- positions --------------------------------------------------------------------------------
     def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:
-        """See the base; frames stand in slots, with their time in text."""
+        """See the base; frames are placed by slot, since their time is written as text."""
         del time_s
         return slot * self._frame_length(grid)
 
@@ -99,7 +99,8 @@ class Qwen3VL(Qwen2VL):
         return first + place + self._frame_length(grid)
 
     def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
-        """A plain sequence in which a picture is (0, row, column) from where it begins, and as long as its longer side.
+        """A plain sequence, in which a frame's tokens are at its start plus (0, row, column), and its length is that of
+        its longer side.
 
         Source: Qwen3-VL report, section 2; ``get_rope_index`` of transformers.
         """
@@ -117,7 +118,7 @@ class Qwen3VL(Qwen2VL):
 
     @cached_property
     def rotary_axes(self) -> Tensor:
-        """Frequencies go to time, row and column in turn, until a section is used up; the rest is time's."""
+        """Frequencies alternate between time, row and column until a section is used up; the rest belong to time."""
         rope = self._text_model.rotary_emb
         axes = torch.zeros(len(rope.inv_freq), dtype=torch.int64, device=self.device)
         for axis in (1, 2):
@@ -127,7 +128,7 @@ class Qwen3VL(Qwen2VL):
     # -- the reference ----------------------------------------------------------------------------
     @torch.no_grad()
     def reference_logits(self, frames: Sequence[PatchBatch], times_s: Sequence[float], question: str) -> Tensor:
-        """See the base; positions are transformers' own. ``ValueError`` where a frame is pruned, or frames differ in
+        """See the base; positions are transformers' own. Raises ``ValueError``: a frame is pruned, or frames differ in
         grid."""
         self._reference_grid(frames)
         video = int(self.model.config.video_token_id)

@@ -1,4 +1,4 @@
-"""Families whose positions count tokens on one axis: every frame takes the same stretch, whatever is kept of it."""
+"""Base of families with one-axis positions: every frame takes equally many positions, however much of it is kept."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from cluster.types import PatchGrid
 
 
 class SequentialFrames(VisionLanguageModel):
-    """A family with one-dimensional positions and square frames, of one picture each."""
+    """A family with one-axis positions and square frames of a single sample each."""
 
-    position_rule = "one axis, as many for every frame"
+    position_rule = "one axis, equally many per frame"
     moving_axes = (1, 1, 1)
-    # Text that its prompt has around every frame.
+    # Text before and after every frame.
     frame_brackets: ClassVar[tuple[str, str]] = ("", "")
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -39,21 +39,21 @@ class SequentialFrames(VisionLanguageModel):
     @property
     @abstractmethod
     def _encoder_layers(self) -> Any:
-        """All layers of the tower."""
+        """All layers of the vision tower."""
 
     @property
     @abstractmethod
     def _patch_projection(self) -> Any:
-        """The convolution that embeds patches, whose stride is its kernel."""
+        """The convolution that embeds patches; its stride equals its kernel size."""
 
     @property
     @abstractmethod
     def _class_tokens(self) -> int:
-        """Tokens of each frame in the tower beside its patches."""
+        """Tokens per frame in the tower, in addition to its patches."""
 
     @property
     def _depth(self) -> int:
-        """Layers to run: feature 0 is the embedding, feature i the output of the i-th layer, -1 the last."""
+        """Number of layers to run: feature 0 is the embedding, feature i the output of the i-th layer, -1 the last."""
         layer, layers = int(self.model.config.vision_feature_layer), len(self._encoder_layers)
         return layer if layer >= 0 else layers + 1 + layer
 
@@ -63,14 +63,14 @@ class SequentialFrames(VisionLanguageModel):
         return F.linear(pixels, projection.weight.flatten(1), projection.bias)
 
     def _raster(self, cells: Tensor) -> Tensor:
-        """Group cells ``[g, 2]`` -> raster index on the tile of each of their patches ``[g * merge**2]``."""
+        """Group cells ``[g, 2]`` -> raster index in the tile of each of their patches ``[g * merge**2]``."""
         assert self.geometry.square is not None
         row, col = self._patch_positions(cells).unbind(1)
         return row * (self.geometry.square // self.geometry.patch) + col
 
     # -- positions --------------------------------------------------------------------------------
     def frame_place(self, time_s: float, slot: int, grid: PatchGrid) -> int:
-        """See the base; frames stand in slots, whatever time lies between them."""
+        """See the base; frames are placed by slot, whatever the time between them."""
         del time_s
         return slot * self._frame_length(grid)
 
@@ -78,7 +78,7 @@ class SequentialFrames(VisionLanguageModel):
         return first + place + self._frame_length(grid)
 
     def token_positions(self, first: int, time_s: Tensor, slot: Tensor, cells: Tensor, grid: PatchGrid) -> Tensor:
-        """One axis, repeated: a frame's slot times its tokens with nothing pruned, then its tokens in order."""
+        """One axis, repeated three times: slot times unpruned frame length, plus the token's unpruned index."""
         del time_s
         row, col = cells.to(torch.int64).unbind(1)
         before = len(self._brackets[0])
@@ -95,15 +95,15 @@ class SequentialFrames(VisionLanguageModel):
     @property
     @abstractmethod
     def _placeholder(self) -> int:
-        """Token id that stands for a visual token in the library's input."""
+        """Token id that stands for a visual token in transformers' input."""
 
     @abstractmethod
     def _pixels(self, frames: Sequence[PatchBatch]) -> dict[str, Tensor]:
-        """Complete frames as the library's input."""
+        """Complete frames as transformers' input."""
 
     @torch.no_grad()
     def reference_logits(self, frames: Sequence[PatchBatch], times_s: Sequence[float], question: str) -> Tensor:
-        """See the base. Times only order the frames, which stand in consecutive slots; ``ValueError`` where a frame is
+        """See the base. Frames are in consecutive slots; times only order them. Raises ``ValueError``: a frame is
         pruned, or times do not ascend."""
         if list(times_s) != sorted(times_s) or len(times_s) != len(frames):
             raise ValueError("the reference needs one time per frame, ascending")
@@ -124,7 +124,7 @@ class SequentialFrames(VisionLanguageModel):
 
     # -- sizes ------------------------------------------------------------------------------------
     def tower_flops(self, frames: Sequence[PatchBatch]) -> int:
-        """See the base: linear layers and attention products of kept patches and any class token per frame."""
+        """See the base: linear layers and attention products for kept patches and class tokens."""
         counts = [count for count in self._tower_patches(frames) if count]
         patches, extra = sum(counts), self._class_tokens
         embedding, layers, projector, width = self._tower_weights
@@ -137,15 +137,15 @@ class SequentialFrames(VisionLanguageModel):
 
     @cached_property
     def _tower_weights(self) -> tuple[int, int, int, int]:
-        """Weights of patch embedding, layers and projector; widths of all layers together."""
+        """Number of weights in patch embedding, layers and projector, and the sum of the layers' widths."""
         layers = sum(linear_weights(layer) for layer in self._encoder_layers[: self._depth])
         projector = linear_weights(self.model.model.multi_modal_projector)
         return self._patch_projection.weight.numel(), layers, projector, self._depth * self._tower.config.hidden_size
 
     @abstractmethod
     def _projected(self, patches: int) -> int:
-        """Rows that the projector behind the tower sees, of this many patches."""
+        """Rows that pass through the projector for this many patches."""
 
     def _tower_patches(self, frames: Sequence[PatchBatch]) -> list[int]:
-        """Patches of each frame that go through the tower."""
+        """Patches of each frame that pass through the tower."""
         return [len(frame.patches) for frame in frames]

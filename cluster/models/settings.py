@@ -1,6 +1,6 @@
-"""``sightline.json`` beside a checkpoint: the settings it was trained and calibrated with.
+"""``sightline.json`` in a checkpoint's folder: the settings it was trained and calibrated with.
 
-All entries are optional; the configuration takes precedence. Read without torch.
+All entries are optional; the configuration takes precedence. Does not import torch.
 """
 
 import json
@@ -30,16 +30,16 @@ _POSITIVE = (
 class ModelSettings:
     """A checkpoint's settings; ``None`` or empty if not given.
 
-    * ``window_s, stride_s, fps, anchor_interval_s``: the window it was trained for, seconds and samples per second
-    * ``memory_s``: longest past before the window, in seconds at the window's pace, whose positions it knows
-    * ``max_pixels``: largest frame, for families of native resolution
-    * ``score_temperature``, ``score_bias``: calibration of its yes/no score
-    * ``answer_temperature``, ``answer_bias``: the same, of answers to free questions
-    * ``threshold``: score at or above which an answer is positive; ``thresholds``: by kind of event, where it differs
+    * ``window_s, stride_s, fps, anchor_interval_s``: the window it was trained for, in seconds and samples per second
+    * ``memory_s``: maximum past before the window that it was trained with, in seconds at the window's frame rate
+    * ``max_pixels``: maximum frame size, for families of native resolution
+    * ``score_temperature``, ``score_bias``: calibration of the yes/no score
+    * ``answer_temperature``, ``answer_bias``: the same for answers to free questions
+    * ``threshold``: score at or above which an answer is positive; ``thresholds``: exceptions by kind of event
     * ``questions``: kind of event -> the standing question it was trained on
-    * ``open_instruction``: what is written after a free question
-    * ``layer_profile``: what each layer of the language model recomputes of a window's overlap under
-      ``first_percent``, over the mean of all; never rising
+    * ``open_instruction``: text appended to a free question
+    * ``layer_profile``: share of a window's overlap that each layer recomputes under ``first_percent``, relative to the
+      mean over layers; non-increasing
     """
 
     window_s: float | None = None
@@ -60,8 +60,8 @@ class ModelSettings:
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Load the settings in ``folder``; empty without the file. Unknown entries are ignored; ``ModelError`` where
-        the file is not JSON, or an entry has an invalid value."""
+        """Load the settings in ``folder``; empty if there is no file. Unknown entries are ignored. Raises
+        ``ModelError``: the file is not JSON, or an entry has an invalid value."""
         path = Path(folder) / FILE
         if not path.is_file():
             return cls()
@@ -75,16 +75,16 @@ class ModelSettings:
         return cls(**{name: _checked(path, name, value) for name, value in body.items() if name in known})
 
     def threshold_of(self, kind: str) -> float | None:
-        """Threshold for one kind of event, if the model has any."""
+        """Threshold for a kind of event; None if the checkpoint gives none."""
         return self.thresholds.get(kind, self.threshold)
 
 
 def write_settings(folder: Path, entries: Mapping[str, Any]) -> None:
-    """Set these entries of the checkpoint's ``sightline.json``, which must exist (``ModelError``), keeping the
-    others."""
+    """Set these entries of the checkpoint's ``sightline.json``, keeping the others. Raises ``ModelError``: there is no
+    such file."""
     path = folder / FILE
     if not path.is_file():
-        raise ModelError(f"{folder} has no {FILE} to write into")
+        raise ModelError(f"{folder} has no {FILE}")
     body = json.loads(path.read_text(encoding="utf-8")) | entries
     with replacing(path) as part:
         part.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
@@ -97,7 +97,7 @@ def _checked(path: Path, name: str, value: Any) -> Any:
         wanted = str if name == "questions" else (int, float)
         if not isinstance(value, dict) or not all(isinstance(entry, wanted) for entry in value.values()):
             raise ModelError(
-                f"{path}: {name} must name a {'text' if name == 'questions' else 'number'} per kind of event"
+                f"{path}: {name} must map each kind of event to a {'text' if name == 'questions' else 'number'}"
             )
         numbers = list(value.values()) if name == "thresholds" else []
     elif name == "open_instruction":
@@ -112,7 +112,7 @@ def _checked(path: Path, name: str, value: Any) -> Any:
         if name in _POSITIVE and number <= 0:
             raise ModelError(f"{path}: {name} must be above 0, not {number:g}")
         if name.startswith("threshold") and not 0 <= number <= 1:
-            raise ModelError(f"{path}: a threshold must lie in 0 to 1, not {number:g}")
+            raise ModelError(f"{path}: a threshold must lie between 0 and 1, not {number:g}")
     return int(value) if name == "max_pixels" and value is not None else value
 
 
@@ -120,5 +120,5 @@ def _checked_profile(path: Path, value: Any) -> tuple[float, ...]:
     numbers = value if isinstance(value, list) else [None]
     valid = all(isinstance(each, (int, float)) and math.isfinite(each) and each >= 0 for each in numbers)
     if not valid or sorted(numbers, reverse=True) != numbers or not sum(numbers):
-        raise ModelError(f"{path}: layer_profile must hold a share per layer, none above the one before, not {value!r}")
+        raise ModelError(f"{path}: layer_profile must hold a share per layer, non-increasing, not {value!r}")
     return tuple(float(each) for each in numbers)

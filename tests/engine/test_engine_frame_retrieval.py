@@ -247,7 +247,7 @@ def test_a_tier_that_fails_costs_the_past_and_no_window(make_engine, make_camera
     ]
     assert len(answers) == 1
     assert reads(engine).unavailable > 0
-    assert "do without a part of their past" in caplog.text
+    assert "could not read a part of their past" in caplog.text
 
 
 def test_forgotten_frames_are_not_read(make_engine, make_camera, reading) -> None:

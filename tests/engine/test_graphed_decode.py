@@ -128,7 +128,7 @@ def test_a_failed_capture_is_told_once_and_costs_graphs_alone(model, explain, ca
     before = next(i for i, each in enumerate(rows) if bucket(each) != bucket(rows[0])) if good else 0
     assert (decode.replayed, decode.eager) == (before, len(rows) - before)
     assert len(caplog.records) == 1
-    assert "without CUDA graphs from here on" in caplog.text
+    assert "without CUDA graphs from now on" in caplog.text
     assert not decode._graphs
 
 

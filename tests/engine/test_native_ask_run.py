@@ -285,7 +285,7 @@ def test_an_answer_of_no_numbers_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     run = engine.ask(AskSpec("cam", TEXT))
     logits = engine.model.logits
     monkeypatch.setattr(engine.model, "logits", lambda hidden: logits(hidden).fill_(float("nan")))
-    with pytest.raises(NotFiniteError, match=r"no numbers \(NaN\)"):
+    with pytest.raises(NotFiniteError, match="computes NaN"):
         run.step()
 
 

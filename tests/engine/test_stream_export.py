@@ -127,7 +127,7 @@ def test_a_state_that_does_not_fit_the_pool_leaves_the_camera_with_an_empty_wind
 ) -> None:
     slots = len(engine._streams["cam"].kv)
     full = NativeEngine(model, kv_bytes=100 * engine.pool.slot_bytes)
-    others = full.pool.take(101 - slots)
+    others = full.pool.allocate(101 - slots)
     assert full._admit(make_spec(), state)
     assert "starts with an empty window" in caplog.text
     with pytest.raises(CapacityError):

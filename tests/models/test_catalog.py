@@ -45,7 +45,7 @@ def test_checkpoint_of_a_known_family_passes(tmp_path) -> None:
         # The library asked for packages that read it, with which it was refused in its turn.
         (
             '{"model_type": "qwen2_5_vl", "quantization_config": {"quant_method": "awq"}}',
-            r"is quantised \(method awq\), which is not supported; take the checkpoint it was made from",
+            r"is quantised \(method awq\), which is not supported; use the checkpoint it was made from",
         ),
     ],
 )
@@ -68,7 +68,7 @@ def test_unknown_name_lists_the_presets(name: str) -> None:
 def test_a_hub_that_cannot_be_reached_is_said_at_once(monkeypatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     begin = time.monotonic()
-    with pytest.raises(ModelError, match=r"hub http://127\.0\.0\.1:9 cannot be reached: .*refused.* name the folder"):
+    with pytest.raises(ModelError, match=r"hub http://127\.0\.0\.1:9 is unreachable: .*refused.* name the folder"):
         catalog.check_model("nobody/no-model-of-this-name")
     assert time.monotonic() - begin < 2 * catalog.HUB_S
 

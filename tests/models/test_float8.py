@@ -123,6 +123,6 @@ def test_a_window_says_nearly_the_same() -> None:
 def test_a_gpu_without_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
-    with pytest.raises(ConfigError, match="needs an Ada or Hopper GPU or a newer one, not A100; take bfloat16"):
+    with pytest.raises(ConfigError, match="needs an Ada, Hopper or newer GPU, not A100; use bfloat16"):
         check_float8(torch.device("cuda:0"))
     check_float8(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Free questions: prompt over window and memory, then one token of the answer per step."""
+"""Free questions: prefill over window and memory, then one answer token per step."""
 
 import time
 from collections.abc import Sequence
@@ -25,16 +25,15 @@ _MOMENTS = 5
 
 @dataclass(eq=False)
 class NativeAskRun:
-    """One free question. ``step`` is called until it returns None; all calls from one thread.
+    """One free question. Call ``step`` until it returns None; all calls from one thread.
 
-    * ``model``: loaded, with the engine's attention installed; ``system``: its prompt
-    * ``window``: of the camera that is asked about; ``None`` where it has none (its source ended)
-    * ``memory``: what the camera remembers
-    * ``retriever``: which clusters a query needs
+    * ``model``: loaded, with the engine's attention installed; ``system``: its system prompt
+    * ``window``: stream of the camera; ``None`` if it has none (its source ended)
+    * ``memory``: the camera's memory; ``retriever``: selects the clusters a query reads
     * ``ends``: tokens that end an answer
     * ``prefetch``: see :class:`RetrievalSession`
-    * ``score``: of the answer's first token, which it decides between yes and no; without, ``yes`` is 0
-    * ``logits`` ``[vocab]``: at the answer's first token, after the first step
+    * ``score``: decides a first token between yes and no; ``None``: greedy, and ``yes`` is 0
+    * ``logits`` ``[vocab]``: of the answer's first token, set by the first step
     """
 
     model: VisionLanguageModel
@@ -56,7 +55,7 @@ class NativeAskRun:
         self._frames: list[StreamFrame] = []
         self._attention: MemoryAttention | None = None
         self._retrieval: RetrievalSession | None = None
-        # Without a window, whose frames tell, as at two samples a second.
+        # Without a window to take it from: two samples a second.
         self._frame_us = round(MICROSECONDS * self.model.geometry.temporal / 2.0)
         self._moments_found: tuple[Moment, ...] = ()
         self._span = (0, 0)
@@ -64,21 +63,21 @@ class NativeAskRun:
 
     @property
     def result(self) -> AskResult:
-        """The answer with its statistics; available once ``step`` has returned None."""
+        """The answer and its statistics, available once ``step`` has returned None."""
         if self._result is None:
-            raise RuntimeError("the question is not answered yet")
+            raise RuntimeError("the question has not been answered yet")
         return self._result
 
     @property
     def retrieval(self) -> RetrievalSession:
-        """The retrieval session; available after the first step."""
+        """The retrieval session, available after the first step."""
         assert self._retrieval is not None
         return self._retrieval
 
     @lost_device()
     @torch.inference_mode()
     def step(self) -> str | None:
-        """The next text of the answer (empty within a character), or None at its end."""
+        """The next piece of the answer (empty while a character is incomplete), or None at its end."""
         if self._result is not None:
             return None
         token = self._prompt() if self._attention is None else int(self._pass(self._tokens[-1:]).argmax())
@@ -134,7 +133,7 @@ class NativeAskRun:
                 newer=sum(len(encoded_tokens(frame)) for frame in newer),
             )
             logits = self._pass(self._prompt_ids)
-            # Now, as the memory changes while the answer is decoded.
+            # Now, because the memory changes while the answer is decoded.
             self._moments_found = self._moments()
             newest, oldest = self._newest(), self.memory.oldest
             self._span = newest if oldest is None else oldest, newest
@@ -149,7 +148,7 @@ class NativeAskRun:
         return token
 
     def _pass(self, ids: Sequence[int]) -> Tensor:
-        """Run tokens through all layers; logits ``[vocab]`` of the last one."""
+        """Run tokens through all layers; returns the logits ``[vocab]`` after the last token."""
         assert self._attention is not None
         hidden = self._attention.run(self.model.embed(torch.tensor(ids, dtype=torch.int64)))
         return self.model.logits(hidden[-1:])[0]
@@ -162,7 +161,7 @@ class NativeAskRun:
         return max(known, default=0)
 
     def _wanted_times(self) -> tuple[int, int]:
-        """Begin and end on the memory's clock."""
+        """Start and end of the requested time, on the memory's clock."""
         if self.ask.span is not None:
             return self.ask.span
         if self.ask.since_s is None:
@@ -189,11 +188,11 @@ class NativeAskRun:
             answer_tokens=len(self._tokens),
             yes=self._yes,
         )
-        # Free the context of all layers.
+        # Frees the context of all layers.
         self._attention = None
 
     def _moments(self) -> tuple[Moment, ...]:
-        """Time spans with the largest attention mass."""
+        """Time spans with the largest share of attention."""
         assert self._attention is not None
         number, mass = self._attention.attention_mass()
         remembered = number >= 0
@@ -206,15 +205,15 @@ class NativeAskRun:
 
 
 def merge_moments(time: Tensor, mass: Tensor, frame_us: int) -> tuple[Moment, ...]:
-    """Merge frames at ``time [n]`` int64 with ``mass [n]`` into the heaviest time spans. A frame above the mean starts
-    or extends one."""
+    """Merge frames at ``time [n]`` int64 with attention ``mass [n]`` into the heaviest time spans. Only frames with at
+    least the mean mass start or extend a span."""
     total = float(mass.sum()) or 1.0
     heavy = mass * len(mass) >= total
     if not bool(heavy.any()):
         return ()
     order = time[heavy].argsort(stable=True)
     pts, share = time[heavy][order], (mass[heavy][order] / total).double()
-    # One begins where the one before, a frame long, ended more than two frames ago.
+    # A span starts where the previous frame ended more than two frame lengths before.
     begins = F.pad(pts.diff() > 3 * frame_us, (1, 0), value=True)
     weight = share.new_zeros(int(begins.sum())).index_add_(0, begins.cumsum(0) - 1, share)
     starts, ends = pts[begins], pts[F.pad(begins[1:], (0, 1), value=True)] + frame_us
@@ -223,7 +222,7 @@ def merge_moments(time: Tensor, mass: Tensor, frame_us: int) -> tuple[Moment, ..
 
 
 def _prompt_tokens(model: VisionLanguageModel, ask: AskSpec) -> list[int]:
-    """Tokens of all turns and the question, after the last frame; of a standing question as after a window."""
+    """Tokens after the last frame: all turns and the question, or a standing question as in a window."""
     if ask.standing:
         return model.question_ids(ask.text)
     ids: list[int] = []

@@ -1,4 +1,4 @@
-"""What the host has to know of the device: whether it is lost, how long its work took, and how much of it waits."""
+"""Host-side view of the device: device loss, timing, and the number of passes in flight."""
 
 import time
 from collections import deque
@@ -12,38 +12,38 @@ import torch
 from cluster.errors import DeviceError
 
 IN_FLIGHT = 2
-"""Passes before windows end that the device has not finished, at most: a window that ends meanwhile waits for them."""
+"""Maximum unfinished passes before windows end: a window that ends meanwhile waits for them."""
 
 
 @contextmanager
 def lost_device() -> Iterator[None]:
-    """Tell a device that cannot be used again apart from other failures."""
+    """Raise ``DeviceError`` for a CUDA error after which this process cannot use the device again."""
     try:
         yield
     except torch.AcceleratorError as error:
-        raise DeviceError(f"the GPU failed, and is lost to this process: {error}") from error
+        raise DeviceError(f"the GPU failed and is lost to this process: {error}") from error
 
 
 class PassesInFlight:
-    """Passes that a GPU has been given one after the other, at most :data:`IN_FLIGHT` of which it has not finished."""
+    """Limits the passes queued on a GPU to :data:`IN_FLIGHT`."""
 
     def __init__(self, device: torch.device) -> None:
         self._events = device.type == "cuda" and torch.cuda.is_available()
         self._given: deque[Any] = deque()
 
     def wait(self) -> None:
-        """Wait until there is room for one more."""
+        """Wait until one more pass may be queued."""
         while len(self._given) >= IN_FLIGHT:
             self._given.popleft().synchronize()
 
     def add(self) -> None:
-        """All that was launched until now is one more."""
+        """Count the work launched since the last call as one pass."""
         if self._events:
             self._given.append(torch.cuda.current_stream().record_event())
 
 
 class Stopwatch:
-    """Seconds between laps; on a GPU measured by events in its queue, without waiting."""
+    """Seconds between laps; on a GPU, measured by CUDA events, without waiting before :meth:`stop`."""
 
     def __init__(self, device: torch.device) -> None:
         self._events = device.type == "cuda" and torch.cuda.is_available()
@@ -59,7 +59,7 @@ class Stopwatch:
             self._laps.append(time.perf_counter())
 
     def stop(self) -> tuple[float, ...]:
-        """End the last lap; seconds of each."""
+        """End the last lap; returns the seconds of each."""
         self.lap()
         if not self._events:
             return tuple(after - before for before, after in pairwise(self._laps))

@@ -16,7 +16,7 @@ from cluster.engine.native.ask_run import NativeAskRun
 from cluster.engine.native.device import PassesInFlight, Stopwatch, lost_device
 from cluster.engine.native.explanations import decode_explanations
 from cluster.engine.native.forward import PassResult
-from cluster.engine.native.frame_retrieval import Waited, plan_with_past
+from cluster.engine.native.frame_retrieval import BlockWait, plan_with_past
 from cluster.engine.native.graphed_decode import GraphedDecode
 from cluster.engine.native.idle_windows import IdleWindows
 from cluster.engine.native.kernels import choose_kernel
@@ -47,7 +47,7 @@ from cluster.types import (
 
 log = logging.getLogger(__name__)
 
-# Rows of a pass at least, when memory runs out and passes are halved.
+# Passes are halved down to this many rows when the device runs out of memory.
 FEWEST_ROWS = 256
 
 
@@ -55,12 +55,12 @@ class NativeEngine(Engine):
     """The :class:`~cluster.engine.base.Engine` over one model. Not thread-safe.
 
     * ``score_temperature``, ``score_bias``: calibration of the yes/no score; ``None``: the model's own, else 1 and 0
-    * ``max_new_tokens``: longest explanation
-    * ``kernel``: an attention kernel by name; ``None``: the fastest for the model's device and dtype
-    * ``memories``: stores KV of frames that leave their window, and serves questions; ``None``: no memory
+    * ``max_new_tokens``: maximum length of an explanation
+    * ``kernel``: name of an attention kernel; ``None``: the fastest for the model's device and dtype
+    * ``memories``: store the KV of frames that leave their window, and serve free questions; ``None``: no memory
     * ``kv_bytes``, ``host_kv_bytes``: see :class:`~cluster.engine.window.kv.KVPool`
-    * ``idle_kv_share``: of the pool that windows may fill between their strides, before some wait in host memory
-    * ``waiting_bytes``: of the device for ``memories``; ``None``: ``MEMORY_SHARE`` of what is free on it
+    * ``idle_kv_share``: share of the pool for windows between their strides; the excess moves to host memory
+    * ``waiting_bytes``: device memory for ``memories``; ``None``: ``MEMORY_SHARE`` of the free memory
     """
 
     def __init__(
@@ -84,20 +84,20 @@ class NativeEngine(Engine):
         self.pass_rows = pass_rows(model.device)
         self.ahead_rows = ahead_rows(model.device)
         if model.device.type == "cuda":
-            # Before it is measured what the pool may fill.
+            # Allocations of first calls must not count as free memory below.
             warm_up(model)
         free = free_bytes(model)
         self._waiting_bytes = int(MEMORY_SHARE * free) if waiting_bytes is None else waiting_bytes
-        # A GPU holds the pool and the memories side by side.
+        # The memories' waiting frames share the GPU with the pool.
         beside = 0 if memories is None else self._waiting_bytes
         self.pool = KVPool(model, kv_bytes, pass_rows=self.pass_rows, host_bytes=host_kv_bytes, beside=beside)
         self.kernel.warm_up(model.text_config.num_attention_heads, self.pool.k[0])
         self.decode = GraphedDecode(model, self.pool, self.kernel)
         self.idle = IdleWindows(self.pool, self._streams, idle_kv_share)
-        # Whether the host goes on while the device computes, and the windows of the step after the current one.
+        # Whether launches are asynchronous, and the windows of the next step.
         self.launches_return = model.device.type == "cuda"
         self._following: list[WindowRequest] = []
-        self._waited = Waited()
+        self._waited = BlockWait()
         self.memories = memories
         if memories is not None and memories.window is None:
             memories.window = self._saved_window
@@ -110,14 +110,14 @@ class NativeEngine(Engine):
         self._why = why_ids(model)
         self._prompt = lru_cache(maxsize=1024)(self._make_prompt)
         self._system = system_prompt(model, self.pool, self.kernel)
-        # Streams that may have enough to compute before their window ends.
+        # Streams that may have enough work for a pass before their window ends.
         self._ready: dict[str, None] = {}
         self._passes_ahead = PassesInFlight(model.device)
 
     # -- streams --------------------------------------------------------------------------------------
     @property
     def window_tokens(self) -> float:
-        # Windows lie in host memory with their embeddings.
+        # Host memory holds windows together with their embeddings.
         token = self.pool.slot_bytes + embedding_bytes(self.model)
         return float(self.pool.capacity + self.pool.host_capacity // token)
 
@@ -174,7 +174,7 @@ class NativeEngine(Engine):
         if stream.waiting_rows >= self.ahead_rows[0]:
             self._ready[sample.stream] = None
         if self.idle.load_ahead(stream, closed[-1].end if closed else None):
-            # Frames that came meanwhile.
+            # Frames may have been received while the window was in host memory.
             self._ready[sample.stream] = None
         return closed
 
@@ -186,7 +186,7 @@ class NativeEngine(Engine):
         self._following = [request for request in following if self.launches_return and request.stream not in stepped]
         with self._model_work():
             answers = super().step(requests)
-        # What their next windows refresh is known now.
+        # Their next windows' refreshed tokens can be computed ahead from now on.
         self._ready.update((request.stream, None) for request in requests)
         if self.memories is not None:
             try:
@@ -194,12 +194,12 @@ class NativeEngine(Engine):
             except torch.AcceleratorError:
                 raise
             except Exception:
-                # The answers are there; what is left is scheduled after the next step.
+                # The answers are not affected; saving is scheduled again after the next step.
                 log.exception("memories and windows could not be saved after a step")
         return answers
 
     def _model_work(self) -> AbstractContextManager[None]:
-        """Memories write nothing meanwhile, but where the device is waited for."""
+        """Pauses the memories' background writes, except while the engine waits for the device."""
         return nullcontext() if self.memories is None else self.memories.writer.engine_step()
 
     def _compute(self, work: Sequence[WindowWork]) -> tuple[list[ComputedWindow], tuple[float, float, float]]:
@@ -218,14 +218,14 @@ class NativeEngine(Engine):
         except CapacityError:
             if len(work) == 1:
                 raise
-        # Windows that do not fit the pool together.
+        # The windows do not fit the pool together.
         half = len(work) // 2
         (first, took), (second, more) = self._compute(work[:half]), self._compute(work[half:])
         return [*first, *second], (took[0] + more[0], took[1] + more[1], took[2] + more[2])
 
     def _encode_following(self) -> None:
-        """Launch the tower for frames of the next step's windows, which the device computes while the host hands this
-        one's answers on: behind their scores, which would wait for it. What fails is left for their own step."""
+        """Launch the tower on the next step's frames, to run while the host delivers this step's answers. Called after
+        the scores are read, which would wait for it otherwise. Failures are left to the next step."""
         following, self._following = self._following, []
         if not following:
             return
@@ -239,15 +239,15 @@ class NativeEngine(Engine):
         except torch.AcceleratorError:
             raise
         except Exception:
-            log.exception("frames of the next step could not be encoded beside this one")
+            log.exception("frames of the next step could not be encoded ahead")
 
     @contextmanager
     def _batch(
         self, work: Sequence[WindowWork], plan: Callable[[WindowWork], WindowPlan]
     ) -> Iterator[list[WindowPlan]]:
-        """Plans of these windows, none of which is moved to host memory; what a failure has written is discarded."""
+        """Plan these windows and keep them in the pool meanwhile; KV written by a pass that fails is invalidated."""
         self.idle.busy = {each.request.stream for each in work}
-        self._waited = Waited()
+        self._waited = BlockWait()
         plans: list[WindowPlan] = []
         try:
             plans += map(plan, work)
@@ -318,20 +318,20 @@ class NativeEngine(Engine):
                 if rows <= FEWEST_ROWS:
                     raise
                 rows //= 2
-                # What narrows compares with KV that the first attempt has written over.
+                # Narrowing would compare with cached KV that the first attempt has overwritten.
                 work = [replace(each, narrowing=None) for each in work]
-                log.warning("passes of at most %d rows from here on in this step: %s", rows, error)
+                log.warning("out of memory; the rest of this step uses passes of at most %d rows: %s", rows, error)
 
     def _read(
         self, plans: Sequence[WindowPlan], results: Sequence[PassResult]
     ) -> tuple[list[list[float]], list[list[int]]]:
-        """Scores and first tokens of all questions; memories get queries, before they would wait for more."""
+        """Scores and first answer tokens of all questions; also hands the watched queries to the memories."""
         ends = [self.pool.index(np.cumsum([len(prompt) for prompt in plan.prompts]) - 1) for plan in plans]
         rows = [result.hidden[last] for result, last in zip(results, ends, strict=True)]
         logits = self.model.logits(torch.cat(rows))
         wanted = torch.stack((self._score(logits).double(), logits.argmax(dim=1).double()))
         with nullcontext() if self.memories is None else self.memories.writer.engine_waits():
-            # All that answers want to know of the device, in one read.
+            # Scores and first tokens in one device read.
             read = np.array(wanted.tolist())
         borders = np.cumsum([len(plan.prompts) for plan in plans])[:-1]
         scores, firsts = (np.split(part, borders) for part in (read[0], read[1].astype(np.int64)))
@@ -352,7 +352,7 @@ class NativeEngine(Engine):
             self.idle.park()
             return False
         try:
-            # Memories are written meanwhile.
+            # Memories may be written during this wait.
             self._passes_ahead.wait()
             with self._model_work():
                 self._encode(work)
@@ -367,7 +367,7 @@ class NativeEngine(Engine):
         return True
 
     def _work_ahead(self) -> list[WindowWork]:
-        """Frames to encode and prefill of streams with enough of them, of the window that ends soonest first."""
+        """Frames to encode and prefill, from streams with enough of them; windows that end soonest come first."""
         most = self.ahead_rows[1]
         windows = {name: self._unfinished(self._streams.get(name)) for name in self._ready}
         self._ready = {name: None for name, each in windows.items() if each is not None}
@@ -392,7 +392,7 @@ class NativeEngine(Engine):
         return work
 
     def _unfinished(self, stream: Stream | None) -> WindowWork | None:
-        """The next window of a stream, as far as there is work on it before it ends."""
+        """The next window of a stream, if there is work on it before it ends."""
         if stream is None:
             return None
         clock = stream.clock
@@ -400,7 +400,7 @@ class NativeEngine(Engine):
         if stream.spec.patient or stream.outstanding or not stream.frames or stream.failed_ahead == clock.number:
             return None
         computed = begun and stream.frames[-1].has_kv
-        # Once per stride, what was copied to host memory comes back as a whole.
+        # A window copied to host memory is left alone until it is loaded, once per stride.
         if stream.kv.copied or computed or last_valid_answers(stream, clock.end) is not None:
             return None
         frames = stream.window_frames(clock.start, clock.end)

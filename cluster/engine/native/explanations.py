@@ -19,8 +19,8 @@ from cluster.models.base import VisionLanguageModel
 
 @dataclass(slots=True)
 class Explanation:
-    """An explanation being decoded. ``given``: the model's answer and the turn that asks why; ``tokens``: what it says
-    then; the last ``due`` of both have no KV yet."""
+    """An explanation being decoded. ``given``: the model's answer and the turn that asks why; ``tokens``: decoded so
+    far; the last ``due`` tokens of ``given`` and ``tokens`` have no KV yet."""
 
     tail: Tail
     given: Sequence[int]
@@ -36,11 +36,11 @@ class Explanation:
         self.ended |= len(self.given) + len(self.tokens) >= self.tail.reserved
 
     def next_rows(self) -> list[tuple[int, int]]:
-        """Place behind the question, and token, of each that is due."""
+        """Offset after the question, and id, of each token without KV."""
         return list(enumerate([*self.given, *self.tokens]))[-self.due :]
 
 
-_OfPlan: TypeAlias = tuple[int, Explanation]
+_PlanExplanation: TypeAlias = tuple[int, Explanation]
 
 
 def decode_explanations(
@@ -51,11 +51,11 @@ def decode_explanations(
     why: Sequence[int],
     ends: frozenset[int],
 ) -> tuple[list[list[str | None]], list[int]]:
-    """Decode an explanation for each question that wants one, in a turn of its own, so that it bears on no score.
+    """Decode an explanation for each question that asks for one, in a separate turn, so that no score is affected.
 
-    ``firsts[i][j]``: the first token of the answer to question ``j`` of plan ``i``; ``why``: the turn that follows, to
-    where the explanation begins. Returns the texts (``None`` where none was asked for) and the tokens computed per
-    plan. An explanation's KV lies in the slots kept after its question, until the window is done.
+    ``firsts[i][j]``: first answer token to question ``j`` of plan ``i``; ``why``: the turn that asks why, up to where
+    the explanation starts. Returns the texts (``None`` if none was requested) and the number of tokens computed per
+    plan. An explanation's KV goes to the slots reserved after its question, until the window is done.
     """
     wanted: list[list[Explanation | None]] = []
     for plan, tokens in zip(plans, firsts, strict=True):
@@ -67,23 +67,23 @@ def decode_explanations(
             ]
         )
     computed = [0] * len(plans)
-    going = [(i, e) for i, row in enumerate(wanted) for e in row if e is not None]
-    while going:
-        for batch in _batches(going):
-            chosen = iter(decode(_next(plans, batch)).tolist())
+    active = [(i, e) for i, row in enumerate(wanted) for e in row if e is not None]
+    while active:
+        for batch in _batches(active):
+            chosen = iter(decode(_decode_step(plans, batch)).tolist())
             for i, explanation in batch:
                 computed[i] += explanation.due
                 explanation.add_token(list(islice(chosen, explanation.due))[-1], ends)
-        going = [(i, e) for i, e in going if not e.ended]
+        active = [(i, e) for i, e in active if not e.ended]
     texts = [[None if e is None else answer_text(model, e.tokens) for e in row] for row in wanted]
     return texts, computed
 
 
-def _batches(going: Sequence[_OfPlan]) -> Iterator[Sequence[_OfPlan]]:
-    """Cut so that each fits the largest graph, whose logits are bounded."""
-    batch: list[_OfPlan] = []
+def _batches(active: Sequence[_PlanExplanation]) -> Iterator[Sequence[_PlanExplanation]]:
+    """Split into batches that fit the largest graph, which bounds the logits' memory."""
+    batch: list[_PlanExplanation] = []
     rows = 0
-    for each in going:
+    for each in active:
         if batch and rows + each[1].due > LARGEST:
             yield batch
             batch, rows = [], 0
@@ -93,18 +93,18 @@ def _batches(going: Sequence[_OfPlan]) -> Iterator[Sequence[_OfPlan]]:
         yield batch
 
 
-def _next(plans: Sequence[WindowPlan], batch: Sequence[_OfPlan]) -> DecodeStep:
-    """One row per token that is due, which attends to the window, its question and the tokens between."""
+def _decode_step(plans: Sequence[WindowPlan], batch: Sequence[_PlanExplanation]) -> DecodeStep:
+    """One row per token without KV, attending to the window, its question and the tokens in between."""
     ids: list[int] = []
     slots: list[IntArray] = []
     positions: list[Tensor] = []
     tables: list[IntArray] = []
     runs: list[list[Run]] = []
-    for i, mine in groupby(batch, key=itemgetter(0)):
+    for i, group in groupby(batch, key=itemgetter(0)):
         plan = plans[i]
-        due = [(e.tail, *row) for _, e in mine for row in e.next_rows()]
+        due = [(e.tail, *row) for _, e in group for row in e.next_rows()]
         starts = [tail.start for tail, _, _ in due]
-        places = [tail.start + tail.tokens + behind for tail, behind, _ in due]
+        places = [tail.start + tail.tokens + offset for tail, offset, _ in due]
         pairs = list(zip(starts, places, strict=True))
         tables.append(plan.work.table)
         slots.append(plan.work.table[places])

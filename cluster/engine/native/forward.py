@@ -1,6 +1,6 @@
-"""Ragged forward pass: rows of many streams packed into one sequence through transformers' decoder layers.
+"""Ragged forward pass: rows of many streams, packed into one sequence, through transformers' decoder layers.
 
-Their attention writes keys and values to the pool, and attends over each stream's slots.
+The layers' attention is replaced by one that writes keys and values to the pool and attends over each stream's slots.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 class RaggedAttention:
     """Attention of one pass: packed rows of several streams, each over its own slots.
 
-    * ``rows`` ``[n]`` int64: slot of each row in the pool
-    * ``prepared``: of ``kernel``
-    * ``watched`` ``[w]`` int64: rows whose queries are kept in ``queries``, layer by layer, ``[Hkv, G, w, d]``: the
-      query heads that share a key head side by side; ``None`` for none
-    * ``past``: rows that ``kernel`` does not compute; ``others`` ``[o]`` int64: those that it does, ``None`` for all
+    * ``rows`` ``[n]`` int64: pool slot of each row
+    * ``prepared``: what ``kernel`` has prepared
+    * ``watched`` ``[w]`` int64: rows whose queries are collected in ``queries``, per layer ``[Hkv, G, w, d]``, grouped
+      by key head; ``None``: no rows
+    * ``past``: rows that also read the past, not computed by ``kernel``; ``others`` ``[o]`` int64: the rows that
+      ``kernel`` computes; ``None``: all
     """
 
     pool: KVPool
@@ -65,7 +66,7 @@ class RaggedAttention:
         return out
 
     def predict(self, layer: int, hidden: Tensor) -> None:
-        """Prefetch what the rows will retrieve in a layer."""
+        """Prefetch what the rows will retrieve in ``layer``."""
         for each in self.past:
             each.predict(layer, hidden)
 
@@ -74,14 +75,14 @@ class RaggedAttention:
 class StreamPass:
     """One stream's input to a pass: rows to compute and the slots they attend to.
 
-    * ``pool``: of all streams of the pass
-    * ``table`` ``[slots]``: the pool's slots of the window, in the order in which rows see them
-    * ``slots`` ``[v]``: places in ``table`` of the window rows, ascending
-    * ``tail_slots`` ``[m]``, ``tail_runs``: rows after them (questions), with runs whose row 0 is the first of these
+    * ``pool``: shared by all streams of the pass
+    * ``table`` ``[slots]``: pool slots of the window, in attention order
+    * ``slots`` ``[v]``: indices into ``table`` of the window rows, ascending
+    * ``tail_slots`` ``[m]``, ``tail_runs``: the rows after them (questions), and runs whose row 0 is the first of these
     * ``embeds`` ``[v + m, W]``, ``positions`` ``[3, v + m]`` int64 in the stream's own time, on the host
-    * ``narrowing`` may drop, between layers, rows among ``narrowable`` (ascending indices into ``slots``)
-    * ``watched``: indices into ``tail_slots`` of rows whose raw queries are wanted
-    * ``past``: what window rows retrieve; ``None``: they see the window alone
+    * ``narrowing``: may drop rows between layers, among ``narrowable`` (ascending indices into ``slots``)
+    * ``watched``: indices into ``tail_slots`` of rows whose unrotated queries are recorded
+    * ``past``: what window rows retrieve; ``None``: they attend to the window only
     """
 
     pool: KVPool
@@ -99,7 +100,7 @@ class StreamPass:
 
 @dataclass(slots=True)
 class PassStats:
-    """Work of one stream in one pass, summed over layers: rows, and row-slot pairs attended."""
+    """Work of one stream in one pass, summed over layers: rows, and attended pairs of row and slot."""
 
     layers: int
     rows: int = 0
@@ -114,9 +115,9 @@ class PassStats:
 class PassResult:
     """Output of a pass for one stream.
 
-    * ``hidden`` ``[m, D]``: its tail rows after the last layer
-    * ``slots``: places, in its table, of the window rows that went through all layers
-    * ``queries``: per layer the raw queries ``[Hkv, G w, d]`` of the watched rows; nothing where none are
+    * ``hidden`` ``[m, D]``: tail rows after the last layer
+    * ``slots``: indices into its table of the window rows that went through all layers
+    * ``queries``: per layer, unrotated queries ``[Hkv, G w, d]`` of the watched rows; empty if there are none
     """
 
     hidden: Tensor
@@ -134,31 +135,31 @@ class _Rows:
         self.narrowable = stream.narrowable
         self.stats = PassStats(layers=0)
         self.queries: list[Tensor] = []
-        self._place()
+        self._build_runs()
 
     def __len__(self) -> int:
         return len(self.slots) + len(self.stream.tail_slots)
 
-    def _place(self) -> None:
+    def _build_runs(self) -> None:
         window, tail = causal_runs(self.slots), self.stream.tail_runs
         self.attended = sum(run.attended for run in (*window, *tail))
-        # Rows that are not the kernel's come first.
-        self.apart = len(self.slots) if self.stream.past is not None else 0
-        if self.apart:
+        # Rows that the kernel does not compute come first.
+        self.past_rows = len(self.slots) if self.stream.past is not None else 0
+        if self.past_rows:
             self.runs = list(tail)
         else:
             self.runs = [*window, *(run.moved(len(self.slots)) for run in tail)]
 
     def pool_slots(self) -> IntArray:
-        """The pool's slot of each row."""
+        """Pool slot of each row."""
         return self.stream.table[np.concatenate((self.slots, self.stream.tail_slots))]
 
     def watched(self) -> IntArray:
-        """Places of the watched rows among those still in the pass."""
+        """Indices of the watched rows among those still in the pass."""
         return self.stream.watched + len(self.slots)
 
     def count_layers(self, until: int) -> None:
-        """Count the layers before ``until`` that these rows went through since the last call."""
+        """Account for the layers up to ``until`` (exclusive) that these rows went through since the last call."""
         layers = until - self.stats.layers
         self.stats.layers = until
         self.stats.rows += layers * len(self)
@@ -166,19 +167,19 @@ class _Rows:
         self.stats.narrowable_rows += layers * len(self.narrowable)
 
     def narrow(self, keep: Tensor) -> BoolArray:
-        """Drop the narrowable rows that are not in ``keep``; returns which of all rows stay, ``[rows]``."""
+        """Drop the narrowable rows not in ``keep``; returns the mask ``[rows]`` of rows that stay."""
         kept = keep.cpu().numpy()
         stays = np.ones(len(self), dtype=bool)
         stays[self.narrowable[~kept]] = False
         visual = stays[: len(self.slots)]
         self.slots = self.slots[visual]
         self.narrowable = (np.cumsum(visual) - 1)[self.narrowable[kept]]
-        self._place()
+        self._build_runs()
         return stays
 
 
 def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], kernel: Kernel[Any]) -> list[PassResult]:
-    """Run all streams' rows through all layers and write their KV to the pool."""
+    """Run the rows of all streams through all layers, writing their KV to the pool."""
     rows = [_Rows(stream) for stream in streams]
     embeds = torch.cat([stream.embeds for stream in streams])
     hidden = embeds[:, : model.text_config.hidden_size]
@@ -187,7 +188,7 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
     layers = len(model.layers)
     for index in range(layers):
         if not len(hidden):
-            # Before a window's end, narrowing may leave nothing.
+            # Before a window's end there are no questions, and narrowing may leave no rows.
             break
         narrowing = [i for i, r in enumerate(rows) if _narrows(r, index, layers - 1)]
         before = {i: _narrowable_kv(rows[i], index) for i in narrowing}
@@ -196,7 +197,7 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
         if narrowing:
             for each in rows:
                 each.count_layers(index + 1)
-            _hand_out(rows, ragged, cos, sin)
+            _distribute_queries(rows, ragged, cos, sin)
             after = {i: _narrowable_kv(rows[i], index) for i in narrowing}
             stays = [
                 _keep(r, index, before[i], after[i]) if i in before else np.ones(len(r), dtype=bool)
@@ -207,7 +208,7 @@ def ragged_forward(model: VisionLanguageModel, streams: Sequence[StreamPass], ke
             cos, sin = cos.index_select(0, kept), sin.index_select(0, kept)
             if len(kept):
                 ragged, rotary = _attention(rows, hidden, kernel, cos, sin), layer_rotary(cos, sin)
-    _hand_out(rows, ragged, cos, sin)
+    _distribute_queries(rows, ragged, cos, sin)
     results: list[PassResult] = []
     end = 0
     for each in rows:
@@ -224,16 +225,16 @@ def _attention(rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any], cos: Te
     watched: list[IntArray] = []
     others: list[IntArray] = []
     past: list[PlacedFrames] = []
-    # Rows before, of all and of the kernel's.
+    # Number of preceding rows: all, and those that the kernel computes.
     first = inner = 0
     for each in rows:
         runs.append([run.moved(inner) for run in each.runs])
         watched.append(each.watched() + first)
-        others.append(np.arange(first + each.apart, first + len(each)))
-        if each.stream.past is not None and each.apart:
+        others.append(np.arange(first + each.past_rows, first + len(each)))
+        if each.stream.past is not None and each.past_rows:
             past.append(each.stream.past.place(pool, each.stream.table, each.slots, first, cos, sin))
         first += len(each)
-        inner += len(each) - each.apart
+        inner += len(each) - each.past_rows
     prepared = kernel.prepare([each.stream.table for each in rows], runs, like)
     wanted = np.concatenate(watched)
     return RaggedAttention(
@@ -247,8 +248,8 @@ def _attention(rows: Sequence[_Rows], like: Tensor, kernel: Kernel[Any], cos: Te
     )
 
 
-def _hand_out(rows: Sequence[_Rows], ragged: RaggedAttention, cos: Tensor, sin: Tensor) -> None:
-    """Give each stream the raw queries of its watched rows."""
+def _distribute_queries(rows: Sequence[_Rows], ragged: RaggedAttention, cos: Tensor, sin: Tensor) -> None:
+    """Give each stream the unrotated queries of its watched rows."""
     if ragged.watched is None:
         return
     turned = cos.index_select(0, ragged.watched).float(), sin.index_select(0, ragged.watched).float()
@@ -268,7 +269,7 @@ def _narrows(rows: _Rows, layer: int, last: int) -> bool:
 
 
 def _narrowable_kv(rows: _Rows, layer: int) -> tuple[Tensor, Tensor]:
-    """``K, V [n, Hkv, d]`` in the slots of the narrowable rows, copied out; keys are rotated."""
+    """Copies of ``K, V [n, Hkv, d]`` in the slots of the narrowable rows; keys are rotated."""
     pool = rows.stream.pool
     slots = pool.index(rows.stream.table[rows.slots[rows.narrowable]])
     return pool.k[layer].index_select(0, slots), pool.v[layer].index_select(0, slots)

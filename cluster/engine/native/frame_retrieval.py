@@ -1,8 +1,8 @@
-"""Frames of a window read their camera's past: per layer, what their own queries retrieve, beside the window's slots.
+"""Frames of a window that also attend to their camera's past: per layer, to what their own queries retrieve.
 
-The system prompt, the retrieved KV and the window's slots up to a row are one attention. The past lies before the
-window on the positions that a question would give it, in the stream's own time, and the system prompt before that; so
-with everything retrieved and nothing evicted this is causal attention over the whole stream.
+Each row attends jointly to the system prompt, the retrieved KV and the window's slots up to itself. The past precedes
+the window at the positions a question would give it, in the stream's own time, and the system prompt precedes the past;
+with everything retrieved and nothing evicted, this is causal attention over the whole stream.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from cluster.types import MICROSECONDS
 
 log = logging.getLogger(__name__)
 
-# Most rows times slots of the window of frames that attend together: bounds their mask.
+# Maximum rows times window slots of frames that attend in one call: bounds their mask.
 _PAIRS = 2**20
 
 
 @dataclass(slots=True)
-class Waited:
-    """Seconds that windows which are computed together have waited for blocks."""
+class BlockWait:
+    """Seconds that the windows of one batch have waited for blocks so far."""
 
     seconds: float = 0.0
 
@@ -49,14 +49,14 @@ def plan_with_past(
     memory: StreamMemory,
     policy: ReSVFrames,
     plan: WindowPlan,
-    waited: Waited,
+    waited: BlockWait,
 ) -> WindowPlan:
-    """The plan of a window whose frames read the memory; the same where nothing is before it. To be closed with
-    ``work.past``. ``waited``: of the windows that are computed with it."""
+    """Extend a plan so that its frames read the memory; returned unchanged if nothing precedes the window. The caller
+    closes ``work.past``. ``waited``: shared by the windows of the batch."""
     if not len(plan.work.slots):
         return plan
     opened = plan.frames[0].memory_time
-    # A restored window may begin before frames of the memory end: one of both would be attended to twice.
+    # A restored window and the memory may overlap: frames in both must not be attended to twice.
     before = memory.frames_since(opened)
     session = RetrievalSession(
         memory,
@@ -66,8 +66,8 @@ def plan_with_past(
         device=model.device,
         dtype=model.dtype,
     )
-    with ExitStack() as unless_used:
-        unless_used.callback(session.close)
+    with ExitStack() as cleanup:
+        cleanup.callback(session.close)
         held = session.view.log.copy()
         held.delete_before(session.first_frame)
         held.delete_after(before - 1)
@@ -77,14 +77,14 @@ def plan_with_past(
         most = frames_that_fit(model, plan.places.next, frame_s, plan.frames[0].grid)
         timeline = Timeline.of(held.numbers, held.times, opened, frame_s=frame_s, most=most)
         past = FramePast(model, system, session, policy.deadline_s, waited, plan, timeline)
-        unless_used.pop_all()
+        cleanup.pop_all()
     return replace(plan, work=replace(plan.work, past=past))
 
 
 class FramePast:
     """What the frames of one window retrieve of their camera's past, during its passes.
 
-    * ``session``: which reads it
+    * ``session``: reads the memory
     * ``attended``: pairs of a row and a retrieved token, averaged over heads, summed over layers
     """
 
@@ -94,7 +94,7 @@ class FramePast:
         system: SystemPrompt,
         session: RetrievalSession,
         deadline_s: float,
-        waited: Waited,
+        waited: BlockWait,
         plan: WindowPlan,
         timeline: Timeline,
     ) -> None:
@@ -104,9 +104,9 @@ class FramePast:
         self._deadline_s, self._waited = deadline_s, waited
         self._timeline, self._grid = timeline.to(model.device), plan.frames[0].grid
         first = plan.frames[0]
-        # Of the oldest frame, in the stream's own time.
+        # Seconds and slot of the oldest remembered frame, in the stream's own time.
         self._origin = first.time_s - timeline.length_s, first.slot - timeline.slots
-        # Slots behind each frame.
+        # End of each frame's slots.
         self._ends = np.cumsum(token_counts(plan.frames)) + plan.system
         self._system = plan.system
         place = model.frame_place(*self._origin, self._grid)
@@ -121,11 +121,11 @@ class FramePast:
 
     @property
     def reads(self) -> FrameReads:
-        """What the frames have read so far."""
+        """Statistics of what the frames have read so far."""
         stats, loads = self.session.stats, self.session.prefetcher.stats
         return FrameReads(
             frames=self._frames,
-            # Waiting frames are held and read.
+            # Frames waiting to be clustered count as held and as read.
             held_tokens=stats.held_tokens + self._read_tokens - stats.fetched_tokens,
             read_tokens=self._read_tokens,
             clusters=stats.clusters,
@@ -137,19 +137,19 @@ class FramePast:
         )
 
     def close(self) -> None:
-        """End the loads, and report what was lost to the memory."""
-        # Windows do not wait for a tier that hangs.
+        """Stop loading, and report lost blocks to the memory."""
+        # Does not wait: a tier may hang.
         self.session.close(wait=False)
 
     def frame_of(self, slots: IntArray) -> IntArray:
-        """Number, in the window, of the frame of each slot."""
+        """Index in the window of each slot's frame."""
         return np.searchsorted(self._ends, slots, side="right")
 
     def place(self, pool: KVPool, table: IntArray, slots: IntArray, row: int, cos: Tensor, sin: Tensor) -> PlacedFrames:
-        """These slots of the window (see ``StreamPass``) as rows of a pass from ``row`` on; ``cos, sin [n, d]``: of all
-        its rows."""
+        """Place these window slots (see ``StreamPass``) in a pass as rows from ``row`` on; ``cos, sin [n, d]``: of all
+        rows of the pass."""
         frames, counts = np.unique(self.frame_of(slots), return_inverse=True, return_counts=True)[1:]
-        # First and last row, and slots of the window, of frames that attend together.
+        # Per call: first row, end row and number of window slots.
         spans: list[tuple[int, int, int]] = []
         for count, end in zip(counts.tolist(), counts.cumsum().tolist(), strict=True):
             first, reach = spans[-1][0] if spans else 0, int(slots[end - 1]) + 1 - self._system
@@ -171,34 +171,34 @@ class FramePast:
         return PlacedFrames(self, pieces, counts.tolist(), rows, seen, cos[rows].float(), sin[rows].float())
 
     def retrieve(self, layer: int, query: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values ``[Hkv, s, d]`` of what lies before the window, for raw query rows ``[H, n, d]`` of ``F``
-        frames, so many of each; and what each frame reads of it ``[F, Hkv, s]`` bool."""
+        """Keys and values ``[Hkv, s, d]`` preceding the window, for unrotated query rows ``[H, n, d]`` of ``F`` frames
+        with ``counts`` rows each; and the mask ``[F, Hkv, s]`` of what each frame reads."""
         self._frames += len(counts) if layer == 0 else 0
         key, value = self._system_k[layer], self._system_v[layer]
         readers = torch.ones(len(counts), *key.shape[:2], dtype=torch.bool, device=key.device)
-        found = self._fetched(layer, self._by_frame(query), counts)
+        found = self._fetch(layer, self._by_frame(query), counts)
         if found is None or not found[0].tokens:
             return key, value, readers
-        recalled, of_frame = found
-        self._read_tokens += sum(recalled.read)
-        self.attended += sum(count * tokens for count, tokens in zip(counts, recalled.read, strict=True)) / len(key)
+        retrieved, by_frame = found
+        self._read_tokens += sum(retrieved.read)
+        self.attended += sum(count * tokens for count, tokens in zip(counts, retrieved.read, strict=True)) / len(key)
         return (
-            torch.cat([key, self.rotated(recalled)], dim=1),
-            torch.cat([value, recalled.value], dim=1),
-            torch.cat([readers, of_frame], dim=2),
+            torch.cat([key, self.rotated(retrieved)], dim=1),
+            torch.cat([value, retrieved.value], dim=1),
+            torch.cat([readers, by_frame], dim=2),
         )
 
     def rotated(self, past: RetrievedKV) -> Tensor:
-        """Keys ``[Hkv, m, d]`` at the places that the past has before this window."""
+        """Keys ``[Hkv, m, d]``, rotated to the positions of the past before this window."""
         return rotate_retrieved(self._model, self.session.memory, past, self._timeline, self._grid, origin=self._origin)
 
     def _by_frame(self, query: Tensor) -> Tensor:
-        """Rows ``[H, n, d]`` as ``[Hkv, n G, d]``, where clusters are selected: one read of all frames by the host."""
+        """Rows ``[H, n, d]`` as ``[Hkv, n G, d]`` on the host, which selects the clusters: one copy for all frames."""
         by_group = query.reshape(-1, self._group, *query.shape[1:])
         return by_group.transpose(1, 2).flatten(1, 2).cpu()
 
-    def _fetched(self, layer: int, query: Tensor, counts: Sequence[int]) -> tuple[RetrievedKV, Tensor] | None:
-        """None where a tier fails: a window does without what a question would fail for."""
+    def _fetch(self, layer: int, query: Tensor, counts: Sequence[int]) -> tuple[RetrievedKV, Tensor] | None:
+        """Fetch what the queries select; None if that fails: unlike a question, a window does without it."""
         self._count_scores(layer, query)
         stats = self.session.prefetcher.stats
         before = stats.waited_s
@@ -207,7 +207,7 @@ class FramePast:
             return self.session.fetch_groups(layer, query, [self._group * count for count in counts], left)
         except Exception:
             if not self._failed:
-                log.exception("frames of camera %r do without a part of their past", self.session.view.stream)
+                log.exception("frames of camera %r could not read a part of their past", self.session.view.stream)
             self._failed = True
             self.session.stats.unavailable += 1
             return None
@@ -215,15 +215,15 @@ class FramePast:
             self._waited.seconds += stats.waited_s - before
 
     def predict(self, layer: int, hidden: Tensor, counts: Sequence[int]) -> None:
-        """Prefetch what rows ``[r, D]`` of frames, of which each has so many, will read in a layer; they lack the MLP
-        before it alone."""
+        """Prefetch what ``hidden [r, D]``, ``counts`` rows per frame, will read in ``layer``; it lacks only the
+        preceding MLP."""
         query = self._by_frame(self._model.raw_query(layer, hidden).transpose(0, 1))
         self._count_scores(layer, query)
         self._flops += self._projection_flops * len(hidden)
         self.session.prefetch(layer, query, [self._group * count for count in counts])
 
     def _count_scores(self, layer: int, query: Tensor) -> None:
-        """Of each row with the mean key of each cluster."""
+        """Count the FLOPs of scoring each row against each cluster's mean key."""
         if self.session.view.heads:
             clusters = sum(len(head.table) for head in self.session.view.heads[layer])
             self._flops += 2 * query.shape[1] * query.shape[2] * clusters
@@ -231,8 +231,8 @@ class FramePast:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FrameRows:
-    """Rows of frames that attend together: ``frame [n]``, of those in the pass, of each; and the window's slots that
-    each sees ``visible [n, s]``."""
+    """Rows of frames that attend in one call: ``frame [n]``: index of each row's frame in the pass; ``visible [n, s]``:
+    mask of the window slots each row sees."""
 
     rows: slice
     frame: Tensor
@@ -241,11 +241,11 @@ class _FrameRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedFrames:
-    """Frames of one stream, side by side in a pass, that also attend to what they retrieve of their camera's past.
+    """Consecutive rows of a pass: frames of one stream that also attend to what they retrieve of their camera's past.
 
-    * ``counts``: rows of each; ``rows``: all of them
-    * ``seen``: the pool's slots of the window, up to the last row
-    * ``cos, sin`` ``[n, d]`` float32: of their rows
+    * ``counts``: rows of each frame; ``rows``: their range in the pass
+    * ``seen``: pool slots of the window, up to the last row
+    * ``cos, sin`` ``[n, d]`` float32: of these rows
     """
 
     past: FramePast
@@ -257,8 +257,8 @@ class PlacedFrames:
     sin: Tensor
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
-        """Write their attention into ``out [n, H, d]``; ``query [H, n, d]``: of all rows of the pass; ``key, value``:
-        see :meth:`Kernel.attend`."""
+        """Write these rows' attention into ``out [n, H, d]``; ``query [H, n, d]``: of all rows of the pass; ``key,
+        value``: see :meth:`Kernel.attend`."""
         kv_heads, size = key.shape[1:]
         raw = unrotate(query[:, self.rows], self.cos, self.sin)
         past_key, past_value, readers = self.past.retrieve(layer, raw, self.counts)
@@ -280,7 +280,7 @@ class PlacedFrames:
             out[each.rows] = attended.permute(2, 0, 1, 3).reshape(count, -1, size)
 
     def predict(self, layer: int, hidden: Tensor) -> None:
-        """Prefetch what they will retrieve in a layer; ``hidden [n, D]``: of all rows, behind the attention of the
-        layer before."""
+        """Prefetch what these rows will retrieve in ``layer``; ``hidden [n, D]``: of all rows of the pass, after the
+        previous layer's attention."""
         if self.past.session.prefetches:
             self.past.predict(layer, hidden[self.rows], self.counts)

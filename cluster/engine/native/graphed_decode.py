@@ -1,7 +1,7 @@
-"""Decoding one token of several explanations, as a replayed CUDA graph where there is a GPU.
+"""Decodes one token of several explanations per step; on a GPU, by replaying a CUDA graph.
 
-A pass of a few rows takes the device less time than its launches take the host. All that changes between two of them is
-data, which is written to buffers of fixed addresses before a replay; the KV pool never moves.
+A pass of a few rows takes the device less time than its launches take the host. Only data changes between two passes:
+it is written to buffers at fixed addresses before each replay, and the KV pool never moves.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from cluster.models.upload import fill, to_device
 
 log = logging.getLogger(__name__)
 
-# Rows of the largest graph: its logits of a vocabulary of 150,000 take 80 MB.
+# Rows of the largest graph: its logits take 80 MB for a vocabulary of 150,000.
 LARGEST = 128
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Turns a function without arguments and results into one that launches the same work again."""
+"""Turns a function without arguments or result into one that launches the same work again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodeStep:
     """The newest token of each explanation, on the host.
 
-    * ``ids`` ``[n]`` and ``slots`` ``[n]``, of the pool; ``positions`` ``[3, n]``; all int64
-    * ``tables``, ``runs``: of each stream, see :meth:`~cluster.engine.native.kernels.Kernel.prepare`
+    * ``ids`` ``[n]``; ``positions`` ``[3, n]``; ``slots`` ``[n]`` in the pool; all int64
+    * ``tables``, ``runs``: per stream, see :meth:`~cluster.engine.native.kernels.Kernel.prepare`
     """
 
     ids: Tensor
@@ -48,7 +48,7 @@ class DecodeStep:
     runs: Sequence[Sequence[Run]]
 
     def padded(self, rows: int) -> DecodeStep:
-        """The last row again and again until there are ``rows``: what it writes to its slot is the same."""
+        """Repeat the last row until there are ``rows``; every repetition writes the same KV to the same slot."""
         more = rows - len(self.ids)
         last = self.runs[-1][-1]
         return DecodeStep(
@@ -61,20 +61,20 @@ class DecodeStep:
 
 
 class _Graph:
-    """A captured pass of so many rows as ``step`` has; ``chosen`` is what it writes, the others what it reads."""
+    """A captured pass with as many rows as ``step``; writes ``_chosen`` and reads the other buffers."""
 
     def __init__(self, decode: GraphedDecode, capture: Capture, inputs: Any, step: DecodeStep) -> None:
         rows, device = len(step.ids), decode.pool.device
         self._kernel, self._inputs = decode.kernel, inputs
         self._chosen = torch.zeros(rows, dtype=torch.int64, device=device)
-        # Token ids, slots and positions, which are written together.
+        # Token ids, slots and positions, written in one copy.
         self._rows = torch.zeros(5, rows, dtype=torch.int64, device=device)
         ids, slots, positions = self._rows[0], self._rows[1], self._rows[2:]
 
         def compute() -> None:
             self._chosen.copy_(decode.compute(ids, positions, slots, inputs))
 
-        # Warm-up computes this step, so that nothing else is written to the pool.
+        # Capture's warm-up runs this step, so that it writes nothing else to the pool.
         self._fill(step)
         self._replay = capture(compute)
 
@@ -89,10 +89,10 @@ class _Graph:
 
 
 class GraphedDecode:
-    """Next tokens of explanations; one graph for each power of two of rows, captured when it is first needed.
+    """Next tokens of explanations; one graph per power of two of rows, captured on first use.
 
-    * ``capture``: ``None`` where there is no GPU, or once a capture has failed
-    * ``replayed``, ``eager``: steps that were replayed, and that were launched operation by operation
+    * ``capture``: ``None`` without a GPU, or once a capture has failed
+    * ``replayed``, ``eager``: number of steps replayed from a graph, and launched operation by operation
     """
 
     def __init__(self, model: VisionLanguageModel, pool: KVPool, kernel: Kernel[Any]) -> None:
@@ -103,7 +103,7 @@ class GraphedDecode:
         self._graphs: dict[int, _Graph] = {}
 
     def __call__(self, step: DecodeStep) -> Tensor:
-        """Compute the rows' KV and the tokens after them ``[n]``, on the device; valid until the next call."""
+        """Compute the rows' KV and the next tokens ``[n]``, on the device; valid until the next call."""
         count = len(step.ids)
         padded = step.padded(1 << (count - 1).bit_length())
         graph = self._graph(padded)
@@ -117,7 +117,7 @@ class GraphedDecode:
         return self.compute(to_device(step.ids, self.pool.device), positions, slots, prepared)
 
     def compute(self, ids: Tensor, positions: Tensor, slots: Tensor, prepared: Any) -> Tensor:
-        """The pass from token ids ``[n]`` to the tokens after them ``[n]``. Nothing in it waits for the device."""
+        """The pass from token ids ``[n]`` to the next tokens ``[n]``, without synchronisation."""
         attention = RaggedAttention(self.pool, slots, self.kernel, prepared)
         embeds = self.model.embed(ids)
         hidden = embeds[:, : self.model.text_config.hidden_size]
@@ -127,7 +127,7 @@ class GraphedDecode:
         return self.model.logits(hidden).argmax(dim=1)
 
     def _graph(self, step: DecodeStep) -> _Graph | None:
-        """The graph for this many rows; ``None``: there is none here."""
+        """The graph for this number of rows, captured if necessary; ``None`` if there is none."""
         rows = len(step.ids)
         if self.capture is None or rows in self._graphs or rows > LARGEST:
             return self._graphs.get(rows)
@@ -136,38 +136,39 @@ class GraphedDecode:
             if inputs is not None:
                 self._graphs[rows] = _Graph(self, self.capture, inputs, step)
         except Exception:
-            log.exception("explanations decode without CUDA graphs from here on: capturing %d rows failed", rows)
+            log.exception("capturing %d rows failed; explanations decode without CUDA graphs from now on", rows)
             self.capture = None
             self._graphs.clear()
         return self._graphs.get(rows)
 
 
 class CudaCapture:
-    """:data:`Capture` of this thread's work on the current GPU; graphs are replayed one at a time and share memory."""
+    """:data:`Capture` of this thread's work on the current GPU. Graphs share memory, so only one may run at a time."""
 
     def __init__(self) -> None:
         self._memory = torch.cuda.graph_pool_handle()
-        # For all of them: what cuBLAS takes for each queue, 32 MiB on a Hopper GPU, stays taken.
-        self._aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # One for all captures: cuBLAS never frees its workspace per stream, 32 MiB on a Hopper GPU.
+        self._side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
-        # Libraries allocate and Triton compiles at first calls, which a capture does not allow.
-        current, aside = torch.cuda.current_stream(), self._aside
-        aside.wait_stream(current)
-        with torch.cuda.stream(aside):
+        # On first calls, libraries allocate and Triton compiles, neither of which a capture allows.
+        current, side = torch.cuda.current_stream(), self._side_stream
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
             for _ in range(2):
                 function()
-        current.wait_stream(aside)
+        current.wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads copy memories meanwhile. Where the end of a capture fails, torch leaves its queue current.
+            # Thread-local, as other threads copy memories meanwhile. If ending a capture fails, torch leaves the
+            # capture stream current; the outer context restores it.
             with (
                 torch.cuda.stream(current),
                 torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"),
             ):
                 function()
         except BaseException:
-            # And its allocator as if the capture went on, in which memory of several queues is never free again.
+            # Torch's allocator would stay in capture mode, in which memory used by several streams is never freed.
             with contextlib.suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._memory)
             raise

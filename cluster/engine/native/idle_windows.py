@@ -1,4 +1,4 @@
-"""Where windows wait between their strides: in the pool, or in pinned host memory."""
+"""Offloads windows between their strides from the KV pool to pinned host memory."""
 
 import logging
 from collections.abc import Mapping, Sequence, Set
@@ -12,16 +12,16 @@ from cluster.engine.window.stream import Stream
 log = logging.getLogger(__name__)
 
 LOAD_AHEAD_US = 1_000_000
-"""Microseconds before its end at which a window comes back: many times what its copy takes, so that its newest frames
-can be computed ahead, and a small part of a stride."""
+"""Lead time, in microseconds before its end, for loading a window: many times what the copy takes, so that its newest
+frames can be computed ahead, and a small part of a stride."""
 
 
 class IdleWindows:
-    """Moves windows between a pool and host memory, both ways beside the computation.
+    """Moves windows between a pool and host memory, overlapped with computation.
 
-    * ``share``: of the pool that windows may fill between their strides; further ones wait in host memory
-    * ``busy``: streams of the current batch, of which none is moved
-    * ``loads``: windows that came back; ``loads_ahead``: before the step that needs them was planned
+    * ``share``: share of the pool for windows between their strides; the excess moves to host memory
+    * ``busy``: streams of the current batch, which are never moved
+    * ``loads``: windows loaded back; ``loads_ahead``: those loaded before the step that needs them was planned
     """
 
     def __init__(self, pool: KVPool, streams: Mapping[str, Stream], share: float) -> None:
@@ -34,15 +34,15 @@ class IdleWindows:
         pool.make_room = self.make_room
 
     def make_room(self, slots: int) -> None:
-        """Give back the slots of windows until so many more are free or host memory is full: of those that are copied
-        there already, then of those that are not due and end last."""
+        """Free ``slots`` slots of windows, or fewer if host memory fills up: first of windows already copied there,
+        then of windows that are not due, those that end last first."""
         idle = [s for s in self._held(self.busy) if not s.kv.on_host]
         idle.sort(key=lambda s: (not s.kv.copied, bool(s.outstanding), -_remaining(s)))
         self._move(idle, slots, wait=True)
 
     def park(self, busy: Set[str] = frozenset()) -> None:
-        """Copy windows that are not due, nor of ``busy`` streams, to host memory while they fill more of the pool than
-        they may, those that end last first; and give back the slots of what is there."""
+        """Copy windows that are neither due nor ``busy`` to host memory while they exceed their share of the pool,
+        those that end last first; free the slots of windows whose copy is complete."""
         allowed = self.share * self._pool.capacity
         if not self._pool.host_capacity or self._pool.used <= allowed:
             return
@@ -52,8 +52,8 @@ class IdleWindows:
         self._move(idle, excess, wait=False)
 
     def load_ahead(self, stream: Stream, closed: int | None) -> bool:
-        """Begin the way back of a window that ends soon, or has ended at ``closed``, if it will be computed and the
-        pool has room; returns whether it did."""
+        """Start loading a window that ends soon, or has ended at ``closed``, if it will be computed and the pool has
+        room; returns whether it did."""
         kv = stream.kv
         if not kv.copied or (closed is None and not _ends_soon(stream)):
             return False
@@ -64,7 +64,7 @@ class IdleWindows:
         try:
             came = kv.load()
         except torch.OutOfMemoryError:
-            # Left for its step: a frame that comes must not fail for it.
+            # Left to the window's step: receiving a frame must not fail because of this.
             return False
         self.loads += came
         self.loads_ahead += came
@@ -74,7 +74,7 @@ class IdleWindows:
         return [stream for name, stream in self._streams.items() if len(stream.kv) and name not in busy]
 
     def _move(self, streams: Sequence[Stream], slots: float, *, wait: bool) -> None:
-        """Move the first of these until so many slots are given back, or host memory is full."""
+        """Move these windows in order until ``slots`` slots are freed, or host memory is full."""
         for stream in streams:
             if slots <= 0 or not self._copy(stream):
                 return
@@ -82,7 +82,7 @@ class IdleWindows:
             stream.kv.release(wait=wait)
 
     def _copy(self, stream: Stream) -> bool:
-        """Begin the copy of a window to host memory; returns whether it has room there."""
+        """Start copying a window to host memory; returns whether it fits there."""
         if stream.kv.copied:
             return True
         used = self._pool.host_used + sum(each.moved_nbytes for each in self._streams.values())
@@ -91,11 +91,11 @@ class IdleWindows:
         try:
             stream.copy_to_host()
         except RuntimeError as error:
-            # The host has no more memory to pin, of which a GPU tells as of errors of its own.
+            # The host has no more memory to pin, which CUDA reports like a device error.
             if "out of memory" not in str(error):
                 raise
             if not self._refused:
-                log.warning("windows stay in the KV pool, as they could not be copied to host memory: %s", error)
+                log.warning("windows stay in the KV pool; copying them to host memory failed: %s", error)
             self._refused = True
             return False
         return True
@@ -108,5 +108,5 @@ def _remaining(stream: Stream) -> int:
 
 
 def _ends_soon(stream: Stream) -> bool:
-    """Whether its window should be in the pool by now: before the frame that may end it."""
+    """Whether the current window must be in the pool by now, before the frame that may end it."""
     return bool(stream.frames) and _remaining(stream) <= max(LOAD_AHEAD_US, stream.frames[-1].duration)

@@ -1,4 +1,4 @@
-"""Splits a step's work into passes of bounded size: small windows batched, large ones in pieces."""
+"""Splits a step's work into passes of bounded size: small windows are batched, large ones split."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,34 +12,34 @@ from cluster.engine.native.forward import PassResult, PassStats, StreamPass, rag
 from cluster.engine.native.kernels import Kernel
 from cluster.models.base import VisionLanguageModel
 
-# Fewest rows worth a pass before a window ends: a pass reads every weight, so that fewer take as long as these, and
-# add next to nothing to the pass at the window's end.
+# Minimum rows of a pass before a window ends: every pass reads all weights, so fewer rows would take as long, and cost
+# almost nothing in the pass at the window's end.
 AHEAD_ROWS = 256
 CPU_AHEAD_ROWS = 64
-# Rows per pass: bounds activations when many cameras start at once.
+# Maximum rows per pass: bounds activations when many cameras start at once.
 ROWS = 16384
-# On a CPU, so few that a layer's activations stay in its caches: a window of 5,800 tokens then took 4 to 8 % less time.
+# On a CPU, a layer's activations should stay in cache: a window of 5,800 tokens took 4 to 8 % less time.
 CPU_ROWS = 2048
 
 
 def pass_rows(device: torch.device) -> int:
-    """The fastest row limit for a device."""
+    """The fastest row limit per pass for a device."""
     return CPU_ROWS if device.type == "cpu" else ROWS
 
 
 def ahead_rows(device: torch.device) -> tuple[int, int]:
-    """Fewest and most rows of a pass before windows end; a window that ends meanwhile waits for it."""
+    """Minimum and maximum rows of a pass before windows end; windows that end meanwhile wait for it."""
     return (CPU_AHEAD_ROWS if device.type == "cpu" else AHEAD_ROWS), pass_rows(device) // 4
 
 
 def run_passes(
     model: VisionLanguageModel, works: Sequence[StreamPass], kernel: Kernel[Any], rows: int
 ) -> list[PassResult]:
-    """Run :func:`~cluster.engine.native.forward.ragged_forward` in passes of about ``rows`` rows; results equal those
-    of a single pass.
+    """Run :func:`~cluster.engine.native.forward.ragged_forward` in passes of about ``rows`` rows, with the results of a
+    single pass.
 
-    A window's rows may run in sequence: by causality earlier rows do not see later ones, and their KV is in the pool by
-    then. A narrowing window is not split, as it selects among all its rows.
+    A window's rows may run in successive passes: by causality, earlier rows do not see later ones, and later passes
+    find their KV in the pool. A window with narrowing is not split, because it selects among all its rows.
     """
     results: list[list[PassResult]] = [[] for _ in works]
     for number, work in enumerate(works):
@@ -55,13 +55,13 @@ def run_passes(
 
 
 def _pieces(work: StreamPass, rows: int) -> list[StreamPass]:
-    """Even pieces of at most ``rows`` rows; the tail stays in the last piece, which may exceed the limit."""
+    """Equal pieces of at most ``rows`` rows; the last piece also has the tail, and may exceed the limit."""
     count = -(-len(work.slots) // rows)
     if work.narrowing is not None or count < 2:
         return [work]
     cuts = [len(work.slots) * i // count for i in range(count + 1)]
     if work.past is not None:
-        # A frame retrieves once: its rows stay together.
+        # A frame's rows stay together: it retrieves once.
         borders = np.flatnonzero(np.diff(work.past.frame_of(work.slots))) + 1
         borders = np.concatenate(([0], borders, [len(work.slots)]))
         cuts = np.unique(borders[np.searchsorted(borders, cuts)]).tolist()
@@ -84,7 +84,7 @@ def _pieces(work: StreamPass, rows: int) -> list[StreamPass]:
 
 
 def _groups(streams: Sequence[Sequence[StreamPass]], rows: int) -> list[list[tuple[int, StreamPass]]]:
-    """Group pieces, with their stream's number, up to ``rows`` rows; never two of one stream."""
+    """Group pieces, each with its stream's index, up to ``rows`` rows; never two of one stream."""
     groups: list[list[tuple[int, StreamPass]]] = []
     filled = rows
     for stream, pieces in enumerate(streams):
@@ -98,7 +98,7 @@ def _groups(streams: Sequence[Sequence[StreamPass]], rows: int) -> list[list[tup
 
 
 def _joined(parts: Sequence[PassResult]) -> PassResult:
-    """Combine the results of a stream's pieces; the tail is in the last."""
+    """Combine the results of a stream's pieces; the tail is in the last one."""
     last = parts[-1]
     if len(parts) == 1:
         return last

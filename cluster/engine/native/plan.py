@@ -1,4 +1,4 @@
-"""Plan of one window: layout, refreshed tokens, and input of the pass."""
+"""Plan of one window: layout, tokens to refresh, and the input of its pass."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from cluster.models.upload import to_device
 from cluster.types import Question, WindowRequest
 
 _NONE = np.zeros(0, np.int64)
-# Question rows recorded for compressors; SnapKV uses the last 32.
+# Maximum question rows whose queries are recorded for compressors; SnapKV uses the last 32.
 WATCHED_ROWS = 64
 
 
 @torch.inference_mode()
 def system_prompt(model: VisionLanguageModel, pool: KVPool, kernel: Kernel[Any]) -> SystemPrompt:
-    """Compute a model's system prompt KV."""
+    """Compute the KV of a model's system prompt."""
     ids = torch.tensor(model.system_ids(), dtype=torch.int64)
     kv = StreamKV(pool)
     kv.resize(len(ids))
@@ -50,7 +50,7 @@ def system_prompt(model: VisionLanguageModel, pool: KVPool, kernel: Kernel[Any])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SystemPrompt:
-    """System prompt before the first frame; ``k, v [L, Hkv, s, d]``, raw keys, computed once per model."""
+    """KV of the system prompt, computed once per model: ``k, v [L, Hkv, s, d]``, keys before rotary."""
 
     k: Tensor
     v: Tensor
@@ -59,9 +59,9 @@ class SystemPrompt:
         return int(self.k.shape[2])
 
     def store(self, pool: KVPool, plans: Sequence[WindowPlan]) -> None:
-        """Write it to the pool before these windows: its tokens alone change their place when a window slides."""
+        """Write it to the pool for each of these windows: unlike frames, its tokens move when a window slides."""
         cos, sin = pool.rotary(torch.cat([plan.places.text(range(len(self))) for plan in plans], dim=1))
-        # Scratch slots begin with the system prompt's.
+        # The first scratch slots are the system prompt's.
         index = pool.index(np.concatenate([plan.stream.kv.scratch[: len(self)] for plan in plans]))
         k, v = (part.repeat(1, 1, len(plans), 1) for part in (self.k, self.v))
         pool.k.index_copy_(1, index, rotate_wide(k, cos, sin).transpose(1, 2))
@@ -70,7 +70,7 @@ class SystemPrompt:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """A tokenised question; ``reserved`` slots for its explanation; ``embeds [tokens, W]``."""
+    """A tokenised question: ``embeds [tokens, W]``, and ``reserved`` slots for its explanation."""
 
     question: Question
     embeds: Tensor
@@ -84,8 +84,8 @@ class Prompt:
 class WindowPlan:
     """A window to compute.
 
-    * ``progress``: of the window, without this plan
-    * ``visual``: visual tokens, of which the first ``cached`` have KV; ``computed [visual]``: those to compute
+    * ``progress``: of the window, before this plan
+    * ``visual``: visual tokens, the first ``cached`` of which have KV; ``computed [visual]``: mask of those to compute
     * ``places``: see :class:`WindowPlaces`
     """
 
@@ -125,12 +125,12 @@ def plan_window(
 ) -> WindowPlan:
     """Plan a window of encoded ``frames``; older frames leave the stream and its KV.
 
-    Tokens are refreshed by the window's first plan. ``prompts``: none before the window's end. ``watch``: record the
-    raw queries of every question's last rows. Raises ``CapacityError``: the pool is full.
+    Only a window's first plan refreshes tokens. ``prompts``: empty before the window's end. ``watch``: record the
+    unrotated queries of every question's last rows. Raises ``CapacityError``: the pool is full.
     """
     stream.drop_frames(stream.frames.index(frames[0]))
     for later in stream.frames[len(frames) :]:
-        # Computed ahead, for a stride that is shorter now: its slots are behind those of this window's new tokens.
+        # Computed ahead, but the stride has become shorter since; its slots are freed below.
         if later.computed is not None:
             stream.next_token, later.computed = min(stream.next_token, later.first), None
     visual = sum(token_counts(frames))
@@ -166,7 +166,7 @@ def plan_window(
             [*_rows(encoded_tokens(frames[0]).embeds[:0], wanted, pool), *(prompt.embeds for prompt in prompts)]
         ),
         positions=torch.cat([*_positions(wanted), around.text(asked)], dim=1),
-        # A policy would compare invalid KV with what is computed.
+        # A narrowing policy would compare new KV with invalid KV.
         narrowing=None if invalid.any() else selection.narrowing,
         narrowable=np.arange(int(np.count_nonzero(computed[:cached]))),
         watched=watched_rows([len(prompt) for prompt in prompts]) if watch else _NONE,
@@ -177,7 +177,7 @@ def plan_window(
 
 
 def commit_plan(plan: WindowPlan, result: PassResult) -> WindowProgress:
-    """Record the KV and its context after the pass."""
+    """After the pass, record which tokens have KV and under which context; returns the window's progress."""
     through = np.zeros(plan.visual, dtype=bool)
     through[result.slots - plan.system] = True
     stream, stats, progress = plan.stream, result.stats, plan.progress
@@ -194,20 +194,18 @@ def commit_plan(plan: WindowPlan, result: PassResult) -> WindowProgress:
 
 
 def invalidate_ahead(plan: WindowPlan) -> None:
-    """A window's scores are no numbers, and neither may be what passes before its end have left of it: as nobody has
-    looked at that, it must not reach a later window, or a memory."""
+    """A window scored NaN: invalidate the KV that passes before its end computed for it. It was never checked, and
+    must not reach a later window or a memory."""
     for frame in plan.frames:
         if frame.computed is not None:
             frame.computed[0, frame.computed[0] == plan.request.window] = INVALID
-    # Those passes count no more: what is computed again would exceed what they found.
+    # Start counting anew: with these tokens recomputed, counts would exceed the overlap found before.
     plan.stream.progress = None
 
 
 def watched_rows(lengths: Sequence[int]) -> IntArray:
-    """The last rows of each question, at most ``WATCHED_ROWS`` together.
-
-    With more questions than that, the last row of evenly spread ones.
-    """
+    """Indices of each question's last rows, at most ``WATCHED_ROWS`` in all; with more questions than that, the last
+    row of an evenly spaced subset."""
     share = max(1, WATCHED_ROWS // len(lengths))
     ends = np.cumsum(lengths)
     rows = np.concatenate([np.arange(end - min(share, n), end) for end, n in zip(ends, lengths, strict=True)])
@@ -222,7 +220,7 @@ def _positions(wanted: Sequence[tuple[StreamFrame, BoolArray]]) -> Iterator[Tens
 
 
 def _rows(nothing: Tensor, wanted: Sequence[tuple[StreamFrame, BoolArray]], pool: KVPool) -> list[Tensor]:
-    """Embeddings ``[n, W]`` of the tokens to compute, those of the oldest frames perhaps from host memory."""
+    """Embeddings ``[n, W]`` of the tokens to compute; those of the oldest frames may come from host memory."""
     rows = [nothing]
     for frame, tokens in wanted:
         embeds = embeddings(frame)
@@ -237,10 +235,10 @@ def _rows(nothing: Tensor, wanted: Sequence[tuple[StreamFrame, BoolArray]], pool
 
 @dataclass(frozen=True, slots=True)
 class WindowPlaces:
-    """Where a window lies in its stream's own time, so that relative positions are those of a window that begins at 0.
+    """Maps window positions to the stream's own time; relative positions are those of a window that begins at 0.
 
-    ``first``: place of its first frame; ``system``: tokens before it; ``next``: position of a question's first token,
-    counted from the system prompt; ``axes``: those that ``first`` moves.
+    ``first``: own-time position of the first frame; ``system``: tokens before it; ``next``: window position of a
+    question's first token; ``axes``: 1 for the axes that ``first`` shifts, else 0.
     """
 
     first: int
@@ -249,13 +247,13 @@ class WindowPlaces:
     axes: tuple[int, int, int]
 
     def text(self, positions: Sequence[int]) -> Tensor:
-        """Own-time positions ``[3, n]`` of text at these positions of the window."""
+        """Own-time positions ``[3, n]`` of text at these window positions."""
         place = torch.tensor(positions, dtype=torch.int64) - self.system
         return torch.stack([place + axis * self.first for axis in self.axes])
 
 
 def window_places(model: VisionLanguageModel, system: int, frames: Sequence[StreamFrame]) -> WindowPlaces:
-    """Places of a window of these frames."""
+    """The :class:`WindowPlaces` of a window of these frames."""
     first, last = (model.frame_place(frame.time_s, frame.slot, frame.grid) for frame in (frames[0], frames[-1]))
     following = model.next_position(system, last - first, frames[-1].grid)
     return WindowPlaces(first, system, following, model.moving_axes)

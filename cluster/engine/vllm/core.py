@@ -1,7 +1,7 @@
-"""vLLM engine core in its own processes: start, deadline, shutdown, restart after failures, and statistics.
+"""vLLM's engine core in its own processes: start, deadline, shutdown, restart after failures, and statistics.
 
-``AsyncLLM`` and not ``LLMEngine``, which waits for its core without a limit, even one that was killed. The event loop
-belongs to this object and runs only inside its calls.
+Uses ``AsyncLLM``, because ``LLMEngine`` waits for its core without a timeout, even after the core was killed. The event
+loop belongs to this object and runs only inside its calls.
 """
 
 import asyncio
@@ -36,16 +36,16 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Grace period before a core's processes are killed, and wait for the rest.
+# Grace period before a core's processes are killed, and timeout for cancelled requests.
 SHUTDOWN_S = 2.0
-# The first request includes vLLM's compilation.
+# Timeout of the first request, which includes vLLM's compilation.
 WARM_UP_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class PromptRequest:
-    """A rendered prompt with one question (see :mod:`cluster.engine.vllm.prompt_items`); ``max_tokens``: of the answer,
-    at least 1."""
+    """A rendered prompt with one question (see :mod:`cluster.engine.vllm.prompt_items`); ``max_tokens``: maximum length
+    of the answer, at least 1."""
 
     prompt: Any
     max_tokens: int = 1
@@ -53,8 +53,8 @@ class PromptRequest:
 
 @dataclass(frozen=True, slots=True)
 class PromptReply:
-    """``scores``: log-probabilities of the watched ids at the first token; ``tokens`` of the answer without the end
-    token; ``prompt`` tokens, of which ``cached`` were not computed."""
+    """``scores``: log-probabilities of the watched ids for the first token; ``tokens``: the answer, without its end
+    token; ``prompt``: tokens of the prompt, ``cached`` of which were not computed."""
 
     scores: list[float]
     tokens: list[int]
@@ -91,7 +91,7 @@ class StatsRecorder(StatLoggerBase):
 
 
 class VllmCollector(Collector):
-    """vLLM's Prometheus metrics of this process under their own names; register it beside ours."""
+    """Exports this process's vLLM metrics to Prometheus under vLLM's names; register it next to our collectors."""
 
     def collect(self) -> Iterator[Metric]:
         for metric in REGISTRY.collect():
@@ -100,16 +100,15 @@ class VllmCollector(Collector):
 
 
 class VllmCore:
-    """vLLM's engine core, which is stopped when it fails and started again at the next request. All calls from one
-    thread at a time.
+    """vLLM's engine core, stopped when it fails and restarted at the next request. Not thread-safe.
 
-    ``stats``: of the current core; ``max_tokens``: longest prompt including its answer.
+    ``stats``: of the current core; ``max_tokens``: maximum length of a prompt and its answer.
 
     Args:
         arguments: complete engine arguments (:class:`AsyncEngineArgs`).
-        watched: token ids whose log-probabilities every reply has.
+        watched: token ids whose log-probabilities every reply includes.
         ends: token ids that end an answer.
-        settings: timeout, and restarts allowed.
+        settings: timeout and maximum restarts.
 
     Raises:
         ModelError: vLLM refuses an argument, or the core does not start.
@@ -127,19 +126,19 @@ class VllmCore:
         self._start()
 
     def check(self) -> None:
-        """Check that it can answer or restart its core. Raises ``UnavailableError``: its cores failed too often in a
-        row, or it was closed."""
+        """Raise ``UnavailableError`` if this object was closed, or its core failed too often in a row to restart it
+        again."""
         if self._closed:
             raise UnavailableError("this engine was closed")
         if self._failures > self.settings.restarts:
             raise UnavailableError(
-                f"vLLM's engine core died or hung {self._failures} times in a row; the replica must be replaced, and "
-                "its log says why they did"
+                f"vLLM's engine core died or hung {self._failures} times in a row; the replica must be replaced; see "
+                "its log for the cause"
             )
 
-    def answer(self, asks: Sequence[PromptRequest]) -> list[PromptReply]:
-        """Run all prompts in one batch. Raises ``UnavailableError``: the core died, or did not answer in time; the next
-        call starts another, while :meth:`check` allows it; ``ValueError``: vLLM refuses a prompt."""
+    def answer(self, requests: Sequence[PromptRequest]) -> list[PromptReply]:
+        """Run all prompts in one batch. Raises ``UnavailableError``: the core died or did not answer in time (the next
+        call restarts it, while :meth:`check` allows that); ``ValueError``: vLLM refuses a prompt."""
         self.check()
         if self._llm is None:
             log.warning("restarting vLLM's engine core")
@@ -149,18 +148,18 @@ class VllmCore:
                 self._failures += 1
                 raise UnavailableError(f"vLLM's engine core could not be restarted: {error}") from error
         try:
-            replies = self._run(asks, self.settings.timeout_s)
+            replies = self._run(requests, self.settings.timeout_s)
         except UnavailableError as error:
             log.error("%s", error)
             self._failures += 1
-            # Now, to free its memory for the next core.
+            # Stopped now, to free its memory for the next core.
             self._stop()
             raise
         self._failures = 0
         return replies
 
     def close(self) -> None:
-        """Stop vLLM's processes; waits a few seconds at most."""
+        """Stop vLLM's processes, waiting a few seconds at most."""
         self._closed = True
         self._stop()
 
@@ -171,7 +170,7 @@ class VllmCore:
         try:
             self._llm = self._make()
             self.max_tokens = int(self._llm.model_config.max_model_len)
-            # Warm up: compilation must not count against the first window.
+            # Warm up, so that compilation does not count against the first window's timeout.
             self._run([PromptRequest(tokens_input(self._watched[:1]))], WARM_UP_S)
         except BaseException:
             self._stop()
@@ -194,25 +193,25 @@ class VllmCore:
         if llm is not None:
             llm.shutdown(timeout=SHUTDOWN_S)
         if not self._loop.is_closed():
-            # Run the loop's remaining and cancelled tasks.
+            # Let the loop's remaining tasks finish.
             self._loop.run_until_complete(_settle())
             self._loop.close()
 
-    def _run(self, asks: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
+    def _run(self, requests: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
         assert self._llm is not None
         try:
             if not self._llm.errored:
-                return self._loop.run_until_complete(self._answer(self._llm, asks, timeout_s))
+                return self._loop.run_until_complete(self._answer(self._llm, requests, timeout_s))
             why = "has died"
         except TimeoutError:
-            why = f"did not answer {len(asks)} prompts within {timeout_s:g} s"
+            why = f"did not answer {len(requests)} prompts within {timeout_s:g} s"
         except EngineDeadError:
             why = "has died"
         raise UnavailableError(f"vLLM's engine core {why}; it must be restarted")
 
     # -- on the loop ------------------------------------------------------------------------------
-    async def _answer(self, llm: AsyncLLM, asks: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
-        tasks = [asyncio.create_task(self._generate(llm, ask)) for ask in asks]
+    async def _answer(self, llm: AsyncLLM, requests: Sequence[PromptRequest], timeout_s: float) -> list[PromptReply]:
+        tasks = [asyncio.create_task(self._generate(llm, request)) for request in requests]
         try:
             done, pending = await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
             failed = next((task.exception() for task in done if task.exception() is not None), None)
@@ -224,10 +223,10 @@ class VllmCore:
         finally:
             await _cancelled(tasks)
 
-    async def _generate(self, llm: AsyncLLM, ask: PromptRequest) -> PromptReply:
+    async def _generate(self, llm: AsyncLLM, request: PromptRequest) -> PromptReply:
         params = SamplingParams(
             temperature=0.0,
-            max_tokens=ask.max_tokens,
+            max_tokens=request.max_tokens,
             logprob_token_ids=self._watched,
             stop_token_ids=self._ends,
             detokenize=False,
@@ -235,7 +234,7 @@ class VllmCore:
         )
         last: RequestOutput | None = None
         try:
-            async for output in llm.generate(ask.prompt, params, f"window-{next(self._numbers)}"):
+            async for output in llm.generate(request.prompt, params, f"window-{next(self._numbers)}"):
                 last = output
         except VLLMClientError as error:
             raise ValueError(f"vLLM refuses a window: {_first_line(error)}") from error
@@ -255,13 +254,13 @@ class VllmCore:
 
 
 async def _cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel running requests; a core that does not react is not waited for."""
+    """Cancel running requests, without waiting long for a core that does not react."""
     for task in tasks:
         task.cancel()
     done, _ = await asyncio.wait(tasks, timeout=SHUTDOWN_S)
     for task in done:
         if not task.cancelled():
-            # Retrieve the exception, or asyncio logs it as unretrieved.
+            # Retrieve the exception, or asyncio logs that it never was.
             task.exception()
 
 
@@ -274,10 +273,10 @@ async def _settle() -> None:
 
 @contextmanager
 def _environment() -> Iterator[None]:
-    """Environment of vLLM's processes; variables that the operator set take precedence.
+    """Environment of vLLM's processes; variables set by the operator take precedence.
 
-    They are spawned, since a fork of a process that has used its arithmetic threads hangs in them. On a CPU they get as
-    many threads as this process, wherever there is room: towers and language models run in turns.
+    Processes are spawned, since a fork hangs once this process has used its OpenMP threads. On a CPU they get as many
+    threads as this process, unbound: tower and language model run alternately.
     """
     wanted = {
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -301,8 +300,8 @@ def _environment() -> Iterator[None]:
 def _refusal(error: Exception) -> str:
     if isinstance(error, RuntimeError) and "initialization failed" in str(error):
         return (
-            "vLLM's engine core did not start, and its log says why; most often memory is too small for its KV cache: "
-            "lower max_model_len, or raise gpu_memory_utilization or kv_cache_memory_bytes under vllm.arguments"
+            "vLLM's engine core did not start; see its log for the cause, most often too little memory for the KV "
+            "cache: lower max_model_len, or raise gpu_memory_utilization or kv_cache_memory_bytes under vllm.arguments"
         )
     return f"vLLM cannot serve this model with these arguments: {_first_line(error)}"
 

@@ -1,4 +1,4 @@
-"""``VllmEngine``: windows answered by vLLM over frames encoded by our vision tower."""
+"""``VllmEngine``: answers windows with vLLM, over frames encoded by our vision tower."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class VllmEngine(Engine):
     """The :class:`~cluster.engine.base.Engine` on vLLM. Not thread-safe.
 
     Our vision tower encodes each frame once, in this process; embeddings and positions go to vLLM's engine core in its
-    own processes. A step sends all questions of all its windows together, and raises ``UnavailableError`` when the core
-    died or timed out; the next step restarts it.
+    own processes. A step sends the questions of all its windows together. It raises ``UnavailableError`` if the core
+    died or timed out; the next step restarts the core.
 
     * ``settings``: vLLM settings
-    * ``score_temperature``, ``score_bias``, ``max_new_tokens``: as of ``NativeEngine``
-    * ``release``: free the model's decoder layers in this process; nothing else may use the model then
-    * ``tiers``: storage for windows beyond this process; not closed with the engine
+    * ``score_temperature``, ``score_bias``, ``max_new_tokens``: as in ``NativeEngine``
+    * ``release``: free the model's decoder layers in this process; nothing else may use the model afterwards
+    * ``tiers``: storage for windows that outlive this process; not closed with the engine
 
     Raises:
-        ConfigError: vLLM is not installed, of an untested version, or does not know an argument.
-        ModelError: it cannot serve the model.
+        ConfigError: vLLM is not installed or of an untested version, or does not know an argument.
+        ModelError: vLLM cannot serve the model.
     """
 
     no_memory = (
-        "camera {!r} cannot be asked: engine vllm keeps no memory of what left the window; take engine native to ask "
-        "about the past"
+        "camera {!r} cannot be asked: engine vllm keeps no memory of what has left the window; use engine native to "
+        "ask about the past"
     )
 
     def __init__(
@@ -65,11 +65,11 @@ class VllmEngine(Engine):
     ) -> None:
         super().__init__(model, max_new_tokens)
         self._tiers = tiers
-        self._keeper = None if tiers is None else WindowCheckpoints(tiers)
+        self._checkpoints = None if tiers is None else WindowCheckpoints(tiers)
         self.settings = (settings or VllmSettings()).validated()
         yes, no = model.yes_no_ids()
         self._watched = [*yes, *no]
-        # Scores are read off the watched tokens' log-probabilities: the normalisation they share cancels out.
+        # Log-probabilities of the watched tokens serve as logits: their shared normalisation cancels out.
         places = range(len(self._watched))
         device = torch.device("cpu")
         self._score = make_score(model, places[: len(yes)], places[len(yes) :], device, score_temperature, score_bias)
@@ -79,57 +79,57 @@ class VllmEngine(Engine):
         try:
             self._start(release=release)
         except BaseException:
-            if self._keeper is not None:
-                self._keeper.close()
+            if self._checkpoints is not None:
+                self._checkpoints.close()
             self._folder.cleanup()
             raise
 
     # -- streams --------------------------------------------------------------------------------------
     def admit(self, spec: StreamSpec) -> None:
-        """See ``Engine.admit``. For a stream with a memory, continues a window that another process saved."""
+        """See ``Engine.admit``. A stream with a memory continues the window that another process saved."""
         self._check(spec)
-        keeper, held = self._keeper, spec.stream in self._streams
+        checkpoints, held = self._checkpoints, spec.stream in self._streams
         if self._tiers is not None and spec.memory is not None:
             self._tiers.set_cap(spec.stream, spec.memory.cap_bytes)
-        found = None if held or spec.memory is None or keeper is None else keeper.find_window(spec)
+        found = None if held or spec.memory is None or checkpoints is None else checkpoints.find_window(spec)
         new = self._admit(spec, found)
-        if keeper is not None and new:
-            keeper.discard_stale(spec.stream)
-        elif keeper is not None and held and spec.memory is None:
-            keeper.queue_clear(spec.stream)
+        if checkpoints is not None and new:
+            checkpoints.discard_stale(spec.stream)
+        elif checkpoints is not None and held and spec.memory is None:
+            checkpoints.queue_clear(spec.stream)
 
     def evict(self, stream: str, *, save: bool = True) -> None:  # noqa: ARG002
-        # Nothing is in flight in vLLM, as a step ends with all its requests.
-        if self._streams.pop(stream, None) is not None and self._keeper is not None:
-            self._keeper.cancel_window(stream)
+        # Nothing is in flight in vLLM: a step returns only once all its requests have ended.
+        if self._streams.pop(stream, None) is not None and self._checkpoints is not None:
+            self._checkpoints.cancel_window(stream)
 
-    # -- moving ---------------------------------------------------------------------------------------
+    # -- migration ------------------------------------------------------------------------------------
     def hand_over(self, stream: str) -> Future[bool]:
-        keeper = self._checkpoints_of(stream)
-        saved = keeper is not None and keeper.hand_over(stream, self._snapshot(stream))
+        checkpoints = self._checkpoints_for(stream)
+        saved = checkpoints is not None and checkpoints.hand_over(stream, self._snapshot(stream))
         self.evict(stream)
         return completed_future(saved)
 
     def import_stream(self, spec: StreamSpec, state: bytes) -> None:
-        """See ``Engine.import_stream``; replaces a stream of that name. A native engine's KV is discarded."""
+        """See ``Engine.import_stream``. A native engine's KV is discarded."""
         super().import_stream(spec, state)
         self._streams[spec.stream].invalidate_kv()
 
-    def _checkpoints_of(self, stream: str) -> WindowCheckpoints | None:
+    def _checkpoints_for(self, stream: str) -> WindowCheckpoints | None:
         held = self._streams.get(stream)
-        return None if held is None or held.spec.memory is None else self._keeper
+        return None if held is None or held.spec.memory is None else self._checkpoints
 
     # -- windows --------------------------------------------------------------------------------------
     def step(self, requests: Sequence[WindowRequest], following: Sequence[WindowRequest] = ()) -> list[Answer]:
         answers = super().step(requests, following)
         for request in requests:
-            keeper = self._checkpoints_of(request.stream)
-            if keeper is not None:
-                keeper.queue_window(request.stream, self._snapshot(request.stream))
+            checkpoints = self._checkpoints_for(request.stream)
+            if checkpoints is not None:
+                checkpoints.queue_window(request.stream, self._snapshot(request.stream))
         return answers
 
     def _encode_frames(self, frames: Sequence[StreamFrame]) -> Sequence[PatchBatch]:
-        """As every engine, to host memory: from there they go to vLLM, whose KV cache leaves a GPU no room for them."""
+        """Encode to host memory, from where embeddings go to vLLM: its KV cache leaves them no room on a GPU."""
         batches = super()._encode_frames(frames)
         for frame in frames:
             tokens = encoded_tokens(frame)
@@ -140,32 +140,32 @@ class VllmEngine(Engine):
         began = time.perf_counter()
         self._encode(work)
         encoded = time.perf_counter()
-        asks = [self.layout.make_prompts(each.frames, each.stream.spec.questions) for each in work]
+        requests = [self.layout.make_prompts(each.frames, each.stream.spec.questions) for each in work]
         planned = time.perf_counter()
-        replies = self._ask(asks)
-        whys = self._ask([self._ask_why(each, mine) for each, mine in zip(work, replies, strict=True)])
+        replies = self._ask(requests)
+        whys = self._ask([self._explanation_requests(*each) for each in zip(work, replies, strict=True)])
         seconds = (encoded - began, planned - encoded, time.perf_counter() - planned)
         done = [self._read(*each) for each in zip(work, replies, whys, strict=True)]
         return done, seconds
 
-    def _ask(self, asks: Sequence[Sequence[PromptRequest]]) -> list[list[PromptReply]]:
-        together = [ask for of_window in asks for ask in of_window]
+    def _ask(self, requests: Sequence[Sequence[PromptRequest]]) -> list[list[PromptReply]]:
+        together = [ask for of_window in requests for ask in of_window]
         replies = iter(self.core.answer(together) if together else ())
-        return [list(islice(replies, len(of_window))) for of_window in asks]
+        return [list(islice(replies, len(of_window))) for of_window in requests]
 
-    def _ask_why(self, each: WindowWork, replies: Sequence[PromptReply]) -> list[PromptRequest]:
-        """For an explanation of each answer that wants one."""
-        said = [
+    def _explanation_requests(self, each: WindowWork, replies: Sequence[PromptReply]) -> list[PromptRequest]:
+        """Requests for the explanations of answers whose question asks for one."""
+        explained = [
             (question, reply.tokens)
             for question, reply in zip(each.stream.spec.questions, replies, strict=True)
             if question.explain
         ]
-        return self.layout.make_prompts(each.frames, [ask for ask, _ in said], [answer for _, answer in said])
+        return self.layout.make_prompts(each.frames, [ask for ask, _ in explained], [answer for _, answer in explained])
 
     def _read(self, each: WindowWork, replies: Sequence[PromptReply], whys: Sequence[PromptReply]) -> ComputedWindow:
-        """What the replies to a window's questions, and their explanations, say and cost."""
+        """Scores, texts and costs of a window, from the replies to its questions and to requests for explanations."""
         visual = sum(token_counts(each.frames))
-        # What is cached at every question, the first one too, stems from an earlier window.
+        # Tokens cached for every question, including the first, come from an earlier window.
         reused = min(max(0, min(reply.cached for reply in replies) - len(self._system)), visual)
         questions = each.stream.spec.questions
         tokens = TokenCount(
@@ -179,8 +179,8 @@ class VllmEngine(Engine):
         )
         scores = self._score(torch.tensor([reply.scores for reply in replies])).tolist()
         check_scores(scores, self.model.dtype)
-        said = iter(whys)
-        texts = [answer_text(self.model, next(said).tokens) if question.explain else None for question in questions]
+        why = iter(whys)
+        texts = [answer_text(self.model, next(why).tokens) if question.explain else None for question in questions]
         # Each token that is not cached attends to itself and its predecessors.
         asked = [*replies, *whys]
         rows = sum(reply.prompt - reply.cached for reply in asked)
@@ -188,18 +188,18 @@ class VllmEngine(Engine):
         return ComputedWindow(tokens, scores, texts, rows, attended, sum(max(0, len(r.tokens) - 1) for r in whys))
 
     def delete_memory(self, stream: str, ago_s: float | None = None, life: str = "") -> Future[DeletedMemory]:
-        forgotten = super().delete_memory(stream, ago_s, life)
-        # Everything: the rest of the window is saved again with its next step.
-        if self._keeper is not None:
-            self._keeper.delete_stream(stream, life)
-        return forgotten
+        deleted = super().delete_memory(stream, ago_s, life)
+        # Deletes the whole checkpoint: the next step saves what is left of the window.
+        if self._checkpoints is not None:
+            self._checkpoints.delete_stream(stream, life)
+        return deleted
 
     # -- vLLM -----------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Stop vLLM's processes; the engine is then unusable."""
+        """Stop vLLM's processes; the engine is unusable afterwards."""
         self.core.close()
-        if self._keeper is not None:
-            self._keeper.close()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         self._folder.cleanup()
 
     def _start(self, *, release: bool) -> None:
@@ -214,7 +214,7 @@ class VllmEngine(Engine):
         served = write_model_folder(self.model, Path(self._folder.name), _cpu_head_sizes() if cpu else None)
         self.layout = TimeOrderLayout(self.model, served, self.max_new_tokens)
         if release:
-            # Before its weights are gone, and before vLLM measures free memory.
+            # The fingerprint needs the weights; they are freed before vLLM measures free memory.
             _ = self.fingerprint
             for layer in self.model.layers:
                 layer.to("meta")
@@ -232,14 +232,14 @@ class VllmEngine(Engine):
         longest = len(self._system) + frames * (grid.tokens + self._frame_text(grid)) + questions
         most = self.core.max_tokens - 1
         if any(question.explain for question in spec.questions):
-            # The turn that asks for it, behind the answer, and the explanation.
+            # The turn after the answer that asks why, and the explanation.
             most -= len(why_ids(self.model)) + self.max_new_tokens
         if longest > most:
             raise ConfigError(
                 f"{spec.stream}: a window of {spec.window_s:g} s at {spec.fps:g} samples a second may have {longest} "
-                f"tokens and vLLM takes {most} with the memory it has; shorten it, sample less often, let anchors come "
-                "more often (a window opens up to their interval earlier), or raise max_model_len and the memory of "
-                "its KV cache under vllm.arguments"
+                f"tokens, but vLLM takes at most {most} with its memory; shorten the window, sample less often, "
+                "shorten the anchor interval (a window may open that much earlier), or raise max_model_len and the KV "
+                "cache memory under vllm.arguments"
             )
 
 

@@ -1,6 +1,6 @@
-"""The model class served by vLLM: a family's language model over given embeddings at given three-axis positions.
+"""The model class served by vLLM: a family's language model over given embeddings and three-axis positions.
 
-Its layers are vLLM's own, with what the first of them add to visual tokens.
+The layers are vLLM's own; the first ones add DeepStack embeddings to visual tokens.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,14 +38,14 @@ from vllm.sequence import IntermediateTensors
 from cluster.engine.vllm.positions import feature_positions
 from cluster.engine.vllm.prompt_items import MODALITY, WindowItem, window_prompt
 
-# Dimension of the tokens. LlamaModel's own is that of positions on one axis, and ours have three.
+# Token dimension of each input. LlamaModel declares one-axis positions, but ours have three axes.
 _TOKENS = {"input_ids": 0, "positions": -1, "intermediate_tensors": 0, "inputs_embeds": 0}
 
 
 class WindowDecoder:
-    """Forward of a vLLM language model over embeddings ``[n, W]`` (see ``VisionLanguageModel.embed``).
+    """Forward pass of a vLLM language model over embeddings ``[n, W]`` (see ``VisionLanguageModel.embed``).
 
-    As vLLM's ``Qwen3LLMModel``, whose module imports torchvision, with the added embeddings beside the first ones.
+    Like vLLM's ``Qwen3LLMModel`` (whose module imports torchvision), but DeepStack embeddings are part of the input.
     """
 
     config: Any
@@ -56,7 +56,7 @@ class WindowDecoder:
     end_layer: int
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
-        """Token ids ``[n]`` -> embeddings ``[n, W]``: to text, layers add nothing."""
+        """Token ids ``[n]`` -> embeddings ``[n, W]``; the part that layers add is zero for text."""
         return F.pad(self.embed_tokens(input_ids), (0, self.config.projection_size - self.config.hidden_size))
 
     def forward(
@@ -102,7 +102,7 @@ class Qwen3Decoder(WindowDecoder, Qwen3Model):
 
 
 DECODERS: Mapping[str, type[Any]] = {"llama": LlamaDecoder, "qwen2": Qwen2Decoder, "qwen3": Qwen3Decoder}
-"""By ``model_type`` of the configuration that :mod:`cluster.engine.vllm.served_model` writes."""
+"""Keyed by ``model_type`` of the configuration that :mod:`cluster.engine.vllm.served_model` writes."""
 
 
 class WindowInfo(BaseProcessingInfo):
@@ -154,7 +154,7 @@ class WindowProcessor(BaseMultiModalProcessor[WindowInfo]):
 
     def apply(self, inputs: ProcessorInputs, timing_ctx: TimingContext) -> MultiModalInput:
         del inputs, timing_ctx
-        raise ValueError("this model takes rendered windows only; build them with cluster.engine.vllm.prompt_items")
+        raise ValueError("this model accepts only windows rendered by cluster.engine.vllm.prompt_items")
 
     def _get_mm_fields_config(
         self, hf_inputs: BatchFeature, hf_processor_mm_kwargs: Mapping[str, object]
@@ -172,14 +172,14 @@ class WindowProcessor(BaseMultiModalProcessor[WindowInfo]):
 
 @MULTIMODAL_REGISTRY.register_processor(WindowProcessor, info=WindowInfo, dummy_inputs=WindowDummies)
 class SightlineWindowModel(nn.Module, SupportsMultiModal, SupportsPP, SupportsMRoPE):
-    """A family's language model over vLLM's layers; its vision tower runs elsewhere."""
+    """A family's language model on vLLM's layers; its vision tower runs in the replica."""
 
-    packed_modules_mapping = {  # noqa: RUF012 -- the name and form vLLM reads
+    packed_modules_mapping = {  # noqa: RUF012 -- name and type are vLLM's
         "qkv_proj": ["q_proj", "k_proj", "v_proj"],
         "gate_up_proj": ["gate_proj", "up_proj"],
     }
-    # Names in checkpoints of all families, as saved by transformers before and since 4.52; in what we write ourselves
-    # they are those of the model. Prefixes are replaced one after the other, in this order.
+    # Weight names in checkpoints of all families, as saved by transformers before and since 4.52. Files that we write
+    # use the model's own names. Prefixes are replaced in this order.
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
             "model.language_model.": "model.",
@@ -211,18 +211,18 @@ class SightlineWindowModel(nn.Module, SupportsMultiModal, SupportsPP, SupportsMR
             if config.tie_word_embeddings:
                 self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
         self.logits_processor = LogitsProcessor(config.vocab_size)
-        # The name vLLM looks for when layers are spread over devices.
+        # vLLM looks up this name for pipeline parallelism.
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 
     def embed_multimodal(self, **kwargs: object) -> MultiModalEmbeddings:
-        """``embeds``: per item ``[n, W]``, or all stacked if of one length."""
+        """Embeddings ``[n, W]`` per item; vLLM stacks them if all have the same length."""
         embeds: Any = kwargs["embeds"]
         return list(embeds)
 
     def get_mrope_input_positions(
         self, input_tokens: list[int], mm_features: list[MultiModalFeatureSpec]
     ) -> tuple[Tensor, int]:
-        """The positions that came with the items."""
+        """The positions sent with the items."""
         return feature_positions(len(input_tokens), mm_features)
 
     def forward(

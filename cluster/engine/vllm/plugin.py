@@ -1,11 +1,11 @@
-"""vLLM plugin (entry point ``vllm.general_plugins``): registers our model class in each of its processes."""
+"""vLLM plugin (entry point ``vllm.general_plugins``): registers our model class in each of vLLM's processes."""
 
 import os
 
 from cluster.hosts import end_with_parent
 
 ARCHITECTURE = "SightlineWindowModel"
-# Set where a vLLM process is started by our engine, and nowhere else: this plugin is loaded by every vLLM here.
+# Set only for vLLM processes started by our engine: every vLLM in this environment loads this plugin.
 OWNED = "SIGHTLINE_OWNS_VLLM"
 
 
@@ -15,6 +15,6 @@ def register() -> None:
 
     if ARCHITECTURE not in ModelRegistry.get_supported_archs():
         ModelRegistry.register_model(ARCHITECTURE, f"cluster.engine.vllm.model:{ARCHITECTURE}")
-    # An engine core would survive its replica and keep the device's memory, so that the next could not start.
+    # Otherwise an engine core outlives its replica and keeps the device's memory, so the next one cannot start.
     if OWNED in os.environ:
         end_with_parent()

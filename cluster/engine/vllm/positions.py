@@ -1,4 +1,4 @@
-"""Positions of a whole prompt from those of its items. Does not import vLLM."""
+"""Positions of a prompt's tokens, from those of its items. Does not import vLLM."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,22 +8,22 @@ from torch import Tensor
 
 
 def prompt_positions(length: int, items: Sequence[tuple[int, Tensor, int]]) -> tuple[Tensor, int]:
-    """Positions ``[3, length]`` int64 of a prompt, and the offset of the next token's position from its index.
+    """Positions ``[3, length]`` int64 of a prompt, and the difference between the next token's position and its index.
 
     Args:
         length: tokens of the prompt.
-        items: (number of its first token, positions ``[3, n]``, position of the text behind it), ascending; text before
-            the first item begins at 0.
+        items: (index of its first token, positions ``[3, n]``, position of the text after it), ascending; text before
+            the first item starts at 0.
 
     Raises:
-        ValueError: items overlap or leave the prompt, or text follows an item that does not say where it stands.
+        ValueError: items overlap or exceed the prompt, or text follows an item without a position for it.
     """
     positions = torch.empty(3, length, dtype=torch.int64)
     written, following = 0, 0
     for offset, given, after in items:
         count = given.shape[1]
         if offset < written or offset + count > length:
-            raise ValueError(f"an item of {count} tokens at {offset} does not fit into {length} behind {written}")
+            raise ValueError(f"an item of {count} tokens at {offset} does not fit between {written} and {length}")
         _text(positions, written, offset, following)
         positions[:, offset : offset + count] = given
         written, following = offset + count, after
@@ -33,7 +33,7 @@ def prompt_positions(length: int, items: Sequence[tuple[int, Tensor, int]]) -> t
 
 
 def feature_positions(length: int, features: Sequence[Any]) -> tuple[Tensor, int]:
-    """:func:`prompt_positions` of vLLM's ``MultiModalFeatureSpec``s, each with our ``positions`` and ``after``."""
+    """:func:`prompt_positions` of vLLM's ``MultiModalFeatureSpec``s, whose data has our ``positions`` and ``after``."""
     items = []
     for feature in sorted(features, key=lambda feature: int(feature.mm_position.offset)):
         data = feature.data
@@ -45,5 +45,5 @@ def feature_positions(length: int, features: Sequence[Any]) -> tuple[Tensor, int
 def _text(positions: Tensor, first: int, stop: int, at: int) -> None:
     if stop > first:
         if at < 0:
-            raise ValueError(f"text at token {first} follows an item that does not say at which position")
+            raise ValueError(f"text at token {first} follows an item without a position for the text after it")
         positions[:, first:stop] = torch.arange(at, at + stop - first)

@@ -1,4 +1,4 @@
-"""Rendered prompts for vLLM: token ids, and embeddings with positions as multimodal items."""
+"""Rendered prompts for vLLM: token ids, plus embeddings with positions as multimodal items."""
 
 import hashlib
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from vllm.multimodal.inputs import (
     PlaceholderRange,
 )
 
-# vLLM knows three kinds of input; ours is none of them and goes as this one.
+# vLLM knows three modalities; ours is none of them, and is passed as this one.
 MODALITY = "image"
 
 
 @dataclass(frozen=True, slots=True)
 class WindowItem:
-    """Neighbouring prompt tokens given by their embeddings.
+    """Consecutive prompt tokens given by their embeddings.
 
-    * ``embeds`` ``[n, W]`` on the CPU, in the model's dtype
+    * ``embeds`` ``[n, W]``, on the CPU, in the model's dtype
     * ``positions`` ``[3, n]`` int64, independent of the order in the prompt
-    * ``after``: position of the first text token after the item; only needed before text
-    * ``digest``: of content *and* positions, the key in vLLM's caches
+    * ``after``: position of the first text token after the item; required only before text
+    * ``digest``: of content *and* positions; the key in vLLM's caches
     """
 
     embeds: Tensor
@@ -53,8 +53,8 @@ def content_digest(embeds: Tensor) -> str:
 
 
 def check_items(items: Sequence[WindowItem], width: int, dtype: torch.dtype) -> None:
-    """Check items for errors that vLLM would not detect. Raises ``ValueError``: embeddings of another shape or type
-    than the model's, without a position each, or text after an item without ``after``."""
+    """Check for errors that vLLM would not detect. Raises ``ValueError``: shape or dtype of embeddings differs from the
+    model's, positions do not match them, or the last item has no ``after``."""
     for number, item in enumerate(items):
         shape = (len(item), width)
         if item.embeds.ndim != 2 or tuple(item.embeds.shape) != shape or not len(item) or item.embeds.dtype != dtype:
@@ -70,7 +70,7 @@ def check_items(items: Sequence[WindowItem], width: int, dtype: torch.dtype) -> 
         if len(item) and int(item.positions.min()) < 0:
             raise ValueError(f"item {number} has the position {int(item.positions.min())}; positions begin at 0")
     if items and items[-1].after is None:
-        raise ValueError("the last item must say at which position the text behind it begins")
+        raise ValueError("the last item must have `after`, the position of the text after it")
 
 
 def window_prompt(
@@ -85,8 +85,8 @@ def window_prompt(
     Args:
         before: token ids of the system prompt, at positions 0, 1, …
         items: in prompt order; see :func:`check_items`.
-        behind: token ids of the question, from the last item's ``after`` on.
-        placeholder: token id in place of embeddings; never read.
+        behind: token ids of the question, at positions from the last item's ``after`` on.
+        placeholder: token id that stands for embeddings; never read.
     """
     ids = list(before)
     places = []
@@ -103,7 +103,7 @@ def window_prompt(
 
 
 def item_kwargs(item: WindowItem) -> MultiModalKwargsItem:
-    """An item as the registered model's keyword arguments."""
+    """Keyword arguments of the registered model for an item."""
     here, host = MultiModalBatchedField(), MultiModalBatchedField(keep_on_cpu=True)
     after = torch.tensor(-1 if item.after is None else item.after)
     return MultiModalKwargsItem(

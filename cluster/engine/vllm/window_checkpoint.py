@@ -1,8 +1,8 @@
 """Window checkpoints: a manifest per stream in the memory tiers, from which another process continues its window.
 
 A manifest is the stream's exported state (:mod:`cluster.engine.window.export`), whose header names the process that
-wrote it. A tier (host arena, Redis, a node's tier over gRPC) is slow and may be down, and no step waits for one:
-background threads write through. What opens, moves or deletes a camera waits, as long as tiers' deadlines let it.
+wrote it. Tiers (host arena, Redis, a node's tier over gRPC) are slow and may be down, so steps never wait for them:
+background threads write. Opening, moving and deleting a camera do wait, up to the tiers' deadlines.
 """
 
 import logging
@@ -20,30 +20,29 @@ from cluster.types import StreamSpec
 log = logging.getLogger(__name__)
 
 HAND_OVER_S = 5.0
-"""Longest wait for a running write at a hand-over; after that the stream starts with an empty window elsewhere."""
+"""Maximum wait for a running write on hand-over; after that, the stream starts elsewhere with an empty window."""
 
 DELETE_S = CLOSE_S = 30.0
-"""Longest wait for a running tier call; tiers have shorter deadlines."""
+"""Maximum wait for a running tier call; tiers have shorter deadlines."""
 
 
 class WindowCheckpoints:
-    """Writes the windows of one process to the tiers, and finds those of others. Called by the engine's thread.
+    """Writes this process's windows to the tiers, and finds those of other processes. Called by the engine's thread.
 
-    A newer window replaces one that waits, so that as many wait at most as there are streams. One that a tier does not
-    take is not tried again: after the stream's next step there is another. Deletions are repeated by the stack, which
-    takes nothing new of their streams until then.
+    A newer window replaces a queued one, so at most one per stream is queued. A failed write is not retried: the
+    stream's next step queues another. The stack retries deletions, and accepts no writes to their streams until then.
     """
 
     def __init__(self, tiers: TierStack) -> None:
         self.tiers, self.writer = tiers, MemoryWriter(self._write)
         self._process = uuid.uuid4().hex
         self._waiting: dict[str, Snapshot] = {}
-        # To be deleted before anything of them is written.
+        # Streams to delete from the tiers before their next write.
         self._clears: set[str] = set()
         self._refused = False
 
     def find_window(self, spec: StreamSpec) -> bytes | None:
-        """The window another process saved of a camera. One saved by this process is stale and ignored."""
+        """The window that another process saved of a camera; one saved by this process is stale and ignored."""
         window = self.read_manifest(spec.stream)
         try:
             header = {} if window is None else read_header(window)
@@ -52,18 +51,18 @@ class WindowCheckpoints:
             return None
 
     def read_manifest(self, stream: str) -> bytes | None:
-        """The last written manifest; None if there is none or the tier is unavailable."""
+        """The last manifest written; None if there is none or the tier is unavailable."""
         return None if stream in self._clears else self.tiers.manifest(stream)[1]
 
     def queue_window(self, stream: str, window: Snapshot) -> None:
-        """Queue a checkpoint, unless it is above the stream's cap. It is serialised in the writing thread, and only if
-        no newer one replaces it first."""
+        """Queue a checkpoint, unless it exceeds the stream's cap. It is serialised in the writer thread, unless a newer
+        one replaces it first."""
         if self._fits(stream, window):
             self._waiting[stream] = window
             self.writer.schedule(stream)
 
     def hand_over(self, stream: str, window: Snapshot) -> bool:
-        """Write a checkpoint where another process finds it; False if that is impossible or takes too long."""
+        """Write a checkpoint for another process; False if that is impossible or takes too long."""
         self.cancel_window(stream)
         fits = self.tiers.shared and self._fits(stream, window)
         if not fits or not self._finish_write(stream, HAND_OVER_S):
@@ -71,24 +70,24 @@ class WindowCheckpoints:
         return self.tiers.put_manifest(stream, self._serialised(window)) is Outcome.HIT
 
     def cancel_window(self, stream: str) -> None:
-        """Cancel a stream's queued write, as another process may continue it."""
+        """Cancel a stream's queued write, because another process may continue the stream."""
         self._waiting.pop(stream, None)
 
     def discard_stale(self, stream: str) -> None:
-        """Delete the tiers' checkpoint of a stream that starts anew, now or once they are available."""
+        """Delete the checkpoint of a stream that starts empty from the tiers, now or once they are available."""
         down = not all(state.up for state in self.tiers.states().values())
-        # Without a search where there is nothing.
+        # Avoids a deletion, which searches the tiers, if they hold nothing.
         if down or self.read_manifest(stream) is not None or any(self.tiers.usage(stream).values()):
             self.queue_clear(stream)
 
     def queue_clear(self, stream: str) -> None:
-        """Queue the deletion of everything the tiers hold of a stream, and cancel its queued write."""
+        """Queue the deletion of everything that the tiers hold of a stream, and cancel its queued write."""
         self.cancel_window(stream)
         self._clears.add(stream)
         self.writer.schedule(stream)
 
     def delete_stream(self, stream: str, life: str = "") -> None:
-        """Delete everything of a stream, in the tiers too; blocks for at most their deadline. ``life``: see
+        """Delete everything saved of a stream, blocking for at most the tiers' deadline. ``life``: see
         :meth:`TierStack.drop`."""
         self.cancel_window(stream)
         self._clears.discard(stream)
@@ -97,16 +96,16 @@ class WindowCheckpoints:
         self.tiers.drop(stream, life)
 
     def close(self) -> None:
-        """Stop writing; what is queued is dropped."""
+        """Stop writing; queued writes are dropped."""
         self.writer.end(CLOSE_S)
 
     def _fits(self, stream: str, window: Snapshot) -> bool:
-        """Whether the tiers may hold it; to find that out from them takes as long as writing it."""
+        """Whether the window is within the stream's cap; asking the tiers would take as long as writing it."""
         if window.nbytes <= (cap := self.tiers.lowest.cap(stream)):
             return True
         if not self._refused:
-            sizes = f"{window.nbytes // 2**10} KiB is above its cap of {cap // 2**10} KiB (memory.cap, tiers)"
-            log.warning("camera %s: its window of %s and is not saved; raise that to keep such windows", stream, sizes)
+            sizes = f"{window.nbytes // 2**10} KiB exceeds its cap of {cap // 2**10} KiB (memory.cap, tiers)"
+            log.warning("camera %s: its window of %s and is not saved; raise the cap to save it", stream, sizes)
         self._refused = True
         return False
 

@@ -1,1 +1,1 @@
-"""Window code shared by all engines: streams, layouts, refresh policies, scores, export."""
+"""Window code shared by all engines: streams, layout, refresh policies, scores, export."""

@@ -13,8 +13,8 @@ from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, StreamSpec
 
 
 def check_spec(spec: StreamSpec, model: VisionLanguageModel) -> None:
-    """Check that a stream can be served. Raises ``ConfigError``: unknown policy, impossible lengths, no questions, or a
-    window longer than the model's positions."""
+    """Check that a stream can be served. Raises ``ConfigError``: unknown policy, invalid lengths, no questions, or a
+    window that exceeds the model's positions."""
     name = spec.stream
     refresh_policies.get(spec.refresh)
     if not 0 < spec.stride_s <= spec.window_s or not math.isfinite(spec.window_s):
@@ -25,19 +25,19 @@ def check_spec(spec: StreamSpec, model: VisionLanguageModel) -> None:
         raise ConfigError(f"{name}: refresh_budget is a share of the overlap, 0 to 1, not {spec.refresh_budget:g}")
     ids = [question.id for question in spec.questions]
     if not ids or len(set(ids)) < len(ids):
-        raise ConfigError(f"{name}: give at least one question, each with an id of its own, not {ids}")
+        raise ConfigError(f"{name}: give at least one question, each with a unique id, not {ids}")
     limit = getattr(model.text_config, "max_position_embeddings", math.inf)
     longest = _longest_position(spec, model)
     if longest > limit:
         raise ConfigError(
-            f"{name}: a window of {spec.window_s:g} s at {spec.fps:g} samples a second reaches position {longest} and "
-            f"the model ends at {limit}; shorten it, sample less often, let anchors come more often (a window opens up "
-            "to their interval earlier), or take a model of fewer pixels"
+            f"{name}: a window of {spec.window_s:g} s at {spec.fps:g} samples a second reaches position {longest}, but "
+            f"the model's limit is {limit}; shorten the window, sample less often, shorten the anchor interval (a "
+            "window may open that much earlier), or reduce the model's pixels"
         )
 
 
 def _longest_position(spec: StreamSpec, model: VisionLanguageModel) -> int:
-    """Largest position of a window; pruned tokens leave holes, which count."""
+    """Largest position in a window; pruned tokens keep their positions."""
     grid, frames = model.geometry.largest, most_frames(spec, model.geometry)
     cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))
     last = FrameSpan((frames - 1) * model.geometry.temporal / spec.fps, frames - 1, cells, grid)
@@ -47,13 +47,13 @@ def _longest_position(spec: StreamSpec, model: VisionLanguageModel) -> int:
 
 
 def most_frames(spec: StreamSpec, geometry: PatchGeometry) -> int:
-    """Frames of a window that opens as early as it may."""
+    """Maximum number of frames in a window, which opens as early as it may."""
     lookback_s = min(spec.lookback_s, LOOKBACK / MICROSECONDS)
     return sum(math.ceil(seconds * spec.fps / geometry.temporal) for seconds in (spec.window_s, lookback_s))
 
 
 def check_sample(sample: FrameSample, geometry: PatchGeometry) -> None:
-    """Check that a frame fits the model's geometry. Raises ``ValueError``: its grid, mask or patches do not fit."""
+    """Raise ``ValueError`` if a frame's grid, mask or patches do not fit the model's geometry."""
     grid = sample.grid
     name = f"frame {sample.index} of {sample.stream}"
     cut = (grid.patch, grid.merge, grid.temporal)

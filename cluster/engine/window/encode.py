@@ -1,4 +1,4 @@
-"""Vision encoding: pending frames of all streams through the tower in calls of bounded size."""
+"""Vision encoding: runs the pending frames of all streams through the tower, in calls of bounded size."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from cluster.models.base import FrameSpan, PatchBatch, VisionLanguageModel
 
 
 def patch_batches(frames: Sequence[StreamFrame]) -> list[PatchBatch]:
-    """Patches of pending frames as the tower's input."""
+    """The tower's input for pending frames."""
     batches: list[PatchBatch] = []
     for frame, cells in zip(frames, frame_cells(frames), strict=True):
         assert frame.patches is not None
@@ -28,18 +28,15 @@ def frame_cells(frames: Sequence[StreamFrame]) -> list[Tensor]:
         group = list(alike)
         masks = np.stack([frame.mask[:: grid.merge, :: grid.merge] for frame in group])
         found = torch.from_numpy(masks).nonzero()[:, 1:]
-        # A view would keep all frames' alive.
+        # Cloned: a view would keep the cells of all frames alive.
         cells += [each.clone() for each in torch.split(found, [frame.size for frame in group])]
     return cells
 
 
 def encode_pending(model: VisionLanguageModel, pending: Sequence[StreamFrame]) -> list[PatchBatch]:
-    """Encode frames that still hold patches, and free the patches; in halves where memory runs out.
+    """Encode frames that still hold patches, and free the patches; halves the batch when memory runs out.
 
-    Returns what the tower was given of each frame.
-
-    Raises:
-        torch.OutOfMemoryError: not even one frame fits.
+    Returns the tower's input for each frame. Raises ``torch.OutOfMemoryError``: a single frame does not fit.
     """
     batches = patch_batches(pending)
     encoded = None
@@ -49,7 +46,7 @@ def encode_pending(model: VisionLanguageModel, pending: Sequence[StreamFrame]) -
         if len(pending) == 1:
             raise
     if encoded is None:
-        # Not in the handler: its traceback holds what the attempt allocated.
+        # Outside the handler, whose traceback keeps the failed attempt's tensors alive.
         half = len(pending) // 2
         return [*encode_pending(model, pending[:half]), *encode_pending(model, pending[half:])]
     spans = [
@@ -65,8 +62,8 @@ def encode_pending(model: VisionLanguageModel, pending: Sequence[StreamFrame]) -
 
 @torch.inference_mode()
 def warm_up(model: VisionLanguageModel) -> None:
-    """Compute a blank frame, and what it takes of the language model: first calls join weights and compile kernels,
-    which takes memory and seconds. Leaves no memory of theirs in torch's cache."""
+    """Encode a blank frame and project its queries: first calls fuse weights and compile kernels, which takes seconds
+    and memory. Empties torch's cache afterwards."""
     grid = model.geometry.largest
     shape = grid.rows * grid.cols, grid.temporal, 3, grid.patch, grid.patch
     cells = torch.cartesian_prod(torch.arange(grid.group_rows), torch.arange(grid.group_cols))

@@ -1,7 +1,7 @@
-"""Serialised stream state (safetensors with a JSON header).
+"""Serialised stream state: safetensors with a JSON header.
 
 Keys are rotated in the stream's own time, which is part of the state, so the KV is valid in any process and window.
-Frames not encoded yet are exported as patches.
+Frames that are not encoded yet are exported as patches.
 """
 
 from dataclasses import asdict, dataclass, fields
@@ -32,25 +32,24 @@ _STREAM = (
     "encoded",
     "tower_flops",
 )
-# Numbers of a frame; its arrays are tensors of the state.
+# Scalar fields of a frame; its arrays are stored as tensors.
 _FRAME = tuple(each.name for each in fields(StreamFrame) if each.init and each.type in (int, bool, float))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """Immutable state of one stream at one moment, not serialised yet."""
+    """Immutable copy of one stream's state, not serialised yet."""
 
     header: dict[str, Any]
     tensors: dict[str, Tensor]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def dump(self) -> bytes:
         """Serialise for :func:`load`; callable from any thread."""
-        # All are on their way from a GPU before the first is waited for, and with it all that the GPU has been given.
+        # Queue all copies before waiting once: a wait also waits for everything queued on the GPU before.
         tensors = {name: tensor.to("cpu", non_blocking=True) for name, tensor in self.tensors.items()}
         if torch.cuda.is_available() and any(tensor.device.type == "cuda" for tensor in self.tensors.values()):
             torch.cuda.current_stream().synchronize()
@@ -58,8 +57,8 @@ class Snapshot:
 
 
 def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
-    """Take a snapshot of a stream; ``fingerprint`` of its model."""
-    # Embeddings and what the planner knows of a frame are replaced, and never changed; slots are copied.
+    """Snapshot a stream; ``fingerprint``: of its engine."""
+    # Embeddings, cells, positions, masks and patches are replaced, never changed in place; the rest is copied.
     tensors: dict[str, Tensor] = {}
     for number, frame in enumerate(stream.frames):
         tensors |= {f"{number}.{name}": tensor for name, tensor in _frame_tensors(frame).items()}
@@ -81,9 +80,8 @@ def snapshot(stream: Stream, fingerprint: str) -> Snapshot:
 
 
 def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stream:
-    """Inverse of :meth:`Snapshot.dump`, into the empty ``kv``. Raises ``CapacityError``: its KV does not fit the pool,
-    or the device has no memory for it; ``ModelError``: not a stream's state, of another version, or computed with
-    another model."""
+    """Inverse of :meth:`Snapshot.dump`; fills the empty ``kv``. Raises ``CapacityError``: the pool is full, or the
+    device out of memory; ``ModelError``: not a stream's state, another version, or computed with another model."""
     try:
         header = read_header(state)
     except (ValueError, KeyError, TypeError) as error:
@@ -91,9 +89,7 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
     if header.get("version") != VERSION:
         raise ModelError(f"{spec.stream}: this state has version {header.get('version')}, this engine reads {VERSION}")
     if header.get("fingerprint") != fingerprint:
-        raise ModelError(
-            f"{spec.stream}: this state was computed with another model; load the same one to take it over"
-        )
+        raise ModelError(f"{spec.stream}: this state was computed with another model; load the same one to import it")
     try:
         tensors = load_parts(state)
         device = torch.device("cpu") if kv.pool is None else kv.pool.device
@@ -108,7 +104,7 @@ def load(state: bytes, spec: StreamSpec, kv: StreamKV, fingerprint: str) -> Stre
             progress=_progress(header["progress"]),
             **{name: header[name] for name in _STREAM},
         )
-        # Last, as it takes slots.
+        # Last, because it allocates slots.
         _fill(kv, tensors, sum(len(encoded_tokens(frame)) for frame in frames if frame.has_kv))
         return stream
     except torch.AcceleratorError:
@@ -130,7 +126,7 @@ def _frame_tensors(frame: StreamFrame) -> dict[str, Tensor]:
     if frame.positions is not None:
         tensors["positions"] = frame.positions
     if frame.computed is not None:
-        # Changed in place by the windows to come.
+        # Later windows change it in place.
         tensors["computed"] = torch.from_numpy(frame.computed.copy())
     return tensors
 
@@ -157,7 +153,7 @@ def _frame(meta: dict[str, Any], number: int, tensors: dict[str, Tensor], device
 
 
 def _fill(kv: StreamKV, tensors: dict[str, Tensor], tokens: int) -> None:
-    """Take slots for these tokens, and store the state's KV in them; no slots where there is a pool and no KV."""
+    """Allocate slots for these tokens and store the state's KV in them; a state without KV takes no slots of a pool."""
     if kv.pool is None or "k" in tensors:
         kv.resize(tokens)
     if kv.pool is None or "k" not in tensors:

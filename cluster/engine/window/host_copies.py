@@ -1,4 +1,4 @@
-"""Copies between a GPU and pinned host memory, beside the computation."""
+"""Copies between a GPU and pinned host memory, overlapped with computation."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostCopy:
-    """Tensors in host memory, valid once ``_copied`` (an event on a GPU) has happened."""
+    """Tensors in host memory, valid once ``_copied`` (a CUDA event; None: at once) has completed."""
 
     _tensors: tuple[Tensor, ...]
     _copied: Any
@@ -22,28 +22,28 @@ class HostCopy:
 
     @property
     def nbytes(self) -> int:
-        """Of host memory: of what is pinned, torch takes powers of two."""
+        """Bytes of host memory; torch rounds pinned allocations up to powers of two."""
         sizes = [tensor.nbytes for tensor in self._tensors]
         return sum(sizes if self._copied is None else (1 << (size - 1).bit_length() for size in sizes))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors; waits for their copy."""
+        """The tensors, after waiting for their copy."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._tensors
 
     def join(self) -> None:
-        """What is started on the device from here on waits for the copy, without the host's waiting."""
+        """Make the current CUDA stream wait for the copy; does not block the host."""
         if self._copied is not None:
             self._copied.wait()
 
     def __getitem__(self, number: int) -> Tensor:
-        """One of them, only for the device, behind :meth:`join`."""
+        """One tensor without waiting; only for device work queued after :meth:`join`."""
         return self._tensors[number]
 
 
 class HostCopies:
-    """Copies of one device; on a GPU in two queues beside the computation, one for each direction of PCIe."""
+    """Copies from and to one device; a GPU has two copy streams, one for each direction of PCIe."""
 
     def __init__(self, device: torch.device) -> None:
         real = device.type == "cuda" and torch.cuda.is_available()
@@ -53,13 +53,13 @@ class HostCopies:
         self._freed: Any = None
 
     def mark_freed(self) -> None:
-        """Memory that copies to the device may fill was given back: what was started so far may still use it."""
+        """Device memory was freed: copies into it must wait for the work queued so far, which may still use it."""
         if self._in is not None:
             self._freed = torch.cuda.current_stream(self._device).record_event()
 
     @contextmanager
     def outward(self) -> Iterator[None]:
-        """Operations in here run beside the computation, after all that was started before."""
+        """Run operations in the outward copy stream, after all work queued before."""
         if self._out is None:
             yield
             return
@@ -69,7 +69,7 @@ class HostCopies:
 
     @contextmanager
     def inward(self) -> Iterator[None]:
-        """Operations in here run beside the computation, after what used memory that is free now."""
+        """Run operations in the inward copy stream, after the work that used memory freed so far."""
         if self._in is None:
             yield
             return
@@ -79,7 +79,7 @@ class HostCopies:
             yield
 
     def to_host(self, tensors: Sequence[Tensor]) -> HostCopy:
-        """Begin the copy of tensors that were made in :meth:`outward`."""
+        """Start copying tensors that were created within :meth:`outward`."""
         if self._out is None:
             return HostCopy(tuple(tensor.to("cpu") for tensor in tensors), None)
         held = tuple(torch.empty(each.shape, dtype=each.dtype, pin_memory=True) for each in tensors)
@@ -88,10 +88,10 @@ class HostCopies:
         return HostCopy(held, self._out.record_event())
 
     def keep_until_read(self, tensors: Sequence[Tensor]) -> None:
-        """Memory of these is not used again before the copies begun so far have read them."""
+        """Keep the memory of these tensors from being reused before the copies started so far have read it."""
         for each in tensors if self._out is not None else ():
             each.record_stream(self._out)
 
     def arrival(self) -> HostCopy:
-        """Of all copies to the device so far; nothing of it is in host memory."""
+        """Completion of all copies to the device so far; holds no tensors."""
         return HostCopy((), None if self._in is None else self._in.record_event())

@@ -1,8 +1,8 @@
-"""How a window's tokens are laid out and which of them are computed. Pure functions over integers and numpy arrays.
+"""Layout of a window's tokens, and the runs of tokens to compute. Pure functions over integers and numpy arrays.
 
 A window occupies *slots* ``0, 1, …``: the system prompt, the visual tokens of its frames in time order, then one
-stretch per question. Slots are local to the window; where they lie in memory is :mod:`kv`'s business. The tokens to
-compute form *runs* of neighbouring slots, and attention is exact causal attention over the slots, whatever was reused.
+stretch per question. Slots are local to the window; :mod:`kv` maps them to memory. The tokens to compute form *runs* of
+consecutive slots, and attention is exact causal attention over the slots, whatever was reused.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ BoolArray = npt.NDArray[np.bool_]
 class Run:
     """Rows ``[row, row + count)`` of a pass and the slots they attend to.
 
-    Every row sees the slots ``[0, prefix)``. Of ``[tail, stop)`` the last row sees all, each row before it one less
-    (bottom-right aligned causality), with ``count <= stop - tail`` and ``prefix <= tail``.
+    Every row sees the slots ``[0, prefix)``. The last row sees all of ``[tail, stop)``, each row before it one slot
+    less (bottom-right aligned causal mask), with ``count <= stop - tail`` and ``prefix <= tail``.
     """
 
     row: int
@@ -43,7 +43,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Slots of one question: ``[start, start + tokens)`` hold it, ``reserved`` more are kept for its explanation."""
+    """Slots of one question: ``[start, start + tokens)``, followed by ``reserved`` ones for its explanation."""
 
     start: int
     tokens: int
@@ -55,7 +55,7 @@ class Tail:
 
 
 def causal_runs(slots: IntArray) -> list[Run]:
-    """Runs of neighbours ``[s, e)`` in ascending slots ``[n]``, each attending causally to ``[0, e)``."""
+    """Runs of consecutive slots ``[s, e)`` among ascending ``slots [n]``, each attending causally to ``[0, e)``."""
     if not len(slots):
         return []
     borders = np.flatnonzero(np.diff(slots) != 1) + 1
@@ -68,7 +68,7 @@ def causal_runs(slots: IntArray) -> list[Run]:
 
 
 def question_tails(first: int, tokens: Sequence[int], reserved: Sequence[int]) -> list[Tail]:
-    """Tails of questions of these lengths, placed one after the other from slot ``first``."""
+    """Tails of questions with these lengths, placed back to back from slot ``first``."""
     tails: list[Tail] = []
     for count, more in zip(tokens, reserved, strict=True):
         tails.append(Tail(first, count, more))
@@ -77,7 +77,7 @@ def question_tails(first: int, tokens: Sequence[int], reserved: Sequence[int]) -
 
 
 def question_runs(window: int, tails: Sequence[Tail]) -> list[Run]:
-    """One run per question: it attends to the window's slots ``[0, window)`` and itself, never another question."""
+    """One run per question, attending to the window's slots ``[0, window)`` and itself, never to another question."""
     runs: list[Run] = []
     row = 0
     for tail in tails:
@@ -87,5 +87,5 @@ def question_runs(window: int, tails: Sequence[Tail]) -> list[Run]:
 
 
 def spread_evenly(count: int, size: int) -> IntArray:
-    """``size`` of ``count`` indices, ascending, evenly spread."""
+    """``size`` evenly spaced indices out of ``count``, ascending."""
     return ((np.arange(size, dtype=np.int64) * 2 + 1) * count) // (2 * size) if size else np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""What a model answers: the calibrated yes/no score from logits, the text of its tokens, and which tokens end it."""
+"""From logits and tokens to answers: calibrated yes/no score, answer text, end-of-answer tokens."""
 
 import math
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from cluster.types.answers import SAYS_YES
 class YesNoScore:
     """``P(yes) = sigmoid((logsumexp(yes ids) - logsumexp(no ids)) / temperature + bias)``.
 
-    At temperature 1 and bias 0 it is the model's own probability of *yes*, given that it answers yes or no. Temperature
-    and bias are fitted on labelled windows (Platt scaling).
+    At temperature 1 and bias 0 this is the model's own probability of *yes*, given that it answers yes or no.
+    Temperature and bias are fitted on labelled windows (Platt scaling).
     """
 
     def __init__(
         self, yes: Sequence[int], no: Sequence[int], *, temperature: float, bias: float, device: torch.device
     ) -> None:
         if temperature <= 0:
-            raise ValueError(f"the score's temperature must be positive, not {temperature}")
+            raise ValueError(f"score temperature must be positive, not {temperature}")
         self.ids = frozenset((*yes, *no))
         self.yes = torch.tensor(list(yes), device=device)
         self.no = torch.tensor(list(no), device=device)
@@ -36,8 +36,8 @@ class YesNoScore:
         return torch.sigmoid(margin / self.temperature + self.bias)
 
     def decide(self, logits: Tensor, yes: float) -> int:
-        """First token of an answer from its logits ``[vocab]``: the likeliest; where that is a *yes* or a *no*, the
-        likeliest of those that the score ``yes`` says."""
+        """First token of an answer from its logits ``[vocab]``: the argmax, unless that is a *yes* or *no* token; then
+        the likeliest token of the side that the score ``yes`` decides for."""
         token = int(logits.argmax())
         if token not in self.ids:
             return token
@@ -46,12 +46,11 @@ class YesNoScore:
 
 
 def check_scores(scores: Sequence[float], dtype: torch.dtype) -> None:
-    """Check that all scores are numbers: one that is none would count as *no* for ever. Raises ``NotFiniteError``: one
-    is not."""
+    """Raise ``NotFiniteError`` if a score is NaN, which would count as *no* for ever."""
     if any(map(math.isnan, scores)):
         narrow = dtype == torch.float16
         cure = "set model.dtype to bfloat16" if narrow else "its weights may be damaged: sightline models check MODEL"
-        raise NotFiniteError(f"the model computes no numbers (NaN) in {str(dtype).removeprefix('torch.')}; {cure}")
+        raise NotFiniteError(f"the model computes NaN in {str(dtype).removeprefix('torch.')}; {cure}")
 
 
 def make_score(
@@ -64,8 +63,8 @@ def make_score(
     *,
     free: bool = False,
 ) -> YesNoScore:
-    """Create the score with this calibration; ``None``: the model's own, else 1 and 0. ``free``: of answers to free
-    questions."""
+    """Create the score with this calibration; ``None``: the model's own, else 1 and 0. ``free``: calibration for
+    answers to free questions."""
     own = model.settings
     if temperature is None:
         temperature = (own.answer_temperature if free else own.score_temperature) or 1.0
@@ -75,18 +74,18 @@ def make_score(
 
 
 def why_ids(model: VisionLanguageModel) -> list[int]:
-    """Token ids of the turn after a yes or no that is to be explained: an instruction-tuned model that was told to
-    answer with one word stops behind it."""
+    """Token ids of the follow-up turn that asks to explain a yes or no: an instruction-tuned model told to answer with
+    one word stops after it."""
     return model.ask_ids("Why? Say in one sentence what the video shows.", follow_up=True)
 
 
 def answer_text(model: VisionLanguageModel, tokens: Sequence[int]) -> str:
-    """The text of an answer's tokens."""
+    """Decode an answer's tokens to text."""
     return str(model.tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
 
 
 def end_token_ids(model: VisionLanguageModel) -> frozenset[int]:
-    """Ids that end an answer, from the tokenizer and the checkpoint's generation settings."""
+    """Ids of the tokens that end an answer, from the tokenizer and the checkpoint's generation config."""
     settings = getattr(model.model, "generation_config", None)
     found: set[int] = set()
     for source in (model.tokenizer, settings):

@@ -1,4 +1,4 @@
-"""Windows of a step: what is computed of each, its work, and which needs no computing (static gate)."""
+"""Windows of a step: work, results, statistics, and the static gate, which answers windows without computing them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from cluster.types import MICROSECONDS, Timing, TokenCount, WindowRequest
 
 @dataclass(frozen=True, slots=True)
 class WindowStats:
-    """Work of one computed window. FLOPs as the model counts them (multiply-add = 2).
+    """Work done for one computed window. FLOPs as the model counts them (multiply-add = 2).
 
-    ``computed``: rows through the language model, and ``attended``: pairs of a row and a slot it saw, both averaged
-    over layers (a policy that narrows computes fewer in deeper ones). ``decoded``: tokens of explanations run after
-    that, not in ``llm_flops``. ``reads``: what its frames read of the past; ``attended`` has it.
+    ``computed``: rows through the language model; ``attended``: pairs of a row and a slot it attended to; both averaged
+    over layers (a narrowing policy computes fewer rows in deeper ones). ``decoded``: explanation tokens, which are not
+    in ``llm_flops``. ``reads``: what the window's frames read of the past, which ``attended`` includes.
     """
 
     stream: str
@@ -32,7 +32,7 @@ class WindowStats:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """One call of ``step``: computed windows, and the numbers of gated and expired ones."""
+    """Statistics of one ``step``: computed windows, and the number of gated and of expired ones."""
 
     windows: tuple[WindowStats, ...] = ()
     gated: int = 0
@@ -49,7 +49,7 @@ class StepStats:
 
 @dataclass(slots=True, eq=False)
 class WindowWork:
-    """A window within a step."""
+    """A window to compute in a step."""
 
     stream: Stream
     request: WindowRequest
@@ -60,8 +60,8 @@ class WindowWork:
 class ComputedWindow:
     """Result of one :class:`WindowWork`.
 
-    * ``scores``, ``texts``: by question; a text is ``None`` where no explanation was asked for
-    * ``rows``, ``attended``, ``decoded``, ``reads``: ``computed`` and the rest of :class:`WindowStats`
+    * ``scores``, ``texts``: one per question; a text is ``None`` if no explanation was requested
+    * ``rows``: ``computed`` of :class:`WindowStats`; ``attended``, ``decoded``, ``reads``: the same there
     """
 
     tokens: TokenCount
@@ -74,11 +74,11 @@ class ComputedWindow:
 
 
 def last_valid_answers(stream: Stream, end: int) -> LastWindow | None:
-    """Static gate: the last window if, by the frames so far, its answers are valid for a window until ``end``, else
+    """Static gate: the last window if, by the frames so far, its answers hold for a window ending at ``end``, else
     ``None``.
 
-    They are valid while nothing changed in any frame since that window's end (anchors included), the questions are the
-    same, and at most ``idle_s`` of camera time has passed.
+    They hold while no frame since that window's end shows change (anchors included), the questions are the same, and
+    at most ``idle_s`` of camera time has passed.
     """
     spec, last = stream.spec, stream.last
     if not spec.static_gate or last is None or stream.windows_since_fresh < FIRST_WINDOWS:

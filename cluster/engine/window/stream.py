@@ -1,4 +1,4 @@
-"""State of one stream: frames of its windows, their KV, and its last answers."""
+"""State of one stream: the frames of its windows, their KV, and the last answers."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -31,21 +31,21 @@ from cluster.types import (
 log = logging.getLogger(__name__)
 
 INVALID = -1
-"""Window of a token whose KV cannot be used."""
+"""Stands for the window of a token whose KV is unusable."""
 _ZERO = np.zeros(1, np.int64)
 
 
 @dataclass(slots=True, eq=False)
 class StreamFrame:
-    """One frame: patches until encoded, then embeddings, and KV once a window computed it.
+    """One frame: patches until it is encoded, then embeddings, and KV once a window has computed it.
 
-    * ``size``: visual tokens (0: fully pruned; it takes time and no slots)
-    * ``time_s``, ``slot``: its time and number since the stream began (afresh)
+    * ``size``: visual tokens (0: fully pruned; it takes up time but no slots)
+    * ``time_s``, ``slot``: time and frame number since the stream's last (fresh) start
     * ``patches``: uint8 as in ``FrameSample``, ``None`` once encoded
-    * ``moved``: the copy that brought its embeddings to host memory; see :func:`embeddings`
-    * ``first``: number of its first token among all tokens of the stream that ever got KV
-    * ``positions`` ``[3, t]`` int64 of its ``tokens`` in the stream's own time
-    * ``computed`` ``[2, t]``, ``None`` without KV: per token the window it was last computed in, and the number of that
+    * ``moved``: the copy that moved its embeddings to host memory; see :func:`embeddings`
+    * ``first``: index of its first token among all tokens of the stream that ever got KV
+    * ``positions`` ``[3, t]`` int64: of its ``tokens``, in the stream's own time
+    * ``computed`` ``[2, t]``, ``None`` without KV: per token, the window it was last computed in and the index of that
       window's first token
     * ``content``: digest of ``tokens``; "" until needed
     * ``window_time``: see :func:`~cluster.engine.window.windows.window_time`
@@ -96,7 +96,7 @@ class StreamFrame:
 
     @property
     def moving(self) -> bool:
-        """Whether anything changed in it, anchor or not."""
+        """Whether anything changed in this frame, anchor or not."""
         return self.activity > 0
 
     @property
@@ -122,10 +122,11 @@ class LastWindow:
 
 @dataclass(slots=True)
 class WindowProgress:
-    """Work done so far on a window that is not answered yet.
+    """Work done so far on a window that has not been answered yet.
 
     * ``window``: its number; ``opening``: pts of its first frame
-    * ``overlap``: tokens that had KV from earlier windows; ``refreshed``: of them, averaged over layers
+    * ``overlap``: tokens with KV from earlier windows; ``refreshed``: how many of them were recomputed, averaged over
+      layers
     * ``rows``, ``attended``, ``reads``: as in ``WindowStats``
     """
 
@@ -140,7 +141,7 @@ class WindowProgress:
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One stream. ``frames`` ascend in pts; those with KV come first, and their slots of ``kv`` in the same order."""
+    """One stream. ``frames`` ascend in pts; those with KV come first, and their slots in ``kv`` are in this order."""
 
     spec: StreamSpec
     kv: StreamKV
@@ -148,32 +149,33 @@ class Stream:
     frames: list[StreamFrame] = field(default_factory=list)
     outstanding: list[WindowSpan] = field(default_factory=list)
     last: LastWindow | None = None
-    # Windows computed since the stream began or began afresh.
+    # Windows computed since the last (fresh) start.
     windows_since_fresh: int = 0
-    # Numbers, among all tokens that ever got KV, of the next one and of the first since the stream began (afresh).
+    # Among all tokens that ever got KV: index of the next one, and of the first since the last (fresh) start.
     next_token: int = 0
     first_token: int = 0
-    # The newest moving frame that is no longer held.
+    # Window time of the newest dropped frame with motion.
     last_motion_dropped: int | None = None
     newest: int | None = None
-    # The stream's own time: the pts of its first frame since it began (afresh), and the frames since then.
+    # The stream's own time: pts of the first frame since the last (fresh) start, and frames since then.
     epoch: int = 0
     seen: int = 0
     progress: WindowProgress | None = None
-    # Window on which work failed before it ended: the rest is left for its step.
+    # Window whose prefill ahead failed: the rest is left to its step.
     failed_ahead: int | None = None
-    # Visual tokens that came since work on the current window.
+    # Visual tokens received since the current window was last worked on.
     waiting_rows: int = 0
-    # Visual tokens that were encoded since the last computed window, and the tower's FLOPs of them.
+    # Visual tokens encoded since the last computed window, and the tower's FLOPs for them.
     encoded: int = 0
     tower_flops: int = 0
-    # Receives the KV of frames that leave the window, and is told the name of a stream of which one is lost.
+    # Receives the KV of frames that leave the window; called with the stream's name for each frame lost on the way.
     kv_sink: KVSink | None = None
     kv_lost: Callable[[str], None] | None = None
     kv_failed: bool = False
-    # Bytes of host memory to which its frames' embeddings were moved.
+    # Host memory occupied by embeddings moved there.
     moved_nbytes: int = 0
-    restored: bool = False  # and no frame has come since
+    # Restored from a saved state, with no frame received since.
+    restored: bool = False
 
     # -- frames in ------------------------------------------------------------------------------------
     def push(self, sample: FrameSample, arrived_s: float) -> list[WindowRequest]:
@@ -189,7 +191,7 @@ class Stream:
             )
         frame = StreamFrame.of(sample, time_s=(sample.pts - self.epoch) / MICROSECONDS, slot=self.seen)
         self.seen += 1
-        # Windows of saved frames that ended in the gap may have been answered before their engine was lost.
+        # Windows over restored frames that ended in the gap may have been answered before their engine was lost.
         known = self.frames and not (self.restored and sample.gap)
         self.restored = False
         closed = self.clock.close(frame.window_time, covered_until(self.frames[-1]) if known else None)
@@ -200,13 +202,13 @@ class Stream:
         return self._request(closed, arrived_s)
 
     def _follows(self, sample: FrameSample) -> bool:
-        """Whether the window continues with this frame, which follows a gap: not if its clock went back or its grid
-        changed, as after another decoder set the camera up anew."""
+        """Whether the window continues with this frame after a gap: not if the clock went back or the grid changed,
+        as happens when another decoder has set the camera up again."""
         assert self.newest is not None
         return sample.pts > self.newest and (not self.frames or sample.grid == self.frames[-1].grid)
 
     def flush(self, arrived_s: float) -> list[WindowRequest]:
-        """See ``Engine.flush``: the window ends where its last frame does."""
+        """See ``Engine.flush``; the window ends with its last frame."""
         if not self.frames or (self.frames[-1].window_time < self.clock.end - self.clock.stride):
             return []
         frame = self.frames[-1]
@@ -217,7 +219,7 @@ class Stream:
 
     def _request(self, closed: list[WindowSpan], arrived_s: float) -> list[WindowRequest]:
         self.outstanding.extend(closed)
-        # Windows a whole window length behind the newest expire, which bounds memory.
+        # To bound memory, windows expire one window length behind the newest.
         while self.outstanding and self.outstanding[0].end <= self.outstanding[-1].end - self.clock.window:
             del self.outstanding[0]
         self.drop_expired_frames()
@@ -225,7 +227,7 @@ class Stream:
 
     # -- windows --------------------------------------------------------------------------------------
     def claim_window(self, request: WindowRequest) -> bool:
-        """Whether this window can still be answered; earlier ones no longer can."""
+        """Claim a window for answering and expire all earlier ones; False if it has expired itself."""
         while self.outstanding and self.outstanding[0].number < request.window:
             del self.outstanding[0]
         if self.outstanding and self.outstanding[0].number == request.window:
@@ -234,7 +236,7 @@ class Stream:
         return False
 
     def window_frames(self, start: int, end: int) -> list[StreamFrame]:
-        """Frames of a window, from its opening frame on."""
+        """Frames of a window, starting at its opening frame."""
         first = opening_index(self.frames, start)
         return [frame for frame in self.frames[first:] if frame.window_time < end]
 
@@ -244,7 +246,7 @@ class Stream:
         return progress if progress is not None and (progress.window, progress.opening) == (window, opening) else None
 
     def record_computed(self, window: int, frames: Sequence[StreamFrame], computed: BoolArray) -> None:
-        """Record that ``frames`` (the oldest) have KV, and the context of each ``computed [t]`` token."""
+        """Record that ``frames`` (the oldest) have KV, and the context of their tokens ``computed [t]``."""
         for frame in frames:
             if frame.computed is None:
                 count = len(encoded_tokens(frame))
@@ -254,11 +256,11 @@ class Stream:
         for frame, tokens in per_frame(frames, computed):
             assert frame.computed is not None
             frame.computed[:, ... if tokens.all() else tokens] = context
-        # Without a pool, this is what counts them.
+        # Without a pool, only their number is kept.
         self.kv.resize(len(computed))
 
     def drop_expired_frames(self) -> None:
-        """Drop frames that no future window can hold, but never the newest: one may be longer than its windows."""
+        """Drop frames that no future window can hold, but never the newest: a frame may be longer than a window."""
         start = self.outstanding[0].start if self.outstanding else self.clock.start
         self.drop_frames(min(opening_index(self.frames, start), max(0, len(self.frames) - 1)))
 
@@ -266,7 +268,7 @@ class Stream:
         """Drop the oldest ``count`` frames and their KV."""
         gone, self.frames = self.frames[:count], self.frames[count:]
         self._emit_kv(gone)
-        # Each is there as a whole while a frame has a part of it.
+        # A copy stays allocated as a whole while any frame uses a part of it.
         copies, held = ({frame.moved for frame in frames} for frames in (gone, self.frames))
         self.moved_nbytes -= sum(copy.nbytes for copy in copies - held if copy is not None)
         self.kv.drop_slots(sum(token_counts([frame for frame in gone if frame.has_kv])))
@@ -275,8 +277,8 @@ class Stream:
             self.last_motion_dropped = moving[-1]
 
     def _emit_kv(self, gone: Sequence[StreamFrame]) -> None:
-        """Pass the KV of the oldest frames to ``kv_sink``; frames without KV are skipped. The memory does without one
-        that fails or was not computed again after a failure."""
+        """Pass the KV of the oldest frames to ``kv_sink``, skipping frames without KV. A frame that fails, or was not
+        recomputed after a failed pass, is reported as lost."""
         if self.kv_sink is None or self.spec.memory is None:
             return
         stop = 0
@@ -295,25 +297,25 @@ class Stream:
             except Exception:
                 valid = False
                 if not self.kv_failed:
-                    log.exception("camera %s: a frame that leaves its window is not remembered", self.spec.stream)
+                    log.exception("camera %s: a frame leaving its window is not remembered", self.spec.stream)
                 self.kv_failed = True
             if not valid and self.kv_lost is not None:
                 self.kv_lost(self.spec.stream)
 
     def _chunk(self, frame: StreamFrame, first: int, stop: int) -> KVChunk:
-        """A frame's KV, in these slots, with keys before rotary."""
+        """KV of a frame with slots ``[first, stop)``, keys before rotary."""
         assert frame.positions is not None
         k, v = self.kv.raw(frame.positions, first, stop)
         rows, columns = frame.grid.group_rows, frame.grid.group_cols
         row, column = to_device(encoded_tokens(frame).cells, k.device).unbind(-1)
-        # Text around a frame is placed below it.
+        # Text around a frame gets cells below the grid.
         cell = torch.where(row < 0, rows, row) * columns + column
         look = to_device(embeddings(frame), k.device).float().mean(0)
         return KVChunk(self.spec.stream, frame.index, frame.memory_time, k, v, cell, rows, columns, look)
 
     # -- memory ---------------------------------------------------------------------------------------
     def copy_to_host(self) -> None:
-        """Begin the move of embeddings to host memory, and the copy of KV behind them."""
+        """Start moving embeddings to host memory, followed by the copy of the KV."""
         pool = self.kv.pool
         if pool is None or not len(self.kv):
             return
@@ -340,20 +342,20 @@ class Stream:
         return on_device + (0 if self.kv.on_host else self.kv.nbytes)
 
     def invalidate_tokens(self, frames: Sequence[StreamFrame], tokens: BoolArray) -> None:
-        """A pass that failed may have overwritten the KV of these ``tokens [t]`` of ``frames`` (the oldest): whatever
-        the policy says, they are computed again."""
+        """Mark KV that a failed pass may have overwritten, of ``tokens [t]`` of ``frames`` (the oldest): it is
+        recomputed whatever the policy selects."""
         for frame, wanted in per_frame(frames, tokens):
             if frame.computed is not None:
                 frame.computed[0, wanted] = INVALID
 
     def invalid_tokens(self, frames: Sequence[StreamFrame]) -> BoolArray:
-        """``[t]``: those of ``frames`` with KV that are :meth:`invalidated <invalidate_tokens>`."""
+        """Mask ``[t]`` over the tokens of ``frames`` with KV: those :meth:`invalidated <invalidate_tokens>`."""
         windows = np.concatenate((_ZERO, *(f.computed[0] for f in frames if f.computed is not None)))[1:]
         invalid: BoolArray = windows == INVALID
         return invalid
 
     def discard_unfinished(self) -> None:
-        """Give back the slots of a pass: scratch, and those of new tokens that it did not finish."""
+        """Free the scratch slots of a pass, and those of new tokens that it did not finish."""
         self.kv.release_scratch()
         finished = sum(token_counts([frame for frame in self.frames if frame.computed is not None]))
         if len(self.kv) > finished:
@@ -361,7 +363,7 @@ class Stream:
 
     # -- deletion -------------------------------------------------------------------------------------
     def reset(self) -> None:
-        """Start the stream afresh; window numbers continue."""
+        """Reset to a fresh start; window numbers continue."""
         self._emit_kv(self.frames)
         self.frames, self.moved_nbytes = [], 0
         self.outstanding.clear()
@@ -375,7 +377,7 @@ class Stream:
         self.newest = None
 
     def delete_frames_before(self, pts: int | None) -> None:
-        """Delete frames before ``pts`` (None: all) and their KV, without passing it on."""
+        """Delete frames before ``pts`` (None: all) and their KV, without passing it to ``kv_sink``."""
         kv_sink, self.kv_sink = self.kv_sink, None
         if pts is None:
             self.reset()
@@ -385,7 +387,7 @@ class Stream:
         self.kv_sink = kv_sink
 
     def invalidate_kv(self) -> None:
-        """Discard all KV after a computation failed halfway; everything is recomputed."""
+        """Discard all KV, so that every token is recomputed."""
         self.first_token = self.next_token
         self.kv.clear()
         self.progress = None
@@ -398,25 +400,25 @@ class Stream:
 
 
 def _owned(array: UInt8Array) -> UInt8Array:
-    """The array, copied if it is a view, which would keep a whole message alive."""
+    """The array, copied if it is a view: a view would keep the whole message alive."""
     return array if array.base is None and array.flags.writeable else array.copy()
 
 
 def encoded_tokens(frame: StreamFrame) -> FrameTokens:
-    """Tokens of an encoded frame."""
+    """The tokens of a frame that must be encoded."""
     assert frame.tokens is not None
     return frame.tokens
 
 
 def embeddings(frame: StreamFrame) -> torch.Tensor:
-    """Embeddings ``[t, W]`` of an encoded frame; those in host memory once their copy is done."""
+    """Embeddings ``[t, W]`` of an encoded frame; waits for their copy if they were moved to host memory."""
     if frame.moved is not None:
         frame.moved.tensors()
     return encoded_tokens(frame).embeds
 
 
 def per_frame(frames: Sequence[StreamFrame], tokens: BoolArray) -> Iterator[tuple[StreamFrame, BoolArray]]:
-    """The frames that have any of ``tokens [t]``, with theirs."""
+    """Each frame that has any of the masked ``tokens [t]``, with its part of the mask."""
     ends = [0, *np.cumsum(token_counts(frames)).tolist()]
     counted = np.concatenate((_ZERO, np.cumsum(tokens)))[ends]
     for index in np.flatnonzero(counted[1:] != counted[:-1]).tolist():
@@ -424,20 +426,20 @@ def per_frame(frames: Sequence[StreamFrame], tokens: BoolArray) -> Iterator[tupl
 
 
 def token_counts(frames: Sequence[StreamFrame]) -> list[int]:
-    """Tokens of each encoded frame."""
+    """Token count of each encoded frame."""
     return [frame.tokens.count for frame in frames if frame.tokens is not None]
 
 
 def own_positions(frames: Sequence[StreamFrame]) -> torch.Tensor:
-    """Positions ``[3, t]`` of encoded frames' tokens in the stream's own time: ``(time, row, column)`` counted from the
-    stream's beginning, whatever window they are in."""
+    """Positions ``[3, t]`` of encoded frames' tokens in the stream's own time: ``(time, row, column)``, with time
+    counted from the stream's beginning, whatever the window."""
     return torch.cat([frame.positions for frame in frames if frame.positions is not None], dim=1)
 
 
 def frame_spans(frames: Sequence[StreamFrame], *, after_s: float = 0.0, after_slots: int = 0) -> list[FrameSpan]:
-    """Temporal places of a window's frames, after ``after_s`` seconds and ``after_slots`` slots of earlier content.
+    """Temporal placement of a window's frames, after ``after_s`` seconds and ``after_slots`` slots of earlier content.
 
-    Slots count frames: frames of a camera whose rate changes, or that lost some, still ascend by whole frames.
+    Slots count frames: they ascend by one even if the camera's rate changes or frames are lost.
     """
     return [
         FrameSpan(

@@ -1,21 +1,21 @@
 """Window schedule: when windows close and which frames they hold. Pure functions of timestamps in integer microseconds.
 
 Window ``k`` of a stream whose first frame came at ``origin`` ends at ``origin + (k + 1) * stride`` and covers ``[end -
-window, end)``, clipped to the stream's beginning: a camera answers after its first stride, on windows that grow to full
-length. A window opens at the last complete frame at or before its start, so that every cell of the scene is present
-(CodecSight section 3.4.1: the overlap starts at an anchor).
+window, end)``, clipped to the stream's beginning: a camera is answered after its first stride, on windows that grow to
+full length. A window opens at the last complete frame at or before its start, so that every cell of the scene is
+present (CodecSight section 3.4.1: the overlap starts at an anchor).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-# How far before its start a window may open. Anchors come every 16 s; a camera whose decoder sends none for longer than
-# this gets windows that open at their start, and memory stays bounded.
+# How far before its start a window may open. Anchors come every 16 s; if a decoder sends none for longer than this,
+# windows open at their start, which bounds memory.
 LOOKBACK = 30_000_000
 
-# Windows to compute after a (fresh) start before an answer may stand: the first holds a single stride, and one answer
-# alone would hide for `max_idle_s` that the camera only just came up.
+# Windows computed after a (fresh) start before the static gate may repeat answers: the first holds a single stride, and
+# repeating its answer would hide for `max_idle_s` that the camera has only just come up.
 FIRST_WINDOWS = 2
 
 
@@ -35,14 +35,14 @@ class Timed(Protocol):
 def clock_tolerance(duration: int) -> int:
     """Timestamp tolerance: an eighth of a frame's duration.
 
-    Camera clocks are rounded (90 kHz ticks, 29.97 frames a second): a frame due at 8 s may carry 7.999989 s and would
-    otherwise fall into either window.
+    Camera clocks are rounded (90 kHz ticks, 29.97 frames a second): a frame due at 8 s may carry 7.999989 s, and would
+    otherwise fall into one window or the other by chance.
     """
     return duration // 8
 
 
 def window_time(frame: Timed) -> int:
-    """Time by which a frame is assigned: it belongs to the windows with ``start <= window_time < end``."""
+    """Time by which a frame is assigned to windows: those with ``start <= window_time < end``."""
     return frame.pts + clock_tolerance(frame.duration)
 
 
@@ -62,7 +62,7 @@ class WindowSpan:
 
 @dataclass(slots=True)
 class WindowClock:
-    """Closes windows as time passes. ``end`` and ``number`` of the next window to close."""
+    """Closes windows as time passes; ``end`` and ``number`` are those of the next window to close."""
 
     window: int
     stride: int
@@ -86,10 +86,8 @@ class WindowClock:
         return max(self.origin, self.end - self.window)
 
     def close(self, now: int, video: int | None) -> list[WindowSpan]:
-        """Windows that end at or before ``now``; ``video``: end of the stream's video (:func:`covered_until`).
-
-        A window whose last stride has no video is skipped and its number unused.
-        """
+        """Close the windows that end at or before ``now``; ``video``: end of the stream's video
+        (:func:`covered_until`). A window without video in its last stride is skipped, its number unused."""
         closed: list[WindowSpan] = []
         while self.end <= now:
             if video is not None and video > self.end - self.stride:
@@ -103,10 +101,8 @@ class WindowClock:
 
 
 def opening_index(frames: Sequence[Timed], start: int) -> int:
-    """Index of the frame that opens a window from ``start``: the last complete one at or before it.
-
-    Without one within ``LOOKBACK``, the first frame at or after ``start``; ``len(frames)`` when there is none.
-    """
+    """Index of the frame that opens a window starting at ``start``: the last complete frame at or before it, within
+    ``LOOKBACK``; else the first frame at or after ``start``; ``len(frames)`` if there is neither."""
     found: int | None = None
     first: int | None = None
     for index, frame in enumerate(frames):

@@ -116,7 +116,7 @@ WRONG = {
     "a shape without weights": (
         ["serve", "-c", "right.yaml", "--set", "model.name=qwen2_5_vl-7b"],
         2,
-        "'qwen2_5_vl-7b' is a shape without weights, for `models show` and benches; name the checkpoint, "
+        "'qwen2_5_vl-7b' is a shape without weights, for `models show` and benchmarks; name the checkpoint, "
         "Qwen/Qwen2.5-VL-7B-Instruct, or its folder",
     ),
     "unknown model in the demo": (["demo", "--model", "tiny-qwen"], 2, "there is no model 'tiny-qwen'; name a"),

@@ -164,7 +164,7 @@ def test_a_stream_moves_between_the_engines(family: Any, spec: Any) -> None:
 def test_what_it_refuses(qwen: Any, spec: Any) -> None:
     engine = qwen.engine
     for longer in ({"window_s": 2000.0}, {"fps": 500.0}):
-        with pytest.raises(ConfigError, match=r"may have \d+ tokens and vLLM takes"):
+        with pytest.raises(ConfigError, match=r"may have \d+ tokens, but vLLM takes at most"):
             engine.admit(spec("long", **longer))
     with pytest.raises(ValueError, match="not admitted"):
         engine.push(qwen.frames(1, "unknown")[0])

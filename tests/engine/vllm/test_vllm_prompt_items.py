@@ -48,7 +48,7 @@ def test_items_that_do_not_fit_are_refused() -> None:
         prompt_positions(3, [(2, two, 5)])
     with pytest.raises(ValueError, match="does not fit"):
         prompt_positions(5, [(1, two, 5), (2, two, 5)])
-    with pytest.raises(ValueError, match="does not say at which position"):
+    with pytest.raises(ValueError, match="without a position for the text after it"):
         prompt_positions(5, [(1, two, -1)])
 
 
@@ -67,7 +67,7 @@ def test_a_request_that_does_not_fit_its_placeholders_never_reaches_vllm() -> No
         (item((0, 8), 0), "at least one"),
         (item(dtype=torch.float16), "float16"),
         (item(places=3), "2 embeddings and must have int64 positions"),
-        (item(after=None), "at which position"),
+        (item(after=None), "must have `after`"),
     ]:
         with pytest.raises(ValueError, match=message):
             check_items([wrong], 8, torch.float32)

@@ -149,7 +149,7 @@ def test_a_pipeline_whose_first_stage_cannot_add_embeddings_is_refused(tmp_path:
 
 @pytest.mark.parametrize("text", ["0.31.2", "0.34.0", "1.0", "dev"])
 def test_versions_outside_the_tested_range(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"tested on vLLM from 0\.32 to below 0\.34"):
+    with pytest.raises(ConfigError, match=r"tested with vLLM from 0\.32 to below 0\.34"):
         check_version(text)
 
 
@@ -169,8 +169,8 @@ def test_without_vllm_the_engine_says_what_to_install() -> None:
     [
         ({"tensor_paralel_size": 2}, "did you mean tensor_parallel_size"),
         ({"xyzzy": 1}, "vllm serve --help"),
-        ({"model": "other"}, "follows from the model"),
-        ({"revision": "v2"}, "follows from the model"),
+        ({"model": "other"}, "is set by Sightline"),
+        ({"revision": "v2"}, "is set by Sightline"),
     ],
 )
 def test_arguments_vllm_does_not_take(arguments: dict[str, Any], message: str) -> None:
@@ -211,7 +211,7 @@ def test_a_window_that_opens_at_the_anchor_before_it_fits_what_vllm_takes() -> N
     model = load_model("tiny-qwen2_5_vl")
     engine = VllmEngine.__new__(VllmEngine)
     Engine.__init__(engine, model, max_new_tokens=4)
-    engine._tiers = engine._keeper = None
+    engine._tiers = engine._checkpoints = None
     engine._system, engine.core = model.system_ids(), SimpleNamespace(max_tokens=0)
     spec = StreamSpec("cam", (Question("q", "Is anyone there?"),), 6.0, 2.0, lookback_s=8.0, static_gate=False)
     with pytest.raises(ConfigError, match=r"may have \d+ tokens") as refused:

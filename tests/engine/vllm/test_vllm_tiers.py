@@ -53,13 +53,13 @@ class Site:
         first, second = (tiers_of(self.node.address, self.redis.url) for _ in range(2))
         settings = VllmSettings({"max_model_len": 2048}, timeout_s=120.0)
         self.engine = VllmEngine(load_model("tiny-qwen2_5_vl"), settings=settings, tiers=first)
-        assert self.engine._keeper is not None
-        self.sides = [self.engine._keeper, WindowCheckpoints(second)]
+        assert self.engine._checkpoints is not None
+        self.sides = [self.engine._checkpoints, WindowCheckpoints(second)]
 
     def turn(self, number: int) -> None:
         """It is this replica's turn, and as if it had just started; the other says nothing more, as after a kill."""
         self.engine._streams.clear()
-        self.engine._keeper = self.sides[number]
+        self.engine._checkpoints = self.sides[number]
 
     def written(self) -> None:
         """Until all that the first replica has to write is in the lowest tier."""

@@ -119,7 +119,7 @@ def test_a_window_above_its_camera_s_cap_is_not_kept(caplog: pytest.LogCaptureFi
             assert here.writer.wait_idle(10)
             assert (here.read_manifest("gate") is not None) is (cap == 2**25)
             assert here.hand_over("gate", large) is (cap == 2**25)
-    assert caplog.text.count("camera gate: its window of 16384 KiB is above its cap of 8192 KiB") == 1
+    assert caplog.text.count("camera gate: its window of 16384 KiB exceeds its cap of 8192 KiB") == 1
 
 
 def test_while_a_tier_is_slow_only_the_newest_window_waits() -> None:

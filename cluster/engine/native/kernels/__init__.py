@@ -20,9 +20,8 @@ class Kernel(ABC, Generic[Prepared]):
     def prepare(self, tables: Sequence[IntArray], streams: Sequence[Sequence[Run]], like: Tensor) -> Prepared:
         """Precompute masks and indices for all layers and heads.
 
-        ``tables[i]``: the pool's slots of stream ``i`` in the order in which its runs count them; ``streams[i]``: its
-        runs, in row order; rows count over all streams. ``like``: a tensor of the device and dtype that queries and
-        keys will have.
+        ``tables[i]``: pool slots of stream ``i``, indexed by its runs; ``streams[i]``: its runs in row order, with rows
+        counted over all streams. ``like``: a tensor with the device and dtype of queries and keys.
         """
 
     @abstractmethod
@@ -30,16 +29,16 @@ class Kernel(ABC, Generic[Prepared]):
         """``query [H, n, d]`` and one layer of the pool, ``key, value [slots, Hkv, d]``, rotated -> ``[n, H, d]``."""
 
     def warm_up(self, heads: int, layer: Tensor) -> None:
-        """Do what would else delay the first windows. ``layer [slots, Hkv, d]``: keys of the pool; ``heads``: of
-        queries."""
+        """Do work that would otherwise delay the first windows. ``layer [slots, Hkv, d]``: the pool's keys; ``heads``:
+        query heads."""
 
     def static_inputs(self, rows: int, slots: int, device: torch.device) -> Prepared | None:  # noqa: ARG002
-        """What :meth:`attend` reads of any ``rows`` rows over streams of ``slots`` slots at most, at fixed addresses,
-        so that it can be captured in a CUDA graph; ``None``: what it launches depends on data."""
+        """Buffers at fixed addresses for :meth:`attend` over ``rows`` rows and at most ``slots`` slots, so that it can
+        be captured in a CUDA graph; ``None``: not capturable, as its launches depend on data."""
         return None
 
     def fill(self, inputs: Prepared, tables: Sequence[IntArray], streams: Sequence[Sequence[Run]]) -> None:
-        """Write what :meth:`prepare` computes to ``inputs``; as many rows as these are for."""
+        """Write what :meth:`prepare` computes into ``inputs``, for as many rows as they were made for."""
         raise NotImplementedError
 
 
@@ -50,7 +49,7 @@ def grouped(query: Tensor, kv_heads: int) -> Tensor:
 
 
 def gathered(tensor: Tensor, table: Tensor) -> Tensor:
-    """A stream's slots ``[n]`` of ``[slots, Hkv, d]`` -> ``[Hkv, n, d]``, a copy."""
+    """Slots ``table [n]`` of ``[slots, Hkv, d]`` -> ``[Hkv, n, d]``, a copy."""
     return tensor.index_select(0, table).transpose(0, 1)
 
 
@@ -60,8 +59,7 @@ def shared(tensor: Tensor, group: int) -> Tensor:
 
 
 def choose_kernel(device: torch.device, dtype: torch.dtype, name: str | None = None) -> Kernel[Any]:
-    """The kernel called ``name``, or the fastest one for this device and dtype. Raises ``ConfigError``: no kernel has
-    that name."""
+    """The kernel called ``name``, or the fastest for this device and dtype. Raises ``ConfigError``: unknown name."""
     if name is None:
         if device.type == "cuda":
             name = "slots"

@@ -1,9 +1,9 @@
-"""Kernels with a call per block, into which runs are merged: their cost is per call rather than per masked slot.
+"""Kernels that merge runs into blocks and make one call per block, because calls cost more than masked slots.
 
-* ``cpu_flash``: torch's CPU flash attention over prefix and causal tail separately, combined by log-sum-exp. Most rows
-  see most slots: only the tail of a run needs causality. Attending to the unmasked prefix and to the square causal tail
-  separately needs no mask in memory (a full window's would be 400 MB), skips the masked half, and was 10-12 % faster
-  than one masked call (600 rows over 2,900 slots, one core).
+* ``cpu_flash``: torch's CPU flash attention over prefix and causal tail separately, combined by log-sum-exp. Only the
+  tail of a run is causal. Attending to the unmasked prefix and the square causal tail separately needs no mask in
+  memory (400 MB for a full window), skips the masked half, and was 10-12 % faster than one masked call (600 rows over
+  2,900 slots, one core).
 * ``sdpa``: torch's scaled_dot_product_attention with a mask per block. Any device and dtype.
 """
 
@@ -20,22 +20,21 @@ from torch.nn import functional as F
 from cluster.engine.native.kernels import Kernel, gathered, grouped, shared
 from cluster.engine.window.planner import IntArray, Run
 
-# Masked pairs of row and slot that cost as much as one more call: about 100 µs of both at 8 heads of 64.
+# Masked pairs of row and slot that cost as much as another call: about 100 µs at 8 heads of 64.
 CALL_COST = 5000
-# Rows of one call of ``sdpa``: bounds the mask of a whole window computed at once (10,000 slots) to a few tens of MB.
+# Maximum rows per call of ``sdpa``: bounds the mask to a few tens of MB for a window of 10,000 slots.
 ROWS = 1024
 
-# The one CPU attention that also returns the log-sum-exp; scaled_dot_product_attention runs on it.
+# Used by scaled_dot_product_attention on CPUs; called directly because it also returns the log-sum-exp.
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows ``[row, stop_row)`` attend to the slots ``[0, prefix)``, and in ``[tail, stop)`` to those marked
-    ``visible``.
+    """Rows ``[row, stop_row)``, which attend to the slots ``[0, prefix)`` and to the ``visible`` ones of
+    ``[tail, stop)``.
 
-    ``visible [rows, stop - tail]`` bool, or a mask that a kernel makes of it; ``None``: the tail is square and plainly
-    causal.
+    ``visible [rows, stop - tail]``: bool, or the mask a kernel derives from it; ``None``: a square causal tail.
     """
 
     row: int
@@ -50,12 +49,12 @@ class Block:
         return self.stop_row - self.row
 
 
-# Per stream its table and blocks.
+# Per stream: its table and its blocks.
 Prepared = list[tuple[Tensor, list[Block]]]
 
 
 class BlockKernel(Kernel[Prepared]):
-    """A kernel with a call per block."""
+    """A kernel that makes one call per block."""
 
     def __init__(self, call_cost: int = CALL_COST) -> None:
         self.call_cost = call_cost
@@ -82,11 +81,12 @@ class BlockKernel(Kernel[Prepared]):
 
     @abstractmethod
     def _blocks(self, runs: Sequence[Run], like: Tensor) -> list[Block]:
-        """Blocks of a stream's runs, with masks as :meth:`_attend_block` reads them."""
+        """Merge a stream's runs into blocks, with masks as :meth:`_attend_block` expects them."""
 
     @abstractmethod
     def _attend_block(self, block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """``query [Hkv, G, rows, d]`` of a block, ``key, value [Hkv, G, slots, d]`` of its stream -> like ``query``."""
+        """``query [Hkv, G, rows, d]`` of a block, ``key, value [Hkv, G, slots, d]`` of its stream -> shape of
+        ``query``."""
 
 
 class CPUFlashKernel(BlockKernel):
@@ -113,7 +113,7 @@ class CPUFlashKernel(BlockKernel):
 
 
 class SDPAKernel(BlockKernel):
-    """Exact, public API only. The mask covers a block's whole span, so masked pairs are computed too."""
+    """Kernel on public API only. The mask covers a block's whole span, so masked pairs are computed as well."""
 
     def _blocks(self, runs: Sequence[Run], like: Tensor) -> list[Block]:
         blocks = make_blocks([piece for run in runs for piece in _pieces(run)], self.call_cost)
@@ -127,9 +127,9 @@ class SDPAKernel(BlockKernel):
 def make_blocks(runs: Sequence[Run], call_cost: int = CALL_COST) -> list[Block]:
     """Merge neighbouring runs while the extra masked slots cost less than another call.
 
-    Tokens scattered over a window (a random or top-k refresh) give hundreds of runs of one token. With ``n`` rows,
-    ``g`` slots apart, a block masks ``n² g / 2`` pairs; stopping where that equals the cost ``c`` of a call gives
-    ``n = sqrt(2 c / g)``, which is also where the total, ``c / n + n g / 2`` per row, is least.
+    Tokens scattered over a window (by a random or top-k refresh) form hundreds of runs of one token. With ``n`` rows
+    that are ``g`` slots apart, a block masks ``n² g / 2`` pairs; stopping when that equals the cost ``c`` of a call
+    gives ``n = sqrt(2 c / g)``, which also minimises the total per row, ``c / n + n g / 2``.
     """
     blocks: list[Block] = []
     group: list[Run] = []

@@ -1,8 +1,8 @@
-"""``slots``: one launch of flash attention per layer for all rows of all streams, over slot tables (Triton).
+"""``slots``: flash attention over slot tables, one launch per layer for all rows of all streams (Triton).
 
-Each program computes the neighbouring rows of one stream for one head (FlashAttention-2, arXiv 2307.08691, algorithm
-1); it finds keys through the stream's table, so that nothing is copied side by side, and masks by three integers a row,
-so that scattered rows cost no more than neighbours.
+Each program computes consecutive rows of one stream for one head (FlashAttention-2, arXiv 2307.08691, algorithm 1). It
+reads keys through the stream's table, so KV is never gathered, and masks by three integers per row, so scattered rows
+cost no more than consecutive ones.
 """
 
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from cluster.engine.native.kernels import Kernel
 from cluster.engine.window.planner import IntArray, Run
 from cluster.models.upload import fill, to_device
 
-# Rows of a program for streams of at most so many: of decoding, of float32 and short windows, and of all others. On an
-# H200 programs of 128 rows reach 354 TFLOP/s in bfloat16, those of 64 331.
+# Rows per program; the first that holds every stream's rows is used: for decoding, for float32 and short windows, for
+# all others. On an H200, programs of 128 rows reach 354 TFLOP/s in bfloat16, programs of 64 rows 331.
 TILES = (16, 64, 128)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotTables:
-    """What the kernel reads beside queries, keys and values; int32 on their device.
+    """Kernel inputs besides queries, keys and values; int32 on their device.
 
-    * ``table``: the slots of all streams, one after the other
-    * ``blocks [blocks, 7]``: first row, rows, where the stream's table begins, how many slots all its rows see, and the
-      slots to visit: ``[0, a)`` and ``[b, c)``
+    * ``table``: slots of all streams, concatenated
+    * ``blocks [blocks, 7]``: first row, rows, offset of the stream's table, number of slots that all its rows see, and
+      the slots to visit: ``[0, a)`` and ``[b, c)``
     * ``rows [rows, 3]``: ``prefix, tail, stop``: a row sees the slots ``[0, prefix)`` and ``[tail, stop)``
-    * ``tile``: rows of a block at most
-    * ``whole``: memory of the tensors, as :func:`_joined` lays them out
+    * ``tile``: maximum rows of a block
+    * ``whole``: the tensors' storage, laid out by :func:`_joined`
     """
 
     table: Tensor
@@ -52,7 +52,7 @@ class SlotsKernel(Kernel[SlotTables]):
         return _split(to_device(_joined(arrays), like.device), [array.shape for array in arrays], tile)
 
     def warm_up(self, heads: int, layer: Tensor) -> None:
-        """Compile for each tile, which takes seconds, with a block that has no rows."""
+        """Compile for each tile size, which takes seconds, by running a block without rows."""
         query, nothing = layer.new_zeros(heads, 1, layer.shape[2]), self.static_inputs(1, 1, layer.device)
         for tile in _tiles(layer.dtype):
             self.attend(replace(nothing, tile=tile), query, layer, layer, 1.0)
@@ -63,7 +63,7 @@ class SlotsKernel(Kernel[SlotTables]):
 
     def fill(self, inputs: SlotTables, tables: Sequence[IntArray], streams: Sequence[Sequence[Run]]) -> None:
         blocks, *others = _arrays(tables, streams, inputs.tile)
-        # A block without rows and slots computes nothing.
+        # Zero padding: a block without rows and slots computes nothing.
         padded = np.zeros(inputs.blocks.shape, np.int64)
         padded[: len(blocks)] = blocks
         joined = _joined([padded, *others])
@@ -87,7 +87,7 @@ def _arrays(tables: Sequence[IntArray], streams: Sequence[Sequence[Run]], tile: 
 
 
 def _joined(arrays: Sequence[IntArray]) -> Tensor:
-    """Blocks, rows and table one after the other, int32: one copy to the device."""
+    """Blocks, rows and table concatenated as int32, for a single copy to the device."""
     sizes = [_size(array.shape) for array in arrays]
     joined = np.zeros(sum(sizes), np.int32)
     for part, array in zip(np.split(joined, np.cumsum(sizes)[:-1]), arrays, strict=True):
@@ -102,15 +102,15 @@ def _split(whole: Tensor, shapes: Sequence[tuple[int, ...]], tile: int) -> SlotT
 
 
 def _size(shape: tuple[int, ...]) -> int:
-    """Numbers that an array takes; the next begins at a multiple of 16 bytes, as Triton compiles anew for an address
-    that does not."""
+    """Elements reserved for an array: the next one starts at a multiple of 16 bytes, as Triton recompiles for other
+    alignments."""
     return -(-prod(shape) // 4) * 4
 
 
 def visible_slots(runs: Sequence[Run]) -> IntArray:
-    """``prefix, tail, stop`` of each row ``[n, 3]``; rows that see one stretch have an empty tail."""
+    """``prefix, tail, stop`` of each row ``[n, 3]``; rows that see one contiguous range have an empty tail."""
     counts = [run.count for run in runs]
-    # Of each run: whether it sees one stretch, its two constants, and its last row's stop less its rows.
+    # Per run: whether its rows see one contiguous range; prefix; tail; and its last row's stop less its row count.
     of_run = [(run.prefix == run.tail, run.prefix, run.tail, run.stop - run.count) for run in runs]
     joined, prefix, tail, before = np.array(of_run, np.int64).reshape(-1, 4).repeat(counts, axis=0).T
     first = np.repeat(np.cumsum(counts, dtype=np.int64) - counts, counts)
@@ -119,7 +119,7 @@ def visible_slots(runs: Sequence[Run]) -> IntArray:
 
 
 def _blocks(seen: IntArray, counts: Sequence[int], slots: Sequence[int], tile: int) -> IntArray:
-    """Blocks of at most ``tile`` rows, each of one stream; ``counts`` rows and ``slots`` of each stream."""
+    """Blocks of at most ``tile`` rows, each of one stream; ``counts``, ``slots``: rows and slots of each stream."""
     ends = np.cumsum(counts)
     per_stream = -(-np.array(counts) // tile)
     stream = np.repeat(np.arange(len(counts)), per_stream)
@@ -141,7 +141,7 @@ def _blocks(seen: IntArray, counts: Sequence[int], slots: Sequence[int], tile: i
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, table: Tensor, blocks: Tensor, rows: Tensor, tile: int, scale: float
 ) -> Tensor:
-    # Triton is there where a GPU is; the module is imported with its first launch.
+    # Imported on first launch, because Triton may be missing on machines without a GPU.
     from cluster.engine.native.kernels.slots_triton import launch
 
     return launch(query, key, value, table, blocks, rows, scale, tile)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# A score that no row sees; finite, as the difference of two of them must be a number.
+# Score of a masked slot; finite, because the difference of two of them must not be NaN.
 HIDDEN = tl.constexpr(-1.0e30)
 
 
@@ -41,9 +41,9 @@ def launch(
         SIZE=size,
         WIDTH=max(16, triton.next_power_of_2(size)),
         ROWS=tile,
-        # As many bytes a step in either precision: three steps of both have to fit shared memory.
+        # Equal bytes per step in either precision: three pipeline stages of keys and values must fit shared memory.
         KEYS=32 if query.dtype == torch.float32 else 64,
-        # The interpreter multiplies the bits of bfloat16: wider operands of the same values.
+        # The interpreter would multiply the bit patterns of bfloat16, so it gets float32 operands.
         WIDE=triton.knobs.runtime.interpret,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
     )
@@ -56,16 +56,16 @@ def _step(
     SIZE: tl.constexpr, KEYS: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr, ALL: tl.constexpr,
 ):  # fmt: skip
     """Online softmax of a block's rows over the slots ``[first, stop)`` of their stream; ``ALL``: every row sees every
-    slot, and they are whole steps."""
+    slot, and the range is a multiple of ``KEYS``."""
     for start in range(first, stop, KEYS):
         slot = start + tl.arange(0, KEYS)
         if ALL:
             place = tl.load(table + slot).to(tl.int64)
             held = (width < SIZE)[None, :]
         else:
-            there = slot < stop
-            place = tl.load(table + slot, mask=there, other=0).to(tl.int64)
-            held = there[:, None] & (width < SIZE)[None, :]
+            in_range = slot < stop
+            place = tl.load(table + slot, mask=in_range, other=0).to(tl.int64)
+            held = in_range[:, None] & (width < SIZE)[None, :]
         k = tl.load(key + place[:, None] * k_slot + width[None, :], mask=held, other=0.0)
         if WIDE:
             k = k.to(tl.float32)
@@ -74,7 +74,7 @@ def _step(
             seen = (slot[None, :] < prefix[:, None]) | (
                 (slot[None, :] >= tail[:, None]) & (slot[None, :] < last[:, None])
             )
-            seen = seen & there[None, :]
+            seen = seen & in_range[None, :]
             scores = tl.where(seen, scores, HIDDEN)
         higher = tl.maximum(peak, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
@@ -97,17 +97,17 @@ def _kernel(
     GROUP: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # The last blocks see most: begun last, they would run alone at the end.
+    # Longest blocks first: the last ones see the most slots, and would otherwise run alone at the end.
     block = blocks + (tl.num_programs(0) - 1 - tl.program_id(0)) * 7
     head = tl.program_id(1).to(tl.int64)
     row = tl.load(block) + tl.arange(0, ROWS).to(tl.int64)
-    mine = tl.arange(0, ROWS) < tl.load(block + 1)
+    row_mask = tl.arange(0, ROWS) < tl.load(block + 1)
     table += tl.load(block + 2)
     width = tl.arange(0, WIDTH)
-    prefix = tl.load(rows + row * 3, mask=mine, other=0)
-    tail = tl.load(rows + row * 3 + 1, mask=mine, other=0)
-    last = tl.load(rows + row * 3 + 2, mask=mine, other=0)
-    wanted = mine[:, None] & (width < SIZE)[None, :]
+    prefix = tl.load(rows + row * 3, mask=row_mask, other=0)
+    tail = tl.load(rows + row * 3 + 1, mask=row_mask, other=0)
+    last = tl.load(rows + row * 3 + 2, mask=row_mask, other=0)
+    wanted = row_mask[:, None] & (width < SIZE)[None, :]
     q = tl.load(query + head * q_head + row[:, None] * q_row + width[None, :], mask=wanted, other=0.0)
     if WIDE:
         q = q.to(tl.float32)

@@ -1,1 +1,1 @@
-"""Refresh policies: which reused tokens of the overlap are recomputed."""
+"""Refresh policies: select the overlap tokens to recompute."""

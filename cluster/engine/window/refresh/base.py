@@ -1,8 +1,8 @@
-"""Which tokens of the overlap to compute again: one interface, matched budgets.
+"""Interface of refresh policies, which select the overlap tokens to recompute, at comparable budgets.
 
-When a window slides, the frames it shares with the last one have KV from then. Their keys stand where they stood (see
-:mod:`~cluster.engine.window.kv`), but what they *hold* was computed under a context that
-has partly left the window. A policy names the tokens to recompute from their cached visual embeddings.
+When a window slides, the frames it shares with the last one already have KV. Their keys keep their positions (see
+:mod:`~cluster.engine.window.kv`), but their *content* was computed under a context that has partly left the window. A
+policy selects the tokens to recompute from their cached visual embeddings.
 """
 
 from abc import ABC, abstractmethod
@@ -23,12 +23,12 @@ from cluster.registry import refresh_policies
 class RefreshContext:
     """Features of the ``n`` overlap tokens, in time order; arrays are ``[n]`` unless stated.
 
-    * ``frame``: the token's frame, counted from the window's first; ``offset``: its place among that frame's tokens
-    * ``frame_tokens``: how many tokens that frame has; ``anchor``: whether it is one
+    * ``frame``: index of the token's frame in the window; ``offset``: the token's index in that frame
+    * ``frame_tokens``: token count of that frame; ``anchor``: whether that frame is an anchor
     * ``context``: visual tokens before it when its KV was computed; ``lost``: how many of them have left the window
-    * ``system``: tokens of the system prompt, which never leave; ``layers``: of the language model; ``profile``: its
-      shares per layer (see :class:`~cluster.models.settings.ModelSettings`)
-    * ``budget``: tokens to compute, ``None`` for the policy's natural amount
+    * ``system``: tokens of the system prompt, which never leave; ``layers``: layers of the language model;
+      ``profile``: its refresh profile per layer (see :class:`~cluster.models.settings.ModelSettings`)
+    * ``budget``: tokens to recompute; ``None``: the policy's natural amount
     """
 
     stream: str
@@ -48,11 +48,11 @@ class RefreshContext:
         return len(self.frame)
 
     def tokens(self, natural: int) -> int:
-        """The budget if one is given, else ``natural``, never more than there are tokens."""
+        """Tokens to recompute: the budget if set, else ``natural``; at most all of them."""
         return min(natural if self.budget is None else self.budget, len(self))
 
     def mask(self, indices: IntArray) -> BoolArray:
-        """``[n]`` bool, true at ``indices``."""
+        """Mask ``[n]``, true at ``indices``."""
         mask = np.zeros(len(self), dtype=bool)
         mask[indices] = True
         return mask
@@ -60,7 +60,7 @@ class RefreshContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVChange:
-    """KV of the ``m`` overlap tokens still computed, after and before ``layer``: ``[m, Hkv, d]``, keys raw."""
+    """New and cached KV at ``layer`` of the ``m`` overlap tokens still computed, ``[m, Hkv, d]``, keys unrotated."""
 
     layer: int
     k_new: Tensor
@@ -70,43 +70,43 @@ class KVChange:
 
 
 class Narrowing(Protocol):
-    """Drops overlap tokens from the computation between layers; in higher layers they keep their old KV."""
+    """Drops overlap tokens from the computation between layers; they keep their cached KV in the layers above."""
 
     def after(self, layer: int) -> bool:
         """Whether to call :meth:`select_kept` after ``layer``."""
 
     def select_kept(self, change: KVChange) -> Tensor:
-        """Tokens that continue, ``[m]`` bool, on any device."""
+        """Mask ``[m]`` of the tokens that continue, on any device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
-    """``mask [n]``: overlap tokens to compute from the first layer on; ``narrowing`` thins them out later."""
+    """``mask [n]``: overlap tokens to compute from the first layer on; ``narrowing`` drops some between layers."""
 
     mask: BoolArray
     narrowing: Narrowing | None = None
 
 
 class RefreshPolicy(ABC):
-    """Selects overlap tokens to recompute; with a budget exactly that many (or all there are)."""
+    """Selects overlap tokens to recompute; with a budget, exactly that many (or all, if fewer)."""
 
-    # False: the policy is its own amount (``all``, ``none``) and a budget changes nothing.
+    # False: the policy defines its own amount (``all``, ``none``) and ignores a budget.
     budgeted: ClassVar[bool] = True
 
     @abstractmethod
     def select(self, context: RefreshContext) -> Selection:
-        """Select tokens of one window."""
+        """Select the tokens of one window."""
 
 
 def choose_refreshed(
     stream: Stream, window: int, frames: Sequence[StreamFrame], system: int, model: VisionLanguageModel
 ) -> Selection:
-    """What the stream's policy selects of the overlap of a window of these ``frames``; ``system``: tokens before it."""
+    """Apply the stream's policy to the overlap of a window of ``frames``; ``system``: tokens of the system prompt."""
     policy: RefreshPolicy = refresh_policies.get(stream.spec.refresh)()
     profile = model.settings.layer_profile
     context = refresh_context(stream, window, frames, system, len(model.layers), profile)
-    # Until the first frame leaves the window, every token was computed under the context it has now: causal attention
-    # makes that KV the one a full computation gives, and there is nothing to refresh.
+    # Until the first frame leaves the window, every token was computed under the context it has now: by causality, its
+    # KV equals a full computation's, and there is nothing to refresh.
     exact = policy.budgeted and frames[0].first == stream.first_token and frames[0].has_kv
     if exact or not len(context):
         return Selection(np.zeros(len(context), dtype=bool))
@@ -121,7 +121,7 @@ def refresh_context(
     layers: int,
     profile: tuple[float, ...] = (),
 ) -> RefreshContext:
-    """Build the context of those ``frames`` that have KV."""
+    """Build the context of the overlap: those ``frames`` that have KV."""
     known = [frame for frame in frames if frame.computed is not None]
     counts = np.array(token_counts(known), np.int64)
     count = int(counts.sum())

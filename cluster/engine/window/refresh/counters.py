@@ -1,4 +1,4 @@
-"""Policies that select from counters, before the first layer: ``anchors``, ``budget`` (ours) and baselines of both."""
+"""Policies that select by counters, before the first layer: ``anchors``, ``budget`` (ours), and their baselines."""
 
 import zlib
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from cluster.engine.window.refresh.base import RefreshContext, RefreshPolicy, Se
 
 @dataclass(frozen=True, slots=True)
 class Anchors(RefreshPolicy):
-    """CodecSight's selective refresh (section 3.4.1): the overlap's anchor frames, of which its first frame is one.
+    """CodecSight's selective refresh (section 3.4.1): the overlap's anchor frames, its first frame among them.
 
-    A budget below that omits anchor tokens evenly; above it, other tokens are added evenly.
+    A smaller budget omits anchor tokens evenly; a larger one adds other tokens evenly.
     """
 
     def select(self, context: RefreshContext) -> Selection:
@@ -30,33 +30,33 @@ class Anchors(RefreshPolicy):
 class Budget(RefreshPolicy):
     """Recompute the tokens expected to have drifted most; as many as the anchors have, or the budget.
 
-    What a token's KV holds above the first layer is an attention-weighted mean over its context. Take the ``c`` tokens
-    of that context (the system prompt among them) as independent: when ``l`` of them leave, the mean over ``c`` becomes
-    one over ``c − l``, and the expected squared difference of the two is, up to a constant, ::
+    Above the first layer, a token's KV is an attention-weighted mean over its context. Treat the ``c`` tokens of that
+    context (system prompt included) as independent: when ``l`` of them leave, the mean over ``c`` becomes a mean over
+    ``c − l``, and the expected squared difference of the two is, up to a constant, ::
 
         drift = 1 / (c − l) − 1 / c
 
-    This is largest for tokens left with little context, is 0 for a token computed since its context last lost anything
-    (so the budget moves on through the window by itself), and grows with every window a token is passed over.
+    This is largest for tokens with little context left, is 0 for a token computed since its context last lost anything
+    (so the budget moves on through the window by itself), and grows with every window in which a token is passed over.
 
     Measured on two real clips (random weights, the window's KV against a full computation): the relative deviation
     ``‖ΔKV‖² / ‖KV‖²`` grows as ``(l / c)^1.0``, rank correlation 0.82-0.86 within a window. At 25 % of the overlap the
     logits' relative error is 0.17 for this policy, 0.24 for anchors, 0.26-0.27 for random and 0.35 for none. Weighting
-    the drift by anchors, by codec activity or by recency made it worse (0.18-0.20), so none of them is in the formula.
+    the drift by anchors, codec activity or recency made it worse (0.18-0.20), so the formula has no such term.
     """
 
     def select(self, context: RefreshContext) -> Selection:
         wanted = context.tokens(int(context.anchor.sum()))
         before = context.context + context.system
         drift = 1 / np.maximum(1, before - context.lost) - 1 / np.maximum(1, before)
-        # Equal drift (a frame's tokens, nearly): the older first, which keeps runs long.
+        # Stable: ties (drift is almost equal within a frame) go to older tokens, which keeps runs long.
         order = np.argsort(-drift, kind="stable")
         return Selection(context.mask(order[:wanted]))
 
 
 @dataclass(frozen=True, slots=True)
 class All(RefreshPolicy):
-    """Recompute every overlap token: upper bound of cost and exactness."""
+    """Recompute every overlap token: the upper bound of cost and accuracy."""
 
     budgeted = False
 
@@ -76,8 +76,8 @@ class Nothing(RefreshPolicy):
 
 @dataclass(frozen=True, slots=True)
 class FirstN(RefreshPolicy):
-    """Recompute the oldest ``frames`` frames that have tokens, as the code published with CodecSight does; with a
-    budget, the oldest tokens."""
+    """Recompute the oldest ``frames`` frames that have tokens, as CodecSight's published code does; with a budget, the
+    oldest tokens."""
 
     frames: int = 3
 
@@ -89,9 +89,9 @@ class FirstN(RefreshPolicy):
 
 @dataclass(frozen=True, slots=True)
 class Random(RefreshPolicy):
-    """As many tokens as the anchors have, uniform without replacement.
+    """Recompute as many tokens as the anchors have, drawn uniformly without replacement.
 
-    A stream's window always draws the same tokens, wherever it runs.
+    The draw depends only on seed, stream and window, not on the process.
     """
 
     seed: int = 0
@@ -106,7 +106,7 @@ class Random(RefreshPolicy):
 class Shifted(RefreshPolicy):
     """Recompute the frames farthest from any anchor, as many tokens as the anchors have.
 
-    Frames between anchors are pruned and smaller: more of them are taken, from the middle outwards.
+    Frames between anchors are pruned and hence smaller, so more frames are taken, from the middle outwards.
     """
 
     def select(self, context: RefreshContext) -> Selection:
@@ -114,7 +114,7 @@ class Shifted(RefreshPolicy):
         anchors = np.unique(context.frame[context.anchor])
         if not len(anchors):
             return Selection(context.mask(np.arange(wanted)))
-        # The stretch before the first and after the last anchor ends nowhere: distance to the one anchor it has.
+        # Before the first and after the last anchor, this is the distance to the only adjacent anchor.
         distance = np.abs(context.frame[:, None] - anchors).min(axis=1)
         order = np.lexsort((context.offset, context.frame, -distance))
         return Selection(context.mask(order[:wanted]))

@@ -1,4 +1,4 @@
-"""Policies that go on selecting between layers: ``first_percent`` (VLCache), ``topk_deviation`` (CacheBlend)."""
+"""Policies that narrow their selection between layers: ``first_percent`` (VLCache), ``topk_deviation`` (CacheBlend)."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ from cluster.engine.window.refresh.base import KVChange, Narrowing, RefreshConte
 
 @dataclass(frozen=True, slots=True)
 class FirstPercent(RefreshPolicy):
-    """VLCache: recompute the first ``x_l`` of every frame's tokens at layer ``l``.
+    """VLCache: at layer ``l``, recompute the leading share ``x_l`` of every frame's tokens.
 
-    ``x_l = x (1 + a (p_l − 1))``: its mean over layers is ``x`` (``share``, or the budget's share), and ``a ≤ 1`` such
-    that ``x_0 ≤ 1``. ``p`` is the model's measured profile (``sightline eval profile``); without one it falls linearly,
-    from ``1 + slope`` to ``1 − slope``.
+    ``x_l = x (1 + a (p_l − 1))``: its mean over layers is ``x`` (``share``, or the budget's share), with ``a ≤ 1`` such
+    that ``x_0 ≤ 1``. ``p`` is the model's measured profile (``sightline eval profile``); without one, ``p`` falls
+    linearly from ``1 + slope`` to ``1 − slope``.
     """
 
     share: float = 0.1
@@ -27,7 +27,7 @@ class FirstPercent(RefreshPolicy):
         wanted = context.tokens(round(self.share * count))
         if wanted in (0, count):
             return Selection(np.full(count, wanted > 0))
-        # Tokens by how early in their frame they stand: any number of leading ones is "the first x % of each frame".
+        # Order by relative position within the frame: any prefix of it is "the first x % of each frame".
         order = np.lexsort((context.frame, (context.offset + 0.5) / context.frame_tokens))
         rank = np.empty(count, np.int64)
         rank[order] = np.arange(count)
@@ -36,7 +36,7 @@ class FirstPercent(RefreshPolicy):
         return Selection(mask, Leading(rank[mask], amounts))
 
     def _amounts(self, wanted: int, context: RefreshContext) -> tuple[int, ...]:
-        """Tokens per layer, never rising, which add up to ``wanted * layers``."""
+        """Tokens per layer, non-increasing, with sum ``wanted * layers``."""
         count, layers = len(context), context.layers
         profile = np.array(context.profile or 1 + self.slope * np.linspace(1, -1, layers))
         above = profile / profile.mean() - 1
@@ -46,7 +46,7 @@ class FirstPercent(RefreshPolicy):
 
 
 class Leading(Narrowing):
-    """After each layer, keep the tokens whose ``rank`` the next layer still covers."""
+    """After each layer, keep the tokens whose ``rank`` is within the next layer's amount."""
 
     def __init__(self, rank: IntArray, amounts: tuple[int, ...]) -> None:
         self.rank = rank
@@ -63,11 +63,11 @@ class Leading(Narrowing):
 
 @dataclass(frozen=True, slots=True)
 class TopKDeviation(RefreshPolicy):
-    """CacheBlend (Yao et al. 2025): compute layers ``0..probe`` for every overlap token, then go on with those of
+    """CacheBlend (Yao et al. 2025): compute layers ``0..probe`` for every overlap token, then continue with those of
     largest ``‖K_new − K_old‖² + ‖V_new − V_old‖²`` at the probe layer: ``share`` of them, or the budget.
 
-    The probe costs ``probe + 1`` layers of everything; the budget counts what goes on, as in the paper, which narrows a
-    little at each layer and not once.
+    The probe costs ``probe + 1`` layers for every overlap token; as in the paper, the budget counts only the tokens
+    that continue. The paper narrows a little at every layer, not once.
     """
 
     share: float = 0.15
@@ -76,7 +76,7 @@ class TopKDeviation(RefreshPolicy):
     def select(self, context: RefreshContext) -> Selection:
         wanted = context.tokens(round(self.share * len(context)))
         everything = np.ones(len(context), dtype=bool)
-        # A model of two layers is probed at its first: at its last there would be nothing left to save.
+        # At most the last but one layer: after the last, there is nothing left to save.
         narrowing = Deviation(layer=min(self.probe, context.layers - 2), tokens=wanted)
         return Selection(everything, narrowing if wanted < len(context) else None)
 
