@@ -104,7 +104,7 @@ class LayerKV:
                 f"keys {tuple(self.key.shape)} and values {tuple(self.value.shape)} must both be [H, n, D]"
             )
         if self.frame.shape != self.key.shape[:2] or self.cell.shape != self.key.shape[:2]:
-            raise ValueError(f"each of the {tuple(self.key.shape[:2])} tokens needs a frame and a cell")
+            raise ValueError(f"every one of the {tuple(self.key.shape[:2])} tokens needs a frame and a cell")
         if self.tokens > 1 and bool((self.frame[:, 1:] < self.frame[:, :-1]).any()):
             raise ValueError("tokens must be in time order")
 
@@ -353,7 +353,7 @@ class HeadMemory:
         if not len(state["frame"]) == len(state["cell"]) == table.tokens:
             raise ValueError("frames, cells and clusters disagree on the number of tokens")
         if len(state["weight"]) not in (0, table.tokens):
-            raise ValueError(f"{len(state['weight'])} weights for {table.tokens} tokens")
+            raise ValueError(f"{len(state['weight'])} weights of {table.tokens} tokens")
         if len(state["channels"]) not in (0, 2):
             raise ValueError(f"{len(state['channels'])} channel statistics instead of those of keys and values")
         if bool((state["frame"][1:] < state["frame"][:-1]).any()):
