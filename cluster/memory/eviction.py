@@ -63,7 +63,7 @@ def evict(memory: StreamMemory, new: Heads) -> Heads | None:
         new = kept
     middles = [int(head.frame[head.tokens // 2]) for _, _, head in memory.iter_heads() if head.tokens]
     if _token_cost(memory) + _bytes_of(memory, new) > capacity and middles:
-        # Rounding can prevent a fit under a small cap: delete older frames, at least half of one head's tokens.
+        # Rounding can prevent a fit under a small cap: delete the oldest frames, with half of some head's tokens.
         memory.delete_frames(before_frame=min(middles))
     left, wanted = max(0.0, capacity - _token_cost(memory)), _bytes_of(memory, new)
     return new if wanted <= left else _thinned(memory, new, left / wanted)
