@@ -392,7 +392,7 @@ def _concatenated(blocks: Sequence[Block]) -> Block:
 
 
 def _kind(tensor: Tensor) -> tuple[int, torch.Size, torch.dtype]:
-    """Dimensions, all but the first size, and dtype class, by which two states of a head are compatible."""
+    """Number of dimensions, shape without the first, and widened dtype: equal in compatible states."""
     return tensor.ndim, tensor.shape[1:], widened(tensor.new_empty(0)).dtype
 
 

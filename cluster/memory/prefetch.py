@@ -52,8 +52,8 @@ class FetchEvent:
 class PrefetchStats:
     """Counters of one prefetcher.
 
-    * ``predicted`` blocks that were not at hand; of these ``used`` were fetched (``late``: while still in flight) and
-      ``wasted`` were not
+    * ``predicted``: blocks prefetched; of these ``used`` were fetched (``late``: while still in flight) and ``wasted``
+      were not
     * ``at_hand``: fetched from this process's memory; ``missed``: fetched from a lower tier without a successful
       prediction; ``expired``: not loaded before the deadline
     * ``waited_s``: time the caller was blocked; ``transfer_s``: time with at least one load in flight

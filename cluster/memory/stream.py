@@ -103,7 +103,7 @@ class StreamMemory(TieredHeads):
             return found
 
     def memory_time(self, pts: int) -> int:
-        """Convert the camera's ``pts`` to the memory's clock; wrong if the camera's clock has restarted since."""
+        """Convert the camera's ``pts`` to the memory's clock; invalid if the camera's clock has restarted since."""
         return pts + self.log.shift
 
     @property

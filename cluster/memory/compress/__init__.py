@@ -97,7 +97,7 @@ def concatenate(parts: Sequence[Tensor]) -> Tensor:
 
 
 def group_layers(layers: Sequence[LayerKV]) -> Iterator[list[LayerKV]]:
-    """Group consecutive layers of equal shape, as far as stacking them is cheap."""
+    """Group consecutive layers of equal shape, up to a size at which stacking is cheap."""
     group: list[LayerKV] = []
     for layer in layers:
         full = group and (len(group) + 1) * layer.key.numel() > _STACKED

@@ -93,10 +93,10 @@ class RedisTier(Tier):
                     self._store(stream, mine, until, outcomes)
         except RedisUnavailableError as error:
             self._refused(error, 0)
-        told = [outcomes.get(key, Outcome.RETRY) for key, _ in items]
+        results = [outcomes.get(key, Outcome.RETRY) for key, _ in items]
         with self._lock:
-            self._counts["retries"] += told.count(Outcome.RETRY)
-        return told
+            self._counts["retries"] += results.count(Outcome.RETRY)
+        return results
 
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
         loaded: list[Loaded] = []

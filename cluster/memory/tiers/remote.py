@@ -115,9 +115,9 @@ class RemoteTier(Tier):
                 outcomes.update(zip(sent, map(outcome_from_proto, reply.outcomes), strict=False))
         if failures:
             raise failures[0]
-        told = [outcomes.get(at, Outcome.RETRY) for at in range(len(items))]
-        self._count(stored=told.count(Outcome.HIT), retries=told.count(Outcome.RETRY))
-        return told
+        results = [outcomes.get(at, Outcome.RETRY) for at in range(len(items))]
+        self._count(stored=results.count(Outcome.HIT), retries=results.count(Outcome.RETRY))
+        return results
 
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
         return list(self.iter_loaded(keys))
@@ -191,14 +191,14 @@ class RemoteTier(Tier):
             return self._not_now(1)[0], None
         request = kv_pb2.GetManifestRequest(fingerprint=self._fingerprint, stream=stream)
         data = bytearray()
-        outcome = told = Outcome.RETRY
+        outcome = first = Outcome.RETRY
         with self.peer.recorded() as transfer:
             for number, message in enumerate(transfer.receive("GetManifest", request)):
-                told = outcome_from_proto(message.outcome) if number == 0 else told
+                first = outcome_from_proto(message.outcome) if number == 0 else first
                 data += message.piece
                 if len(data) > MAX_MANIFEST_BYTES:
                     break
-            outcome = told
+            outcome = first
         if outcome is not Outcome.HIT:
             self._count(retries=outcome is Outcome.RETRY)
             return outcome, None

@@ -145,7 +145,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             requests = aiter(request_iterator)
             first = await anext(requests, kv_pb2.PutManifestRequest())
             if self._is_ours(first.fingerprint, 1):
-                with self._on_the_way(first.bytes):
+                with self._in_transit(first.bytes):
                     whole = await self._pieces(first, requests)
                     metrics.node_tier_moved_bytes.labels("in").inc(len(whole))
                     outcome = await self._on_tier(lambda: self._put_manifest(first, whole))
@@ -157,7 +157,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             if self._is_ours(request.fingerprint, 1):
                 outcome, manifest = await self._on_tier(lambda: self._tier.manifest(request.stream))
             whole = manifest or b""
-            with self._on_the_way(len(whole)):
+            with self._in_transit(len(whole)):
                 metrics.node_tier_moved_bytes.labels("out").inc(len(whole))
                 reply = kv_pb2.GetManifestReply(outcome=outcome_to_proto(outcome), piece=whole[:BATCH_BYTES])
                 await context.write(reply)
@@ -199,7 +199,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             call.record_result("ok")
 
     @contextmanager
-    def _on_the_way(self, nbytes: int) -> Iterator[None]:
+    def _in_transit(self, nbytes: int) -> Iterator[None]:
         """Reserve memory for a manifest in transit; all of them together are limited to :data:`MAX_MANIFEST_BYTES`."""
         if nbytes > MAX_MANIFEST_BYTES:
             self._count("too_large", 1)

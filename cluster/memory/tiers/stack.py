@@ -90,8 +90,8 @@ class TierStack:
             stream for stream in {key.stream for key, _ in items} if self._finish_deletion(stream, self.lowest) is None
         }
         passed = [item for item in items if item[0].stream not in blocked]
-        told = dict(zip((key for key, _ in passed), self.lowest.store(passed) if passed else (), strict=True))
-        outcomes = [told.get(key, Outcome.RETRY) for key, _ in items]
+        by_key = dict(zip((key for key, _ in passed), self.lowest.store(passed) if passed else (), strict=True))
+        outcomes = [by_key.get(key, Outcome.RETRY) for key, _ in items]
         held = [item for item, outcome in zip(items, outcomes, strict=True) if outcome is Outcome.HIT]
         with self._lock:
             self.counts["stored"] += len(held)
