@@ -91,11 +91,11 @@ def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> He
         chosen, weight = stays[number][h]
         old = chosen < head.tokens
         blocks = loaded[number][h]
-        stay, of_those = chosen[old], None if weight is None else weight[old]
+        stay, stay_weight = chosen[old], None if weight is None else weight[old]
         if head.organiser.written_once:
             # Old weights stay: compressors that use weights set them when tokens first compete.
-            stay, of_those = whole_clusters(head.table, stay), None
-        if not memory.keep_tokens(number, h, stay, functools.partial(_at_hand, blocks), of_those):
+            stay, stay_weight = whole_clusters(head.table, stay), None
+        if not memory.keep_tokens(number, h, stay, functools.partial(_at_hand, blocks), stay_weight):
             return None
         memory.counts.compressed_away += whole[number][h].tokens - len(stay) - int((~old).sum())
         if h == 0:
