@@ -1,4 +1,4 @@
-"""Camera memories of one process, stored in shared tiers."""
+"""The camera memories of one process, stored in shared tiers."""
 
 import logging
 import threading
@@ -26,24 +26,24 @@ from cluster.types import MICROSECONDS, DeletedMemory, MemorySpec, MemoryStatus
 
 log = logging.getLogger(__name__)
 
-VISITED = 64
-"""Most released streams whose memory stays open after a question."""
+MAX_REOPENED = 64
+"""Maximum number of released streams whose memory is kept open after a question."""
 
-RELEASED = 4096
-"""Most released streams that can still be asked about."""
+MAX_RELEASED = 4096
+"""Maximum number of released streams that can still be queried."""
 
 PREPARED_S = 300.0
-"""Longest that a prepared stream waits to be opened: what was to open it may have left."""
+"""Seconds after which a prepared stream that was never opened is discarded: its client may have disconnected."""
 
 
 class MemoryBank:
     """Accepts the KV that leaves the engine's windows and keeps one :class:`StreamMemory` per camera. All calls except
     :meth:`memory_reports`, :meth:`memory_time` and :meth:`prepare_stream` come from the engine's thread, which only
-    queues frames; clustering, compression and writes run on the threads of :class:`MemoryWriter`.
+    enqueues frames; clustering, compression and writes run on the threads of :class:`MemoryWriter`.
 
-    ``tiers``: storage of all memories. ``default``: settings for streams opened by another process that are asked about
-    here. The engine sets ``window``, of a stream, to be saved with its memory so that both are restored together, and
-    ``shape``, of the model's KV.
+    ``tiers``: storage shared by all memories. ``default``: settings for answering questions about streams that another
+    process opened. The engine sets ``window``, which snapshots a stream's window so that it is saved and restored with
+    the memory, and ``shape``, that of the model's KV.
     """
 
     def __init__(self, tiers: TierStack, *, default: MemorySpec | None = None) -> None:
@@ -55,25 +55,24 @@ class MemoryBank:
         self._due: set[str] = set()
         self._pending_saves: dict[str, PendingSave] = {}
         self._last_writes: dict[str, LastWrite] = {}
-        # Released memories of which only what is too old is to be deleted.
+        # Released memories reopened only to delete frames beyond their retention.
         self._expiring: dict[str, StreamMemory] = {}
         self._deletions = 0
         self._prepared: dict[str, tuple[StreamMemory, bytes | None]] = {}
-        # Deleted from the tiers before they are opened without a memory.
+        # Streams already deleted from the tiers, about to be opened without a memory.
         self._cleared: set[str] = set()
         self._memories: dict[str, StreamMemory] = {}
         self._retrievers: dict[str, Retriever] = {}
-        # Their sources ended or moved; questions may reopen them.
+        # Streams whose source ended or moved; a question may reopen them.
         self._released: OrderedDict[str, ReleasedMemory] = OrderedDict()
-        # Opened for questions only: another process may be writing them.
-        self._visited: OrderedDict[str, None] = OrderedDict()
+        # Streams reopened for questions only: another process may be writing them.
+        self._reopened: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
 
     def prepare_stream(self, stream: str, spec: MemorySpec | None) -> None:
-        """Restore a stream from the tiers before it is opened, or without ``spec`` delete it there. Callable from any
-        thread, so that the engine's thread does not wait for the tiers. ``ConfigError`` for an unknown policy or
-        option."""
-        if stream in self._memories and stream not in self._visited:
+        """Restore a stream from the tiers before it is opened; without ``spec``, delete it there. Callable from any
+        thread, to spare the engine's thread the wait for the tiers. ``ConfigError`` for an unknown policy or option."""
+        if stream in self._memories and stream not in self._reopened:
             return
         self._finish_last_write(stream)
         self._save_pending(stream)
@@ -84,8 +83,8 @@ class MemoryBank:
         deletions = self._deletions
         restored = self._restore(stream, spec)
         with self._lock:
-            # A deletion meanwhile may concern this stream.
-            if (stream not in self._memories or stream in self._visited) and deletions == self._deletions:
+            # A concurrent deletion may concern this stream.
+            if (stream not in self._memories or stream in self._reopened) and deletions == self._deletions:
                 self._prepared[stream] = restored
 
     def _new_memory(self, stream: str, spec: MemorySpec) -> StreamMemory:
@@ -100,12 +99,12 @@ class MemoryBank:
         """Open, continue or reconfigure a stream's memory; ``spec`` None deletes it. ``ConfigError`` for an unknown
         policy or option.
 
-        Returns the window state that was saved with the memory; None if there is none or the tiers cannot be read now
-        (the memory is then restored as soon as they can).
+        Returns the window state saved with the memory; None if there is none or the tiers are unavailable (the memory
+        is then restored once they recover).
         """
-        if stream in self._visited:
+        if stream in self._reopened:
             # Another process may have written it since: restore from the tiers.
-            self._close_visited(stream)
+            self._close_reopened(stream)
         self._finish_last_write(stream)
         held = self._memories.get(stream)
         prepared, cleared = self._prepared.pop(stream, None), stream in self._cleared
@@ -124,7 +123,7 @@ class MemoryBank:
                 prepared = self._restore(stream, spec)
             held, window = prepared
         elif any(getattr(held.spec, name) != getattr(spec, name) for name in LAYOUT):
-            # Clusters of one organiser are unusable for another, and so are blocks of another type.
+            # Another organiser cannot use these clusters, nor another dtype these blocks.
             with held.exclusive:
                 held.delete_frames()
                 self._close_memory(stream)
@@ -146,8 +145,7 @@ class MemoryBank:
 
     def accept_chunk(self, chunk: KVChunk) -> None:
         """Accept a frame that left a window (a :data:`~cluster.memory.head_memory.KVSink`); ignored for streams without
-        a memory. A frame that fails is counted and logged.
-        """
+        a memory. A frame that cannot be stored is counted and logged."""
         if (memory := self._memories.get(chunk.stream)) is None:
             return
         try:
@@ -163,7 +161,7 @@ class MemoryBank:
         return pts if (memory := self._memories.get(stream)) is None else memory.memory_time(pts)
 
     def count_lost_frame(self, stream: str) -> None:
-        """Count a frame that :meth:`accept_chunk` could not be given; ignored for streams without a memory."""
+        """Count a frame lost before :meth:`accept_chunk`; ignored for streams without a memory."""
         if (memory := self._memories.get(stream)) is not None:
             memory.counts.drop_frames()
 
@@ -179,7 +177,7 @@ class MemoryBank:
         """Schedule settling and saving of streams with enough waiting frames. Called between two steps, when windows
         are consistent."""
         if not self.tiers.lowest.state().up:
-            # Nothing would be written, and every snapshot copies a window.
+            # Nothing could be written, and each snapshot copies a window.
             return
         for stream in list(self._due):
             memory = self._memories.get(stream)
@@ -190,7 +188,7 @@ class MemoryBank:
                 self._due.discard(stream)
 
     def _schedule_save(self, memory: StreamMemory) -> Future[None]:
-        """Schedule settling and saving with the window as it is now; done with the job."""
+        """Schedule settling and saving, with a snapshot of the window taken now; the future is done with the job."""
         recent = memory.recent
         upto = recent[-1].index if recent else -1
         self._pending_saves[memory.stream] = PendingSave(upto, self._snapshot(memory) or bytes, memory.hidden)
@@ -202,7 +200,7 @@ class MemoryBank:
             since = time.monotonic() - PREPARED_S
             self._prepared = {name: each for name, each in self._prepared.items() if each[0].newest_s >= since}
         for stream, memory in self._memories.items():
-            if stream in self._visited or self.writer.is_waiting(stream):
+            if stream in self._reopened or self.writer.is_waiting(stream):
                 continue
             if memory.settle_due:
                 self._due.add(stream)
@@ -213,7 +211,7 @@ class MemoryBank:
         self._schedule_expiry()
 
     def _schedule_expiry(self) -> None:
-        """Schedule deletion of what a few released streams hold beyond their retention."""
+        """Schedule the deletion of expired frames for a few released streams."""
         now_s = time.monotonic()
         due = [(stream, released) for stream, released in list(self._released.items()) if released.is_due(now_s)]
         for stream, released in due[:THREADS]:
@@ -221,13 +219,13 @@ class MemoryBank:
             if self.writer.is_waiting(stream) or (held is not None and held.stored.readers):
                 continue
             if held is not None:
-                self._close_visited(stream)
+                self._close_reopened(stream)
             self._released[stream] = replace(released, tried_s=now_s)
             self._expiring[stream] = self._new_memory(stream, released.spec)
             self.writer.schedule(stream)
 
     def _expire(self, stream: str) -> None:
-        """Delete what a released stream holds beyond its retention, if that is scheduled."""
+        """Delete a released stream's expired frames, if that is scheduled."""
         if (memory := self._expiring.get(stream)) is None:
             return
         with memory.exclusive:
@@ -250,20 +248,20 @@ class MemoryBank:
         self._save_pending(stream)
 
     def _save_pending(self, stream: str) -> None:
-        """Do a pending save; blocks if another thread is doing it."""
+        """Execute a pending save; blocks while another thread does."""
         if (memory := self._memories.get(stream)) is None:
             return
         with memory.exclusive:
             # The stream may have been released meanwhile.
-            if self._memories.get(stream) is not memory or (order := self._pending_saves.pop(stream, None)) is None:
+            if self._memories.get(stream) is not memory or (pending := self._pending_saves.pop(stream, None)) is None:
                 return
-            # Also while nothing comes in, or nothing can be written: an open camera's memory is in use.
+            # Even without new frames or a writable tier: an open camera's memory is in use and must not expire.
             self.tiers.renew(stream)
-            if memory.settle(order.upto):
-                memory.save(None if order.window is None else order.window(), order.hidden)
+            if memory.settle(pending.upto):
+                memory.save(None if pending.window is None else pending.window(), pending.hidden)
 
     def save_stream(self, stream: str) -> None:
-        """Write memory and window state of the same moment; blocks until written."""
+        """Write the memory and a window snapshot consistent with it; blocks until written."""
         if (memory := self._memories.get(stream)) is not None:
             window = self._snapshot(memory) or bytes
             if memory.settle():
@@ -273,7 +271,7 @@ class MemoryBank:
         return self.writer.wait_idle(timeout_s)
 
     def get_memory(self, stream: str) -> tuple[StreamMemory, Retriever]:
-        """A stream's memory and its retriever; ``NotReadyError`` where it has none."""
+        """A stream's memory and its retriever; ``NotReadyError`` if it has none."""
         memory = self._current(stream) or self._reopen(stream)
         if memory is None:
             raise NotReadyError(
@@ -283,10 +281,10 @@ class MemoryBank:
         return memory, self._retrievers[stream]
 
     def _current(self, stream: str) -> StreamMemory | None:
-        """A stream's memory, unless it was opened for questions and another process has written it since."""
+        """A stream's open memory; None, and closed, if it was reopened for questions and is outdated."""
         memory = self._memories.get(stream)
-        if memory is not None and stream in self._visited and memory.manifest.compare() in ("earlier", "later"):
-            self._close_visited(stream)
+        if memory is not None and stream in self._reopened and memory.manifest.compare() in ("earlier", "later"):
+            self._close_reopened(stream)
             return None
         return memory
 
@@ -297,24 +295,24 @@ class MemoryBank:
             return None
         self._finish_last_write(stream)
         memory = self._new_memory(stream, spec)
-        # Its owner may still be writing: unnamed blocks are not ours to delete.
+        # Its owner may still be writing, so blocks that no manifest names must not be deleted here.
         outcome = memory.restore(sweep=False)
         if outcome is Outcome.RETRY:
             raise unreadable(stream)
         if outcome is Outcome.MISS:
             if self._released.pop(stream, None) is not None and released and released.manifest is not None:
-                # It was written, and no tier has it any more, as after Redis restarted empty.
+                # It was written, but no tier has it any more, as after a Redis restart without data.
                 log.warning("camera %r: its memory of %d frames is lost", stream, released.report.frames)
                 memory.counts.drop_frames(released.report.frames)
             return None
         self._register(memory, retrievers.get(spec.retriever)(**spec.retriever_options))
-        self._visited[stream] = None
-        while len(self._visited) > VISITED:
-            self._close_visited(next(iter(self._visited)))
+        self._reopened[stream] = None
+        while len(self._reopened) > MAX_REOPENED:
+            self._close_reopened(next(iter(self._reopened)))
         return memory
 
-    def _close_visited(self, stream: str) -> None:
-        # Of a deletion.
+    def _close_reopened(self, stream: str) -> None:
+        # A deletion may be pending.
         self._save_pending(stream)
         if (released := self._released.get(stream)) is not None:
             self._released[stream] = replace(released, report=MemoryReport.of(self._memories[stream]))
@@ -324,8 +322,8 @@ class MemoryBank:
         return stream in self._memories
 
     def release_stream(self, stream: str, *, save: bool = True) -> None:
-        """Write a stream's memory and release it; nothing is deleted. Without ``save`` another process owns it already
-        and nothing is written here."""
+        """Write a stream's memory and release it; nothing is deleted. Without ``save``, another process owns it already
+        and nothing is written."""
         if (memory := self._memories.get(stream)) is not None and save:
             self._schedule_last_write(memory, None)
         elif memory is not None:
@@ -333,13 +331,13 @@ class MemoryBank:
                 self._release(memory, owned=False)
 
     def drop_copies(self, stream: str) -> None:
-        """Delete copies of a released stream above the lowest tier, after its last write, which may block."""
+        """Delete a released stream's copies above the lowest tier, after its last write, for which it may block."""
         self._finish_last_write(stream)
         self.tiers.drop_copies(stream)
 
     def hand_over(self, stream: str, empty_window: Callable[[], None]) -> Future[bool]:
-        """Write memory and window of the same moment for another process and release both. The result: whether it will
-        find them. A window that is not saved is given to the memory by ``empty_window``."""
+        """Release a stream after writing its memory and a consistent window for another process. The result: whether
+        both were written. If the window cannot be saved, ``empty_window`` moves its frames into the memory first."""
         memory = self._memories[stream]
         window = self._snapshot(memory) if self.tiers.shared else None
         if window is None:
@@ -351,7 +349,7 @@ class MemoryBank:
 
     def _schedule_last_write(self, memory: StreamMemory, window: Window | None) -> Future[bool]:
         if not memory.frames:
-            # Empty or deleted: nothing to keep.
+            # Empty or deleted.
             self._close_memory(memory.stream)
         else:
             self._release(memory)
@@ -360,7 +358,7 @@ class MemoryBank:
         return last_write.saved
 
     def _finish_last_write(self, stream: str) -> None:
-        """Do a pending last write, and cancel a pending expiry; blocks if another thread is doing it."""
+        """Execute a pending last write and cancel a pending expiry; blocks while another thread executes either."""
         self._write_last(stream)
         if (memory := self._expiring.get(stream)) is not None:
             with memory.exclusive:
@@ -377,20 +375,21 @@ class MemoryBank:
                 last_write.saved.set_result(saved)
 
     def _release(self, memory: StreamMemory, *, owned: bool = True) -> None:
-        """Release a memory: another process may own it now, or does if it is not ``owned``. Questions may reopen it."""
+        """Release a memory: another process may own it from now on, or already does if not ``owned``. Questions may
+        reopen it."""
         manifest = memory.manifest if owned else None
         released = ReleasedMemory(memory.spec, manifest, memory.newest_s, MemoryReport.of(memory))
         self._released[memory.stream] = released
-        if len(self._released) > RELEASED:
+        if len(self._released) > MAX_RELEASED:
             self._released.popitem(last=False)
         self._close_memory(memory.stream)
 
     def delete_memory(
         self, stream: str, ago_s: float | None = None, *, newest: int | None = None, life: str = ""
     ) -> Future[DeletedMemory]:
-        """Delete frames older than ``ago_s`` seconds before the newest one, or everything: nothing reads them from now
-        on, and when the future is done they are deleted in every tier. ``newest``: time of that frame on the camera's
-        clock (microseconds), where it has not left the window yet; ``life``: see :meth:`TierStack.drop`."""
+        """Delete frames older than ``ago_s`` seconds before the newest one, or everything. They are hidden at once, and
+        gone from every tier when the future is done. ``newest``: time of the newest frame on the camera's clock
+        (microseconds) if it is still in the window; ``life``: see :meth:`TierStack.drop`."""
         self._finish_last_write(stream)
         with self._lock:
             self._deletions += 1
@@ -412,7 +411,7 @@ class MemoryBank:
 
     def _delete_all(self, stream: str, memory: StreamMemory | None, life: str) -> DeletedMemory:
         if memory is None or life not in ("", memory.life):
-            # Once another of its name is written, that deletes what earlier ones left.
+            # An owned memory of a namesake has deleted what earlier cameras left, or does on its first write.
             if memory is None or not memory.owned:
                 self.tiers.drop(stream, life)
             known = self._released.pop(stream, None) if memory is None else None
@@ -422,18 +421,18 @@ class MemoryBank:
             memory.delete_frames()
             self._due.discard(stream)
             self._pending_saves.pop(stream, None)
-        if stream in self._visited:
+        if stream in self._reopened:
             self._close_memory(stream)
             self._released.pop(stream, None)
         return deleted
 
     def memory_status(self, stream: str) -> MemoryStatus:
-        """Contents and health of a stream's memory; ``NotReadyError`` where it has none."""
+        """Contents and health of a stream's memory; ``NotReadyError`` if it has none."""
         return self.get_memory(stream)[0].status()
 
     def memory_reports(self) -> dict[str, MemoryReport]:
-        """Reports of all streams, of released ones as they were left, with the tiers' state of now. Callable from any
-        thread."""
+        """Reports of all streams, of released ones as of their release, with the tiers' current state. Callable from
+        any thread."""
         trouble = "; ".join(f"{name}: {state.trouble}" for name, state in self.tiers.states().items() if state.trouble)
         reports = {stream: released.report for stream, released in list(self._released.items())}
         reports |= {memory.stream: MemoryReport.of(memory) for memory in list(self._memories.values())}
@@ -442,7 +441,7 @@ class MemoryBank:
     def _close_memory(self, stream: str) -> None:
         self._due.discard(stream)
         self._pending_saves.pop(stream, None)
-        self._visited.pop(stream, None)
+        self._reopened.pop(stream, None)
         del self._memories[stream], self._retrievers[stream]
         self.tiers.lowest.leave(stream)
 

@@ -1,4 +1,4 @@
-"""Byte cap of one stream's memory, and its shares."""
+"""Byte cap of one stream's memory, and how it is divided."""
 
 import logging
 import threading
@@ -12,21 +12,22 @@ from cluster.types.cameras import WAITING
 
 log = logging.getLogger(__name__)
 
-# Divisor of the cap: share of a saved window.
+# Divisor of the cap: maximum size of a saved window.
 WINDOW = 8
-# Usable share of the lowest tier.
+# Usable share of the lowest tier, which rounds allocations up.
 _ROUNDING = 0.95
 
 
 class CappedMemory:
-    """Caps of one memory: that of the settings, and ``cap_bytes``, which is in force.
+    """Caps of one memory: the configured one, and ``cap_bytes``, the one in force.
 
-    The latter is above the former while more is held than fits a cap that was lowered: to compress that takes room.
+    After the configured cap is lowered, the one in force stays above it until the contents fit: compressing them takes
+    room.
     """
 
     heads: list[list[HeadMemory]]
     stored: StoredBlocks
-    # Frames that wait.
+    # Frames waiting to be clustered.
     recent: list[KVChunk]
 
     def __init__(self, stream: str, spec: MemorySpec, tiers: TierStack) -> None:
@@ -41,7 +42,7 @@ class CappedMemory:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of waiting frames on a device of their own."""
+        """Bytes of waiting frames in device memory."""
         return sum(chunk.nbytes for chunk in self.recent if chunk.key.device.type != "cpu")
 
     @property
@@ -51,7 +52,7 @@ class CappedMemory:
 
     @property
     def settings_cap_bytes(self) -> int:
-        """The camera's cap, or that of any camera in the lowest tier."""
+        """The configured cap, limited by the lowest tier's per-camera cap."""
         return min(self.spec.cap_bytes, self.tiers.lowest.limit)
 
     @property
@@ -60,32 +61,32 @@ class CappedMemory:
 
     @property
     def max_bytes(self) -> int:
-        """Most bytes of blocks, index and window, counting both versions during a rewrite: the cap in force less the
-        share of waiting frames."""
+        """Maximum bytes of blocks, index and window, counting both versions during a rewrite: the cap in force less
+        the share of waiting frames."""
         return self.cap_bytes - self.cap_bytes // WAITING
 
     @property
     def max_settled_bytes(self) -> float:
-        """Most bytes of them between two rewrites, under the settings' cap: both versions of one head's blocks exist
-        during one."""
+        """Maximum of the same between rewrites, under the configured cap: leaves room for a second version of one
+        head's blocks."""
         heads = max(1, sum(map(len, self.heads)))
         cap = self.settings_cap_bytes
         return (cap - cap // WAITING) * _ROUNDING * heads / (heads + 1)
 
     def apply_cap(self) -> None:
-        """Put the settings' cap into force, here and in the tiers; a lower one not before what is held fits it."""
+        """Enforce the configured cap, here and in the tiers; a lower one only once the contents fit it."""
         with self._lock:
             fits = self.stored.nbytes <= self.max_settled_bytes
             self.cap_bytes = self.settings_cap_bytes if fits else max(self.cap_bytes, self.settings_cap_bytes)
             self.tiers.set_cap(self.stream, self.cap_bytes, shrinking=not fits)
 
     def has_room_for_window(self, nbytes: int) -> bool:
-        """Whether a window of ``nbytes`` is saved with the memory; if not, it is counted, and said once."""
+        """Whether a window of ``nbytes`` can be saved with the memory; counted, and logged once, if not."""
         if nbytes <= self.max_window_bytes:
             return True
         if not self.counts.windows_not_saved:
             window, cap, enough = (-(-each // 2**10) for each in (nbytes, self.spec.cap_bytes, WINDOW * nbytes))
-            why = f"more than an eighth of memory.cap = {cap} KiB and is not saved; {enough} KiB keep it over restarts"
+            why = f"more than an eighth of memory.cap = {cap} KiB and is not saved; {enough} KiB would suffice"
             log.warning("camera %r: its window of %d KiB is %s", self.stream, window, why)
         self.counts.windows_not_saved += 1
         return False

@@ -1,4 +1,4 @@
-"""Eviction: compress a stream's memory until new frames fit below its byte cap, or delete what is too old of it."""
+"""Eviction: compress a stream's memory until new frames fit below its byte cap; delete frames by age or on request."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
     from cluster.memory.organise import ClusterTable
     from cluster.memory.stream import StreamMemory
 
-# Cost of new tokens over stored ones, or over their own bytes while none is stored (small clusters are rounded up
-# more).
+# Cost of new tokens relative to stored ones, or to their raw bytes while none is stored: tiers round small clusters up
+# most.
 _FRESH, _FIRST = 1.2, 2.0
-# Most compressions in a row: thinned clusters do not always take less space.
+# Maximum number of consecutive compressions: thinned clusters do not always take less space.
 _TRIES = 6
-# Share of the capacity that compressed tokens should take.
+# Share of the capacity to fill after a compression.
 _FULL = 0.95
 
 READ_S = 30.0
-"""Longest wait of a deletion for answers that read what it deletes."""
+"""Maximum time a deletion waits for answers that still read the deleted blocks."""
 
 
 Heads = list[list[LayerKV]]
-"""Tokens of each layer's heads, one key head each."""
+"""``[layer][key head]``: tokens, each of a single head."""
 
 
 def evict(memory: StreamMemory, new: Heads) -> Heads | None:
-    """Compress a memory and the tokens of ``new`` frames, together, until both fit below its cap.
+    """Compress a memory together with the tokens of ``new`` frames until both fit below its cap.
 
-    Returns what is to be stored of ``new``, or None while blocks that must be compressed are unavailable.
+    Returns the part of ``new`` to store, or None while blocks to be compressed are unavailable.
     """
     if memory.spec.keep < 1:
         new = _thinned(memory, new, memory.spec.keep)
@@ -63,16 +63,16 @@ def evict(memory: StreamMemory, new: Heads) -> Heads | None:
         new = kept
     middles = [int(head.frame[head.tokens // 2]) for _, _, head in memory.iter_heads() if head.tokens]
     if _token_cost(memory) + _bytes_of(memory, new) > capacity and middles:
-        # Rounding can prevent a fit under a cap of few blocks: delete older frames, half of some head's tokens.
+        # Rounding can prevent a fit under a small cap: delete the oldest frames, with half of some head's tokens.
         memory.delete_frames(before_frame=min(middles))
     left, wanted = max(0.0, capacity - _token_cost(memory)), _bytes_of(memory, new)
     return new if wanted <= left else _thinned(memory, new, left / wanted)
 
 
 def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> Heads | None:
-    """Compress what is held and ``new`` tokens, together, to ``share`` of them with the stream's compressor.
+    """Compress stored and ``new`` tokens together to ``share`` of them with the stream's compressor.
 
-    Returns the new tokens that stay; None if blocks are unavailable or cannot be written.
+    Returns the new tokens to keep; None if blocks are unavailable or cannot be written.
     """
     whole: Heads = []
     loaded: list[list[dict[int, Block]]] = []
@@ -81,7 +81,7 @@ def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> He
         layer = [kv for kv in found if kv is not None]
         if len(layer) < len(found):
             return None
-        # Joined at once: all of a memory, as float32 where it is quantised, is held no more often than it must be.
+        # Joined layer by layer, to limit copies of the whole memory, which is float32 here if it is stored quantised.
         whole.append([kv if new is None else _joined(kv, new[number][h], dim=1) for h, (kv, _) in enumerate(layer)])
         loaded.append([blocks for _, blocks in layer])
     memory.counts.compressions += 1
@@ -91,11 +91,11 @@ def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> He
         chosen, weight = stays[number][h]
         old = chosen < head.tokens
         blocks = loaded[number][h]
-        stay, of_those = chosen[old], None if weight is None else weight[old]
+        stay, stay_weight = chosen[old], None if weight is None else weight[old]
         if head.organiser.written_once:
-            # Their weights stay: who keeps some sets them when tokens first compete.
-            stay, of_those = whole_clusters(head.table, stay), None
-        if not memory.keep_tokens(number, h, stay, functools.partial(_at_hand, blocks), of_those):
+            # Old weights stay: compressors that use weights set them when tokens first compete.
+            stay, stay_weight = whole_clusters(head.table, stay), None
+        if not memory.keep_tokens(number, h, stay, functools.partial(_at_hand, blocks), stay_weight):
             return None
         memory.counts.compressed_away += whole[number][h].tokens - len(stay) - int((~old).sum())
         if h == 0:
@@ -105,11 +105,11 @@ def compress(memory: StreamMemory, share: float, new: Heads | None = None) -> He
 
 
 def delete_expired(memory: StreamMemory) -> None:
-    """Delete frames beyond the retention, in steps, as deletion rewrites blocks."""
+    """Delete frames beyond the retention, in steps of :data:`EXPIRY_STEP`, as deletion rewrites blocks."""
     retention_s, oldest = memory.spec.retention_s, memory.oldest
     if retention_s is None or oldest is None:
         return
-    # A camera that sends nothing grows old as well.
+    # Memories of silent cameras age as well.
     age_s = retention_s - (time.monotonic() - memory.newest_s)
     limit = memory.log.latest - round(age_s * MICROSECONDS)
     if oldest < limit - round(EXPIRY_STEP * retention_s * MICROSECONDS):
@@ -117,9 +117,9 @@ def delete_expired(memory: StreamMemory) -> None:
 
 
 def delete_before(memory: StreamMemory, before: int, settle: Callable[[], Future[None]]) -> Future[DeletedMemory]:
-    """Hide frames before a time (microseconds) and have them deleted by ``settle``: blocks are loaded and rewritten,
-    and windows do not wait for the tiers. The future is done when no tier holds them; ``UnavailableError`` where one is
-    down, or another process has the stream."""
+    """Hide frames before a time (microseconds) at once and delete them in the job that ``settle`` schedules, as blocks
+    must be loaded and rewritten. The future is done when no tier holds them; ``UnavailableError`` if one is down or
+    another process owns the stream."""
     deleted: Future[DeletedMemory] = Future()
     deleted.set_running_or_notify_cancel()
     frames, held = memory.frames, memory.held_bytes
@@ -137,7 +137,7 @@ def delete_before(memory: StreamMemory, before: int, settle: Callable[[], Future
             deleted.set_exception(error)
 
     def start(job: Future[None]) -> None:
-        # The writer's threads have other streams to write while answers are waited for.
+        # A thread of its own: it may wait for answers, and the writer's threads serve other streams.
         threading.Thread(target=finish, args=(job,), name="memory deletion", daemon=True).start()
 
     settle().add_done_callback(start)
@@ -145,24 +145,24 @@ def delete_before(memory: StreamMemory, before: int, settle: Callable[[], Future
 
 
 def unreadable(stream: str) -> UnavailableError:
-    """What a call raises that needs a memory whose tier does not answer."""
+    """Error of a call that needs a memory whose tier does not answer."""
     return UnavailableError(f"the memory of camera {stream!r} cannot be read now; try again in a moment")
 
 
 def check_nothing_left(stream: str, manifest: Outcome) -> None:
-    """Raise where a closed camera of which a part is to be deleted has a memory that could not be opened here: to
-    delete all of it would be more than was asked for. ``manifest``: whether there is one."""
+    """Raise if a closed camera has a memory that could not be opened for a partial deletion: deleting all of it would
+    be more than was asked for. ``manifest``: outcome of reading its manifest."""
     if manifest is Outcome.RETRY:
         raise unreadable(stream)
     if manifest is Outcome.HIT:
         raise NotReadyError(
-            f"camera {stream!r} has a memory of other settings, of which a part can be forgotten only while it is "
-            "open; start it, or forget everything"
+            f"camera {stream!r} has a memory of other settings, part of which can be forgotten only while the camera "
+            "runs; start it, or forget everything"
         )
 
 
 def not_deleted(stream: str) -> UnavailableError:
-    """What a deletion raises that not every tier has carried out."""
+    """Error of a deletion that some tier has not completed."""
     return UnavailableError(
         f"what camera {stream!r} forgets is not deleted in every tier: one is down, or the camera moved to another "
         "replica; forget it again in a moment"
@@ -170,21 +170,20 @@ def not_deleted(stream: str) -> UnavailableError:
 
 
 def expire(memory: StreamMemory, released: ReleasedMemory) -> ReleasedMemory | None:
-    """Delete what a ``released`` memory, not yet restored here, holds beyond its retention, unless another process has
-    written it since.
+    """Delete expired frames of a ``released`` memory, not yet restored here, unless another process has written it.
 
-    Returns what is known of it now, the same if its tier is not available; None if nothing is left.
+    Returns its updated record, unchanged if its tier is unavailable; None if nothing is left.
     """
     assert released.manifest is not None
     found = released.manifest.compare()
     if found == "later":
         return replace(released, manifest=None)
     memory.newest_s = released.newest_s
-    # Unnamed blocks may be of a process that is just opening it.
+    # Blocks that no manifest names may be those of a process that is opening it.
     outcome = Outcome.RETRY if found == "unreadable" else memory.restore(sweep=False)
     if outcome is Outcome.RETRY:
         return released
-    # Knows what this attempt wrote, should it fail.
+    # This manifest recognises what the attempt wrote, should it fail.
     released = replace(released, manifest=memory.manifest)
     if outcome is Outcome.HIT and not (memory.settle() and (not memory.frames or memory.save(None) is Outcome.HIT)):
         return released
@@ -195,8 +194,8 @@ def expire(memory: StreamMemory, released: ReleasedMemory) -> ReleasedMemory | N
 
 
 def whole_clusters(table: ClusterTable, chosen: Tensor) -> Tensor:
-    """Numbers ``[m]``, ascending, of all tokens of the clusters with the largest shares of ``chosen [n]`` tokens, of
-    equal ones the older: as many as hold ``n`` tokens or fewer, one at least."""
+    """Indices ``[m]``, ascending, of all tokens of whole clusters: those with the largest shares of ``chosen [n]``
+    tokens (of equals the older) that together hold at most ``n``; at least one cluster."""
     of_token, count = table.of_token, table.count
     share = torch.bincount(of_token[chosen], minlength=len(count)) / count
     order = share.argsort(descending=True, stable=True)
@@ -207,16 +206,16 @@ def whole_clusters(table: ClusterTable, chosen: Tensor) -> Tensor:
 
 
 def _share(memory: StreamMemory, new: Heads, fits: float) -> float:
-    """Share of the held and the new tokens to keep, of which ``fits`` would fit."""
+    """Share of the stored and new tokens to keep, given the share that ``fits``."""
     held = sum(head.tokens for _, _, head in memory.iter_heads())
     target = memory.spec.target
-    # Frames that fill what the target frees would be compressed with all the rest anyway: then no more than must be.
-    free = held <= target * (held + sum(head.tokens for row in new for head in row))
-    return max(0.1, fits if free else min(fits, target))
+    # New frames that fill the room freed down to the target make every block compress anyway: then only what must go.
+    fills = held <= target * (held + sum(head.tokens for row in new for head in row))
+    return max(0.1, fits if fills else min(fits, target))
 
 
 def _thinned(memory: StreamMemory, new: Heads, share: float) -> Heads:
-    """``share`` of new tokens."""
+    """The compressor's choice of ``share`` of new tokens."""
     stays = _choose(memory, new, share)
     memory.counts.compressed_away += sum(
         head.tokens - len(kept) for row in zip(new, stays, strict=True) for head, (kept, _) in zip(*row, strict=True)
@@ -225,11 +224,11 @@ def _thinned(memory: StreamMemory, new: Heads, share: float) -> Heads:
 
 
 def _choose(memory: StreamMemory, whole: Heads, share: float) -> list[list[tuple[Tensor, Tensor | None]]]:
-    """Numbers of the tokens that stay, at least one of each layer's heads, ascending; and their weights, if new."""
+    """Per layer and head: ascending indices of the tokens to keep, at least one, and their new weights, if any."""
     most = max(head.tokens for row in whole for head in row)
     if all(head.tokens == most for row in whole for head in row):
         return _select(memory.compressor, [functools.reduce(_joined, row) for row in whole], max(1, int(share * most)))
-    # Heads that lost blocks hold fewer tokens, and so may those that an attempt has reached: each by itself.
+    # Lost blocks or an interrupted attempt leave heads with different tokens: select for each key head separately.
     columns = []
     for h in range(len(whole[0])):
         layers = [row[h] for row in whole]
@@ -248,13 +247,13 @@ def _select(compressor: Compressor, layers: Sequence[LayerKV], budget: int) -> l
 
 
 def _weighed(head: LayerKV, kept: Tensor, weight: Tensor | None) -> LayerKV:
-    """The tokens ``kept [m]`` of one head, with their new weights."""
+    """The tokens ``kept [m]`` of one head, with their new weights, if any."""
     some = head.select(kept[None].to(head.frame.device))
     return some if weight is None else replace(some, weight=weight[None].to(some.key.device))
 
 
 def _bytes_of(memory: StreamMemory, new: Heads) -> float:
-    """Estimate the bytes of more tokens from the bytes per stored token: tiers round small blocks up most."""
+    """Estimate the bytes of new tokens from the bytes per stored token, as tiers round small blocks up."""
     tokens = sum(head.tokens for row in new for head in row)
     settled = sum(head.tokens for _, _, head in memory.iter_heads())
     if not settled:
@@ -263,7 +262,7 @@ def _bytes_of(memory: StreamMemory, new: Heads) -> float:
 
 
 def _token_cost(memory: StreamMemory) -> int:
-    """Stored bytes that scale with the number of tokens."""
+    """Stored bytes that grow with the number of tokens."""
     return max(0, memory.stored.named_bytes - _fixed(memory))
 
 
@@ -272,8 +271,8 @@ def _fixed(memory: StreamMemory) -> int:
 
 
 def _load_head(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[int, Block]] | None:
-    """All tokens of a head in time order, with their blocks by number. Lost blocks are dropped; None while some are
-    unavailable."""
+    """Load all tokens of a head in time order, with their blocks by number. Lost blocks are dropped; None while some
+    are unavailable."""
     memory.yield_to_engine()
     while True:
         head = memory.heads[layer][h]
@@ -286,7 +285,7 @@ def _load_head(memory: StreamMemory, layer: int, h: int) -> tuple[LayerKV, dict[
         except BlocksUnavailableError:
             return None
     of_token = head.table.of_token
-    # Quantised blocks come as float32.
+    # Quantised blocks are loaded as float32.
     dtype = next(iter(blocks.values())).key.dtype if blocks else memory.dtype
     key = torch.empty(head.tokens, head.table.mean.shape[1], dtype=dtype)
     value = torch.empty_like(key)
@@ -305,7 +304,7 @@ def _at_hand(blocks: dict[int, Block], numbers: list[int]) -> list[Loaded]:
 
 
 def _joined(one: LayerKV, other: LayerKV, dim: int = 0) -> LayerKV:
-    """Heads side by side, or with ``dim`` 1 tokens one after the other."""
+    """Concatenate heads, or with ``dim`` 1 tokens."""
     parts = ("key", "value", "frame", "cell", "weights")
     return LayerKV(
         *(torch.cat([getattr(one, name), getattr(other, name).to(getattr(one, name))], dim) for name in parts)
@@ -313,9 +312,8 @@ def _joined(one: LayerKV, other: LayerKV, dim: int = 0) -> LayerKV:
 
 
 def join_frames(block: Sequence[KVChunk]) -> list[LayerKV]:
-    """Concatenate frames in time, per layer; on the host, where all that follows is computed. A GPU that is asked for
-    its data answers behind all that it was given before: head by head and block by block, that would be thousands of
-    times."""
+    """Concatenate frames in time, per layer, on the host, where everything that follows is computed. Copied in one go:
+    each copy from a GPU waits for all work enqueued before, thousands of times if done by head and block."""
     key, value = _on_host([chunk.key for chunk in block], 2), _on_host([chunk.value for chunk in block], 2)
     cell = _on_host([chunk.cell for chunk in block], 0)
     frame = torch.cat([torch.full((chunk.tokens,), chunk.index) for chunk in block])
@@ -326,6 +324,6 @@ def join_frames(block: Sequence[KVChunk]) -> list[LayerKV]:
 
 
 def _on_host(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """Concatenate tensors, some of which may be there already; the others in one transfer, if they stand together."""
+    """Concatenate tensors on the host, with one transfer per run of neighbours on a device."""
     runs = itertools.groupby(parts, key=lambda part: part.device)
     return torch.cat([torch.cat(list(run), dim).cpu() for _, run in runs], dim)

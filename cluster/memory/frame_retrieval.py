@@ -1,7 +1,7 @@
-"""Retrieval for frames: what new frames read of their camera's past beside their window.
+"""Frame retrieval: policies by which new frames read their camera's memory in addition to their window.
 
-A policy is a frozen dataclass whose fields are its options. It loads without torch, so that a configuration can be
-checked by it.
+A policy is a frozen dataclass whose fields are its options. It loads without torch, so that configurations can be
+validated cheaply.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReSVFrames:
-    """ReSV (V-Rex, section IV): the frames of a stream retrieve, while they are prefilled, by hash-bit clusters and
-    WiCSum.
+    """ReSV (V-Rex, section IV): frames retrieve hash-bit clusters by WiCSum while they are prefilled.
 
-    Per layer and key head, the rows of a new frame score the mean key of each cluster, take those that hold a share of
-    the attention they expect to give (WiCSum), and attend to the tokens of all that one of them took, beside the
-    window.
+    Per layer and key head, each row of a new frame scores the clusters' mean keys and selects those that hold a share
+    of its expected attention (WiCSum). All rows then attend to the tokens of the union of the selected clusters, beside
+    the window.
 
-    * ``ratio``: that share, 0 to 1 (``Th_r-wics``, or ``ConfigError``); at 1 everything is read
-    * ``deadline_s``: most seconds, above 0 (or ``ConfigError``), that windows which are computed together wait for
-      blocks; later ones are counted and left out
-    * ``prefetch``: load what a layer will probably read while the layer before computes
+    * ``ratio``: that share, 0 to 1 (``Th_r-wics``; else ``ConfigError``); at 1 everything is read
+    * ``deadline_s``: maximum seconds, above 0 (else ``ConfigError``), that windows computed together wait for blocks;
+      later ones are counted and left out
+    * ``prefetch``: load the predicted blocks of a layer while the previous one computes
 
-    Differences from the paper: the recent KV that is always attended to is the window and what waits to be clustered,
-    and queries and keys are compared before rotary, as the clusters are made (see
-    :class:`~cluster.memory.organise.resv.ReSV`).
+    Differences from the paper: the recent KV that is always attended to is the window and the frames waiting to be
+    clustered; queries and keys are compared before rotary, as for clustering
+    (:class:`~cluster.memory.organise.resv.ReSV`).
     """
 
     deadline_s: float = 0.25
@@ -48,14 +47,14 @@ class ReSVFrames:
             raise ConfigError(f"the ratio of attention to retrieve is between 0 and 1, not {self.ratio:g}")
 
     def check_organiser(self, organiser: str) -> None:
-        """Raises ``ConfigError`` if this organiser makes no clusters that the policy can read."""
+        """Raise ``ConfigError`` if the policy cannot read this organiser's clusters."""
         if organiser != "resv":
             raise ConfigError(
                 f"frame_retrieval 'resv' reads the hash-bit clusters that the organiser 'resv' makes, not {organiser!r}"
             )
 
     def retriever(self) -> Retriever:
-        """Selects the clusters that the rows of one frame read."""
+        """The retriever that selects clusters for the rows of one frame."""
         from cluster.memory.retrieve.wicsum import WiCSum
 
         return WiCSum(ratio=self.ratio, tokens=None)
@@ -63,13 +62,12 @@ class ReSVFrames:
 
 @dataclass(slots=True)
 class FrameReads:
-    """What frames have read of the past.
+    """Statistics of frames reading the memory.
 
-    * ``frames``: how often the rows of a frame read, once for each pass that computes some of them
-    * ``held_tokens``, ``read_tokens``: of the past, summed over these frames, layers and key heads
-    * ``clusters`` read, each once for all frames of a pass; ``unavailable``: not loaded in time; ``lost``: in no tier
-      any more
-    * ``bytes`` of these clusters; ``waited_s`` for those that were not at hand
+    * ``frames``: reads, one per frame and pass that computes any of its rows
+    * ``held_tokens``, ``read_tokens``: tokens in memory and read, summed over these frames, layers and key heads
+    * ``clusters`` read, each once per pass; ``unavailable``: not loaded in time; ``lost``: no longer in any tier
+    * ``bytes`` of these clusters; ``waited_s``: time blocked on loads
     * ``flops``: of predicting queries and scoring clusters (multiply-add = 2)
     """
 
@@ -89,8 +87,8 @@ class FrameReads:
 
 
 def make_frame_retrieval(spec: MemorySpec | None) -> ReSVFrames | None:
-    """The policy of a memory, built once for equal settings; ``None``: frames read their window alone. ``ConfigError``
-    for an unknown policy or option, or one that cannot read what the organiser makes."""
+    """A memory's policy, cached by settings; ``None`` if frames read only their window. ``ConfigError`` for an unknown
+    policy or option, or an organiser that the policy cannot read."""
     if spec is None or spec.frame_retrieval is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Memory of one layer and key head: cluster assignment and metadata of its tokens; their KV lies in blocks."""
+"""Memory of one layer and key head: metadata and cluster assignment of its tokens, whose KV is stored in blocks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cluster.memory.tiers.base import Block, Loaded, Outcome
 class KVChunk:
     """KV of one frame in all layers.
 
-    * ``key``, ``value`` ``[L, Hkv, t, D]``, keys before rotary; owned memory, no views
-    * ``cell`` ``[t]`` int64: row-major cell in a grid of ``rows`` x ``columns``; larger numbers are text around the
-      frame
+    * ``key``, ``value`` ``[L, Hkv, t, D]``, keys before rotary; owned memory, not views
+    * ``cell`` ``[t]`` int64: row-major cell in a grid of ``rows`` x ``columns``; larger numbers are text tokens around
+      the frame
     * ``index``, ``pts`` (microseconds, on the memory's clock) of the frame
     * ``mean_embedding`` ``[W]`` float32 of the frame's visual tokens, for organisers that partition frames
     """
@@ -46,17 +46,16 @@ class KVChunk:
         return self.key.nbytes + self.value.nbytes
 
     def to(self, dtype: torch.dtype) -> KVChunk:
-        """The same with keys and values of another type."""
+        """A copy with keys and values converted to ``dtype``."""
         return replace(self, key=self.key.to(dtype), value=self.value.to(dtype))
 
     def on_host(self) -> KVChunk:
-        """The same in host memory, once the device has computed it."""
+        """A copy in host memory; waits for the device to compute it."""
         parts = {name: getattr(self, name).cpu() for name in ("key", "value", "cell", "mean_embedding")}
         return replace(self, **parts)
 
     def on_grid(self, rows: int, columns: int) -> KVChunk:
-        """The same with cells at their place of the picture in another grid; a memory has one, a camera may change its
-        picture's size."""
+        """A copy with cells mapped to another grid: a memory has one grid, but a camera may change its picture size."""
         if (rows, columns) == (self.rows, self.columns):
             return self
         text = self.cell - self.rows * self.columns
@@ -77,7 +76,7 @@ class MemoryShape:
 
 
 KVSink = Callable[[KVChunk], None]
-"""Receives KV that leaves a window; called in the engine's thread, in time order per stream."""
+"""Receives KV that leaves a window; called on the engine's thread, in time order per stream."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,10 +86,10 @@ class LayerKV:
     * ``key``, ``value`` ``[H, n, D]``; keys before rotary, so that tokens of one cell are comparable across time
     * ``frame`` ``[H, n]`` int64: frame number, ascending
     * ``cell`` ``[H, n]`` int64: row-major cell in the frame's grid
-    * ``weight`` ``[H, n]`` float32: what the compressor keeps about each (:meth:`Compressor.weigh`); None: 1
+    * ``weight`` ``[H, n]`` float32: the compressor's state per token (:meth:`Compressor.weigh`); None: all 1
 
     Raises:
-        ValueError: shapes do not fit, or frames do not ascend.
+        ValueError: inconsistent shapes, or frames that do not ascend.
     """
 
     key: Tensor
@@ -107,7 +106,7 @@ class LayerKV:
         if self.frame.shape != self.key.shape[:2] or self.cell.shape != self.key.shape[:2]:
             raise ValueError(f"every one of the {tuple(self.key.shape[:2])} tokens needs a frame and a cell")
         if self.tokens > 1 and bool((self.frame[:, 1:] < self.frame[:, :-1]).any()):
-            raise ValueError("tokens must stand in time order")
+            raise ValueError("tokens must be in time order")
 
     @property
     def heads(self) -> int:
@@ -115,7 +114,7 @@ class LayerKV:
 
     @property
     def tokens(self) -> int:
-        """Tokens of each head."""
+        """Tokens per head."""
         return self.key.shape[1]
 
     @property
@@ -123,7 +122,7 @@ class LayerKV:
         return torch.ones(self.frame.shape, device=self.key.device) if self.weight is None else self.weight
 
     def of_head(self, head: int, first: int) -> LayerKV:
-        """The tokens of one head from number ``first`` on, as views."""
+        """The tokens of one head from index ``first`` on, as views."""
         of = slice(head, head + 1), slice(first, None)
         weight = None if self.weight is None else self.weight[of]
         return LayerKV(self.key[of], self.value[of], self.frame[of], self.cell[of], weight)
@@ -140,7 +139,7 @@ Load = Callable[[list[int]], list[Loaded]]
 """Block numbers -> loaded blocks."""
 
 NAMES_BYTES = 1280
-"""Overhead of a head's state beside its tensors."""
+"""Overhead of a head's serialised state on top of its tensors."""
 
 
 class BlocksUnavailableError(Exception):
@@ -148,7 +147,7 @@ class BlocksUnavailableError(Exception):
 
 
 class BlocksLostError(Exception):
-    """Required blocks are lost for good; ``uids`` of their clusters."""
+    """Required blocks are permanently lost; ``uids``: of their clusters."""
 
     def __init__(self, uids: Sequence[int]) -> None:
         super().__init__(f"{len(uids)} blocks are lost")
@@ -157,18 +156,19 @@ class BlocksLostError(Exception):
 
 @dataclass(slots=True)
 class HeadChange:
-    """Clusters (numbers in the table) whose members changed, and their new blocks."""
+    """Clusters (table indices) whose members changed, and their new blocks."""
 
     clusters: list[int]
     blocks: list[Block]
 
 
 class HeadMemory:
-    """Tokens of one head in time order, assigned to clusters. ``frame``, ``cell`` ``[n]`` int32; the table names one
-    block per cluster. ``settled``: all earlier frames are stored. ``weight`` ``[n]`` float32 of the compressor, empty
-    while all are 1. ``channels`` ``[2, 2, D]``, by which blocks are quantised, empty ``[0, 2, D]`` before the first.
+    """Tokens of one head in time order, assigned to clusters.
 
-    Copy-on-write: a head that others may read is never changed; :meth:`copy` it, change the copy and swap it in.
+    ``frame``, ``cell`` ``[n]`` int32; the table names one block per cluster. ``settled``: frames below this number are
+    stored. ``weight`` ``[n]`` float32: the compressor's, empty while all are 1. ``channels`` ``[2, 2, D]``:
+    quantisation parameters, ``[0, 2, D]`` before the first block. Copy-on-write: readers may hold a head, so
+    :meth:`copy` it, change the copy and swap it in.
     """
 
     def __init__(self, organiser: Organiser) -> None:
@@ -198,7 +198,7 @@ class HeadMemory:
         return sum(each.nbytes for each in tensors) + self.table.nbytes + NAMES_BYTES
 
     def cluster_numbers(self, uids: Sequence[int]) -> list[int]:
-        """Table numbers of those of the clusters ``uids`` that exist."""
+        """Table indices of the clusters ``uids``; missing ones are skipped."""
         table = self.table
         wanted = torch.tensor(list(uids), dtype=torch.int64)
         at = torch.searchsorted(table.uid, wanted)
@@ -207,7 +207,7 @@ class HeadMemory:
         ]
 
     def representatives(self, clusters: Tensor) -> Block:
-        """Mean key and value of ``clusters`` ``[m]``, each as one token at the place of its middle member in time."""
+        """Mean key and value of each of ``clusters`` ``[m]``, as one token with its middle member's frame and cell."""
         table = self.table
         first = table.count.cumsum(0) - table.count
         middle = table.order()[first[clusters] + table.count[clusters] // 2]
@@ -215,14 +215,14 @@ class HeadMemory:
 
     # -- blocks -----------------------------------------------------------------------------------
     def clusters_between(self, first: int, last: int) -> Tensor:
-        """Clusters ``[m]`` with a token of the frames ``first`` to ``last``, ascending."""
+        """Clusters ``[m]``, ascending, with a token in the frames ``first`` to ``last``, inclusive."""
         there = (self.frame >= first) & (self.frame <= last)
         found: Tensor = torch.unique(self.table.of_token[there])
         return found
 
     def load_blocks(self, clusters: Sequence[int], load: Load) -> dict[int, Block]:
-        """Load the blocks of clusters, by cluster number. Raises ``BlocksLostError``: some are lost for good;
-        ``BlocksUnavailableError``: some cannot be loaded now."""
+        """Load the blocks of clusters, by table index. ``BlocksLostError`` if some are permanently lost,
+        ``BlocksUnavailableError`` if some cannot be loaded now."""
         if not clusters:
             return {}
         loaded = load(self.table.block[list(clusters)].tolist())
@@ -236,7 +236,7 @@ class HeadMemory:
 
     # -- tokens in --------------------------------------------------------------------------------
     def add_tokens(self, tokens: NewTokens, cell: Tensor, weight: Tensor, load: Load, resident: Load) -> HeadChange:
-        """Add new tokens (``cell``, ``weight`` ``[t]``). ``resident`` loads only blocks that are at hand at once.
+        """Add new tokens (``cell``, ``weight`` ``[t]``). ``resident`` loads only what the uppermost tier holds.
 
         Raises:
             BlocksLostError, BlocksUnavailableError: see :meth:`load_blocks`; this copy is then unusable.
@@ -268,8 +268,8 @@ class HeadMemory:
         )
 
     def split_cluster(self, cluster: int, resident: Load) -> HeadChange:
-        """Merge what was founded for a cluster into it, as far as it is at hand, and split it if it must be. Raises
-        ``BlocksUnavailableError``: its own members are not at hand."""
+        """Merge the resident clusters founded for a cluster into it, and split it if the organiser requires.
+        ``BlocksUnavailableError`` if its own members are not resident."""
         numbers = torch.cat([torch.tensor([cluster]), self.organiser.founded_for(cluster)])
         found = [one.block for one in resident(self.table.block[numbers].tolist())]
         if found[0] is None:
@@ -287,10 +287,10 @@ class HeadMemory:
 
     # -- tokens out -------------------------------------------------------------------------------
     def keep_tokens(self, kept: Tensor, load: Load, weight: Tensor | None = None) -> HeadChange:
-        """Keep only the tokens ``kept`` (ascending numbers), with their new weights ``[m]`` if given.
+        """Keep only the tokens ``kept`` (ascending indices), with new weights ``[m]`` if given.
 
         Raises:
-            BlocksLostError, BlocksUnavailableError: see :meth:`load_blocks`; nothing was changed.
+            BlocksLostError, BlocksUnavailableError: see :meth:`load_blocks`; nothing has changed then.
         """
         of_token, uid = self.table.of_token, self.table.uid
         stays = torch.zeros(self.tokens, dtype=torch.bool)
@@ -298,7 +298,7 @@ class HeadMemory:
         thinned, remaining = torch.unique(of_token[~stays]), torch.unique(of_token[stays])
         partly = thinned[torch.isin(thinned, remaining)].tolist()
         blocks = self.load_blocks(partly, load)
-        # A cluster's members and its block's rows are in the same order.
+        # A block's rows are in the order of its cluster's members.
         members = torch.split(self.table.order(), self.table.count.tolist())
         left = {n: block.select(stays[members[n]].nonzero()[:, 0]) for n, block in blocks.items()}
         uids = [int(uid[cluster]) for cluster in partly]
@@ -318,8 +318,8 @@ class HeadMemory:
         return lost
 
     def _narrow(self, kept: Tensor, rows: Tensor, blocks: Sequence[Block]) -> None:
-        """Keep only ``kept [m]``. ``blocks``: what remains of clusters that lose members; ``rows``: places of their
-        tokens in ``kept``. Statistics of other clusters stay, so their KV is not needed."""
+        """Keep only ``kept [m]``. ``blocks``: the remaining members of clusters that lose some; ``rows``: their indices
+        in ``kept``. Other clusters keep their statistics, so their KV is not needed."""
         key = torch.zeros(len(kept), self.table.mean.shape[1])
         value = torch.zeros_like(key)
         if blocks:
@@ -340,24 +340,24 @@ class HeadMemory:
         return {**own, "settled": torch.tensor(self.settled), **weight, **named}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the tensors of :meth:`state` into an empty head; ``ValueError`` for the state of another organiser or
-        width, or an inconsistent one."""
+        """Restore :meth:`state` into an empty head; ``ValueError`` if it is inconsistent, or of another organiser or
+        width."""
         own, state = {"weight": self.weight, **self.state()}, {"weight": self.weight, **state}
         if own.keys() != state.keys():
-            raise ValueError(f"names of another organiser's state: {', '.join(sorted(own.keys() ^ state.keys()))}")
+            raise ValueError(f"state of another organiser: {', '.join(sorted(own.keys() ^ state.keys()))}")
         for name, mine in own.items():
             if _kind(state[name]) != _kind(mine):
                 raise ValueError(f"{name} is {state[name].dtype} {tuple(state[name].shape)}")
         table = ClusterTable.restore(_under("table.", state))
         table.validate()
         if not len(state["frame"]) == len(state["cell"]) == table.tokens:
-            raise ValueError("frames, cells and clusters of a different number of tokens")
+            raise ValueError("frames, cells and clusters disagree on the number of tokens")
         if len(state["weight"]) not in (0, table.tokens):
             raise ValueError(f"{len(state['weight'])} weights of {table.tokens} tokens")
         if len(state["channels"]) not in (0, 2):
-            raise ValueError(f"centre and spread of {len(state['channels'])} instead of keys and values")
+            raise ValueError(f"{len(state['channels'])} channel statistics instead of those of keys and values")
         if bool((state["frame"][1:] < state["frame"][:-1]).any()):
-            raise ValueError("tokens that are not in time order")
+            raise ValueError("tokens are not in time order")
         self.frame, self.cell = state["frame"].to(torch.int32), state["cell"].to(torch.int32)
         self.settled = int(state["settled"])
         self.weight, self.channels = state["weight"], state["channels"]
@@ -369,7 +369,7 @@ class HeadMemory:
 class MemoryView:
     """Immutable snapshot of a memory for a reader.
 
-    ``heads`` by layer; ``recent``: frames not clustered yet; ``first_frame``: older ones are deleted.
+    ``heads``: per layer; ``recent``: frames not clustered yet; ``first_frame``: earlier frames are deleted.
     """
 
     stream: str
@@ -381,7 +381,7 @@ class MemoryView:
 
 
 def _concatenated(blocks: Sequence[Block]) -> Block:
-    """Blocks one after the other, on the device of the last."""
+    """Concatenate blocks, on the device of the last."""
     device = blocks[-1].key.device
     return Block(
         torch.cat([block.key.to(device) for block in blocks]),
@@ -392,7 +392,7 @@ def _concatenated(blocks: Sequence[Block]) -> Block:
 
 
 def _kind(tensor: Tensor) -> tuple[int, torch.Size, torch.dtype]:
-    """What all states of a head have in common."""
+    """Number of dimensions, shape without the first, and widened dtype: equal in compatible states."""
     return tensor.ndim, tensor.shape[1:], widened(tensor.new_empty(0)).dtype
 
 

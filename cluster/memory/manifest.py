@@ -1,7 +1,7 @@
-"""Manifests: the bytes from which a stream's blocks are found again; JSON and tensors, nothing executable.
+"""Manifests: the root from which a stream's blocks are found; JSON and tensors, nothing executable.
 
-A manifest names the blocks that hold each head's index (all token metadata; the index names the KV blocks) and the
-window state. These are byte blocks beside the KV blocks, rewritten only when they change.
+A manifest names the blocks with each head's index (all token metadata, and the names of its KV blocks), and those with
+the window and compressor state. These are byte blocks beside the KV blocks, rewritten only when they change.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 
 
 def _integers(numbers: Iterable[int] = ()) -> array[int]:
-    """Numbers of 64 bits each, copied as one: a day's frames are."""
+    """A compact array of 64-bit integers, cheap to copy: a log holds a day's frames."""
     return array("q", numbers)
 
 
 RESTART_GAP = 10 * MICROSECONDS
-"""Least time from the last frame before a camera's clock restarted to the first one after it: more than from one
-thumbnail to the next, so that no moment gets one of the other side."""
+"""Minimum time between the last frame before a clock restart and the first one after it: more than the interval of
+thumbnails, so that no moment gets a thumbnail from the other side."""
 
 
 @dataclass(slots=True)
 class FrameLog:
     """Numbers and times (microseconds) of stored frames, ascending, and the memory's clock.
 
-    Frames are renumbered, since a restarted decoder counts from 0 again. Their times are the camera's; where its clock
-    restarts and is not ahead of the latest time, they go on as long after that as no frame came.
+    Frames are renumbered, since a restarted decoder counts from 0 again. Times follow the camera's clock; if it
+    restarts at or behind the latest time, they continue from that, plus the time without frames.
 
-    * ``next_number``: of the next frame
-    * ``shift``: from the camera's clock to the memory's; ``latest``: time of the newest frame, stored or not
+    * ``next_number``: number of the next frame
+    * ``shift``: offset of the memory's clock from the camera's; ``latest``: time of the newest frame, stored or not
     """
 
     numbers: array[int] = field(default_factory=_integers)
@@ -63,21 +63,21 @@ class FrameLog:
         return replace(self, numbers=self.numbers[:], times=self.times[:])
 
     def without_frames(self) -> FrameLog:
-        """The same clock, and nothing stored."""
+        """A copy of the clock with no stored frames."""
         return replace(self, numbers=_integers(), times=_integers())
 
     def next_time(self, pts: int, *, restarts: bool, silent_s: float) -> int:
-        """Time of a camera's next frame, ``silent_s`` seconds after the one before; ``restarts``: its clock may have
-        restarted since."""
+        """Time of a camera's next frame, ``silent_s`` seconds after the previous one; ``restarts``: the camera's clock
+        may have restarted in between."""
         if restarts:
-            # Without what passed meanwhile, outages would add to the retention.
+            # If outages took no time, they would extend the retention.
             gap = max(RESTART_GAP, round(silent_s * MICROSECONDS))
             self.shift = 0 if pts > self.latest else self.latest + gap - pts
         self.latest = pts + self.shift
         return self.latest
 
     def add(self, time: int) -> int:
-        """Store a frame that is newer than those there are; returns its number."""
+        """Append a frame newer than all stored ones; returns its number."""
         number = self.next_number
         self.next_number += 1
         self.numbers.append(number)
@@ -86,7 +86,7 @@ class FrameLog:
         return number
 
     def put_before(self, time: int) -> None:
-        """Move all times back if the latest one is not before ``time``."""
+        """Shift all times back if needed so that the latest is before ``time``."""
         if self.latest >= time:
             back = self.latest + RESTART_GAP - time
             self.times, self.latest = _integers(each - back for each in self.times), self.latest - back
@@ -127,7 +127,7 @@ class FrameLog:
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> Self:
-        """Inverse of :meth:`state`; ``KeyError``, ``TypeError`` or ``ValueError`` of something else."""
+        """Inverse of :meth:`state`; ``KeyError``, ``TypeError`` or ``ValueError`` for anything else."""
         check_integers([state["next_number"], state["shift"], state["latest"]])
         numbers, times = check_integers(state["numbers"]), check_integers(state["times"])
         if len(numbers) != len(times):
@@ -136,13 +136,13 @@ class FrameLog:
 
 
 class StoredManifest:
-    """A stream's manifest in the lowest tier, and whether another process has replaced it: streams move, and the last
-    write of the process before may come late. ``owner``: of what is written here; see :func:`read_owner`."""
+    """A stream's manifest in the lowest tier. Detects replacement by another process: streams move, and the previous
+    process's last write may come late. ``owner``: written with each manifest, see :func:`read_owner`."""
 
     def __init__(self, stream: str, tiers: TierStack) -> None:
         self.stream, self.tiers = stream, tiers
         self.owner = 1, secrets.token_hex(8)
-        # Hashes of what may be there: the last one read or written, and those whose write is in doubt.
+        # Hashes of manifests that may be stored: the last one read or written, and those whose write is uncertain.
         self._known: set[int] = set()
 
     def read(self) -> tuple[Outcome, bytes | None]:
@@ -153,7 +153,7 @@ class StoredManifest:
         return outcome, data
 
     def write(self, manifest: bytes) -> bool:
-        """Replace it; False if the lowest tier refuses, or this process was away and another has the stream now."""
+        """Replace the manifest; False if the lowest tier refuses, or another process may have taken the stream over."""
         if not self.tiers.confirmed() and self.compare() in ("later", "unreadable"):
             return False
         self._known.add(hash(manifest))
@@ -163,8 +163,8 @@ class StoredManifest:
         return True
 
     def compare(self) -> Literal["same", "absent", "earlier", "later", "unreadable"]:
-        """What is stored, to the last one read or written here: ``earlier`` ones come back where a tier is restored
-        from a backup, or by a replica of its own that lagged; ``later`` ones are of a process that took over."""
+        """Compare the stored manifest with the last one read or written here. ``earlier``: the tier was restored from a
+        backup or failed over to a lagging replica; ``later``: another process took the stream over."""
         outcome, data = self.tiers.manifest(self.stream)
         if outcome is Outcome.RETRY:
             return "unreadable"
@@ -176,19 +176,19 @@ class StoredManifest:
 
 
 EXPIRY_STEP = 1 / 16
-"""Share of the retention by which frames may exceed it before they are deleted, all at once."""
+"""Share of the retention by which frames may exceed it before they are deleted, in one batch."""
 
 _EXPIRY_PAUSE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReleasedMemory:
-    """What is known of a memory that was released.
+    """Record of a released memory.
 
     Attributes:
-        manifest: the one that it was left with; None where another process writes the memory.
-        newest_s: monotonic time at which its newest frame came.
-        tried_s: monotonic time of the last attempt to delete what is too old.
+        manifest: as of its release; None if another process writes the memory.
+        newest_s: arrival of its newest frame, monotonic.
+        tried_s: last attempt to delete expired frames, monotonic.
     """
 
     spec: MemorySpec
@@ -198,24 +198,24 @@ class ReleasedMemory:
     tried_s: float = -math.inf
 
     def is_of(self, manifest: StoredManifest) -> bool:
-        """Whether nobody has written the memory since, of which this manifest was read."""
+        """Whether ``manifest``, just read, shows that nobody has written the memory since its release."""
         return self.manifest is not None and not self.manifest._known.isdisjoint(manifest._known)
 
     def is_due(self, now_s: float) -> bool:
-        """Whether it holds frames that the retention has to delete; not again right after an attempt."""
-        most_s = self.spec.retention_s
-        if self.manifest is None or most_s is None or now_s - self.tried_s < _EXPIRY_PAUSE_S:
+        """Whether it holds expired frames; False for a while after each attempt to delete them."""
+        retention_s = self.spec.retention_s
+        if self.manifest is None or retention_s is None or now_s - self.tried_s < _EXPIRY_PAUSE_S:
             return False
-        return self.report.span_s + now_s - self.newest_s > (1 + EXPIRY_STEP) * most_s
+        return self.report.span_s + now_s - self.newest_s > (1 + EXPIRY_STEP) * retention_s
 
 
 VERSION = 7
 
 LAYOUT = ("organiser", "kv_dtype", "organiser_options")
-"""Settings of a memory that what it has stored is unusable under others of; questions only need the first two."""
+"""Settings that a stored memory must match to be usable; for questions, only the first two."""
 
 PART_BYTES = 256 * 1024
-"""Most bytes of one block of bytes."""
+"""Maximum size of a byte block."""
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -226,7 +226,7 @@ def dump_manifest(header: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
 
 
 def load_manifest(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """The inverse of :func:`dump_manifest`; None for anything else, or another version's."""
+    """Inverse of :func:`dump_manifest`; None for anything else, or another version."""
     try:
         header, tensors = read_header(data), load_parts(data)
     except (ValueError, KeyError, TypeError):
@@ -235,18 +235,18 @@ def load_manifest(data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]] | Non
 
 
 def check_parts(header: Mapping[str, Any], heads: int) -> list[list[int]]:
-    """Numbers of the blocks of each head's index; ``ValueError`` where a header is not one of so many heads."""
+    """Block numbers of each head's index; ``ValueError`` if the header does not describe ``heads`` heads."""
     check_integers(header["tokens"], heads)
     parts = [check_integers(part) for part in header["parts"]]
     if len(parts) != heads:
-        raise ValueError("another number of heads than it says")
+        raise ValueError(f"index blocks of {len(parts)} heads instead of {heads}")
     return parts
 
 
 def dump_tensors(tensors: dict[str, Tensor], header: dict[str, Any] | None = None) -> bytes:
     """Serialise named tensors (safetensors) with a JSON header.
 
-    Not by ``safetensors.torch.save``: it makes a ctypes pointer type for every size in bytes, which ctypes never frees.
+    ``safetensors.torch.save`` leaks: it makes a ctypes pointer type per size in bytes, and ctypes never frees those.
     """
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     specs = {
@@ -262,7 +262,7 @@ def dump_tensors(tensors: dict[str, Tensor], header: dict[str, Any] | None = Non
 
 
 def load_parts(data: bytes) -> dict[str, Tensor]:
-    """Deserialise named tensors; ``ValueError`` where they are not safetensors."""
+    """Deserialise named tensors; ``ValueError`` if the data is not safetensors."""
     try:
         return load_tensors(data)
     except SafetensorError as error:
@@ -270,19 +270,19 @@ def load_parts(data: bytes) -> dict[str, Tensor]:
 
 
 def read_header(data: bytes) -> dict[str, Any]:
-    """Read the JSON header from safetensors bytes, which begin with its length in eight little-endian bytes;
-    ``ValueError``, ``KeyError`` or ``TypeError`` where there is none."""
+    """Read the JSON header of safetensors bytes, which begin with its length as 8 little-endian bytes; ``ValueError``,
+    ``KeyError`` or ``TypeError`` if there is none."""
     size = int.from_bytes(data[:8], "little")
     if size > len(data):
-        raise ValueError("shorter than its header says")
+        raise ValueError("truncated header")
     header = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["sightline"])
     if not isinstance(header, dict):
-        raise TypeError("its header is no object")
+        raise TypeError("the header is not a JSON object")
     return header
 
 
 def read_life(data: bytes) -> str:
-    """Life of the camera that a manifest says it is of; empty for anything else."""
+    """Life of the camera a manifest belongs to; empty for anything else."""
     try:
         return str(read_header(data)["life"])
     except (ValueError, KeyError, TypeError):
@@ -290,8 +290,8 @@ def read_life(data: bytes) -> str:
 
 
 def read_owner(data: bytes) -> tuple[int, str]:
-    """Number of the process that wrote a manifest, above those of the ones before it, and its name; 0 and none for
-    anything else."""
+    """Number of the process that wrote a manifest, which exceeds those of previous owners, and its random id; ``0, ""``
+    for anything else."""
     try:
         number, writer = read_header(data)["owner"]
         return int(number), str(writer)
@@ -311,7 +311,7 @@ def to_byte_blocks(data: bytes) -> list[Block]:
 
 
 def from_byte_blocks(blocks: Iterable[Block]) -> bytes:
-    """Inverse of :func:`to_byte_blocks`; ``ValueError`` where blocks hold something else."""
+    """Inverse of :func:`to_byte_blocks`; ``ValueError`` for other blocks."""
     parts = []
     for block in blocks:
         if block.key.dtype != torch.uint8 or len(block) != 1:
@@ -322,9 +322,9 @@ def from_byte_blocks(blocks: Iterable[Block]) -> bytes:
 
 
 def check_integers(found: Any, count: int | None = None) -> list[int]:
-    """A JSON value as a list of integers, of length ``count`` if given; ``ValueError`` where it is not that."""
+    """Check that a JSON value is a list of integers, of length ``count`` if given; ``ValueError`` otherwise."""
     if not isinstance(found, Sequence) or not all(type(each) is int for each in found):
-        raise ValueError("a list of whole numbers is something else")
+        raise ValueError("expected a list of integers")
     if count is not None and len(found) != count:
-        raise ValueError(f"{len(found)} numbers where {count} are due")
+        raise ValueError(f"expected {count} integers, not {len(found)}")
     return list(found)

@@ -1,4 +1,4 @@
-"""Counters and report of one memory, and what this process lost of all of them."""
+"""Counters and heartbeat report of one memory, and the losses of all memories of this process."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from cluster.memory.stream import StreamMemory
 
 LOST: Counter[str] = Counter(frames=0, tokens=0)
-"""Of all memories of this process, removed ones too: ``frames`` that were dropped before they were stored, and stored
-``tokens`` whose blocks are gone."""
+"""Losses of all memories of this process, including deleted ones: ``frames`` dropped before they were stored, and
+stored ``tokens`` whose blocks were lost."""
 
 _lock = threading.Lock()
 
 
 @dataclass(slots=True)
 class MemoryCounts:
-    """Counters: ``frames`` accepted, batches ``settled``, tokens of all layers and heads ``lost``."""
+    """Counters of one memory: ``frames`` accepted, batches ``settled``; ``compressed_away`` and ``lost`` count tokens
+    over all layers and heads."""
 
     frames: int = 0
     settled: int = 0
@@ -45,8 +46,8 @@ class MemoryCounts:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """One camera's memory in a heartbeat. ``span_s``: oldest to newest frame; ``state``: what is wrong with the tiers,
-    or empty."""
+    """One camera's memory in a heartbeat. ``span_s``: from the oldest to the newest frame; ``state``: the tiers'
+    errors, if any."""
 
     nbytes: int
     frames: int

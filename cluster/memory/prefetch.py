@@ -1,9 +1,9 @@
-"""Prefetcher: load the blocks that the next layer will probably read while this layer computes (Mosaic, section VII-B).
+"""Prefetcher: loads the blocks the next layer will probably read while this layer computes (Mosaic, section VII-B).
 
-While layer ``l`` computes, a predicted query of layer ``l + 1`` names its clusters (:meth:`Prefetcher.prefetch`). With
-the query of layer ``l + 1``, :meth:`Prefetcher.fetch` returns the blocks actually wanted: predicted ones are loaded or
-in flight, those in this process's memory are copied in one piece by the caller, and the others are loaded now. A
-prediction changes when blocks arrive, never which.
+While layer ``l`` computes, a predicted query of layer ``l + 1`` selects its clusters (:meth:`Prefetcher.prefetch`).
+Given the actual query, :meth:`Prefetcher.fetch` returns the blocks wanted: predicted ones are loaded or in flight,
+those in this process's memory are copied by the caller in one call, and the others are loaded now. Predictions affect
+when blocks arrive, never which.
 """
 
 import logging
@@ -23,14 +23,14 @@ log = logging.getLogger(__name__)
 Load = Callable[[Sequence[BlockKey]], list[Loaded]]
 
 WORTH = 64
-"""Blocks of a load: fewer take less time than a second call."""
+"""Minimum number of blocks per load when a layer is split: fewer take less time than a second call."""
 
 PARTS = 2
-"""Loads that a layer's blocks are split into at most. While so many of earlier calls run, no more predicted blocks are
-loaded ahead, or no more wanted ones: a tier that hangs is not asked more."""
+"""Maximum number of concurrent loads per layer. While as many predicted (or wanted) loads of earlier calls are running,
+no predicted (or wanted) one starts, which limits the load on a hanging tier."""
 
 _JOIN_S = 5.0
-# Kept by the process: after the first, a question starts no threads.
+# Shared by the process, so that only the first question starts threads.
 _THREADS = ThreadPoolExecutor(64, thread_name_prefix="prefetch")
 _totals = threading.Lock()
 _NOT_NOW = Loaded(Outcome.RETRY)
@@ -38,7 +38,7 @@ _NOT_NOW = Loaded(Outcome.RETRY)
 
 @dataclass(frozen=True, slots=True)
 class FetchEvent:
-    """One finished load. Times are of ``time.perf_counter``; ``blocks`` and ``bytes`` count what was returned."""
+    """One finished load. Times are from ``time.perf_counter``; ``blocks`` and ``bytes`` count what was returned."""
 
     layer: int
     began_s: float
@@ -52,10 +52,10 @@ class FetchEvent:
 class PrefetchStats:
     """Counters of one prefetcher.
 
-    * ``predicted`` blocks that were not at hand; of these ``used`` were fetched (``late``: while still in flight) and
-      ``wasted`` were not
-    * ``at_hand``: fetched from this process's memory; ``missed``: from further away without a prediction, or after its
-      load failed; ``expired``: not loaded before the deadline
+    * ``predicted``: blocks prefetched; of these ``used`` were fetched (``late``: while still in flight) and ``wasted``
+      were not
+    * ``at_hand``: fetched from this process's memory; ``missed``: fetched from a lower tier without a successful
+      prediction; ``expired``: not loaded before the deadline
     * ``waited_s``: time the caller was blocked; ``transfer_s``: time with at least one load in flight
     * ``bytes`` loaded, wasted ones included
     """
@@ -83,10 +83,10 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
     """Loads blocks for one question at a time, called from one thread; a context manager.
 
     Args:
-        load: a tier's ``load``; called from several threads, returns within the tier's own deadline.
-        at_hand: the uppermost tier, if that is in this process's memory: what it has is neither predicted nor left to
-            another thread.
-        deadline_s: longest wait of one :meth:`fetch`.
+        load: a tier's ``load``; called from several threads, returns within the tier's deadline.
+        at_hand: the uppermost tier, if it is in this process's memory; its blocks are not prefetched but copied by the
+            calling thread.
+        deadline_s: maximum wait of one :meth:`fetch`.
         on_event: called after every load, in the loading thread.
     """
 
@@ -99,11 +99,11 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
         on_event: Callable[[FetchEvent], None] | None = None,
     ) -> None:
         if deadline_s <= 0:
-            raise ValueError(f"a prefetcher that waits {deadline_s:g} s can do nothing")
+            raise ValueError(f"a prefetcher's deadline must be positive, not {deadline_s:g} s")
         self.stats = PrefetchStats()
         self._load, self._on_event, self._at_hand, self._deadline_s = load, on_event, at_hand, deadline_s
         self._expected: dict[BlockKey, _Load] = {}
-        # Of loads that have not ended: whether they are of predicted blocks.
+        # Loads in flight: whether they are predictions.
         self._running: dict[_Load, bool] = {}
         self._busy_since = 0.0
         self._lock = threading.Lock()
@@ -113,8 +113,8 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
         self.close()
 
     def prefetch(self, keys: Sequence[BlockKey]) -> None:
-        """Start loading predicted blocks; returns at once. Blocks loaded or in flight are not requested twice, and
-        none is while earlier predictions hang. ``RuntimeError`` once closed."""
+        """Start loading predicted blocks; returns at once. Blocks loaded or in flight are not requested twice, and none
+        are while earlier predictions hang. ``RuntimeError`` once closed."""
         self._check_open()
         fresh = [key for key in dict.fromkeys(keys) if key not in self._expected]
         if self._at_hand is not None:
@@ -125,14 +125,14 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
         self._expected |= loads
 
     def fetch(self, keys: Sequence[BlockKey], deadline_s: float | None = None) -> list[Loaded]:
-        """The wanted blocks in the order of ``keys``; ``RETRY`` for those that miss the deadline, which may be given.
-        Other predictions for the same layers are discarded. Raises what ``load`` raised, and ``RuntimeError`` once
-        closed."""
+        """The wanted blocks in the order of ``keys``; ``RETRY`` for those not loaded within ``deadline_s`` (default:
+        the prefetcher's). Discards other predictions for the same layers. Raises what ``load`` raised, and
+        ``RuntimeError`` once closed."""
         self._check_open()
         began, stats = time.perf_counter(), self.stats
         until = began + (self._deadline_s if deadline_s is None else deadline_s)
         wanted = dict.fromkeys(keys)
-        sources = {key: load for key in wanted if (load := self._expected.get(key)) and not _is_in_vain(load, key)}
+        sources = {key: load for key in wanted if (load := self._expected.get(key)) and not _has_failed(load, key)}
         for key in sources:
             del self._expected[key]
         stats.used += len(sources)
@@ -158,7 +158,7 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
         self._discard(list(self._expected))
 
     def close(self, *, wait: bool = True) -> None:
-        """Discard everything and, to ``wait``, let loads in flight end; a hanging one is abandoned. Idempotent."""
+        """Discard all predictions; with ``wait``, let loads in flight end, abandoning hanging ones. Idempotent."""
         self.discard_predictions()
         if wait:
             futures.wait(list(self._running), _JOIN_S)
@@ -170,7 +170,7 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RuntimeError("this prefetcher is closed; make another for the next question")
+            raise RuntimeError("this prefetcher is closed; create another for the next question")
 
     def _discard(self, keys: Sequence[BlockKey]) -> None:
         self.stats.wasted += len(keys)
@@ -178,7 +178,7 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
             del self._expected[key]
 
     def _begin(self, keys: Sequence[BlockKey], *, predicted: bool) -> dict[BlockKey, _Load]:
-        """Begin loads of these blocks: of each layer at most :data:`PARTS`, to which its blocks go in turn."""
+        """Start loads of these blocks, at most :data:`PARTS` per layer, with the blocks dealt round-robin."""
         if sum(alike is predicted for load, alike in list(self._running.items()) if not load.done()) >= PARTS:
             return {}
         by_layer: dict[int, list[BlockKey]] = {}
@@ -202,7 +202,7 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
         try:
             loaded = self._load(keys)
             if len(loaded) != len(keys):
-                raise ValueError(f"{len(keys)} blocks were asked for and {len(loaded)} answered; a load answers each")
+                raise ValueError(f"{len(keys)} blocks were asked for and {len(loaded)} returned")
         except Exception:
             if predicted:
                 log.warning("prefetching layer %d failed", layer, exc_info=True)
@@ -221,6 +221,6 @@ class Prefetcher(AbstractContextManager["Prefetcher"]):
                 self.stats.transfer_s += time.perf_counter() - self._busy_since
 
 
-def _is_in_vain(load: _Load, key: BlockKey) -> bool:
-    """Whether loading a block again may return more."""
+def _has_failed(load: _Load, key: BlockKey) -> bool:
+    """Whether a finished load failed for a block, so that another attempt may succeed."""
     return load.done() and (load.exception() is not None or load.result()[key].outcome is Outcome.RETRY)

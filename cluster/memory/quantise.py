@@ -1,9 +1,9 @@
-"""Remembered KV in eight bits: a quarter of float32, half of bfloat16.
+"""8-bit quantisation of stored KV: a quarter of float32, half of bfloat16.
 
-Keys of some models have channels that are large and nearly constant (a bias before rotary), which one scale per token
-would round away, as KIVI found (Liu et al. 2024, section 3). So channels are centred and scaled by what the first
-frames of a head showed, and each token has a scale of its own beside. A block may thus be cut and joined token by
-token, and what is written again is rounded no further.
+Keys of some models have large, nearly constant channels (a bias before rotary). A single scale per token would round
+the other channels away, as KIVI found (Liu et al. 2024, section 3). So channels are centred and scaled by statistics of
+a head's first frames, and each token then has its own scale. Blocks can thus be split and joined token by token, and
+rewriting them adds no rounding error.
 """
 
 from collections.abc import Callable
@@ -15,15 +15,15 @@ from cluster.memory.tiers.base import Block
 
 _STEPS = 127
 _SCALE_BYTES = 2
-# Least spread of a channel: of the median channel's, and of the values themselves. Few tokens tell little of it.
+# Minimum spread of a channel relative to the median channel's, and to the RMS value: few tokens estimate it poorly.
 _LEAST_SPREAD, _LEAST_SHARE = 0.5, 1e-3
-# Of float16 with full precision.
+# Smallest normal float16.
 _LEAST_SCALE = 2.0**-14
 
 
 def measure_channels(key: Tensor, value: Tensor) -> Tensor:
-    """``key``, ``value`` ``[n, D]``, ``n`` at least 1 -> ``[2, 2, D]`` float32 on the CPU: centre and spread of the
-    channels of either, by tokens that are finite: one that is not would make all that come later so."""
+    """Centre and spread of the channels of ``key`` and ``value`` ``[n, D]``, ``n`` at least 1: ``[2, 2, D]`` float32 on
+    the CPU. Only finite tokens count: any other would make all later ones non-finite."""
     kv = torch.stack([key, value]).float()
     finite = kv.isfinite().all(2).all(0)
     kv = kv[:, finite] if bool(finite.any()) else torch.zeros_like(kv)
@@ -36,23 +36,23 @@ def measure_channels(key: Tensor, value: Tensor) -> Tensor:
 
 
 def quantise(blocks: list[Block], channels: Tensor) -> list[Block]:
-    """Blocks of one head with keys and values as int8 ``[n, D + 2]``: steps of each channel, and the token's scale in
-    float16. What is not finite makes its whole token so."""
+    """Blocks of one head with keys and values as int8 ``[n, D + 2]``: the quantised channels, then the token's float16
+    scale. A non-finite value makes its whole token non-finite."""
     return _mapped(blocks, channels, _rounded)
 
 
 def dequantise(blocks: list[Block], channels: Tensor) -> list[Block]:
-    """The inverse: keys and values float32 ``[n, D]``, off by half a step."""
+    """Inverse of :func:`quantise`: keys and values float32 ``[n, D]``, off by at most half a step."""
     return _mapped(blocks, channels, _restored)
 
 
 def dequantise_kv(key: Tensor, value: Tensor, channels: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values int8 ``[n, D + 2]`` of one head -> float32 ``[n, D]``."""
+    """Dequantise keys and values of one head, int8 ``[n, D + 2]`` -> float32 ``[n, D]``."""
     return _restored(key, *channels[0]), _restored(value, *channels[1])
 
 
 def _mapped(blocks: list[Block], channels: Tensor, change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Block]:
-    """The blocks with keys and values that are changed by their channels' centre and spread, all at once."""
+    """Apply ``change`` to all blocks' keys and values, each with its channels' centre and spread, in one batch."""
     if not blocks:
         return []
     sizes = [len(block) for block in blocks]

@@ -1,4 +1,4 @@
-"""Retrieval for one question: per layer, the clusters its query selects, prefetched by predicted queries."""
+"""Retrieval for one question: fetches the clusters each layer's query selects, prefetched by predicted queries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cluster.memory.retrieve import Retriever
 from cluster.memory.stream import StreamMemory
 from cluster.memory.tiers.base import BlockKey, Loaded, Outcome
 
-# Above every frame's number, which is an int32.
+# Exceeds every frame number, which is an int32: head * _FRAMES + frame sorts by head, then time.
 _FRAMES = 2**32
 
 
@@ -27,7 +27,7 @@ class RetrievedKV:
 
     * ``key``, ``value`` ``[H, m, D]``; keys before rotary
     * ``frame``, ``cell`` ``[H, m]`` int64; ``valid`` ``[H, m]`` bool: False for padding
-    * ``count``: tokens of all heads without padding; ``read``: those that each group of query rows reads
+    * ``count``: tokens over all heads without padding; ``read``: those read by each group of query rows
     """
 
     key: Tensor
@@ -45,9 +45,8 @@ class RetrievedKV:
 
 @dataclass(slots=True)
 class RetrievalStats:
-    """Tokens summed over layers and heads: ``held_tokens`` in memory, ``fetched_tokens``. Clusters fetched
-    (``clusters``), not loadable now (``unavailable``) and lost for good (``lost``). ``frames``: of the fetched tokens,
-    per layer and head."""
+    """Tokens summed over layers and heads: ``held_tokens`` in memory, ``fetched_tokens``. ``clusters`` fetched, not
+    loadable now (``unavailable``) and permanently ``lost``. ``frames``: of the fetched tokens, per layer and head."""
 
     held_tokens: int = 0
     fetched_tokens: int = 0
@@ -68,14 +67,14 @@ class RetrievalSession:
     """Reads a snapshot of a memory for one question; a context manager.
 
     Args:
-        memory: of the camera that is asked about.
+        memory: the camera's memory.
         retriever: selects the clusters for a query.
-        first_frame: older frames are left out, and a query selects among the rest; last_frame: and those after it, if
-            given. Between the two all tokens are read, whatever a query selects.
-        before: frames from this number on are left out, if given.
-        prefetch: whether :meth:`prefetch` loads anything; None: as :class:`LoadAhead` finds better.
-        deadline_s: longest wait of one fetch; budget_s: of all together, since the engine's thread waits. What comes
-            later is unavailable.
+        first_frame: earlier frames are excluded, and queries select among the rest.
+        last_frame: if given, later frames are excluded, and all tokens in between are read, whatever queries select.
+        before: if given, frames from this number on are excluded.
+        prefetch: whether :meth:`prefetch` loads anything; None lets :class:`LoadAhead` decide.
+        deadline_s, budget_s: maximum wait of one fetch, and of all together, as they block the engine's thread. Blocks
+            that arrive later count as unavailable.
         device, dtype: of the returned tensors.
     """
 
@@ -100,11 +99,11 @@ class RetrievalSession:
         at_hand = tiers.upper if tiers.upper.at_hand else None
         self.prefetcher = Prefetcher(tiers.load, at_hand=at_hand, deadline_s=deadline_s)
         self._deadline_s, self._budget_s = deadline_s, budget_s
-        # Nothing can be further away than the only tier.
+        # With a single tier there is nothing to prefetch.
         further = at_hand is not tiers.lowest
         self._choice = tiers.load_ahead if further and prefetch is None else None
         self._ahead = self._choice.choose() if self._choice else further and bool(prefetch)
-        # When each layer's blocks were there, to compare both ways.
+        # When each layer's blocks had arrived, to compare with and without prefetch.
         self._fetched_s: list[float] = []
         # Layer, head and cluster uid of lost blocks.
         self._gone: list[tuple[int, int, int]] = []
@@ -113,9 +112,9 @@ class RetrievalSession:
         try:
             self.first_frame, self.last_frame = max(first_frame, self.view.first_frame), last_frame
             numbers = self.view.log.numbers
-            # Where it leaves nothing out, tokens need not be looked through.
+            # None if it excludes nothing, which saves filtering tokens.
             self.before = before if before is not None and len(numbers) and numbers[-1] >= before else None
-            # Blocks come to the host and are put together there; so are frames that wait: keys and values of each.
+            # Keys and values of waiting frames, copied to the host, where they are joined with blocks.
             waiting = [chunk for chunk in self.view.recent if self._is_wanted(chunk.index)]
             self._recent = [(chunk.key.cpu(), chunk.value.cpu()) for chunk in waiting]
             # Frame and cell of all their tokens.
@@ -127,7 +126,7 @@ class RetrievalSession:
                 )
             )
         except BaseException:
-            # Blocks that are replaced wait for every view that is open.
+            # An open view delays the deletion of replaced blocks.
             self.close(wait=False)
             raise
 
@@ -135,11 +134,11 @@ class RetrievalSession:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # The engine's thread does not wait for a tier that hangs.
+        # The engine's thread must not wait for a hanging tier.
         self.close(wait=False)
 
     def close(self, *, wait: bool = True) -> None:
-        """End the loads and report lost clusters to the memory. ``wait``: for loads in flight."""
+        """Stop loading and report lost clusters to the memory. ``wait``: for loads in flight."""
         self.prefetcher.close(wait=wait)
         if not self._closed:
             self._closed = True
@@ -149,27 +148,26 @@ class RetrievalSession:
 
     @property
     def prefetches(self) -> bool:
-        """Whether predictions are of use."""
+        """Whether predicted queries are used."""
         return self._ahead and bool(self.view.heads)
 
     def prefetch(self, layer: int, query: Tensor, sizes: Sequence[int] | None = None) -> None:
-        """Start loading what the predicted raw query rows ``[H, r, D]`` of a layer select, in groups of ``sizes`` as in
-        :meth:`fetch_groups`; returns at once."""
+        """Start loading the blocks that a layer's predicted raw query rows ``[H, r, D]`` select, in groups of ``sizes``
+        as in :meth:`fetch_groups`; returns at once."""
         if self.prefetches:
             chosen = self._select(layer, query, sizes or [query.shape[1]], self._predictor)
             self.prefetcher.prefetch(self._keys(layer, list(map(_of_any, chosen))))
 
     def fetch(self, layer: int, query: Tensor) -> RetrievedKV:
-        """KV for the raw query rows ``[H, r, D]`` of a layer, in time order; frames not clustered yet are always
-        included."""
+        """KV for a layer's raw query rows ``[H, r, D]``, in time order; includes all frames not clustered yet."""
         return self.fetch_groups(layer, query, [query.shape[1]])[0]
 
     def fetch_groups(
         self, layer: int, query: Tensor, sizes: Sequence[int], deadline_s: float | None = None
     ) -> tuple[RetrievedKV, Tensor]:
-        """:meth:`fetch` for ``F`` groups of rows, so many of each head one after the other, each of which selects for
-        itself: what any group reads, and which of it each does ``[F, H, m]`` bool. ``deadline_s``: longest wait,
-        instead of the session's."""
+        """:meth:`fetch` for ``F`` groups of consecutive rows, ``sizes`` per head, that select independently. Returns
+        the union of what they read, and which group reads which token, ``[F, H, m]`` bool. ``deadline_s``: overrides
+        the session's."""
         chosen = self._select(layer, query, sizes, self.retriever)
         clusters = list(map(_of_any, chosen))
         keys = self._keys(layer, clusters)
@@ -183,11 +181,10 @@ class RetrievalSession:
             parts += [self._representatives(layer, h, of_head) for h, of_head in enumerate(chosen)]
         self.stats.held_tokens += len(sizes) * sum(head.tokens for head in self._heads(layer))
         parts += self._waiting(layer, len(sizes))
-        return self._side_by_side(parts, len(query), query.shape[2], len(sizes))
+        return self._pad_heads(parts, len(query), query.shape[2], len(sizes))
 
     def _select(self, layer: int, query: Tensor, sizes: Sequence[int], retriever: Retriever) -> list[Tensor]:
-        """Per head, which group of its query rows reads which cluster ``[F, c]``; no heads where nothing is
-        clustered."""
+        """Per head, which group of its query rows reads which cluster ``[F, c]``; empty if nothing is clustered."""
         heads = self._heads(layer)
         if not heads:
             return []
@@ -200,7 +197,7 @@ class RetrievalSession:
         asked = [table.latest >= self.first_frame for table in tables] if self.first_frame else []
         if all(bool(each.all()) for each in asked):
             return retriever.select_groups(query.cpu(), sizes, tables)
-        # Clusters that are left out take no share of what is read.
+        # Excluded clusters must not count towards the retriever's shares.
         numbers = [each.nonzero()[:, 0] for each in asked]
         narrowed = [table.subset(of_head) for table, of_head in zip(tables, numbers, strict=True)]
         chosen = [torch.zeros(len(sizes), len(table), dtype=torch.bool) for table in tables]
@@ -222,7 +219,7 @@ class RetrievalSession:
     def _read(
         self, layer: int, chosen: Sequence[Tensor], clusters: Sequence[Tensor], loaded: Sequence[Loaded]
     ) -> list[_Tokens]:
-        """What the loaded blocks of all heads hold, of the frames that are asked about."""
+        """Tokens of the loaded blocks of all heads, without excluded frames."""
         heads, stats = self.view.heads[layer], self.stats
         blocks = [one.block for one in loaded if one.block is not None]
         if len(blocks) < len(loaded):
@@ -260,8 +257,8 @@ class RetrievalSession:
         self._gone += gone
 
     def _representatives(self, layer: int, h: int, chosen: Tensor) -> _Tokens:
-        """The clusters of a head that groups do not read as one token each, if their organiser keeps what that
-        takes."""
+        """A head's clusters that some group does not read, as one token each for it, if the organiser has value
+        means."""
         head, other = self.view.heads[layer][h], ~chosen
         if head.table.value_mean.shape != head.table.mean.shape:
             other = torch.zeros_like(chosen)
@@ -284,7 +281,7 @@ class RetrievalSession:
         return frame >= self.first_frame and not late and (self.before is None or frame < self.before)
 
     def _waiting(self, layer: int, groups: int) -> list[_Tokens]:
-        """Tokens of frames that are not clustered yet, which all groups read; a head may be ahead of others."""
+        """Tokens of waiting frames, which all groups read, without those that a head has already clustered."""
         if not self._recent:
             return []
         key, value = (torch.cat([part[layer] for part in parts], dim=1) for parts in zip(*self._recent, strict=True))
@@ -297,11 +294,9 @@ class RetrievalSession:
         open_tokens = tokens.frame >= settled[head]
         return [tokens if bool(open_tokens.all()) else tokens.select(open_tokens.nonzero()[:, 0])]
 
-    def _side_by_side(
-        self, parts: Sequence[_Tokens], heads: int, width: int, groups: int
-    ) -> tuple[RetrievedKV, Tensor]:
-        """Heads ``[H, m]`` in time order, of tokens in any; and their readers ``[F, H, m]``."""
-        # Representatives that are none have values of no width.
+    def _pad_heads(self, parts: Sequence[_Tokens], heads: int, width: int, groups: int) -> tuple[RetrievedKV, Tensor]:
+        """Sort unordered tokens by head and time, padded to ``[H, m]``; also returns their readers ``[F, H, m]``."""
+        # Empty representatives may have values of width 0.
         parts = [part for part in parts if len(part.head)]
         none = torch.zeros(0, dtype=torch.int64)
         head = torch.cat([none, *(part.head for part in parts)])
@@ -319,7 +314,7 @@ class RetrievalSession:
                 laid[slot] = torch.cat([part.cpu().to(dtype) for part in of])
             return laid.view(heads, longest, *shape).to(self.device)
 
-        # Counted here, where it is known: the device would be waited for.
+        # Counted on the host, to avoid a device synchronisation.
         readers = torch.cat([torch.zeros(0, groups, dtype=torch.bool), *(part.readers for part in parts)])
         valid = (torch.arange(longest) < count[:, None]).to(self.device)
         found = RetrievedKV(
@@ -338,7 +333,7 @@ class RetrievalSession:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tokens:
-    """Tokens of a layer's heads: ``head [n]`` int64; which group reads each, ``readers [n, F]`` bool; the rest as in
+    """Tokens of a layer's heads. ``head [n]`` int64; ``readers [n, F]`` bool: which group reads each; the rest as in
     :class:`Block`."""
 
     head: Tensor
@@ -357,5 +352,5 @@ class _Tokens:
 
 
 def _of_any(chosen: Tensor) -> Tensor:
-    """Numbers, ascending, of the clusters that any group reads; ``chosen [F, c]``."""
+    """Ascending indices of the clusters that any group reads; ``chosen [F, c]``."""
     return chosen.any(0).nonzero()[:, 0]

@@ -1,6 +1,6 @@
-"""Memory of one stream: frames in, clustered blocks in the tiers, never above the byte cap.
+"""Memory of one stream: takes frames, stores clustered blocks in the tiers, never exceeds the byte cap.
 
-Frames wait until ``block_frames`` of them are there. Then, head by head, their tokens are clustered, every changed
+Frames wait until ``block_frames`` have accumulated. Then, head by head, their tokens are clustered, each changed
 cluster is written to the tiers as a new block, and the head that names the new blocks replaces the previous one. While
 the lowest tier is unavailable, frames wait; beyond the cap the oldest waiting ones are dropped and counted.
 """
@@ -34,15 +34,15 @@ log = logging.getLogger(__name__)
 class StreamMemory(TieredHeads):
     """Memory of one stream.
 
-    One thread adds frames (:meth:`accept_chunk`, :meth:`observe_queries`) and reads (:meth:`open_view`); slow work may
-    run on another (:meth:`settle`, :meth:`save`, :meth:`delete_frames`), one such call at a time.
+    One thread adds frames (:meth:`accept_chunk`, :meth:`observe_queries`) and reads (:meth:`open_view`); another may do
+    slow work (:meth:`settle`, :meth:`save`, :meth:`delete_frames`), one such call at a time.
 
     Args:
-        stream: its name.
+        stream: name of the stream.
         spec: compressor, organiser, retriever and limits.
         tiers: storage, shared with other streams.
         shape: of the model's KV; a stored memory of another shape is not restored.
-        yield_to_engine: called between two pieces of slow work.
+        yield_to_engine: called between pieces of slow work.
     """
 
     def __init__(
@@ -55,22 +55,22 @@ class StreamMemory(TieredHeads):
     ) -> None:
         super().__init__(stream, spec, tiers, shape, yield_to_engine)
         self.recent = []
-        # Time of the first frame that came to this process.
+        # Time of the first frame this process received.
         self._first_time: int | None = None
-        # Frames before this time are deleted, also those not restored yet.
+        # Frames before this time are deleted, including those not restored yet.
         self._deleted_until: int | None = None
-        # When the frame of the log's latest time came, or was restored.
+        # When the log's latest frame arrived or was restored.
         self.newest_s = time.monotonic()
         self._lost_clusters: list[tuple[int, int, int]] = []
         self._view_closed = threading.Condition(self._lock)
         self._failed_upto = -1
-        # How many of the oldest waiting frames are being clustered, and so are not dropped.
+        # Number of the oldest waiting frames that are being clustered and must not be dropped.
         self._clustering = 0
         # Latest raw question rows per layer, on the CPU to save device memory.
         self._queries: list[Tensor] = []
-        # Fails early on an unknown name or option.
+        # Created here to fail early on an unknown name or option.
         self.compressor = self._compressor_of(spec)
-        self._of_head: dict[int, Compressor] = {}
+        self._head_compressors: dict[int, Compressor] = {}
 
     # -- contents ---------------------------------------------------------------------------------
     @property
@@ -94,7 +94,7 @@ class StreamMemory(TieredHeads):
             return self.log.times[-1] if self.log.times else None
 
     def next_time(self, pts: int, *, restarts: bool) -> int:
-        """See :meth:`FrameLog.next_time`. Of every frame, before it or a later one leaves the window."""
+        """See :meth:`FrameLog.next_time`. Call once per frame, before it or a later one leaves the window."""
         with self._lock:
             silent_s = time.monotonic() - self.newest_s
             self.newest_s += silent_s
@@ -103,7 +103,7 @@ class StreamMemory(TieredHeads):
             return found
 
     def memory_time(self, pts: int) -> int:
-        """Time of the frame at ``pts``, if the camera's clock has not restarted since."""
+        """Convert the camera's ``pts`` to the memory's clock; invalid if the camera's clock has restarted since."""
         return pts + self.log.shift
 
     @property
@@ -111,7 +111,7 @@ class StreamMemory(TieredHeads):
         return len(self.log)
 
     def status(self) -> MemoryStatus:
-        """Contents and health, as far as no tier has to be asked."""
+        """Contents and health, without calls to the tiers."""
         return MemoryStatus(
             camera=self.stream,
             frames=self.frames,
@@ -133,7 +133,7 @@ class StreamMemory(TieredHeads):
             return self.log.first_frame_since(pts)
 
     def open_view(self) -> MemoryView:
-        """Take a snapshot; its blocks are kept until :meth:`close_view`."""
+        """Take a snapshot, whose blocks are kept until :meth:`close_view`."""
         with self._lock:
             heads = tuple(tuple(row) for row in self.heads)
             recent, generation = tuple(self.recent), self.stored.generation
@@ -142,7 +142,7 @@ class StreamMemory(TieredHeads):
         return view
 
     def close_view(self, view: MemoryView, gone: Sequence[tuple[int, int, int]] = ()) -> None:
-        """Release a snapshot. ``gone``: layer, head and uid of clusters whose blocks turned out to be lost."""
+        """Release a snapshot. ``gone``: layer, head and uid of clusters whose blocks proved lost."""
         with self._lock:
             self._readers.remove(view.generation)
             self._lost_clusters += gone
@@ -157,21 +157,21 @@ class StreamMemory(TieredHeads):
 
     @torch.inference_mode()
     def accept_chunk(self, chunk: KVChunk) -> None:
-        """Queue one frame that left the window, in time order; :class:`FrameLog` assigns its number. ``ValueError``
-        where its KV has another shape than that of earlier frames."""
+        """Enqueue one frame that left the window, in time order; :class:`FrameLog` assigns its number. ``ValueError``
+        if the shape of its KV differs from earlier frames'."""
         layers, heads, _, width = chunk.key.shape
         shape = MemoryShape(layers, heads, width, chunk.key.dtype)
         if self.shape is None:
             self.shape = shape
         elif self.shape != shape:
-            raise ValueError(f"KV {tuple(chunk.key.shape)} of {self.stream} does not fit a memory of other shape")
+            raise ValueError(f"KV {tuple(chunk.key.shape)} of {self.stream} does not fit its memory's shape")
         self.counts.frames += 1
         if chunk.pts > self.log.latest:
             self.newest_s = time.monotonic()
-        # Admission counts no more on the device, however long a tier is down or the memory's threads are behind.
+        # The share that admission reserves on the device; beyond it (tier down, writer behind) frames move to the host.
         chunk = chunk.on_host() if self.device_bytes + chunk.nbytes > self.spec.cap_bytes // WAITING else chunk
         with self._lock:
-            # The compressor was made for the grid of the heads.
+            # The heads' compressor was made for their grid.
             if not self.heads and not self.log.times:
                 self.rows, self.columns = chunk.rows, chunk.columns
             self._append(chunk)
@@ -180,7 +180,7 @@ class StreamMemory(TieredHeads):
                 del self.recent[self._clustering]
 
     def _append(self, chunk: KVChunk) -> None:
-        """A frame of a restored window may be in the restored memory, too."""
+        """Append a frame, unless the restored memory already has it, as it may have of a restored window."""
         if not self.log.times or chunk.pts > self.log.times[-1]:
             self.recent.append(replace(chunk.on_grid(self.rows, self.columns), index=self.log.add(chunk.pts)))
 
@@ -199,16 +199,16 @@ class StreamMemory(TieredHeads):
         return self.compressor.wants_queries
 
     def change_spec(self, spec: MemorySpec) -> None:
-        """Change the settings; the organiser stays, and a compressor that is the same, with what it has learned."""
-        was, self.spec = self.spec, spec
-        if (was.compressor, was.compressor_options) != (spec.compressor, spec.compressor_options):
-            self.compressor, self._of_head = self._compressor_of(spec), {}
+        """Change the settings; the organiser stays, and so does an unchanged compressor, with its state."""
+        old, self.spec = self.spec, spec
+        if (old.compressor, old.compressor_options) != (spec.compressor, spec.compressor_options):
+            self.compressor, self._head_compressors = self._compressor_of(spec), {}
 
     def compressor_of_head(self, h: int) -> Compressor:
-        """The compressor of one key head, with that head's question rows only."""
-        found = self._of_head.get(h) or self._compressor_of(self.spec)
+        """The compressor of one key head, which sees only that head's question rows."""
+        found = self._head_compressors.get(h) or self._compressor_of(self.spec)
         found.observe([rows[h : h + 1] for rows in self._queries])
-        self._of_head[h] = found
+        self._head_compressors[h] = found
         return found
 
     def _compressor_of(self, spec: MemorySpec) -> Compressor:
@@ -217,8 +217,8 @@ class StreamMemory(TieredHeads):
         return compressor
 
     def _save_compressor(self) -> bool:
-        """Where there is no room for it, the one before stays: of use all the same."""
-        named = {"all": self.compressor} | {str(h): each for h, each in self._of_head.items()}
+        """Store the compressors' state; without room for it, the previous one stays, which is still useful."""
+        named = {"all": self.compressor} | {str(h): each for h, each in self._head_compressors.items()}
         state = {f"{whose}/{name}": part for whose, each in named.items() for name, part in each.state().items()}
         data = dump_tensors(state) if state else b""
         if hash(data) != self._compressor_hash and len(data) <= min(self.max_window_bytes, self._free_bytes() / INDEX):
@@ -233,10 +233,10 @@ class StreamMemory(TieredHeads):
 
     @torch.inference_mode()
     def settle(self, upto: int | None = None) -> bool:
-        """Cluster waiting frames up to number ``upto`` and write them to the tiers; False if they go on waiting.
+        """Cluster waiting frames up to number ``upto`` and write them to the tiers; False if they must keep waiting.
 
-        Raises what a policy or tier does. The memory is then unchanged except for a finished compression; a block of
-        frames that fails twice is dropped.
+        Propagates exceptions of policies and tiers, leaving the memory unchanged except for a finished compression; a
+        block of frames that fails twice is dropped.
         """
         with self.exclusive:
             if not self.take_over() or not self.tiers.lowest.state().up:
@@ -256,8 +256,8 @@ class StreamMemory(TieredHeads):
                 self._clustering = 0
 
     def _next_block(self, upto: int) -> list[KVChunk]:
-        """The oldest waiting frames up to number ``upto``. After a tier was down, many wait; organisers and compressors
-        take room that grows with the square of a block."""
+        """The oldest waiting frames up to number ``upto``, at most ``block_frames``: after an outage many wait, and
+        organisers and compressors need memory quadratic in the block."""
         with self._lock:
             block = [chunk for chunk in self.recent[: self.spec.block_frames] if chunk.index <= upto]
             self._clustering = len(block)
@@ -283,7 +283,7 @@ class StreamMemory(TieredHeads):
         if not self.publish():
             return False
         if self.unsaved:
-            # No head has changed otherwise; an open camera is settled every second, and this looks at every token.
+            # Only if a head has changed: open cameras are settled every second, and this scans every token.
             self._trim_frames()
         return True
 
@@ -311,8 +311,8 @@ class StreamMemory(TieredHeads):
         return True
 
     def _unsettled(self, frames: Sequence[KVChunk]) -> Heads:
-        """The frames' tokens per layer and head, but those that an earlier attempt stored. Which these are is known
-        without the device's data."""
+        """The frames' tokens per layer and head, without those that an earlier attempt stored, found without reading
+        device data."""
         return [
             [
                 layer.of_head(h, sum(chunk.tokens for chunk in frames if chunk.index < head.settled))
@@ -342,7 +342,7 @@ class StreamMemory(TieredHeads):
             self.recent = [chunk for chunk in self.recent if chunk.index not in done]
 
     def _new_heads(self) -> list[list[HeadMemory]]:
-        self.compressor, self._of_head = self._compressor_of(self.spec), {}
+        self.compressor, self._head_compressors = self._compressor_of(self.spec), {}
         if organisers.get(self.spec.organiser).wants_partitions and self.recent:
             self.partitions = VisualPartitions(len(self.recent[0].mean_embedding))
         return super()._new_heads()
@@ -350,7 +350,7 @@ class StreamMemory(TieredHeads):
     def _append_waiting(self, saved: FrameLog, first_frame: int) -> None:
         before, self.log = self.log, saved
         if self._first_time is not None:
-            # Windows, thumbnails and answers have times by this clock, which did not know of what is restored.
+            # This clock, which started before the restore, has already timed windows, thumbnails and answers.
             saved.put_before(self._first_time)
             saved.shift, saved.latest = before.shift, before.latest
         self.first_frame, self._lost_clusters = first_frame, []
@@ -362,7 +362,7 @@ class StreamMemory(TieredHeads):
             self._append(chunk)
 
     def _split_pending(self) -> None:
-        """Merge and split marked clusters whose members are resident; others wait until they are loaded."""
+        """Merge and split pending clusters whose members are resident; others wait until they are loaded."""
         for number, h, head in list(self.iter_heads()):
             for uid in head.table.uid[head.organiser.pending].tolist():
                 self._change(number, h, partial(self._split, number, h, uid))
@@ -370,7 +370,7 @@ class StreamMemory(TieredHeads):
     def _split(self, number: int, h: int, uid: int, head: HeadMemory) -> HeadChange:
         found = head.cluster_numbers([uid])
         if not found:
-            # Merged into another one.
+            # Already merged into another cluster.
             return HeadChange([], [])
         (cluster,) = found
         return head.split_cluster(cluster, self.block_loader(number, h, top=True))
@@ -378,8 +378,8 @@ class StreamMemory(TieredHeads):
     # -- deletion ---------------------------------------------------------------------------------
     @torch.inference_mode()
     def delete_frames(self, *, before_frame: int | None = None) -> None:
-        """Delete frames before a number, or all, here and in every tier. Deleted frames are never read again; a tier
-        that is unavailable deletes them later."""
+        """Delete frames before a number, or all, here and in every tier. They are never read again; an unavailable tier
+        deletes them later."""
         with self.exclusive:
             if before_frame is None:
                 confirmed = self.tiers.drop(self.stream, self.life) is not None
@@ -398,8 +398,8 @@ class StreamMemory(TieredHeads):
                 self._trim_frames()
 
     def hide_before(self, time: int) -> int:
-        """Drop frames before a time, also those not restored yet, from what is read; the next :meth:`settle` and
-        :meth:`save` delete them in the tiers. Callable beside these. Returns ``hidden``."""
+        """Hide frames before a time from readers, including those not restored yet; the next :meth:`settle` and
+        :meth:`save` delete them in the tiers. Callable concurrently with both. Returns ``hidden``."""
         with self._lock:
             self._deleted_until = time if self._deleted_until is None else max(time, self._deleted_until)
             self._hide_frames(self.log.first_frame_since(time))
@@ -412,13 +412,13 @@ class StreamMemory(TieredHeads):
         self.log.delete_before(before_frame)
 
     def delete_read_blocks(self, timeout_s: float) -> None:
-        """Delete the blocks that views read when they were replaced, once those are closed; ``UnavailableError``
-        where some still are not."""
+        """Wait for the views that may read replaced blocks to close, then delete those blocks; ``UnavailableError`` if
+        some views stay open or a tier fails."""
         with self._view_closed:
             newest = self.stored.generation
             if not self._view_closed.wait_for(lambda: min(self._readers, default=newest) >= newest, timeout_s):
                 raise UnavailableError(
-                    f"an answer still reads what camera {self.stream!r} forgets; it is deleted when that ends"
+                    f"an answer still reads what camera {self.stream!r} is to forget; it is deleted when that ends"
                 )
         with self.exclusive:
             self.stored.delete_unnamed()
@@ -430,7 +430,7 @@ class StreamMemory(TieredHeads):
         compressor = self.spec.compressor
         for number, h, head in list(self.iter_heads()):
             first = int(torch.searchsorted(head.frame, self.first_frame))
-            # Weights that another compressor has set mean nothing to this one.
+            # Weights set by another compressor are meaningless to this one.
             weight = None if self._weighed_by == compressor else head.weight[:0]
             if not first and weight is None:
                 continue

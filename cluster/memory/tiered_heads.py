@@ -45,16 +45,15 @@ from cluster.types import MemorySpec
 
 log = logging.getLogger(__name__)
 
-# Bytes and blocks per tier call, which has a deadline.
+# Maximum bytes and blocks per tier call, which has a deadline.
 _BATCH_BYTES, _BATCH = 2**20, 256
 _KV = ("key", "value")
-# Stored size of a head's index over that of its tensors: tiers round up.
+# Stored size of a head's index relative to its tensors: tiers round up.
 INDEX = 1.3
 
 
 class TieredHeads(CappedMemory):
-    """Clustered part of a :class:`~cluster.memory.stream.StreamMemory`. Hold ``exclusive`` for every call that changes
-    it."""
+    """Clustered part of a :class:`~cluster.memory.stream.StreamMemory`. Hold ``exclusive`` for every mutating call."""
 
     def __init__(
         self,
@@ -76,37 +75,38 @@ class TieredHeads(CappedMemory):
         self._readers: list[int] = []
         self.stored = StoredBlocks(stream, tiers, self._readers)
         self.manifest = StoredManifest(stream, tiers)
-        # Whether the stored memory of an earlier process was looked for and restored.
+        # Whether an earlier process's stored memory was looked up and, if found, restored.
         self.restored = False
-        # Whether all that its earlier process wrote was restored, so that it can be written.
+        # Whether everything the previous owner wrote is restored, so that this process may write; whether it then
+        # deletes blocks that no manifest names.
         self.owned, self._sweeps = False, True
         # Whether the stored manifest is outdated.
         self.unsaved = False
-        # Earlier frames are deleted.
+        # Frames below this number are deleted.
         self.first_frame = 0
-        # Deletions by time so far, and how many of them the lowest tier has carried out.
+        # Number of deletions by time, and how many of them the lowest tier has committed.
         self.hidden = self.deleted = 0
-        # Changed heads with their new blocks, stored in one batch.
+        # Changed heads with their new blocks, to be stored in one batch.
         self._ready: list[tuple[int, int, HeadMemory, list[tuple[BlockKey, Block]]]] = []
         self._ready_bytes = 0
-        # By layer and head: blocks of the stored index, and approximate size of each changed index.
+        # By layer and head: blocks of the stored index, and approximate size of each index not written yet.
         self._parts: dict[tuple[int, int], list[BlockKey]] = {}
         self._unwritten: dict[tuple[int, int], int] = {}
         self._compressor_hash = 0
-        # Whose the weights of the heads' tokens are.
+        # Compressor that set the tokens' weights.
         self._weighed_by = spec.compressor
         self.exclusive = threading.RLock()
 
     def _append_waiting(self, saved: FrameLog, first_frame: int) -> None:
-        """Replace the log by the restored one and append frames that arrived before. Under the lock."""
+        """Replace the log by the restored one and append the waiting frames. Called with the lock held."""
         raise NotImplementedError
 
     def _save_compressor(self) -> bool:
-        """Store what the compressor keeps between compressions; False if the lowest tier refuses."""
+        """Store the compressor's state; False if the lowest tier refuses."""
         raise NotImplementedError
 
     def _load_compressor_state(self, state: dict[str, Tensor]) -> None:
-        """Take up what :meth:`_save_compressor` stored."""
+        """Load what :meth:`_save_compressor` stored."""
         raise NotImplementedError
 
     def _new_heads(self) -> list[list[HeadMemory]]:
@@ -123,27 +123,26 @@ class TieredHeads(CappedMemory):
 
     @property
     def token_bytes(self) -> int:
-        """:meth:`MemorySpec.token_bytes` of this model."""
+        """:meth:`MemorySpec.token_bytes` for this model."""
         assert self.shape is not None
         return self.spec.token_bytes(self.shape.width, self.shape.dtype.itemsize)
 
     # -- blocks -----------------------------------------------------------------------------------
     def drop_lost_clusters(self, layer: int, h: int, uids: Sequence[int]) -> bool:
-        """Drop clusters whose blocks are lost (damaged, evicted, or of another memory). False if they are still
-        there."""
+        """Drop clusters whose blocks are lost (damaged, evicted, or foreign). False if they could not be dropped."""
 
         def lose(head: HeadMemory) -> HeadChange:
             self.counts.lose_tokens(head.drop_clusters(uids))
             return HeadChange([], [])
 
-        # Pending changes may be of the old head.
+        # Pending changes may be based on the old head.
         self.publish()
         return self._change(layer, h, lose) and self.publish()
 
     def keep_tokens(
         self, layer: int, h: int, kept: Tensor, load: Load | None = None, weight: Tensor | None = None
     ) -> bool:
-        """Keep only the tokens ``kept`` (ascending numbers) of a head; ``load``: of its blocks, by default from the
+        """Keep only the tokens ``kept`` (ascending indices) of a head. ``load``: loads its blocks, by default from the
         tiers; ``weight``: new weights of those kept. False if blocks are unavailable."""
         load = self.block_loader(layer, h) if load is None else load
         return self._change(layer, h, lambda head: head.keep_tokens(kept, load, weight))
@@ -174,7 +173,7 @@ class TieredHeads(CappedMemory):
         nbytes = sum(cell_size(block.nbytes) for block in blocks)
         if nbytes + INDEX * head.index_bytes > self._free_bytes():
             durable = self.make_durable()
-            # What only removes makes room, and is not refused for want of it.
+            # A change without new blocks only frees room, so it is never refused for lack of it.
             if nbytes and (not durable or nbytes + INDEX * head.index_bytes > self._free_bytes()):
                 return False
         self._ready.append((layer, h, head, list(zip(keys, blocks, strict=True))))
@@ -183,13 +182,13 @@ class TieredHeads(CappedMemory):
         return not full or self.publish()
 
     def _free_bytes(self) -> float:
-        """Bytes left for new blocks after pending blocks and index are written."""
+        """Bytes left for new blocks once pending blocks and index are written."""
         index = sum(self._unwritten.values()) + sum(head.index_bytes for _, _, head, _ in self._ready)
         return self.max_bytes - self.stored.nbytes - self._ready_bytes - INDEX * index
 
     def publish(self) -> bool:
-        """Store the new blocks of changed heads and swap the heads in. False, and changes are discarded, if the lowest
-        tier refuses."""
+        """Store the new blocks of changed heads and swap the heads in. If the lowest tier refuses, discard the changes
+        and return False."""
         ready, self._ready, self._ready_bytes = self._ready, [], 0
         items = [item for *_, blocks in ready for item in blocks]
         self.yield_to_engine()
@@ -207,7 +206,7 @@ class TieredHeads(CappedMemory):
         return True
 
     def block_loader(self, layer: int, h: int, *, top: bool = False) -> Load:
-        """A loader of one head's blocks by number, quantised ones as float32; ``top``: from the uppermost tier only."""
+        """A loader of one head's blocks by number, dequantised to float32; ``top``: from the uppermost tier only."""
         source = self.tiers.upper if top else self.tiers
 
         def load(numbers: list[int]) -> list[Loaded]:
@@ -227,11 +226,11 @@ class TieredHeads(CappedMemory):
     # -- saving and restoring ---------------------------------------------------------------------
     @torch.inference_mode()
     def save(self, window: bytes | None = b"", hidden: int | None = None) -> Outcome:
-        """Write the manifest and changed index parts, then delete blocks it no longer names. ``HIT``: the lowest tier
+        """Write changed index parts and the manifest, then delete blocks it no longer names. ``HIT``: the lowest tier
         has it.
 
-        ``window``: the engine's window state at the moment when all settled frames had left it, and ``hidden`` then
-        (default: now); None keeps the saved one, unless it has what is to be deleted.
+        ``window``: the engine's window state when all settled frames had just left it; None keeps the saved one, unless
+        that contains deleted frames. ``hidden``: its value at that time (default: the current one).
         """
         with self.exclusive:
             if not self.restored or not self.take_over():
@@ -249,7 +248,7 @@ class TieredHeads(CappedMemory):
             return Outcome.HIT
 
     def make_durable(self) -> bool:
-        """:meth:`save` in the middle of changes, to free replaced blocks."""
+        """Commit amid a series of changes, to free replaced blocks."""
         return self.publish() and self._commit()
 
     def _commit(self) -> bool:
@@ -293,7 +292,7 @@ class TieredHeads(CappedMemory):
         return self.stored.put_bytes(name, data)
 
     def drop_states(self) -> None:
-        """Drop the window's and the compressor's state; those that fit the settings' cap are saved again."""
+        """Drop the saved window and compressor state; the next save restores those that fit the configured cap."""
         for name in self.stored.named:
             self._put_bytes(name, b"")
         self._compressor_hash = 0
@@ -302,7 +301,7 @@ class TieredHeads(CappedMemory):
         """Manifest of the current heads; waiting frames are not part of it."""
         with self._lock:
             stored = self.log.copy()
-        # In one head at least: others may be reached later.
+        # Frames settled in at least one head; the others may follow later.
         stored.delete_after(max((head.settled for _, _, head in self.iter_heads()), default=0) - 1)
         header = {
             "owner": self.manifest.owner,
@@ -319,7 +318,7 @@ class TieredHeads(CappedMemory):
             "log": stored.state(),
             "partition_of": [[frame, partition] for frame, partition in self.partition_of.items()],
             "tokens": [head.tokens for _, _, head in self.iter_heads()],
-            # Empty heads have none.
+            # None for empty heads.
             "parts": [[key.block for key in self._parts.get((layer, h), ())] for layer, h, _ in self.iter_heads()],
             "named": {name: [key.block for key in keys] for name, keys in self.stored.named.items()},
             "compressor": self.spec.compressor,
@@ -328,8 +327,8 @@ class TieredHeads(CappedMemory):
 
     @torch.inference_mode()
     def restore(self, *, sweep: bool = True) -> Outcome:
-        """Restore the stream from the lowest tier. ``RETRY``: unavailable, and nothing may be written yet; ``MISS``:
-        nothing usable. ``sweep``: before the first write, delete blocks that no manifest names."""
+        """Restore the stream from the lowest tier. ``RETRY``: unavailable, so nothing may be written yet; ``MISS``:
+        nothing usable. ``sweep``: delete blocks that no manifest names before the first write."""
         with self.exclusive:
             if self.restored:
                 return Outcome.HIT if self.heads else Outcome.MISS
@@ -351,8 +350,8 @@ class TieredHeads(CappedMemory):
             return Outcome.HIT if found else Outcome.MISS
 
     def take_over(self) -> bool:
-        """Before the first write: restore what another process has written since. False if the lowest tier cannot be
-        read now."""
+        """Become the writer before the first write, restoring what another process has written since. False if the
+        lowest tier cannot be read now."""
         if self.restore() is Outcome.RETRY:
             return False
         if not self.owned:
@@ -364,7 +363,7 @@ class TieredHeads(CappedMemory):
                 if self.restore(sweep=self._sweeps) is Outcome.RETRY:
                     return False
             self.owned = True
-            # Tells the process before, by another manifest, that it is not its memory any more.
+            # A new manifest tells the previous owner that it has lost the memory.
             self.unsaved |= bool(self.heads)
             if not self._sweeps:
                 self.stored.keep_unlisted()
@@ -372,9 +371,9 @@ class TieredHeads(CappedMemory):
         return True
 
     def _load_manifest(self, data: bytes, layout: Sequence[str]) -> bool:
-        """Restore from a manifest; False if it is of another version, ``layout`` or camera.
-        ``BlocksUnavailableError``: index blocks cannot be loaded now; any other exception: it is inconsistent or does
-        not fit this memory."""
+        """Restore from a manifest; False if its version, ``layout`` or camera differs. ``BlocksUnavailableError``:
+        index blocks cannot be loaded now; other exceptions: the manifest is inconsistent or does not fit this
+        memory."""
         loaded = load_manifest(data)
         if loaded is None or any(loaded[0][name] != getattr(self.spec, name) for name in layout):
             return False
@@ -385,11 +384,11 @@ class TieredHeads(CappedMemory):
         layers, per_layer = int(header["layers"]), int(header["heads"])
         shape = MemoryShape(layers, per_layer, int(header["width"]), DTYPES[header["dtype"]]) if layers else self.shape
         if self.shape is not None and shape != self.shape:
-            raise ValueError(f"KV of {shape} is not that of {self.shape}")
+            raise ValueError(f"KV of {shape} instead of {self.shape}")
         parts = check_parts(header, layers * per_layer)
         saved = FrameLog.restore(header["log"])
         pairs = [check_integers(pair, 2) for pair in header["partition_of"]]
-        # To roll back on an error. A memory without heads had no frame yet, and so no grid.
+        # For rollback on errors. A stored memory without heads has no frames, hence no grid.
         before = self.shape, self.rows, self.columns
         self.shape, heads = shape, []
         try:
@@ -406,11 +405,11 @@ class TieredHeads(CappedMemory):
             self._reset_stored()
             raise
         with self._lock:
-            # Who reads finds both or neither: the log has the times of their frames.
+            # Readers must see heads and log together: the log has the frames' times.
             self.heads, self._weighed_by = heads, header["compressor"]
             self.partition_of, self.partitions = {pair[0]: pair[1] for pair in pairs}, partitions
             named = {name: check_integers(blocks) for name, blocks in header["named"].items()}
-            # As a cap that was lowered since allowed it.
+            # The cap may have been lowered since it was written.
             self.cap_bytes = max(self.cap_bytes, int(header["cap_bytes"]))
             self.stored.add_named(named, self.cap_bytes // WINDOW)
             self._append_waiting(saved, int(header["first_frame"]))

@@ -1,4 +1,4 @@
-"""Background writes of camera memories: one job per stream at a time, yielding to the engine's steps."""
+"""Background writer of camera memories: one job per stream at a time, yielding to engine steps."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ if TYPE_CHECKING:
     from cluster.memory.stream import StreamMemory
 
 _LIST_PAUSE_S = 5.0
-"""Pause after a tier could not list its blocks: one with very many takes several calls, each as long as its deadline
-allows."""
+"""Pause after a tier failed to list its blocks, which may take several calls, each up to the deadline."""
 
 
 class StoredBlocks:
-    """Bookkeeping of a stream's blocks in the lowest tier. Not thread-safe except for :attr:`readers`.
+    """Accounting of a stream's blocks in the lowest tier. Not thread-safe except for :attr:`readers`.
 
-    * ``nbytes``: of all of them, in allocated cells
-    * ``named``: blocks of bytes beside the heads' index (the window's state, the compressor's), by name
-    * ``generation``: counts replacements; ``readers``: the generation that each open view reads
+    * ``nbytes``: total of the allocated cells
+    * ``named``: byte blocks other than the heads' index (window state, compressor state), by name
+    * ``generation``: counts replacements; ``readers``: the generation each open view reads
     """
 
     def __init__(self, stream: str, tiers: TierStack, readers: Sequence[int]) -> None:
@@ -44,14 +43,14 @@ class StoredBlocks:
         self.generation = 0
         self.named: dict[str, list[BlockKey]] = {}
         self._sizes: dict[BlockKey, int] = {}
-        # Possibly named by the stored manifest but not the next one; with the generation that replaced each.
+        # Possibly named by the stored manifest but not by the next one; with the generation that replaced each.
         self._replaced: dict[BlockKey, int] = {}
-        # Per tier: blocks to delete.
+        # Per tier: blocks to delete, with that generation.
         self._unnamed: list[dict[BlockKey, int]] = [{} for _ in tiers.tiers]
-        # Tiers that may hold unnamed blocks of another process.
+        # Whether to list tiers for other processes' unnamed blocks; the tiers still to be listed.
         self._lists, self._unlisted = True, set(range(len(tiers.tiers)))
         self._list_after = 0.0
-        # Random start: numbers of other processes must not be reused.
+        # Random start, so that other processes' numbers are not reused.
         self._numbers = itertools.count(secrets.randbits(30) << 32)
         self._failures = self._failed()
 
@@ -62,11 +61,11 @@ class StoredBlocks:
         return self.nbytes - sum(self._sizes.get(key, 0) for key in spare)
 
     def new_key(self, layer: int, head: int) -> BlockKey:
-        """A key that was never used."""
+        """A key that was never used before."""
         return BlockKey(self.stream, layer, head, next(self._numbers))
 
     def store(self, items: Sequence[tuple[BlockKey, Block]], *, copies: bool = True) -> bool:
-        """Store blocks; False if the lowest tier lacks any, and all of them are then deleted later."""
+        """Store blocks; if the lowest tier refuses any, all of them are marked for deletion and the result is False."""
         for key, block in items:
             self.add_block(key, block.nbytes)
         try:
@@ -76,7 +75,7 @@ class StoredBlocks:
             raise
         if not done:
             self._discard(key for key, _ in items)
-            # A full tier is tried every second: what it may have of each attempt must not add up to the cap.
+            # A full tier is retried every second; leftovers of the attempts must not add up to the cap.
             self.delete_unnamed()
         return done
 
@@ -84,7 +83,7 @@ class StoredBlocks:
         return [(self.new_key(layer, head), block) for block in to_byte_blocks(data)]
 
     def put_bytes(self, name: str, data: bytes) -> bool:
-        """Store bytes in place of those of this name; False, and those stay, if the lowest tier refuses."""
+        """Replace the bytes stored under a name; False, leaving them in place, if the lowest tier refuses."""
         items = self.byte_items(data, 0, 0)
         if items and not self.store(items, copies=False):
             return False
@@ -94,13 +93,13 @@ class StoredBlocks:
         return True
 
     def load_bytes(self, name: str) -> bytes:
-        """The bytes of a name; empty if there are none or they cannot be loaded."""
+        """The bytes stored under a name; empty if there are none or they cannot be loaded."""
         loaded = self.tiers.load(self.named.get(name, []))
         blocks = [one.block for one in loaded if one.block is not None]
         return from_byte_blocks(blocks) if len(blocks) == len(loaded) else b""
 
     def add_named(self, named: Mapping[str, Sequence[int]], most: int) -> None:
-        """Record the bytes of a restored manifest, by name the numbers of their blocks; none has more than ``most``."""
+        """Record a restored manifest's named bytes, by block number; none exceeds ``most`` bytes."""
         self.named = {name: [BlockKey(self.stream, 0, 0, block) for block in blocks] for name, blocks in named.items()}
         for key in itertools.chain(*self.named.values()):
             self.add_block(key, min(PART_BYTES, most))
@@ -122,8 +121,8 @@ class StoredBlocks:
         self._replaced.clear()
 
     def delete_unnamed(self) -> None:
-        """Delete blocks that no manifest names and no open view reads, in every available tier. An upper tier that is
-        down is listed later: what the lowest has deleted meanwhile is not remembered, or that would be ever more."""
+        """Delete blocks that no manifest names and no open view reads, in every available tier. For an upper tier that
+        is down, deletions are not queued, which would be unbounded; it is listed once it is back."""
         for level, unnamed in enumerate(self._unnamed):
             if level in self._unlisted and time.monotonic() >= self._list_after:
                 outcome, keys = self.tiers.tiers[level].list_blocks(self.stream)
@@ -146,30 +145,30 @@ class StoredBlocks:
                     del unnamed[key]
 
     def deleted_everywhere(self, generation: int) -> bool:
-        """Whether no tier has anything that was replaced up to a generation."""
+        """Whether every tier has deleted all blocks replaced up to a generation."""
         left = itertools.chain.from_iterable(unnamed.values() for unnamed in self._unnamed)
         return not self._unlisted and all(since > generation for since in left)
 
     def keep_unlisted(self) -> None:
-        """Delete only blocks replaced here, as another process may be writing this stream."""
+        """Limit deletion to blocks replaced here, as another process may be writing this stream."""
         self._lists = False
         self._unlisted.clear()
 
     def verify_lowest_tier(self, manifest: StoredManifest) -> bool:
-        """After a failure of the lowest tier, compare its blocks with the record (a restarted server may be empty or as
-        it was earlier, with a ``manifest`` of then), rewrite missing ones from the tiers above, and have those deleted
-        that have come back. False if something differed."""
+        """After a failure of the lowest tier, compare its blocks with the record: a restarted server may be empty, or
+        restored to an earlier state and ``manifest``. Rewrites missing blocks from the tiers above and marks
+        reappeared ones for deletion. False if anything differed."""
         failures = self._failed()
         if failures == self._failures or not self.tiers.shared:
             return True
         outcome, listed = self.tiers.lowest.list_blocks(self.stream)
-        # Those that wait for their deletion may be gone.
+        # Blocks pending deletion may already be gone.
         missing = self._sizes.keys() - self._unnamed[-1].keys() - set(listed)
         back = set(listed) - self._sizes.keys() - self._unnamed[-1].keys() if self._lists else set()
         if back:
             there = manifest.compare()
             restored = there == "earlier" or (missing and there in ("same", "absent"))
-            # Else maybe those of a process that is taking the stream over.
+            # Otherwise they may be those of a process that is taking the stream over.
             back = back if restored else set()
         self._unnamed[-1].update(dict.fromkeys(back, 0))
         if outcome is not Outcome.HIT or not (missing or back):
@@ -205,7 +204,7 @@ THREADS = 4
 """Concurrent jobs, so that a slow tier does not block other streams."""
 
 PATIENCE_S = 1.0
-"""Longest wait of a job for an engine step, so that a busy engine does not starve it."""
+"""Maximum wait of a job for an engine step, so that a busy engine does not starve it."""
 
 _IDLE_S = 5.0
 _EXIT_S = 10.0
@@ -216,13 +215,13 @@ Window: TypeAlias = Callable[[], bytes]
 """Snapshot of a stream's window; serialised when called."""
 
 SnapshotOf: TypeAlias = Callable[[str, Callable[[int], bool]], Window | None]
-"""A stream, and whether so many bytes are saved -> a snapshot of its window; None without one, or without room."""
+"""(stream, whether a window of n bytes has room) -> a snapshot of its window; None without a window or room."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingSave:
-    """Pending write of one stream: settle frames up to ``upto``, then save ``window``, the window state at that
-    frame. ``hidden``: of the memory then."""
+    """Pending write of one stream: settle frames up to ``upto``, then save ``window``, the window state as of that
+    frame. ``hidden``: the memory's at the same time."""
 
     upto: int
     window: Window | None
@@ -231,20 +230,19 @@ class PendingSave:
 
 @dataclass(frozen=True, slots=True)
 class LastWrite:
-    """Memory to be released after its last write; ``saved``: whether memory and ``window`` are where another process
-    finds them."""
+    """Last write of a memory before its release; ``saved``: whether memory and ``window`` were both written."""
 
     memory: StreamMemory
     window: Window | None
     saved: Future[bool] = field(default_factory=Future)
 
     def write(self) -> bool:
-        """Write the memory; whether its window was saved with it. What fails is logged."""
+        """Write the memory; returns whether its window was saved with it. Failures are logged."""
         memory, stream = self.memory, self.memory.stream
         try:
             if memory.owned and memory.manifest.compare() == "later":
-                # A hand-over took too long: what is written now would replace what its owner has written.
-                log.warning("camera %r: another process writes its memory; what is left here is dropped", stream)
+                # The hand-over took too long: writing now would overwrite the new owner's data.
+                log.warning("camera %r: another process writes its memory; frames waiting here are dropped", stream)
                 memory.counts.drop_frames(len(memory.recent))
                 return False
             self._settle()
@@ -266,11 +264,8 @@ class LastWrite:
 
 
 class MemoryWriter:
-    """Calls ``work(stream)`` for scheduled streams in order; a stream scheduled while its job runs gets another one.
-    Thread-safe. Threads start on demand and end when idle.
-
-    At most one entry waits per stream, which bounds the queue.
-    """
+    """Calls ``work(stream)`` for scheduled streams in order; a stream scheduled while its job runs gets another job.
+    Thread-safe. Threads start on demand and end when idle. The queue holds at most one entry per stream."""
 
     def __init__(self, work: Callable[[str], None]) -> None:
         self._work = work
@@ -284,8 +279,8 @@ class MemoryWriter:
         _writers.add(self)
 
     def schedule(self, stream: str) -> Future[None]:
-        """Queue a job for a stream; returns at once. The future is done with the job, raises what that raises, and is
-        cancelled where no job runs any more."""
+        """Enqueue a job for a stream; returns at once. The future completes with the job, or with its exception, and is
+        cancelled after :meth:`end`."""
         done: Future[None] = Future()
         with self._changed:
             if self._ended:
@@ -305,28 +300,26 @@ class MemoryWriter:
         try:
             yield
         finally:
-            self._let_jobs_go_on()
+            self._resume_jobs()
 
     @contextmanager
     def engine_waits(self) -> Iterator[None]:
-        """Context, within :meth:`engine_step`, of waiting for a GPU: most of a step there, in which jobs go on. With no
-        other time between a busy engine's steps they would end one piece a second."""
-        self._let_jobs_go_on()
+        """Context, within :meth:`engine_step`, of waiting for the GPU, which is most of a step; jobs run meanwhile.
+        Otherwise, next to a busy engine, they would advance by one piece per :data:`PATIENCE_S`."""
+        self._resume_jobs()
         try:
             yield
         finally:
             self._stepping = True
 
-    def _let_jobs_go_on(self) -> None:
+    def _resume_jobs(self) -> None:
         with self._stepped:
             self._stepping = False
             self._stepped.notify_all()
 
     def yield_to_engine(self) -> None:
-        """Called between two pieces of a job: wait for a running engine step, at most :data:`PATIENCE_S`.
-
-        Both share the GIL and the cores, and windows have priority over memory writes.
-        """
+        """Called between pieces of a job: wait for a running engine step to end, at most :data:`PATIENCE_S`. Both share
+        the GIL and the cores, and windows have priority over memory writes."""
         if self._stepping:
             with self._stepped:
                 self._stepped.wait_for(lambda: not self._stepping, PATIENCE_S)
@@ -341,7 +334,7 @@ class MemoryWriter:
             return self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout_s)
 
     def end(self, timeout_s: float) -> bool:
-        """Take no further job, and wait for those that run; False after ``timeout_s``."""
+        """Cancel queued jobs, accept no more, and wait for running ones; False after ``timeout_s``."""
         with self._changed:
             self._ended = True
             for done in self._waiting.values():
@@ -380,14 +373,14 @@ class MemoryWriter:
 
 @atexit.register
 def _end_all() -> None:
-    """A thread that the interpreter ends inside of torch aborts the process."""
+    """End all writers at exit: a thread that the interpreter kills inside torch aborts the process."""
     for writer in list(_writers):
         writer.end(_EXIT_S)
 
 
 def _use_one_core() -> None:
-    """Limit torch to one thread in the calling thread. Otherwise each writer thread gets its own OpenMP pool of all
-    cores, which spins after every call and slows the engine's steps by a third."""
+    """Limit torch to one thread in the calling thread. Otherwise each writer thread gets its own OpenMP pool over all
+    cores, which spins after every call and slows engine steps by a third."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     # The setting applies to this thread and to new ones; restore it for the latter.

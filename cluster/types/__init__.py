@@ -1,8 +1,7 @@
-"""Types shared between packages.
+"""Types shared between packages: frozen, slotted dataclasses over numpy arrays.
 
-All are frozen, slotted dataclasses over numpy arrays; nothing here imports torch, Ray or PyAV, so
-that a decoder process stays small. Shapes are named in the docstrings; times are integer
-microseconds of the camera's own clock (``pts``) unless a name ends in ``_s`` (seconds, float).
+Nothing here imports torch, Ray or PyAV, which keeps decoder processes small. Docstrings give array shapes; times are
+integer microseconds on the camera's clock (``pts``) unless a name ends in ``_s`` (seconds, float).
 """
 
 from cluster.types.answers import (

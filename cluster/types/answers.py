@@ -1,16 +1,16 @@
-"""Windows, free questions about the past and their answers; memory status."""
+"""Window requests, answers, free questions about the past, and memory status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 SAYS_YES = 0.5
-"""P(yes) from which the answer to a free question is yes."""
+"""P(yes) at or above which the answer to a free question counts as yes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRequest:
-    """A window ready to be answered: frames with ``start <= pts < end``, opening at the last complete frame at or
-    before ``start``. ``arrived_s``: monotonic time of its last frame's arrival."""
+    """A window ready to be computed: frames with ``start <= pts < end``, opening at the last complete frame at or
+    before ``start``. ``arrived_s``: arrival of its last frame, monotonic seconds."""
 
     stream: str
     window: int
@@ -21,10 +21,10 @@ class WindowRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """Tokens of one window. ``full``: with nothing pruned; ``kept = reused + refreshed + new``; ``query``: questions.
+    """Token counts of one window.
 
-    ``computed`` counts what went through the language model for this window; ``encoded`` the visual
-    tokens that went through the tower for it.
+    ``full``: with nothing pruned; ``kept = reused + refreshed + new``; ``query``: of the questions; ``computed``:
+    through the language model; ``encoded``: visual tokens through the vision tower.
     """
 
     full: int
@@ -42,8 +42,7 @@ class TokenCount:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds spent on one window; ``latency_s``: from the arrival of its last frame to its answer, queueing
-    included."""
+    """Seconds spent on one window; ``latency_s``: from its last frame's arrival to its answer, including queueing."""
 
     queue_s: float = 0.0
     vision_s: float = 0.0
@@ -54,10 +53,13 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One question's answer on one window. ``score``: P(yes) in 0..1; ``gated``: the last answer, still valid;
-    ``incarnation``: changes each time a replica opens the stream; windows are numbered within it; ``trace``: W3C
-    ``traceparent``, empty unless traced; ``memory_shift``: microseconds from the camera's clock to the memory's;
-    ``age_s``: seconds from its being given until it came here."""
+    """One question's answer on one window.
+
+    ``score``: P(yes), 0..1; ``gated``: the previous answer, repeated because nothing changed; ``incarnation``: changes
+    each time a replica opens the stream, and scopes the window numbers; ``trace``: W3C ``traceparent``, empty unless
+    traced; ``memory_shift``: offset of the memory's clock from the camera's, microseconds; ``age_s``: seconds the
+    answer took to reach this process.
+    """
 
     stream: str
     window: int
@@ -77,7 +79,7 @@ class Answer:
 
     @property
     def lag_s(self) -> float:
-        """Seconds from the arrival of its last frame until it came here."""
+        """Seconds from the arrival of the window's last frame until the answer reached this process."""
         return self.timing.latency_s + self.age_s
 
 
@@ -86,10 +88,10 @@ class AskSpec:
     """A free question about what a camera has seen.
 
     * ``turns``: (question, answer) pairs of the conversation so far
-    * ``since_s``: seconds before the newest frame; older ones are left out; ``None`` asks about everything
-    * ``max_new_tokens``: longest answer
-    * ``span``: only frames with ``start <= t < end`` on the memory's clock, and all of them
-    * ``standing``: asked as the standing yes/no questions are; the result has ``yes`` and no text
+    * ``since_s``: look-back from the newest frame, in seconds; ``None``: all frames
+    * ``max_new_tokens``: maximum length of the answer
+    * ``span``: read exactly the frames with ``start <= t < end`` on the memory's clock, without retrieval
+    * ``standing``: prompt as for a standing yes/no question; the result has ``yes`` but no text
     """
 
     stream: str
@@ -103,8 +105,8 @@ class AskSpec:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A time span that an answer is based on: ``[start, end)`` in microseconds of the memory's clock, which is the
-    camera's but goes on where that restarts, and its share of the answer's attention to pictures."""
+    """A time span an answer is based on: ``[start, end)`` in microseconds on the memory's clock, which follows the
+    camera's but continues across its restarts, and ``weight``, its share of the answer's attention to pictures."""
 
     start: int
     end: int
@@ -113,12 +115,12 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class AskResult:
-    """An answer with its statistics; ``text`` is the whole answer.
+    """Complete answer to a free question, with statistics.
 
-    * ``moments``: heaviest first; ``newest``: the newest frame the answer may know of, ``oldest`` the oldest
-    * ``tokens_held``, ``tokens_read``: of the memory, all layers and heads; ``bytes_read`` from the tiers
-    * ``first_token_s``: from the start of the computation; ``degraded``: part of the memory was out of reach
-    * ``prompt_tokens``, ``answer_tokens``: of the text asked, what was said before included, and of the answer
+    * ``moments``: heaviest first; ``oldest``, ``newest``: times of the oldest and newest frame available to the answer
+    * ``tokens_held``, ``tokens_read``: memory tokens over all layers and heads; ``bytes_read``: from the tiers
+    * ``first_token_s``: from the start of the computation; ``degraded``: part of the memory was unavailable
+    * ``prompt_tokens``: text tokens of the question and the previous turns; ``answer_tokens``: of the answer
     * ``yes``: P(yes) at the answer's first token
     """
 
@@ -154,9 +156,9 @@ class DeletedMemory:
 class MemoryStatus:
     """Contents and health of one camera's memory.
 
-    * ``oldest``, ``newest``: of the stored frames, microseconds of the memory's clock; 0 while there are none
-    * ``tokens``: over all layers and heads; ``tier_bytes``: of KV, by tier, ``recent`` for frames in no tier yet
-    * ``counts``: counters so far; ``tier_states``: by tier, empty while it works, else why not
+    * ``oldest``, ``newest``: times of the stored frames, microseconds on the memory's clock; 0 if it is empty
+    * ``tokens``: over all layers and heads; ``tier_bytes``: KV bytes by tier, ``recent`` for frames not in a tier yet
+    * ``counts``: see :class:`~cluster.memory.memory_counts.MemoryCounts`; ``tier_states``: error by tier, empty if none
     """
 
     camera: str

@@ -12,8 +12,8 @@ from cluster.errors import ConfigError
 
 
 class Packed:
-    """A dataclass with slots and at least two fields that is pickled as these in order, in half the time: processes
-    tell the controller of every camera once a heartbeat, and are told."""
+    """Mixin for slotted dataclasses of at least two fields: pickles them positionally, which halves pickling time.
+    Heartbeats carry one such object per camera in both directions."""
 
     __slots__: tuple[str, ...] = ()
 
@@ -22,7 +22,7 @@ class Packed:
 
 
 NOT_ASKED = "no question is asked now (when)"
-"""Reason of a running camera whose questions are all outside their schedules."""
+"""Status reason of a running camera all of whose questions are outside their schedules."""
 
 
 class Priority(StrEnum):
@@ -36,7 +36,7 @@ class Priority(StrEnum):
 
     @classmethod
     def of(cls, name: str) -> Self:
-        """The class called ``name``. Raises ``ConfigError``: there is none of that name."""
+        """The class called ``name``. Raises ``ConfigError`` if it is unknown."""
         try:
             return cls(name)
         except ValueError:
@@ -44,7 +44,7 @@ class Priority(StrEnum):
 
 
 for _rank, _priority in enumerate(Priority):
-    # Not a property: every window that waits is asked for it.
+    # A plain attribute, not a property: read for every queued window.
     _priority.rank = _rank
 
 
@@ -59,23 +59,23 @@ class Question:
 
 
 WAITING, INDEX = 8, 4
-"""Divisors of a memory's cap: the most that its waiting frames take, on the replica's device, and about what its index
-takes in the host's memory (the organisers' largest took 0.24 of it, resv 0.12; 0.33 only ``tokens``, which groups
-nothing)."""
+"""Divisors of a memory's cap. ``WAITING``: maximum share of waiting frames, on the replica's device. ``INDEX``:
+approximate share of the index, in host memory (measured: up to 0.24, ``resv`` 0.12; only ``tokens``, which does not
+cluster, takes 0.33)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySpec:
     """Settings of a stream's memory.
 
-    * ``cap_bytes``: most bytes of KV in any tier; ``target``: share of it left after a compression
-    * ``keep``: share of each batch's tokens that is stored at all; 1 leaves selection to the cap
-    * ``retention_s``: older frames are deleted; ``None`` keeps them while there is room
-    * ``block_frames``: frames that are clustered together; until then they wait unclustered
-    * ``kv_dtype`` of what is clustered: ``int8``, or the ``model``'s own
-    * ``compressor``, ``organiser``, ``retriever`` by name, each with its options
+    * ``cap_bytes``: maximum bytes of KV in any tier; ``target``: share of it left after a compression
+    * ``keep``: share of each batch's tokens that is stored; at 1 only the cap triggers compression
+    * ``retention_s``: age at which frames are deleted; ``None``: only the cap limits them
+    * ``block_frames``: number of frames clustered together; fewer wait unclustered
+    * ``kv_dtype`` of clustered KV: ``int8``, or the ``model``'s dtype
+    * ``compressor``, ``organiser``, ``retriever``: policy names, each with its options
     * ``frame_retrieval``: policy by which new frames read the memory, with its options; ``None``: they do not
-    * ``life``: of the camera (:class:`StreamSpec`); empty: whichever has its name
+    * ``life``: of the camera (see :class:`StreamSpec`); empty matches any
     """
 
     compressor: str = "novelty"
@@ -95,7 +95,7 @@ class MemorySpec:
     life: str = ""
 
     def token_bytes(self, width: int, itemsize: int) -> int:
-        """Stored bytes of one token of one head: key and value (int8 with a scale of two bytes each), frame and cell.
+        """Stored bytes per token and head: key and value (in int8 with a 2-byte scale each), frame and cell.
         ``width``, ``itemsize``: of the model's keys."""
         return 2 * (width + 2 if self.kv_dtype == "int8" else width * itemsize) + 8
 
@@ -107,10 +107,10 @@ IDLE_SPREAD = 1 / 3
 class StreamSpec:
     """A camera's specification for an engine.
 
-    ``fps``: samples a second; ``lookback_s``: longest time before its start at which a window may open. ``patient``:
-    frames may be held back (a file read as fast as possible), so no window is ever dropped. ``priority``: name of a
-    :class:`~cluster.types.cameras.Priority`. ``life``: changes when the camera is removed and added again, which
-    invalidates everything stored before.
+    ``fps``: samples per second; ``lookback_s``: how long before its start a window may open. ``patient``: the source
+    can be throttled (a file read as fast as possible), so windows are never dropped. ``priority``: name of a
+    :class:`Priority`. ``life``: changes when the camera is removed and added again, which invalidates everything stored
+    before.
     """
 
     stream: str
@@ -130,13 +130,13 @@ class StreamSpec:
 
     @property
     def idle_s(self) -> float:
-        """Seconds for which answers stand while nothing changes: by the camera's name ``max_idle_s`` or up to
-        ``IDLE_SPREAD`` less, so that cameras that became quiet together are not computed together for ever after."""
+        """Seconds for which answers are reused while nothing changes: ``max_idle_s``, reduced by up to ``IDLE_SPREAD``
+        by a hash of the name, so that cameras that went quiet together are not recomputed in lockstep."""
         return self.max_idle_s * (1 - IDLE_SPREAD * zlib.crc32(self.stream.encode()) / 2**32)
 
     @property
     def own_memory(self) -> MemorySpec | None:
-        """Settings of this camera's memory, not that of another of its name."""
+        """Memory settings bound to this camera's ``life``, which rejects the memory of an earlier namesake."""
         return None if self.memory is None else replace(self.memory, life=self.life)
 
 
@@ -147,11 +147,11 @@ CameraStateName = Literal["waiting", "connecting", "running", "backoff", "error"
 class PictureHealth(Packed):
     """Health features of one camera's newest sample (``cluster.decoder.picture_statistics``).
 
-    * ``pts``: of the sample, the camera's microseconds
-    * ``changed``: share of cells that differ visibly from the last sample, 0..1
-    * ``still_s``: seconds of the camera's clock since any cell changed at all, were it by noise
+    * ``pts``: of the sample, microseconds on the camera's clock
+    * ``changed``: share of cells that differ visibly from the previous sample, 0..1
+    * ``still_s``: seconds on the camera's clock since any cell changed, even by noise
     * ``luma``, ``spread``: mean and standard deviation of the picture, grey levels
-    * ``strangeness``: 0 for the scene it has seen so far, 1 for one that has nothing in common with it
+    * ``strangeness``: 0 for the scene learned so far, 1 for one that has nothing in common with it
     """
 
     pts: int
@@ -164,7 +164,7 @@ class PictureHealth(Packed):
 
 @dataclass(frozen=True, slots=True)
 class LastAnswer(Packed):
-    """The newest answer to one question; ``end`` is the window's end in the camera's microseconds."""
+    """The newest answer to one question; ``end``: of its window, microseconds on the camera's clock."""
 
     question: str
     score: float
@@ -174,14 +174,14 @@ class LastAnswer(Packed):
 
 @dataclass(frozen=True, slots=True)
 class CameraStatus(Packed):
-    """One camera as ``cameras list`` shows it. Counters start with the camera; 0 for a size not known yet.
+    """One camera as ``cameras list`` shows it. Counters start when the camera is added; unknown sizes are 0.
 
-    ``memory_bytes``, ``memory_frames``: what it remembers now; ``memory_oldest_s``: how long ago the oldest of it was;
-    ``memory_state``: empty while all of it is in reach, else why not. ``rung``: of the quality ladder, ``rung_reason``
-    why it is not the first. ``windows_per_s``, ``expected_lag_s``: what the scheduler counts with, the latter from a
-    window's last frame to its answer; 0 where nobody knows what a window costs. ``manager``: who alone may change it
-    (``cluster.control.cameras.managed``). ``life``: another when it was removed and added again under its name.
-    ``decode``: where it is decoded, "cuda" or "cpu", with lazy decoding what that spares; empty before it is.
+    ``memory_bytes``, ``memory_frames``: size of its memory; ``memory_oldest_s``: age of the oldest frame there;
+    ``memory_state``: why part of it is unavailable, else empty. ``rung``: of the quality ladder; ``rung_reason``: why
+    it is not the top one. ``windows_per_s``, ``expected_lag_s``: the scheduler's estimates, the latter from a window's
+    last frame to its answer; 0 without a cost estimate. ``manager``: the only party that may change the camera
+    (``cluster.control.cameras.managed``). ``life``: see :class:`StreamSpec`. ``decode``: "cuda" or "cpu", with the
+    share of frames that lazy decoding skips, or why it skips none; empty until it is known.
     """
 
     name: str
@@ -229,19 +229,19 @@ _OPEN = re.compile(
 
 
 def is_open_question(text: str) -> bool:
-    """Whether an English question asks for more than yes or no, by its first word; other languages are not noticed."""
+    """Whether a question asks for more than yes or no, judged by its first word; English only."""
     return _OPEN.match(text) is not None
 
 
 def remark_on(question: str, answer: str) -> str:
-    """What to tell whoever asked for more than a small model answers; empty where there is nothing to tell."""
+    """Note for the asker when an open question got a bare yes or no, as from a small model; else empty."""
     if is_open_question(question) and answer.strip(" .").lower() in ("yes", "no"):
         return "the question asks for more than yes or no; this model answered no more than that"
     return ""
 
 
 def several_cameras(names: Sequence[str]) -> str:
-    """Cameras, of which there may be thousands, in a sentence."""
+    """Phrase for a list of cameras, shortened since it may hold thousands."""
     return f"camera {names[0]}" if len(names) == 1 else f"{len(names)} cameras ({names[0]}, …)"
 
 
@@ -250,7 +250,7 @@ HEALTH_SUBJECTS = ("camera-offline", "frozen-image", "covered-lens", "scene-chan
 
 @dataclass(frozen=True, slots=True)
 class SourceTest:
-    """What a source sends, pictures as JPEG (JSON: base64); see ``TestReply`` in protos/sightline/v1/pictures.proto."""
+    """Result of a source test, pictures as JPEG; see ``TestReply`` in protos/sightline/v1/pictures.proto."""
 
     codec: str
     width: int
@@ -270,7 +270,7 @@ class SourceTest:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredStream:
-    """See protos/sightline/v1/pictures.proto, also the next two."""
+    """One stream of a discovered camera. This class and the next two mirror protos/sightline/v1/pictures.proto."""
 
     profile: str
     codec: str
@@ -282,7 +282,7 @@ class DiscoveredStream:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredCamera:
-    """A device that answered, its streams, or why none is known."""
+    """A device that answered, with its streams, or the error that kept them unknown."""
 
     address: str
     name: str = ""
@@ -293,7 +293,7 @@ class DiscoveredCamera:
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """Progress, with the camera that is done, if any."""
+    """Progress of a search; ``camera``: the one just finished, if any."""
 
     probed: int
     total: int

@@ -21,17 +21,17 @@ class FrameTrace:
 
 @dataclass(frozen=True, slots=True)
 class FrameSample:
-    """Message from a decoder to the stream's replica: the kept patches of one frame.
+    """The kept patches of one frame, sent by a decoder to the stream's replica.
 
     * ``mask`` ``[rows, cols]`` bool, whole merge groups
     * ``patches`` ``[n, T, C, p, p]`` uint8 (RGB), ``n = mask.sum()``, in **group order**: groups row-major over the
       merged grid, then the ``merge x merge`` patches of a group row-major
-    * ``pts``: of the first of its ``T`` samples; ``duration``: microseconds it stands for (T / fps)
-    * ``activity``: share of groups the codec saw change, before anchors and dilation, 0..1
-    * ``fresh``, ``gap``: see :class:`SampledPicture`. At a fresh frame the stream's window begins anew; after a gap it
-      goes on, with a hole in it, where the frame follows the one before on the same grid and a credible clock
-    * ``windows_dropped``: windows that the decoder has counted as dropped until this frame, which it did not send
-    * ``trace``: ``None`` for all but the few that are traced
+    * ``pts``: of the first of its ``T`` samples; ``duration``: microseconds the frame covers (T / fps)
+    * ``activity``: share of groups in which the codec saw change, before anchors and dilation, 0..1
+    * ``fresh``, ``gap``: see :class:`PictureHeader`. A fresh frame restarts the stream's window; after a gap the window
+      continues with a hole if the grid is the same and the clock plausible
+    * ``windows_dropped``: running total of windows that the decoder did not send, but counted as dropped
+    * ``trace``: ``None`` unless this frame is traced
     """
 
     stream: str
@@ -51,7 +51,7 @@ class FrameSample:
 
     @property
     def random_access(self) -> bool:
-        """Complete and independent of earlier frames: a receiver that missed some resumes here."""
+        """Whether a receiver that missed frames can resume here, as the frame depends on no earlier one."""
         return self.fresh or self.gap
 
     @property
@@ -84,16 +84,16 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 MICROSECONDS = 1_000_000
 
 THUMBNAIL_STRIDE = 4
-"""Pixels from one to the next of those that picture statistics are made of, both ways."""
+"""Subsampling step, in pixels of both axes, of the thumbnails that picture statistics use."""
 
 
 @dataclass(frozen=True, slots=True)
 class PatchGrid:
     """Patch grid of one camera's frames: ``rows x cols`` patches of ``patch`` pixels.
 
-    ``merge x merge`` patches make one visual token (a *group*); ``temporal`` samples make one frame. ``overlap``: the
-    middle row and column of the picture's patches stand in the grid that many times more, as groups on both sides of
-    them need them (see :attr:`sources`).
+    ``merge x merge`` patches make one visual token (a *group*); ``temporal`` samples make one frame. ``overlap``: extra
+    copies of the picture's middle patch row and column in the grid, needed by the groups on both sides (see
+    :attr:`sources`).
     """
 
     rows: int
@@ -105,23 +105,23 @@ class PatchGrid:
 
     @property
     def sources(self) -> npt.NDArray[np.int64]:
-        """Row of the picture's patches that each row of the grid shows ``[rows]``; columns are the same."""
+        """Patch row of the picture shown by each grid row, ``[rows]``; likewise for columns."""
         rows = np.arange(self.rows)
         return rows - self.overlap * (rows >= -(-self.group_rows // 2) * 2)
 
     @property
     def pixel_sources(self) -> npt.NDArray[np.int64]:
-        """Row of the scaled picture's pixels that each row of pixels shows ``[height]``; columns are the same."""
+        """Pixel row of the scaled picture shown by each pixel row of the grid, ``[height]``; likewise for columns."""
         pixels: npt.NDArray[np.int64] = (self.sources[:, None] * self.patch + np.arange(self.patch)).ravel()
         return pixels
 
     def shown(self, pixels: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
-        """Pixels of the scaled picture ``[scaled height, scaled width, ...]`` as the grid shows them."""
+        """Expand the scaled picture ``[scaled height, scaled width, ...]`` to the grid's pixels."""
         return pixels[np.ix_(self.pixel_sources, self.pixel_sources)] if self.overlap else pixels
 
     @property
     def scaled(self) -> tuple[int, int]:
-        """Height and width in pixels to scale pictures to, the grid's without its overlap."""
+        """Height and width in pixels to which pictures are scaled: the grid's without the overlap."""
         return self.height - self.overlap * self.patch, self.width - self.overlap * self.patch
 
     @property
@@ -149,12 +149,12 @@ class PatchGrid:
 def cell_means(plane: UInt8Array | npt.NDArray[np.uint16], grid: PatchGrid) -> FloatGrid:
     """Mean of a plane ``[height, width]`` of grey levels over each patch, ``[rows, cols]`` float32.
 
-    Columns of a patch are summed in 16 bits first (255 x patch fits for any patch up to 257 pixels): several times
-    faster than one reduction over two axes.
+    Each patch column is summed in 16 bits first (``255 * patch`` fits up to 257 pixels), which is several times faster
+    than one reduction over two axes.
     """
     patch = grid.patch
     strips = np.add.reduce(plane.reshape(grid.rows, patch, grid.width), axis=1, dtype=np.uint16)
-    # Sums of whole numbers are exact in any order, so that every implementation rounds a mean alike.
+    # Integer sums are exact in any order, so all implementations round a mean alike.
     sums: FloatGrid = strips.astype(np.float32).reshape(-1, patch) @ np.ones(patch, dtype=np.float32)
     means: FloatGrid = (sums / np.float32(patch * patch)).reshape(grid.rows, grid.cols)
     return means
@@ -162,11 +162,11 @@ def cell_means(plane: UInt8Array | npt.NDArray[np.uint16], grid: PatchGrid) -> F
 
 @dataclass(frozen=True, slots=True)
 class PatchGeometry:
-    """A model family's patch geometry for decoders.
+    """A model family's patch geometry, as decoders need it.
 
-    ``square`` set: every camera is resized to ``square x square`` pixels (InternVL's tile), whose groups overlap in the
-    middle where it has an odd number of patches (LLaVA-OneVision's). Otherwise the grid follows
-    the camera's shape within ``max_pixels`` (Qwen's native resolution).
+    With ``square``, pictures are resized to ``square x square`` pixels (InternVL's tile); where its patches per side do
+    not divide into groups, the groups overlap in the middle (LLaVA-OneVision). Otherwise the grid follows the camera's
+    aspect ratio within ``min_pixels`` and ``max_pixels`` (Qwen's native resolution).
     """
 
     patch: int
@@ -178,13 +178,12 @@ class PatchGeometry:
 
     @property
     def largest(self) -> PatchGrid:
-        """The patch grid for a square picture of the most pixels."""
+        """The patch grid for a square picture of maximum size."""
         side = self.square or math.isqrt(self.max_pixels)
         return self.grid(side, side)
 
     def grid(self, width: int, height: int) -> PatchGrid:
-        """The patch grid for a camera of ``width x height`` native pixels. Raises ``ValueError``: a side is not
-        positive."""
+        """The patch grid for a camera of ``width x height`` native pixels; ``ValueError`` if a side is not positive."""
         if width <= 0 or height <= 0:
             raise ValueError(f"a camera's picture must have positive sides, not {width}x{height}")
         unit = self.patch * self.merge
@@ -204,10 +203,10 @@ class PatchGeometry:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPacket:
-    """One encoded packet from a source. ``data``: Annex-B for H.264/HEVC, else the container's own framing.
+    """One encoded packet from a source. ``data``: Annex-B for H.264/HEVC, else the container's framing.
 
-    ``sequence`` counts packets of one session from 0 without holes; a hole is a gap in transport. ``discard``: its
-    picture is decoded for others that refer to it, and not shown: a trimmed recording leaves it out.
+    ``sequence`` counts a session's packets from 0; a missing number is a transport gap. ``discard``: the picture is
+    decoded as a reference but not shown, as in trimmed recordings.
     """
 
     codec: str
@@ -220,17 +219,15 @@ class EncodedPacket:
 
     @property
     def decoding_time(self) -> int | None:
-        """``dts``, or ``pts`` without one. Of a camera with B-frames only ``dts`` ascends from packet to packet."""
+        """``dts``, or ``pts`` if it is missing. With B-frames only ``dts`` ascends from packet to packet."""
         return self.dts if self.dts is not None else self.pts
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeGrid:
-    """Codec change since the last sample, on the patch grid.
+    """Change since the last sample, from the codec and luma, on the patch grid; planes are ``[rows, cols]`` float32.
 
-    All planes are ``[rows, cols]`` float32.
-
-    * ``max_motion``: largest single displacement of any block over the cell, native pixels per frame
+    * ``max_motion``: largest displacement of any block covering the cell in any frame, native pixels per frame
     * ``net_motion``: length of the displacement summed over the skipped frames, native pixels
     * ``intra``: largest fraction of the cell covered by intra or uncovered blocks in any inter frame, 0..1
     * ``luma``: mean absolute luma difference to the previous sample, grey levels, global gain removed
@@ -246,12 +243,12 @@ class ChangeGrid:
 
 @dataclass(frozen=True, slots=True)
 class PictureHeader:
-    """Where a sampled picture stands in its stream, and on which grid it is seen.
+    """Position of a sampled picture in its stream, and its patch grid.
 
-    ``fresh``: a scene begins here, and nothing before this sample is of it: stream start, another grid, a clock that
-    jumped. ``gap``: video before this sample is missing, and what came before that is still true; never with ``fresh``.
-    ``hidden`` ``[rows, cols]``: cells that privacy masks cover as a whole and that are black; ``None`` where there are
-    none. ``repeated``: the picture is that of the sample before, as nothing happened in the undecoded video since.
+    ``fresh``: a new scene, unrelated to earlier samples: stream start, another grid, or a clock jump. ``gap``: video
+    before this sample is missing, but earlier samples remain valid; never with ``fresh``. ``hidden`` ``[rows, cols]``:
+    cells fully covered by privacy masks, which are black; ``None`` if there are none. ``repeated``: the picture is the
+    previous sample's, as nothing changed in the video skipped by lazy decoding.
     """
 
     index: int
@@ -265,15 +262,15 @@ class PictureHeader:
 
     @property
     def random_access(self) -> bool:
-        """It needs no sample before it: what it shows is not to be compared with what was seen last."""
+        """Whether the sample stands alone: its change from the previous one is unknown."""
         return self.fresh or self.gap
 
 
 @dataclass(frozen=True, slots=True)
 class SampledPicture(PictureHeader):
-    """One sampled picture, resized to the patch grid, with what changed since the last one (codec -> vision).
+    """One sampled picture, resized to the patch grid, with its change since the last one (codec -> vision).
 
-    ``rgb`` is ``[height, width, 3]`` uint8, ``luma`` ``[height, width]`` uint8, both on the grid's pixels.
+    ``rgb`` ``[height, width, 3]`` and ``luma`` ``[height, width]`` are uint8, on the grid's pixels.
     """
 
     rgb: UInt8Array
@@ -281,12 +278,12 @@ class SampledPicture(PictureHeader):
     change: ChangeGrid
 
     def host_rgb(self) -> UInt8Array:
-        """``rgb``; other samples have it elsewhere."""
+        """``rgb``, already in host memory."""
         return self.rgb
 
 
 class ShownPicture(Protocol):
-    """A sample that can be shown to people, wherever its pixels are."""
+    """A sample that can be displayed, with its pixels in host or device memory."""
 
     @property
     def index(self) -> int: ...
@@ -298,5 +295,5 @@ class ShownPicture(Protocol):
     def grid(self) -> PatchGrid: ...
 
     def host_rgb(self) -> UInt8Array:
-        """``[height, width, 3]`` uint8; may have to fetch it."""
+        """``[height, width, 3]`` uint8; may copy from the device."""
         ...

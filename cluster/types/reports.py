@@ -1,4 +1,4 @@
-"""What the processes tell the controller once per heartbeat, and what it makes of it."""
+"""Heartbeat reports from decoders and replicas to the controller, and the statuses derived from them."""
 
 import math
 from collections import Counter
@@ -11,7 +11,7 @@ from cluster.types.cameras import Packed
 
 @dataclass(frozen=True, slots=True)
 class DecoderInfo:
-    """A decoder process that has just started. ``instance`` is new with every start, ``name`` is not."""
+    """Registration of a started decoder process. ``instance`` is new with every start, ``name`` is stable."""
 
     name: str
     instance: str
@@ -22,8 +22,8 @@ class DecoderInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaInfo:
-    """A replica that is ready. ``instance`` is new with every start; the directory names it. ``window_tokens``,
-    ``waiting_bytes``: what it can hold (:class:`~cluster.control.admission.Holding`)."""
+    """Registration of a ready replica. ``instance`` is new with every start; the directory assigns the name.
+    ``window_tokens``, ``waiting_bytes``: its capacity (:class:`~cluster.control.admission.Holding`)."""
 
     instance: str
     address: str
@@ -36,29 +36,29 @@ class ReplicaInfo:
 
 @dataclass(frozen=True, slots=True)
 class CameraMoment(Packed):
-    """A moment of a camera's video: ``pts`` on its own clock (microseconds), ``at_s`` on the reporting process's
-    (monotonic seconds)."""
+    """A moment in a camera's video: ``pts`` on its clock (microseconds), ``at_s`` on the reporting process's (monotonic
+    seconds)."""
 
     pts: int
     at_s: float
 
 
 JUMP_S = 10.0
-"""Seconds by which a camera's clock may run ahead of real time before it counts as reset, and its gaps as unknown."""
+"""Seconds a camera's clock may run ahead of arrival times before it counts as reset and its gaps as unknown."""
 
 ROUNDING = 0.05
-"""Tolerance of a window's end, as a share of a stride: cameras' clocks are rounded, and frames have a length."""
+"""Tolerance when counting strides, as a share of one: cameras round their clocks, and frames have a duration."""
 
 
 def gap_s(video_s: float, waited_s: float) -> float:
-    """Length of a gap: ``video_s`` by the camera's clock, unless that jumped; then how long was waited. An agent keeps
-    packets while nobody takes them, and sends them then."""
+    """Length of a gap in seconds: ``video_s``, by the camera's clock, unless that jumped; then the waiting time. A gap
+    shorter than the wait is no jump: edge agents buffer packets while disconnected."""
     return video_s if 0 <= video_s <= waited_s + JUMP_S else waited_s
 
 
 @dataclass(frozen=True, slots=True)
 class AccountedSpan(Packed):
-    """Part of a camera's video whose windows the reporting process has all answered or counted."""
+    """Part of a camera's video for which the reporting process has answered or counted every window."""
 
     begin: CameraMoment
     end: CameraMoment
@@ -68,11 +68,11 @@ class AccountedSpan(Packed):
 class CameraReport(Packed):
     """One camera as its decoder sees it. ``life``: see :class:`~cluster.types.StreamSpec`.
 
-    Keys of ``counts`` are counter fields of :class:`~cluster.types.CameraStatus`. They count since ``run`` began, which
-    is another one each time that a decoder starts the camera. ``decode``: "cuda" or "cpu".
+    Keys of ``counts`` are counter fields of :class:`~cluster.types.CameraStatus`. They count from the start of ``run``,
+    which is new each time a decoder starts the camera. ``decode``: see :class:`~cluster.types.CameraStatus`.
 
-    ``accounted``: from the run's first frame on, less what is in flight to the replica. ``idle``: no window is due,
-    since nothing is asked or the video has ended. ``now_s``: monotonic time of the report.
+    ``accounted``: from the run's first frame, excluding frames in flight to the replica. ``idle``: no window is due,
+    since no question is asked or the video has ended. ``now_s``: monotonic time of the report.
     """
 
     camera: str
@@ -95,20 +95,18 @@ class CameraReport(Packed):
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of its pictures, native pixels; 0 before the first."""
+        """Width and height of the camera's pictures, native pixels; 0 before the first."""
         return self.width, self.height
 
 
 @dataclass(frozen=True, slots=True)
 class StreamReport(Packed):
-    """One camera as its replica sees it; ``latency_s`` of its last window. ``counts`` are since ``run`` began, which
-    goes on when the camera comes back to the same process; ``computed``: ``tokens_full`` and ``tokens_kept`` since then
-    of windows that were not gated.
+    """One camera as its replica sees it; ``latency_s``: of its last window. ``counts`` start with ``run``, which
+    continues when the camera returns to the same process; ``computed``: ``tokens_full`` and ``tokens_kept`` of windows
+    that were not gated, over the same time.
 
-    ``accounted``: since the camera was opened, and ``accounted_before`` the last time that it was; ``now_s``: monotonic
-    time of the report.
-
-    ``memory_*``: as of now, and like the fields of the same names of :class:`~cluster.types.CameraStatus`.
+    ``accounted``: since the camera was opened; ``accounted_before``: of the previous time it was open here; ``now_s``:
+    monotonic time of the report; ``memory_*``: see :class:`~cluster.types.CameraStatus`.
     """
 
     camera: str
@@ -129,8 +127,8 @@ class StreamReport(Packed):
 
 @dataclass(frozen=True, slots=True)
 class WindowCounters:
-    """Windows of one camera since it came to a replica; ``closed``: those counted here and those that wait; ``end``: of
-    the last that closed since the windows began, on the camera's clock in microseconds."""
+    """Windows of one camera since a replica opened it. ``closed``: settled and still queued ones; ``end``: of the last
+    one closed since windows (re)started, microseconds on the camera's clock."""
 
     done: int = 0
     gated: int = 0
@@ -140,13 +138,13 @@ class WindowCounters:
 
     @property
     def settled(self) -> int:
-        """Windows that are answered or dropped."""
+        """Windows answered or dropped."""
         return self.done + self.gated + self.dropped
 
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """Result of a hand-over: ``saved``, the window can be continued elsewhere; ``counters``: the last ones."""
+    """Result of a hand-over. ``saved``: another replica can continue the window; ``counters``: final values."""
 
     saved: bool
     counters: WindowCounters
@@ -154,10 +152,10 @@ class HandedOver:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """How full a replica is. ``busy_s``: seconds that it spent on windows and questions since it started, in ``steps``
-    that computed ``windows``; ``backlog_s``: seconds of windows that wait; ``held``: cameras whose windows it holds;
-    ``trouble``: why its engine answers nothing just now, empty while it does; ``asked_s``: of ``busy_s``, those on
-    questions, which take whatever time windows leave; ``memory``: tiers that do not work, and why."""
+    """Load of a replica. ``busy_s``: seconds spent on windows and free questions since its start, in ``steps`` steps
+    that computed ``windows`` windows; ``asked_s``: the part of ``busy_s`` spent on free questions, which use the time
+    that windows leave; ``backlog_s``: predicted seconds of queued windows; ``held``: number of cameras whose windows it
+    holds; ``trouble``: why its engine cannot answer now, else empty; ``memory``: failed tiers, with reasons."""
 
     busy_s: float
     backlog_s: float
@@ -173,13 +171,13 @@ class ReplicaReport:
 class ReplicaStatus:
     """A replica as an operator sees it.
 
-    * ``draining``: it takes no cameras; one that holds none may be stopped without a loss
-    * ``cameras``: placed on it, ``lowered`` of them below full quality; ``held``: whose windows it holds
-    * ``utilisation``: work over capacity, what waits included; 0 where nobody knows what a window costs, and so is
-      ``expected_lag_s``, from a window's last frame to its answer
-    * ``backlog_s``: seconds of windows that wait
-    * ``trouble``: why its engine answers nothing just now; empty while it does
-    * ``memory``: tiers of its memory that do not work, and why; empty while all do
+    * ``draining``: accepts no more cameras; with ``held`` at 0 it can be stopped without loss
+    * ``cameras``: placed on it, ``lowered`` of them below full quality; ``held``: those whose windows it holds
+    * ``utilisation``: work over capacity, backlog included; ``expected_lag_s``: from a window's last frame to its
+      answer; both 0 without a cost estimate
+    * ``backlog_s``: predicted seconds of queued windows
+    * ``trouble``: why its engine cannot answer now, else empty
+    * ``memory``: failed tiers of its memory, with reasons; empty if there are none
     """
 
     name: str
@@ -197,7 +195,7 @@ class ReplicaStatus:
 
 @dataclass(frozen=True, slots=True)
 class DecoderNumbers:
-    """Decoders that run, and that the load needs, which is from ``least`` to ``most``."""
+    """Decoder count: ``running``, and ``wanted`` for the load, within ``least`` and ``most``."""
 
     running: int
     wanted: int
@@ -207,39 +205,38 @@ class DecoderNumbers:
 
 OVER = "over"
 MOST_RUNS = 32
-"""Runs of one camera that are told apart: one that has not been heard of while so many others were is over."""
+"""Runs of one camera tracked separately; beyond that, the least recently updated one counts as ended."""
 
 
 class Totals:
-    """Sums counters of one camera over its runs, each of which counts from zero.
+    """Sums one camera's counters over its runs, each of which counts from zero.
 
-    A run is told of again and again, and by whom does not matter: a process that was given up and joins again goes on
-    with the same one, and what it says replaces what it said before. ``runs``: by the longest not heard of, before them
-    the sum of those that are over.
+    An update replaces the run's earlier counts, whichever process sends it: one that was declared dead and rejoins
+    continues its run. ``runs``: the sum of ended runs first, then the others, least recently updated first.
     """
 
     def __init__(self, runs: Mapping[str, Mapping[str, int]] | None = None) -> None:
         self.runs: dict[str, dict[str, int]] = {OVER: {}} | {run: dict(counts) for run, counts in (runs or {}).items()}
 
     def update(self, run: str, counts: Mapping[str, int]) -> None:
-        """What a run has counted so far."""
+        """Record a run's counts so far."""
         self.runs.pop(run, None)
         self.runs[run] = dict(counts)
         if len(self.runs) > 1 + MOST_RUNS:
             self.end(list(self.runs)[1])
 
     def end(self, run: str) -> None:
-        """The run is over, and is not told of again; what it counted stays."""
+        """End a run, which is not updated again; its counts stay in the sum."""
         over = Counter(self.runs[OVER])
         over.update(self.runs.pop(run, {}))
         self.runs[OVER] = dict(over)
 
     def add(self, counts: Mapping[str, int]) -> None:
-        """Add what belongs to no run."""
+        """Add counts that belong to no run."""
         self.runs[OVER] = dict(Counter(self.runs[OVER]) + Counter(counts))
 
     def counts(self) -> dict[str, int]:
-        # Without a Counter, which takes several times as long: this is asked of every camera once a second.
+        # A Counter takes several times as long, and this runs for every camera once per second.
         total: dict[str, int] = {}
         for counts in self.runs.values():
             for key, count in counts.items():

@@ -530,7 +530,7 @@ def test_a_memory_that_is_switched_off_is_forgotten_also_from_before(site: Make,
 def test_memories_at_hand_for_questions_are_bounded(
     model: VisionLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.memory.bank.VISITED", 2)
+    monkeypatch.setattr("cluster.memory.bank.MAX_REOPENED", 2)
     tiers = TierStack([Arena(16 * MIB, slab_bytes=64 * 1024)])
     bank = MemoryBank(tiers)
     engine = NativeEngine(model, memories=bank)

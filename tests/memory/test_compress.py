@@ -509,7 +509,7 @@ def test_what_is_held_of_a_cell_stands_for_all_there_was(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"objective": "frames"}, "rare or paper"), ({"rarity": -1.0}, "not negative"), ({"recent": 2.0}, "between 0")],
+    [({"objective": "frames"}, "rare or paper"), ({"rarity": -1.0}, "not be negative"), ({"recent": 2.0}, "between 0")],
 )
 def test_bad_settings_of_cords_are_refused(options: dict, says: str) -> None:
     with pytest.raises(ValueError, match=says):

@@ -1,4 +1,4 @@
-"""Compressors that rank tokens by the attention of the latest questions."""
+"""Compressors that rank tokens by the attention they receive from the latest questions."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -13,17 +13,16 @@ from cluster.memory.head_memory import LayerKV
 
 
 class AttentionCompressor(Compressor):
-    """Ranks the tokens of a head by the attention of the latest question rows.
+    """Ranks a head's tokens by the attention of the latest question rows.
 
-    Before any rows were observed, the keys of the newest ``stand_in`` tokens (SnapKV's observation window) serve as
-    queries.
+    Until rows are observed, the keys of the newest ``stand_in`` tokens (SnapKV's observation window) serve as queries.
 
-    Deviation from all papers ranked this way: keys are stored before rotary and their future positions are unknown, so
-    attention ignores positions; keys that serve as queries also see later tokens.
+    Deviations from all papers below: keys are stored before rotary and their future positions are unknown, so attention
+    ignores positions, and keys that serve as queries also see later tokens.
 
     Args:
         columns: unused.
-        stand_in: newest tokens whose keys serve as queries.
+        stand_in: number of newest tokens whose keys serve as queries.
     """
 
     wants_queries: ClassVar[bool] = True
@@ -39,8 +38,8 @@ class AttentionCompressor(Compressor):
         self._queries = list(queries)
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
-        """See :class:`Compressor`; ``ValueError`` where rows were observed of another number of layers, or of heads of
-        another shape."""
+        """See :class:`Compressor`; ``ValueError`` if the observed rows have another number of layers, or other head
+        shapes."""
         if self._queries and len(self._queries) != len(layers):
             raise ValueError(f"query rows of {len(self._queries)} layers were observed, the memory has {len(layers)}")
         return [
@@ -52,7 +51,8 @@ class AttentionCompressor(Compressor):
 
     @abstractmethod
     def scores(self, layer: LayerKV, attention: Tensor, budget: int) -> Tensor:
-        """Scores ``[H, n]`` of which the ``budget`` highest stay; ``attention [H, n]``: mean of all rows, sum 1."""
+        """Scores ``[H, n]``, of which the ``budget`` highest stay; ``attention [H, n]``: mean over all rows, sums to
+        1."""
 
     def _attention(self, index: int, layer: LayerKV) -> Tensor:
         asked = self._queries[index] if self._queries and self._queries[index].shape[1] else None
@@ -60,8 +60,8 @@ class AttentionCompressor(Compressor):
 
 
 def mean_attention(key: Tensor, queries: Tensor) -> Tensor:
-    """Mean attention ``[H, n]`` of the rows ``queries [H, r, D]`` to the tokens ``key [H, n, D]``; ``ValueError`` where
-    they do not fit."""
+    """Mean attention ``[H, n]`` of the rows ``queries [H, r, D]`` to the tokens ``key [H, n, D]``; ``ValueError`` if
+    their shapes do not fit."""
     heads, _, width = key.shape
     if queries.ndim != 3 or (queries.shape[0], queries.shape[2]) != (heads, width):
         raise ValueError(f"query rows {tuple(queries.shape)} do not fit {heads} key heads of width {width}")
@@ -70,22 +70,22 @@ def mean_attention(key: Tensor, queries: Tensor) -> Tensor:
 
 
 class SnapKV(AttentionCompressor):
-    """SnapKV (papers: infinipot-v, D.1 and B.3): keeps the newest tokens (the observation window) and of the others
-    those of the highest pooled attention.
+    """SnapKV (papers: infinipot-v, D.1 and B.3): keeps the newest tokens (the observation window), and of the others
+    those with the highest pooled attention.
 
-    The rows that asked last stand for the queries of the window (see :class:`AttentionCompressor` for both deviations:
-    who asks before any did, and attention without positions). Pooling runs over the tokens in time order, which is that
-    of the cache; beyond the ends there is no attention, as in the published code.
+    The latest question rows replace the window's queries (for further deviations see :class:`AttentionCompressor`).
+    Pooling runs over the tokens in time order, as in the cache, with zero padding, as in the published code.
 
     Args:
-        window: newest tokens that always stay.
-        kernel: tokens of the pool, an odd number; ``pool``: ``"mean"`` as published, or ``"max"``.
+        window: number of newest tokens that are always kept.
+        kernel: pool width in tokens, odd.
+        pool: ``"mean"`` as published, or ``"max"``.
     """
 
     def __init__(self, columns: int, *, window: int = 32, kernel: int = 7, pool: str = "mean") -> None:
         super().__init__(columns, stand_in=max(1, window))
         if window < 0 or kernel < 1 or kernel % 2 == 0 or pool not in ("mean", "max"):
-            raise ValueError(f"no window of {window} tokens with a {pool} pool of {kernel}: an odd pool, mean or max")
+            raise ValueError(f"window must be 0 or more, kernel odd, pool mean or max, not {window}, {kernel}, {pool}")
         self.window, self.kernel, self.pool = window, kernel, pool
 
     def scores(self, layer: LayerKV, attention: Tensor, budget: int) -> Tensor:
@@ -97,16 +97,16 @@ class SnapKV(AttentionCompressor):
 
 
 class InfiniPot(AttentionCompressor):
-    """InfiniPot (papers: infinipot-v, B.3 and [21]): keeps the newest tokens and of the others those of the highest
+    """InfiniPot (papers: infinipot-v, B.3 and [21]): keeps the newest tokens, and of the others those with the highest
     catalyst-prompt importance.
 
-    The catalyst prompt of the paper ("Provide a detailed description of this video.") is appended at every compression
-    and its attention to the cache is summed. Here the rows that asked last are the proxy prompt, which costs no pass
-    through the model (see :class:`AttentionCompressor` for who asks before any did, and for the missing positions). Its
-    second measure, how improbable the model found a token (NuC), is left out: visual tokens have no probability.
+    The paper appends a catalyst prompt ("Provide a detailed description of this video.") at every compression and sums
+    its attention to the cache. Here the latest question rows are the proxy prompt, which saves that pass through the
+    model (for further deviations see :class:`AttentionCompressor`). The paper's second measure, the improbability of a
+    token (NuC), is omitted: visual tokens have no probability.
 
     Args:
-        recent: share of the budget for the newest tokens (a reading: InfiniPot-V's share of recent frames).
+        recent: share of the budget for the newest tokens (our reading: InfiniPot-V's share of recent frames).
     """
 
     def __init__(self, columns: int, *, recent: float = 0.125) -> None:
@@ -117,22 +117,22 @@ class InfiniPot(AttentionCompressor):
 
     def scores(self, layer: LayerKV, attention: Tensor, budget: int) -> Tensor:
         newest = int(self.recent * budget)
-        # An attention is at most 1.
+        # Above any attention, which is at most 1.
         attention[:, layer.tokens - newest :] = 2.0
         return attention
 
 
 class LiveVLM(AttentionCompressor):
-    """LiveVLM (arXiv 2505.15269, named in papers: mosaic, v-rex): keeps the newest tokens densely and of every older
+    """LiveVLM (arXiv 2505.15269, cited in papers: mosaic, v-rex): keeps all of the newest tokens, and of every older
     frame about the same share, its most attended tokens.
 
-    A reading, as only what other papers say of it is at hand: of each older frame the token of rank ``i`` among its
-    ``t`` by attention stays if ``i / t`` is small enough. So every frame keeps one before any keeps a second; of more
-    frames than fit, those with the most attended ones stay. Its retrieval for an answer is no part of this (see
-    ``cluster.memory.retrieve``). Who asks, and the missing positions: see :class:`AttentionCompressor`.
+    Our reading, based only on other papers' descriptions: in each older frame, the token of rank ``i`` of ``t`` by
+    attention is kept if ``i / t`` is small enough. So every frame keeps one token before any keeps a second; if there
+    are too many frames, those with the most attended tokens stay. Its retrieval is not part of this (see
+    ``cluster.memory.retrieve``). For further deviations see :class:`AttentionCompressor`.
 
     Args:
-        short: share of the budget that the newest tokens fill.
+        short: share of the budget for the newest tokens.
     """
 
     def __init__(self, columns: int, *, short: float = 0.5) -> None:
@@ -145,23 +145,22 @@ class LiveVLM(AttentionCompressor):
         older = layer.tokens - int(self.short * budget)
         slot = frame_slots(layer.frame[:, :older])
         rank = rank_in_frame(attention[:, :older], slot)
-        # The short-term part may cut a frame: the share is that of what is older.
+        # The newest part may cut a frame, whose share is then that of its older part.
         share = -rank / frame_sizes(slot).gather(1, slot)
         long = torch.where(rank == 0, attention[:, :older], share)
-        # An attention is at most 1.
+        # Above any attention, which is at most 1.
         return torch.cat([long, attention.new_full((layer.heads, layer.tokens - older), 2.0)], dim=1)
 
 
 class StreamMem(AttentionCompressor):
-    """StreamMem (arXiv 2508.15717, named in papers: cords): keeps of every frame its most salient token, of more frames
-    than fit the most salient, and then what is salient.
+    """StreamMem (arXiv 2508.15717, cited in papers: cords): keeps every frame's most salient token (the most salient
+    of these if there are too many frames), then the most salient others.
 
-    The paper's proxy queries are those of the chat template. Here they are the rows that asked last, template and
-    standing questions alike, so that it is less blind to the question than published (see :class:`AttentionCompressor`
-    for who asks before any did, and for the missing positions). The paper also merges what it drops of a frame into one
-    prototype, weighted by attention, and near-identical frames before the model sees them. A compressor only names
-    tokens that stay: the most salient token of a frame takes the prototype's place, with its own key and value, and
-    frames are thinned by the pruner.
+    The paper's proxy queries come from the chat template. Here they are the latest question rows, template and standing
+    questions alike, so it is less question-agnostic than published (for further deviations see
+    :class:`AttentionCompressor`). The paper also merges a frame's dropped tokens into an attention-weighted prototype,
+    and near-identical frames before the model sees them. A compressor can only select tokens: a frame's most salient
+    token replaces the prototype, with its own key and value, and the pruner thins frames.
     """
 
     def scores(self, layer: LayerKV, attention: Tensor, budget: int) -> Tensor:

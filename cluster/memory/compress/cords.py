@@ -1,4 +1,4 @@
-"""CoRDS (papers: eq. 2, 4, 6-10): a coreset of the tokens in key and value space, of frames or of rare tokens."""
+"""CoRDS (papers: eq. 2, 4, 6-10): a coreset in key and value space, of frames or of rare tokens."""
 
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -11,38 +11,37 @@ from cluster.memory.compress import Compressor, all_tokens, frame_sizes, frame_s
 from cluster.memory.head_memory import LayerKV
 
 _GROUP = 512
-"""Most tokens whose distances to each other are looked at: older ones of a cell are another group."""
+"""Maximum number of tokens with pairwise distances; a cell's older tokens form further groups."""
 _DISTANCES = 1 << 22
-"""Distances held at a time."""
+"""Maximum number of distances in memory at a time."""
 
 Objective = Literal["rare", "paper"]
 
 
 class CoRDS(Compressor):
-    """Greedy farthest-first choice (eq. 4 and 6) of what the newest tokens, which stay, do not cover.
+    """Keeps the newest tokens, and by greedy farthest-first selection (eq. 4 and 6) those they do not cover.
 
     Objectives:
 
-    * ``paper``: candidates are frames, each the centroid of its keys and of its values, with a bonus for what the
-      chosen ones do not span (eq. 10). Chosen frames keep their tokens; of the last one, as many as the budget allows,
-      spread evenly over it (the paper says neither this nor what comes first: here the newest tokens).
-    * ``rare``, ours for a camera that does not move, where a small object hardly moves a frame's centroid: candidates
-      are tokens, covered by the newest ones and by those chosen of their cell, and a token's distance to these is
-      multiplied by that to the mean of its cell, to the power of ``rarity``. The mean is weighted (eq. 2): a token
-      stands for those dropped in its favour (:meth:`weigh`), so that what was common at a cell stays so after most of
-      it was dropped.
+    * ``paper``: candidates are frames, represented by the centroids of their keys and values, with a bonus for what
+      the selected ones do not span (eq. 10). Selected frames keep their tokens; the last one as many as the budget
+      allows, evenly spread (the paper specifies neither this nor the start, here the newest tokens).
+    * ``rare`` (ours), for fixed cameras, where a small object hardly moves a frame's centroid: candidates are tokens,
+      covered by the newest ones and the selected ones of their cell. A token's distance to these is multiplied by its
+      distance to its cell's mean, to the power of ``rarity``. The mean is weighted (eq. 2): a token represents those
+      dropped in its favour (:meth:`weigh`), so that what was common at a cell remains so after most of it is dropped.
 
-    The choice is made at anchor layers of the lowest quarter; every other layer takes that of the nearest anchor below
-    (B.1; section 3 leaves layers above that quarter whole, which a cap in bytes does not allow).
+    Anchor layers in the lowest quarter select; each other layer follows the nearest anchor below (B.1; section 3 leaves
+    layers above that quarter uncompressed, which a byte cap does not allow).
 
     Args:
-        columns: cells of one row; unused.
+        columns: cells per row of the grid; unused.
         objective: see above.
         key_weight: of keys against values in the distance (lambda).
-        recent: share of the budget for the newest tokens (InfiniPot-V's; the paper's own is not known).
-        active: share of the layers, from the lowest, among which every second one is an anchor.
-        rarity: of ``rare``: 0 counts all tokens alike.
-        bonus: of ``paper``: weight of novelty (gamma); ``bonus_key_weight``: of keys in it (beta).
+        recent: share of the budget for the newest tokens (InfiniPot-V's; the paper's is not known).
+        active: share of the layers, from the lowest, in which every second one is an anchor.
+        rarity: exponent for ``rare``; 0 treats all tokens alike.
+        bonus, bonus_key_weight: for ``paper``: weight of novelty (gamma), and of keys in it (beta).
     """
 
     def __init__(
@@ -61,14 +60,14 @@ class CoRDS(Compressor):
         if objective not in ("rare", "paper"):
             raise ValueError(f"the objective of CoRDS is rare or paper, not {objective!r}")
         if not all(0 <= share <= 1 for share in (key_weight, bonus_key_weight, recent, active)):
-            raise ValueError("key weights and shares of CoRDS lie between 0 and 1")
+            raise ValueError("key weights and shares of CoRDS must be between 0 and 1")
         if bonus < 0 or rarity < 0:
-            raise ValueError("bonus and rarity of CoRDS are not negative")
+            raise ValueError("bonus and rarity of CoRDS must not be negative")
         self.objective, self.key_weight, self.recent, self.active = objective, key_weight, recent, active
         self.rarity, self.bonus, self.bonus_key_weight = rarity, bonus, bonus_key_weight
 
     def anchors(self, layers: int) -> list[int]:
-        """Layers that select for themselves: 0, 2, 4 of 28."""
+        """Layers that select for themselves, such as 0, 2, 4 of 28."""
         return list(range(0, max(1, int(self.active * layers) - 1), 2))
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
@@ -93,7 +92,7 @@ class CoRDS(Compressor):
         ]
 
     def _follows(self, layers: Sequence[LayerKV], index: int) -> bool:
-        # A follower holds the anchor's tokens: compressed together from the first frame on, they stay aligned.
+        # A follower holds its anchor's tokens: compressed together from the first frame on, they stay aligned.
         return (
             index not in self.anchors(len(layers))
             and index > 0
@@ -101,7 +100,7 @@ class CoRDS(Compressor):
         )
 
     def _frames(self, layer: LayerKV, budget: int, newest: int) -> Tensor:
-        # Of a frame of which some tokens are among the newest, those and the others are frames of their own.
+        # A frame that is partly among the newest tokens counts as two frames.
         tail = torch.arange(layer.tokens, device=layer.key.device) >= layer.tokens - newest
         slot = frame_slots(2 * layer.frame + tail)
         stays = torch.zeros_like(frame_sizes(slot), dtype=torch.bool).scatter_(1, slot[:, -newest:], True)
@@ -139,25 +138,23 @@ class CoRDS(Compressor):
         return given.gather(1, stays)
 
     def _points(self, layer: LayerKV) -> Tensor:
-        """Points ``[H, n, 2 D]`` whose squared Euclidean distances equal eq. 4."""
+        """Points ``[H, n, 2 D]`` whose squared Euclidean distances are those of eq. 4."""
         parts = (layer.key.float() * self.key_weight**0.5, layer.value.float() * (1 - self.key_weight) ** 0.5)
         return torch.cat(parts, dim=-1)
 
 
 def cell_groups(cell: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The tokens of each cell of each head, in time order, at most 512 of them a group; groups of about as many
-    tokens are named together.
+    """The tokens of each head's cells, in time order, in groups of at most 512; groups of similar size are batched.
 
     Yields:
-        ``[g, l]`` int64: numbers of the tokens among all of ``cell [H, n]``; and which of them are there, ``[g, l]``
-        bool: the others stand for none.
+        ``[g, l]`` int64: flat indices of the tokens in ``cell [H, n]``; and ``[g, l]`` bool: False for padding.
     """
     heads, tokens = cell.shape
     grid = int(cell.max()) + 1
     owner = (cell + torch.arange(heads, device=cell.device)[:, None] * grid).view(-1)
     order = owner.argsort(stable=True)
     _, count = torch.unique_consecutive(owner[order], return_counts=True)
-    # From the newest back, so that the newest are together.
+    # Split from the newest backwards, so that the newest tokens share a group.
     until = count.cumsum(0)
     parts = -(-count // _GROUP)
     whose = torch.repeat_interleave(torch.arange(len(count), device=cell.device), parts)
@@ -166,7 +163,7 @@ def cell_groups(cell: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     size = torch.minimum(count[whose] - back * _GROUP, count.new_tensor(_GROUP))
     step = 1
     while step // 2 < min(_GROUP, tokens):
-        # Sizes above half of the largest: little is wasted.
+        # Sizes within a factor of two: little padding.
         same = ((size > step // 2) & (size <= step)).nonzero()[:, 0]
         for some in torch.split(same, max(1, _DISTANCES // step**2)):
             if len(some):
@@ -178,37 +175,37 @@ def cell_groups(cell: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def rarities(points: Tensor, weight: Tensor) -> Tensor:
-    """Squared distances ``[g, l]`` of points ``[g, l, D]`` to the mean of their group, weighted by ``weight``."""
+    """Squared distances ``[g, l]`` of points ``[g, l, D]`` to their group's mean, weighted by ``weight [g, l]``."""
     mean = (weight[:, None] @ points) / weight.sum(dim=1)[:, None, None].clamp(min=1e-12)
     return (points - mean).square_().sum(dim=-1)
 
 
 def tail_distances(points: Tensor, newest: int) -> Tensor:
-    """Squared distances ``[H, n]`` of points ``[H, n, D]`` to the nearest of the ``newest`` last ones."""
-    # Centred: less is lost to rounding where points are much alike.
+    """Squared distances ``[H, n]`` of points ``[H, n, D]`` to the nearest of the last ``newest`` ones."""
+    # Centred, to reduce cancellation between similar points.
     centred = points - points.mean(dim=1, keepdim=True)
     parts = torch.split(centred, max(1, _DISTANCES // (len(points) * newest)), dim=1)
     return torch.cat([torch.cdist(part, centred[:, -newest:]).amin(dim=2) for part in parts], dim=1).square_()
 
 
 def insertion_scores(points: Tensor, factor: Tensor, apart: Tensor, candidate: Tensor) -> Tensor:
-    """Scores ``[g, l]`` with which greedy farthest-first takes the points ``[g, l, D]`` of each group.
+    """Scores ``[g, l]`` at which greedy farthest-first selection takes the points ``[g, l, D]`` of each group.
 
-    A score is the squared distance to the nearest taken before, times the point's own ``factor [g, l]``. They fall
-    from one taken to the next, so that the highest scores of several groups are what one greedy choice among all
-    takes where distances to those taken of other groups do not count. ``apart [g, l]``: squared distance to what was
-    taken at the start; ``candidate [g, l]`` bool: which points can be taken; others score 0.
+    A score is the squared distance to the nearest point taken before, times the point's ``factor [g, l]``. Scores
+    decrease in the order of selection, so the highest scores over several groups are what a single greedy selection
+    would take if groups did not cover each other. ``apart [g, l]``: squared distance to the points taken at the start;
+    ``candidate [g, l]`` bool: which points can be taken; others score 0.
     """
     row = torch.arange(len(points), device=points.device)
     centred = points - points.mean(dim=1, keepdim=True)
-    # [g, j, i]: from i to j.
+    # [g, j, i]: from i to j, times the factor of i.
     distances = torch.cdist(centred, centred).square_().mul_(factor[:, None])
-    # Taken ones stay below all others.
+    # Taken points stay below all others.
     nearest = (apart * factor).masked_fill_(~candidate, -1.0)
     scores = torch.zeros_like(factor)
     for _ in range(int(candidate.sum(dim=1).max())):
         best, last = nearest.max(dim=1)
-        # Groups without open points name one that was taken: its score stays.
+        # The maximum of a group without open points is one already taken, whose score stays.
         scores[row, last] = torch.where(best >= 0, best, scores[row, last])
         nearest[row, last] = -1.0
         torch.minimum(nearest, distances[row, last], out=nearest)
@@ -216,15 +213,15 @@ def insertion_scores(points: Tensor, factor: Tensor, apart: Tensor, candidate: T
 
 
 def reassign_weights(points: Tensor, weight: Tensor, stays: Tensor) -> Tensor:
-    """Weights ``[g, l]`` after each point ``[g, l, D]`` gave its ``weight`` to the nearest that ``stays [g, l]``; of a
-    group where none stays they are lost."""
+    """Weights ``[g, l]`` after each point ``[g, l, D]`` passes its ``weight`` to the nearest one that ``stays
+    [g, l]``; groups in which none stays lose theirs."""
     centred = points - points.mean(dim=1, keepdim=True)
     nearest = torch.cdist(centred, centred).masked_fill_(~stays[:, None], torch.inf).argmin(dim=2)
     return torch.zeros_like(weight).scatter_add_(1, nearest, weight) * stays
 
 
 def centroids(tokens: Tensor, slot: Tensor) -> Tensor:
-    """Means ``[H, f, D]`` of the tokens ``[H, n, D]`` of each frame; ``slot [H, n]``: whose they are."""
+    """Means ``[H, f, D]`` of the tokens ``[H, n, D]`` of each frame; ``slot [H, n]``: frame of each token."""
     count = frame_sizes(slot)
     heads, frames = count.shape
     place = slot + torch.arange(heads, device=slot.device)[:, None] * frames
@@ -244,19 +241,19 @@ def greedy_cover(
     bonus: float,
     bonus_key_weight: float,
 ) -> Tensor:
-    """Ranks ``[H, f]``, 1 the first, in which eq. 10 chooses among frames ``keys, values [H, f, D]``, in each head.
+    """Order ``[H, f]``, from 1, in which eq. 10 selects among frames ``keys, values [H, f, D]`` in each head.
 
-    It begins with the frames that stay (``[H, f]`` bool, some in every head), whose rank is 0, and ends when what was
-    chosen has ``budget`` of the ``tokens [H, f]`` in every head; frames that were not chosen by then have the rank
-    ``f``. The novelty is the surrogate ``1 - max cos`` against the chosen ones. One distance and one cosine update per
-    step: ``O(f * steps * D)`` for each head, all heads at once.
+    Starts with the frames of ``stays`` (``[H, f]`` bool, at least one per head), at rank 0, and ends when the selected
+    frames have ``budget`` of the ``tokens [H, f]`` in every head; the rest get rank ``f``. Novelty is the surrogate
+    ``1 - max cos`` against the selected frames. One distance and one cosine update per step: ``O(f * steps * D)`` per
+    head, all heads at once.
     """
     heads, frames = tokens.shape
     row = torch.arange(heads, device=keys.device)
     joint = torch.cat([keys * key_weight**0.5, values * (1 - key_weight) ** 0.5], dim=-1)
     units = F.normalize(torch.stack([keys, values]), dim=-1)
     shares = keys.new_tensor([bonus_key_weight, 1 - bonus_key_weight])[:, None, None]
-    # In each head: the distance of every frame to the chosen ones, and beside it the novelty.
+    # Per head: each frame's distance to the selected ones, and its novelty.
     measures = keys.new_full((2, heads, frames), torch.inf)
     some = stays.any(dim=0)
     others = ~stays[:, None, some]
@@ -268,12 +265,12 @@ def greedy_cover(
         if bool((((tokens * closed).sum(dim=1) >= budget) | closed.all(dim=1)).all()):
             break
         torch.sub(1, (shares * resembles).sum(dim=0), out=measures[1])
-        # Min-max over the open frames: 0 to 1, all 0 where they are equal.
+        # Min-max normalised over the open frames; all 0 if they are equal.
         low = measures.masked_fill(closed, torch.inf).amin(dim=2, keepdim=True)
         high = measures.masked_fill(closed, -torch.inf).amax(dim=2, keepdim=True)
         spread = (measures - low) / (high - low).clamp_(min=1e-12)
         last = torch.add(spread[0], spread[1], alpha=bonus).masked_fill_(closed, -torch.inf).argmax(dim=1)
-        # A head that has no open frame left names one that has a rank: it keeps the lower one.
+        # The maximum of a head without open frames is already ranked, and keeps its lower rank.
         rank[row, last] = rank[row, last].clamp(max=step)
         closed[row, last] = True
         torch.minimum(measures[0], (joint - joint[row, last][:, None]).square_().sum(dim=-1), out=measures[0])

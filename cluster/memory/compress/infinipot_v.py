@@ -13,33 +13,32 @@ from cluster.memory.head_memory import LayerKV
 Pools = Literal["depth", "quartiles", "thresholds"]
 
 _PART = 4096
-"""Tokens whose keys are compared at a time."""
+"""Number of tokens whose keys are compared at a time."""
 
 
 class InfiniPotV(Compressor):
-    """TaR and VaN, per layer and head, of keys before rotary (B.4: as the paper has them for streams).
+    """TaR and VaN per layer and head, on keys before rotary (as in the paper's streaming setting, B.4).
 
-    With pruned frames a recent frame may have no token at a cell. That means that nothing changed since the last token
-    there, so old tokens are compared with that one; and the only token of a cell stays, since nothing else says what
-    was there. Of the newest tokens so many stay as the recent frames have where all frames have as many (of fewer
-    frames than have a recent one, the share ``recent`` of all tokens): whatever a cell showed last is then left to its
-    scores, or a memory of few pictures would hold the present and nothing else. A pool leaves cells without a token
-    out.
+    With pruned frames, a recent frame may have no token at a cell. That means nothing changed there since the last
+    token, so older tokens are compared with that one; a cell's only token is kept, as nothing else shows what was
+    there. The newest tokens are always kept, as many as the recent frames would have at the mean frame size (with too
+    few frames for a recent one, the share ``recent`` of all tokens). A cell's last token, if older, competes by score:
+    keeping all of these would leave a memory of few frames with only the present. Pools skip cells without a token.
 
-    None of these rules does anything to whole frames, of which ``InfiniPotVPaper`` takes what the published code takes
-    at its first compression, and of equal scores the earliest (there the order of ``torch.topk``, which has none). At
-    later ones that code takes what it holds for whole frames again, while tokens here know their frame and cell.
+    On whole frames none of these rules has an effect: ``InfiniPotVPaper`` then keeps what the published code keeps at
+    its first compression, except that ties go to the earliest (there to the undefined order of ``torch.topk``). Later
+    the published code treats what it holds as whole frames again, while tokens here keep their frame and cell.
 
     Args:
-        columns: cells of one row.
-        share: of the budget that TaR fills, recent tokens included (alpha of the paper).
+        columns: cells per row of the grid.
+        share: of the budget that TaR fills, including recent tokens (alpha of the paper).
         recent: share of the frames that count as recent (r / f).
-        pools: how the norms of a layer are averaged. ``depth``: by its quarter of the model, 7 x 7 cells of 7 frames,
-            5 x 5 of a frame, 3 in a row, none, with zeros outside (published code). ``thresholds``: 7 x 7, 5 x 5,
-            3 x 3 or 1 cell of a frame, narrower at each of ``steps`` (the paper's text, which gives no numbers and
-            does not say what lies outside: nothing here).
-            ``quartiles``: the same with those of the layers that are compressed (:func:`pool_steps`).
-        steps: coefficients of variation of a layer's value norms for ``thresholds``; they belong to a model.
+        pools: how a layer's norms are averaged. ``depth``: by its quarter of the model, over 7 x 7 cells of 7 frames,
+            5 x 5 of a frame, 3 in a row, or none, zero-padded (published code). ``thresholds``: over 7 x 7, 5 x 5,
+            3 x 3 or 1 cell of a frame, narrower at each of ``steps`` (the paper's text, which gives no values and no
+            padding: none here). ``quartiles``: the same at the quartiles of the compressed layers
+            (:func:`pool_steps`).
+        steps: model-specific coefficients of variation of a layer's value norms, for ``thresholds``.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class InfiniPotV(Compressor):
         if not 0 <= share <= 1 or not 0 < recent <= 1:
             raise ValueError(f"share and recent must be between 0 and 1, not {share} and {recent}")
         if (pools == "thresholds") != (steps is not None):
-            raise ValueError(f"pools by thresholds take steps, and no others do: pools {pools}, steps {steps}")
+            raise ValueError(f"pools by thresholds take steps, others do not: pools {pools}, steps {steps}")
         self.share, self.recent, self.pools, self.steps = share, recent, pools, steps
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
@@ -73,8 +72,8 @@ class InfiniPotV(Compressor):
         return chosen
 
     def _select(self, group: Sequence[LayerKV], norms: Sequence[Tensor], reach: Tensor, budget: int) -> Tensor:
-        """The choice ``[layers x H, budget]``: layers of one shape, their heads one below the other. ``norms``: of each
-        layer's values ``[H, n]``; ``reach`` ``[layers]``: see :meth:`_reach`."""
+        """Select ``[layers * H, budget]`` for layers of one shape, with their heads stacked. ``norms``: of each layer's
+        values, ``[H, n]``; ``reach`` ``[layers]``: see :meth:`_reach`."""
         key, frame, cell = (concatenate([getattr(layer, name) for layer in group]) for name in ("key", "frame", "cell"))
         slot = frame_slots(frame)
         recent = (self.recent * (slot[:, -1] + 1).double()).long()
@@ -89,14 +88,14 @@ class InfiniPotV(Compressor):
         newest = torch.where(recent > 0, recent * tokens // (slot[:, -1] + 1), int(self.recent * tokens)).clamp(min=1)
         order = torch.arange(tokens, device=slot.device)
         stays = only | (order >= tokens - newest[:, None])
-        # Where the budget is smaller than what stays, the newest of it.
+        # If these exceed the budget, keep the newest of them.
         stays &= top_mask(torch.where(stays, order.float(), -1), budget)
         # Kept tokens count towards TaR's share and rank first.
         taken = top_mask(distinct.masked_fill(stays, torch.inf), budget - round((1 - self.share) * budget))
         return top_tokens(pooled.masked_fill(taken | stays, torch.inf), budget)
 
     def _reach(self, norms: Sequence[Tensor]) -> Tensor:
-        """Cells on either side of one that its pool covers, ``[layers]``; of ``depth`` also the pool's dimensions."""
+        """Radius of each layer's pool in cells, ``[layers]``; for ``depth`` also its number of dimensions."""
         if self.pools == "depth":
             return (3 - torch.arange(len(norms)) // max(1, len(norms) // 4)).clamp(min=0)
         varied = torch.stack([variation(each) for each in norms])
@@ -105,11 +104,7 @@ class InfiniPotV(Compressor):
 
 
 class InfiniPotVPaper(InfiniPotV):
-    """:class:`InfiniPotV` with the settings of the paper, and pools as its published code has them.
-
-    Args:
-        columns, share, recent, pools, steps: see there.
-    """
+    """:class:`InfiniPotV` with the paper's settings and the published code's pools."""
 
     def __init__(
         self,
@@ -124,7 +119,7 @@ class InfiniPotVPaper(InfiniPotV):
 
 
 def variation(norms: Tensor) -> Tensor:
-    """Coefficient of variation of norms ``[H, n]``: deviation over mean, of all heads together; 0 of none."""
+    """Coefficient of variation of norms ``[H, n]`` over all heads; 0 if there are none."""
     if not norms.numel():
         return norms.new_zeros(())
     spread, mean = torch.std_mean(norms, correction=0)
@@ -134,17 +129,17 @@ def variation(norms: Tensor) -> Tensor:
 def temporal_redundancy(key: Tensor, slot: Tensor, cell: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     """TaR ``[H, n]`` (eq. 4): minus the mean cosine of a key ``[H, n, D]`` with those of the recent frames at its cell.
 
-    Recent frames are those from ``first [H]`` on; where one has no token at a cell, the last one before counts.
-    Second: whether a token is the only one of its cell, ``[H, n]`` bool.
+    Recent frames are those from ``first [H]`` on; one without a token at a cell counts with the last token before it.
+    Also returns whether a token is the only one of its cell, ``[H, n]`` bool.
     """
     heads = len(slot)
     cells = int(cell.max()) + 1
-    # In the order of cells, and of time in each: a token is shown from its frame until that of the next one there.
+    # Sorted by cell, then time: a token is shown from its frame until the next token of its cell.
     ordered, order = cell.sort(dim=1, stable=True)
     since = slot.gather(1, order)
     final = F.pad(ordered[:, 1:] != ordered[:, :-1], (0, 1), value=True)
     until = torch.where(final, slot[:, -1:] + 1, since.roll(-1, dims=1))
-    # Each token weighs as many recent frames as show it: few do, and only they are summed.
+    # A token's weight is the number of recent frames that show it; only the few with a weight are summed.
     shown = (until - torch.maximum(since, first[:, None])).clamp_(min=0)
     weight = torch.empty_like(shown).scatter_(1, order, shown).view(-1)
     only = torch.empty_like(final).scatter_(1, order, final & final.roll(1, dims=1))
@@ -157,18 +152,18 @@ def temporal_redundancy(key: Tensor, slot: Tensor, cell: Tensor, first: Tensor) 
     total.index_add_(0, there, flat[some].float() * (weights / length[some])[:, None])
     shows = length.new_zeros(heads * cells).index_add_(0, there, weights)
     mean = total / shows.clamp_(min=1)[:, None]
-    # A part at a time: what is gathered stays in the processor's cache.
+    # In parts, so that gathered rows stay in the CPU cache.
     parts = zip(torch.split(place, _PART), torch.split(flat, _PART), strict=True)
     cosine = concatenate([mean.index_select(0, where).mul_(part).sum(dim=-1) for where, part in parts])
     return (cosine / -length).view(slot.shape), only
 
 
 def pooled_norms(norms: Tensor, slot: Tensor, cell: Tensor, columns: int, reach: Tensor) -> Tensor:
-    """VaN ``[H, n]``: of each token, the mean norm of the tokens of its frame (``slot``) at most ``reach [H]`` cells
-    away in both directions: a pool of ``2 reach + 1``."""
+    """VaN ``[H, n]``: mean norm of the tokens of the same frame (``slot``) at most ``reach [H]`` rows and columns away,
+    a pool of width ``2 reach + 1``."""
     heads, frames, rows = len(norms), int(slot.max()) + 1, int(cell.max()) // columns + 1
     row, column = cell // columns, cell % columns
-    # Norms and how many they are, in a grid; what is around is a product with a band matrix per direction.
+    # Grids of norms and of token counts, pooled by one band matrix per direction.
     index = torch.arange(max(rows, columns), device=reach.device)
     band = ((index[:, None] - index).abs_() <= reach[:, None, None]).float()
     grid = norms.new_zeros(heads, 2, frames * rows * columns)
@@ -182,10 +177,9 @@ def pooled_norms(norms: Tensor, slot: Tensor, cell: Tensor, columns: int, reach:
 
 
 def padded_pool(norms: Tensor, slot: Tensor, cell: Tensor, columns: int, reach: int) -> Tensor:
-    """VaN ``[H, n]`` of one layer as published: means over ``2 reach + 1`` places in each of ``reach`` dimensions, of
-    which what lies outside counts as 0. In one dimension that is the order of time, in two a frame, in three frames
-    one after the other; two and three are no wider than frames, rows or columns are many. Cells without a token count
-    neither way."""
+    """VaN ``[H, n]`` of one layer as published: zero-padded means of width ``2 reach + 1`` in each of ``reach``
+    dimensions: the time-ordered sequence, a frame, or consecutive frames. In two and three dimensions the width is
+    limited to the number of frames, rows and columns. Cells without a token are not counted."""
     frames, rows = int(slot.max()) + 1, int(cell.max()) // columns + 1
     width = 2 * reach + 1
     if reach > 1:
@@ -206,7 +200,7 @@ def padded_pool(norms: Tensor, slot: Tensor, cell: Tensor, columns: int, reach: 
 
 
 def pool_steps(variations: Sequence[float]) -> tuple[float, float, float]:
-    """``steps`` for a model: the quartiles of its layers' coefficients of variation."""
+    """``steps`` for a model: the quartiles of its layers' coefficients of variation. ``ValueError`` without layers."""
     if not variations:
         raise ValueError("a model has at least one layer")
     quartiles = torch.tensor(variations, dtype=torch.float64).quantile(torch.tensor([0.25, 0.5, 0.75]).double())

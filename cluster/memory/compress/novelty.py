@@ -1,4 +1,4 @@
-"""Novelty: what is not a cell's background, spread over time (ours)."""
+"""Novelty: keeps what differs from a cell's background, spread over time (ours)."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,42 +10,42 @@ from cluster.memory.compress import Compressor, all_tokens, frame_slots, rank_in
 from cluster.memory.head_memory import LayerKV
 
 STRETCHES = (4, 32)
-"""Frames that share the budget evenly."""
+"""Lengths, in frames, of the stretches of time over which the budget is spread."""
 
 _SHALLOW = 4
-"""The first of so many parts of the layers decides for all (CoRDS takes the same quarter)."""
+"""The first 1/4 of the layers decides for all (as in CoRDS)."""
 _SCORED = 2.0
-"""A token's weight, less its novelty; those not scored yet weigh 1."""
+"""Offset of a scored token's weight from its novelty; unscored tokens have weight 1."""
 
 
 class Novelty(Compressor):
-    """Ranks tokens by novelty, divided by their rank among those of the same stretch of time.
+    """Ranks tokens by novelty, divided by their rank within the same stretch of time.
 
-    A fixed camera sees the same background for hours and an object for seconds. A token is as new as its key is unlike
-    the background of its cell, a moving average of the directions of all keys that came there: one minus their cosine,
-    in the mean of the 3 x 3 cells around it in its frame, of which those without a token count 0. So a change of one
-    cell counts less than an object, and an object's middle more than its edge. Tokens are scored once, when they first
-    compete; the score is kept as their weight. The background is the compressor's own, one vector per cell, in half
-    precision across a restart.
+    A fixed camera sees the same background for hours and an object for seconds. A token's novelty is one minus the
+    cosine of its key and its cell's background, a moving average of the directions of all keys seen there. It is then
+    averaged over the 3 x 3 cells around the token in its frame, where cells without a token count 0: a change of a
+    single cell scores lower than an object, and an object's edge lower than its middle. Tokens are scored once, when
+    they first compete; the score is kept as their weight. The background, one vector per cell, is compressor state,
+    stored in half precision across restarts.
 
-    Alone novelty would fill the memory with the many tokens of whoever stayed longest; so of 4 frames the best token
-    counts whole, the second half, the third a third, and likewise of 32. Frames in which nothing changed have no tokens
-    and take no room. Keys of the shallow layers show what a cell looks like, those of deep ones what the model makes of
-    the scene; so the first quarter of the layers, all heads together, decides for all. Where heads do not hold the same
-    tokens, each layer's head decides for itself.
+    Novelty alone would fill the memory with whoever stayed longest. So within each 4 frames the best token's score
+    counts in full, the second's half, the third's a third, and again within each 32. Frames without change have no
+    tokens and take no room. Shallow keys reflect a cell's appearance, deep ones the model's interpretation of the
+    scene, so the first quarter of the layers decides for all, its heads together. If heads hold different tokens, each
+    head of each layer decides for itself.
 
     Args:
-        columns: cells of one row.
-        rate: of the moving average, for each token.
+        columns: cells per row of the grid.
+        rate: of the moving average, per token.
     """
 
     def __init__(self, columns: int, *, rate: float = 0.05) -> None:
         super().__init__(columns)
         if not 0 < rate <= 1:
-            raise ValueError(f"the rate of novelty's background is above 0 and at most 1, not {rate:g}")
+            raise ValueError(f"the rate of novelty's background must be above 0 and at most 1, not {rate:g}")
         self.rate = rate
         self._scores: list[Tensor] = []
-        # Of all layers and heads together (""), or of each that decides for itself ("layer.head").
+        # For all layers and heads together (""), or per head that decides for itself ("layer.head").
         self._backgrounds: dict[str, Tensor] = {}
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:
@@ -77,14 +77,14 @@ class Novelty(Compressor):
         self._backgrounds = {whose: background.float() for whose, background in state.items()}
 
     def _scored(self, layer: LayerKV, h: int, keys: Sequence[Tensor], whose: str) -> Tensor:
-        """Novelty ``[1, n]`` of one head's tokens by their ``keys [n, D]``, of those that were scored before the same;
-        ``whose``: background."""
+        """Novelty ``[1, n]`` of one head's tokens by their ``keys [n, D]``, reusing earlier scores; ``whose``: name of
+        the background."""
         weight = layer.weights[h]
         scores, fresh = (weight - _SCORED).clamp(min=0), (weight < _SCORED).nonzero()[:, 0]
         if len(fresh):
             unit = torch.cat([F.normalize(key[fresh].float(), dim=1) for key in keys], dim=1) / len(keys) ** 0.5
             frame, cell = layer.frame[h, fresh], layer.cell[h, fresh]
-            # One that was restored is on the host.
+            # A restored background is on the host.
             background = grown(self._backgrounds.get(whose, unit[:0]).to(unit.device), int(cell.max()) + 1)
             self._backgrounds[whose] = background
             scores[fresh] = pooled(novelty(unit, frame, cell, background, self.rate), frame, cell, self.columns)
@@ -110,16 +110,14 @@ def _same_tokens(layers: Sequence[LayerKV]) -> bool:
 
 
 def grown(background: Tensor, cells: int) -> Tensor:
-    """``background [c, D]`` with zeros for cells up to the number ``cells``."""
+    """Pad ``background [c, D]`` with zeros to at least ``cells`` cells."""
     return F.pad(background, (0, 0, 0, max(0, cells - len(background))))
 
 
 def novelty(unit: Tensor, frame: Tensor, cell: Tensor, background: Tensor, rate: float) -> Tensor:
-    """Novelty ``[n]``, 0 to 2, of tokens in time order: one minus the cosine of their directions ``unit [n, D]`` with
-    the ``background [c, D]`` of their ``cell [n]`` as it was before their ``frame [n]``; 0 for the first of a cell.
-
-    Each of them moves the background towards itself by ``rate``, in place.
-    """
+    """Novelty ``[n]``, 0 to 2, of tokens in time order: one minus the cosine of their directions ``unit [n, D]`` and
+    the ``background [c, D]`` of their ``cell [n]`` before their ``frame [n]``; 0 for the first token of a cell. Each
+    token moves the background towards itself by ``rate``, in place."""
     scores = unit.new_zeros(len(unit))
     _, sizes = torch.unique_consecutive(frame, return_counts=True)
     for rows in torch.split(torch.arange(len(unit), device=unit.device), sizes.tolist()):
@@ -131,8 +129,8 @@ def novelty(unit: Tensor, frame: Tensor, cell: Tensor, background: Tensor, rate:
 
 
 def pooled(scores: Tensor, frame: Tensor, cell: Tensor, columns: int) -> Tensor:
-    """Mean ``[n]`` of the ``scores [n]`` of the 3 x 3 cells around each token in its ``frame [n]``; 0 where there is no
-    token. ``columns``: of the grid."""
+    """Mean ``[n]`` of ``scores [n]`` over the 3 x 3 cells around each token in its ``frame [n]``; cells without a token
+    count 0. ``columns``: of the grid."""
     slot = frame_slots(frame[None])[0]
     rows = int(cell.max()) // columns + 1
     grid = scores.new_zeros(int(slot[-1]) + 1, rows, columns)

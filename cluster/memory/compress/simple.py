@@ -26,11 +26,11 @@ class Sliding(Compressor):
 
 
 class Uniform(Compressor):
-    """Uniform Select (papers: infinipot-v, B.3): keeps whole frames at even distances in time, the newest among them,
-    and of one more frame what still fits.
+    """Uniform Select (papers: infinipot-v, B.3): keeps whole frames evenly spaced in time, including the newest, and
+    as much of one more as fits.
 
-    The frame whose neighbours are nearest to each other leaves first. Chosen anew by their numbers among those held,
-    frames would be the first ones and the newest after many compressions, with nothing between.
+    The frame whose neighbours are nearest to each other is removed first. Re-spacing the held frames by index at every
+    compression would eventually leave only the oldest and newest frames.
     """
 
     def select(self, layers: Sequence[LayerKV], budget: int) -> list[Tensor]:

@@ -14,21 +14,21 @@ from cluster.memory.organise import AtHand, NewTokens, Organiser
 class VisualPartitions:
     """Online k-means by cosine similarity over one embedding per frame.
 
-    A frame joins the partition whose centre is most like it; one that is like none of them founds a partition. Of too
-    many, the one that no frame has joined for longest ends: its clusters stay, and nothing joins them any more (ours;
-    the paper's videos are short). Centres are means of unit vectors.
+    A frame joins the partition with the most similar centre, or founds one if none is similar enough. Beyond ``limit``
+    the least recently joined partition is closed: its clusters stay but take no more tokens (ours; the paper's videos
+    are short). Centres are means of unit vectors.
 
     Args:
         width: of an embedding.
-        limit: most partitions that frames can join, at least 1.
-        similarity: cosine from which on a frame is like a centre. ``ConfigError`` for what is no cosine.
+        limit: maximum number of open partitions, at least 1 (else ``ConfigError``).
+        similarity: minimum cosine between a frame and the centre it joins, -1 to 1 (else ``ConfigError``).
     """
 
     def __init__(self, width: int, *, limit: int = 16, similarity: float = 0.6) -> None:
         if limit < 1 or not -1 <= similarity <= 1:
             raise ConfigError(f"partitions need a limit of at least 1 and a cosine, not {limit} and {similarity:g}")
         self.limit, self.similarity = limit, similarity
-        # The one that a frame has joined last is the last.
+        # Least recently joined first.
         self.summed = torch.zeros(0, width)
         self.number = torch.zeros(0, dtype=torch.int64)
         self.founded = 0
@@ -37,7 +37,7 @@ class VisualPartitions:
         return len(self.number)
 
     def add(self, embedding: Tensor) -> int:
-        """Partition number of a frame with this ``embedding [D]``."""
+        """Assign a frame by its ``embedding [D]``; returns its partition number."""
         unit = normalize(embedding.float(), dim=0)
         likeness = normalize(self.summed, dim=1) @ unit
         if not len(self) or float(likeness.amax()) < self.similarity:
@@ -69,19 +69,19 @@ class VisualPartitions:
         return made
 
 
-# Most iterations of two-means.
+# Maximum number of iterations of two-means.
 _ROUNDS = 10
-# Smaller cosine distances count as equal directions.
+# Cosine distance below which directions count as equal.
 _SAME = 1e-6
 
 
 def two_means(key: Tensor, weight: Tensor, group: Tensor, groups: int) -> Tensor:
-    """Split each group of points ``key [n, D]`` in two by direction, each part nearer to its own mean direction, with
-    ``weight [n]`` of each point in it; ``group [n]``: of each point, 0 to ``groups - 1``, none without points.
+    """Split each group of points ``key [n, D]`` in two by direction (2-means, each point weighted by ``weight [n]``).
+    ``group [n]``: of each point, 0 to ``groups - 1``, none empty.
 
-    Begins with the point least like the mean and the point least like that one, so that nothing is left to chance.
+    Deterministic: starts from the point least similar to the mean, and the point least similar to that one.
 
-    Returns ``[n]`` bool: the part that its group's first point is not in; empty where all directions are the same.
+    Returns ``[n]`` bool: the part without its group's first point; all False if all directions are equal.
     """
     unit = normalize(key.float(), dim=1)
     weighted = unit * weight[:, None]
@@ -112,7 +112,7 @@ def two_means(key: Tensor, weight: Tensor, group: Tensor, groups: int) -> Tensor
 
 
 def _first_least(values: Tensor, group: Tensor, groups: int) -> Tensor:
-    """Number of the least of ``values [n]`` in each group, the first of several."""
+    """Index of the minimum of ``values [n]`` in each group; ties go to the first."""
     least = values.new_zeros(groups).scatter_reduce_(0, group, values, "amin", include_self=False)
     number = torch.arange(len(values))
     last = torch.full((groups,), len(values))
@@ -129,32 +129,34 @@ _COUNTERS = ("splits", "deferred", "founded", "groupings", "merged")
 class Mosaic(Organiser):
     """A token joins the most similar cluster (cosine to its mean) of its partition, unless that would make it invalid.
 
-    Each head of a layer has clusters of its own (the paper: each layer). A cluster of ``n`` tokens is invalid when the
-    variance of its keys, as a share of their mean squared norm, by which layers differ, exceeds
+    Clusters are per head (the paper: per layer). A cluster of ``n`` tokens is invalid when the variance of its keys,
+    relative to their mean squared norm, which varies between layers, exceeds
     ``tau(n) = tau_large - (tau_large - tau_small) * exp(-n / kappa)``. The tokens of one call that prefer the same
     cluster are tested together:
 
-    * members loaded: all of them join, and a cluster that becomes invalid is marked for an immediate split;
-    * members offloaded: they found clusters of their own (retrieved like any other), each valid, and record which
-      cluster they were founded for; that one is marked. If it would have become invalid, its split is deferred.
+    * members resident: all tokens join, and a cluster that becomes invalid is marked for an immediate split;
+    * members offloaded: the tokens found valid clusters of their own, retrieved like any other, which record the
+      cluster they were founded for. That one is marked; if it would have become invalid, its split is deferred.
 
-    When the members of a marked cluster are loaded, the clusters founded for it are merged into it, and it is divided
-    by two-means if it is then invalid (algorithm 1). The paper keeps apart only what makes a cluster invalid and lets
-    the rest join at once. Here a cluster is one block, and joining an offloaded one would fetch and rewrite that; so
-    nothing does.
+    When the members of a marked cluster are loaded, the clusters founded for it are merged into it, and it is split by
+    two-means if then invalid (algorithm 1). The paper keeps apart only tokens that would make a cluster invalid. Here a
+    cluster is one block, and joining an offloaded one would fetch and rewrite it, so no token does.
 
-    The paper names a stricter threshold for small clusters, yet wants them split less readily. On keys of real clips
-    the latter works better: more of the true top keys are found with as many clusters.
+    The paper states a stricter threshold for small clusters, yet intends them to split less readily. On keys of real
+    clips the latter works better: it finds more of the true top keys with as many clusters.
 
     Args:
         width: of a key.
-        tau_small, tau_large: threshold of the smallest and of large clusters, shares of the squared norm.
+        tau_small, tau_large: thresholds of the smallest and of large clusters, shares of the squared norm.
         kappa: cluster size at which 63 % of the way between them is covered, positive.
-        defer: False: never defer a split; all members must be loaded. ``ConfigError`` for what is no share.
+        defer: if False, splits are never deferred and all members must be resident.
 
     Attributes:
         splits: clusters split. deferred: splits deferred. founded: clusters founded by new tokens. groupings: splits
-            among new tokens only, which move nothing. merged: clusters merged into those they were founded for.
+            among new tokens only, which move no stored token. merged: clusters merged into those they were founded for.
+
+    Raises:
+        ConfigError: an option is out of range.
     """
 
     wants_partitions = True
@@ -172,13 +174,13 @@ class Mosaic(Organiser):
         super().__init__(width)
         if not (0 <= tau_small <= 1 and 0 <= tau_large <= 1 and kappa > 0):
             raise ConfigError(
-                f"mosaic's thresholds are shares between 0 and 1 and its kappa is positive, "
-                f"not {tau_small:g}, {tau_large:g} and {kappa:g}"
+                f"mosaic's thresholds are shares between 0 and 1 and its kappa is positive, not {tau_small:g}, "
+                f"{tau_large:g} and {kappa:g}"
             )
         self.tau_small, self.tau_large, self.kappa, self.defer = tau_small, tau_large, kappa, defer
         self.splits = self.deferred = self.founded = self.groupings = self.merged = 0
         self.table.columns[_PENDING] = torch.zeros(0, dtype=torch.bool)
-        # Uid + 1 of the cluster it was founded for; 0: none.
+        # Uid + 1 of the cluster it was founded for; 0 if none.
         self.table.columns[_OWNER] = torch.zeros(0, dtype=torch.int64)
 
     @property
@@ -193,12 +195,11 @@ class Mosaic(Organiser):
             setattr(self, name, int(state[name]))
 
     def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
-        """See the class; ``ValueError`` where the members of a cluster to be split are not loaded though ``defer`` is
-        off."""
+        """See the class; ``ValueError`` if ``defer`` is off and the members of a cluster to be split are offloaded."""
         key, table = tokens.key.float(), self.table
         cluster = torch.full((len(key),), -1)
         marked: list[int] = []
-        # Tokens that found clusters, and for which clusters.
+        # Tokens that found clusters, and the owner of those.
         outside: list[tuple[Tensor, int]] = []
         for partition in torch.unique(tokens.partition).tolist():
             which = (tokens.partition == partition).nonzero()[:, 0]
@@ -233,7 +234,7 @@ class Mosaic(Organiser):
 
     def merge(self, cluster: int, others: Tensor) -> None:
         owner, uid = self.table.columns[_OWNER], self.table.uid
-        # What was founded for those that end belongs to it, too.
+        # Clusters founded for the merged ones now belong to this one.
         owner[torch.isin(owner, uid[others] + 1)] = uid[cluster] + 1
         super().merge(cluster, others)
         self.merged += len(others)
@@ -256,7 +257,7 @@ class Mosaic(Organiser):
         return self.tau_large - (self.tau_large - self.tau_small) * torch.exp(-count / self.kappa)
 
     def _invalid(self, variance: Tensor, mean: Tensor, count: Tensor) -> Tensor:
-        """Whether clusters with these statistics are too wide; the mean squared norm is variance plus squared mean."""
+        """Whether clusters with these statistics are invalid; the mean squared norm is variance plus squared mean."""
         return variance > self._tau(count) * (variance + mean.square().sum(-1))
 
     def _invalidated(self, key: Tensor, wanted: Tensor) -> list[int]:
@@ -269,8 +270,8 @@ class Mosaic(Organiser):
         return invalid
 
     def _after(self, clusters: Tensor, joining: Tensor, summed: Tensor, squares: Tensor) -> Tensor:
-        """Whether ``clusters [m]`` would be invalid after ``joining [m]`` tokens joined, given the sums of their
-        differences ``[m, D]`` to the mean and of these differences' squares ``[m]``."""
+        """Whether ``clusters [m]`` would be invalid after ``joining [m]`` tokens joined, given the sums of the tokens'
+        differences from the mean ``[m, D]`` and of the squared differences ``[m]``."""
         table = self.table
         total = table.count[clusters] + joining
         shift = summed / total[:, None]
@@ -278,8 +279,8 @@ class Mosaic(Organiser):
         return self._invalid((spread - shift.square().sum(1)).clamp(min=0), table.mean[clusters] + shift, total)
 
     def _found(self, key: Tensor, cluster: Tensor, outside: list[tuple[Tensor, int]]) -> Tensor:
-        """Put the tokens ``outside`` into new clusters, splitting each group until valid; writes their numbers to
-        ``cluster [t]`` and returns for which cluster each was founded ``[f]``."""
+        """Put the tokens ``outside`` into new clusters, splitting each group until valid. Writes their indices to
+        ``cluster [t]``; returns each new cluster's owner ``[f]``."""
         lots = [(these, owner) for these, owner in outside if len(these)]
         owner = torch.tensor([owner for _, owner in lots], dtype=torch.int64)
         if not lots:
@@ -287,7 +288,7 @@ class Mosaic(Organiser):
         these = torch.cat([these for these, _ in lots])
         points = key[these]
         part = torch.cat([torch.full_like(lot, number) for number, (lot, _) in enumerate(lots)])
-        # Tokens of groups that may need a split.
+        # Tokens in groups that may need a split.
         left = torch.arange(len(these))
         while len(left):
             numbers, group = torch.unique(part[left], return_inverse=True)

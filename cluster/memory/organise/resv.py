@@ -1,4 +1,4 @@
-"""ReSV clusters (V-Rex, section IV-B): keys within a Hamming distance of a founder's hash."""
+"""ReSV clusters (V-Rex, section IV-B): keys whose hash is within a Hamming distance of a founder's."""
 
 from typing import ClassVar
 
@@ -14,19 +14,23 @@ _BITS = "bits"
 
 
 class ReSV(Organiser):
-    """A token joins the nearest cluster within a Hamming distance, and else founds one; its bits are the founder's.
+    """A token joins the nearest cluster within a Hamming distance, or else founds one with its own hash bits.
 
-    Hashes are taken of raw keys, before rotary: the same thing at the same place hashes alike whenever it is seen. The
-    paper hashes rotated keys, which drift apart with time. A founder's bits stay its cluster's as long as that lives.
-    Clusters are made within the recent KV (section V-C): one whose members are offloaded takes no more tokens, so
-    that its block is never read or written again for those that come.
+    Keys are hashed before rotary, so the same thing at the same place hashes alike at any time; the paper hashes
+    rotated keys, which drift apart over time. A cluster keeps its founder's bits for life. Clustering is limited to the
+    recent KV (section V-C): an offloaded cluster takes no more tokens, so its block is never read or rewritten for new
+    ones.
 
     Args:
         width: of a key.
-        bits: hyperplanes, at least 1; seed: of their random directions.
-        threshold: largest distance at which a token still joins, not negative; the paper's 7 reads "below".
-        tokens: a cluster with so many takes no more, at least 1. Every token that joins has its block written again, so
-            large clusters of what does not change would fill the tiers above. ``ConfigError`` otherwise.
+        bits: number of hyperplanes, at least 1.
+        threshold: largest distance at which a token still joins, not negative (the paper: below 7).
+        tokens: size at which a cluster takes no more tokens, at least 1. Each token that joins rewrites the block, so
+            large clusters of static content would fill the upper tiers with copies.
+        seed: of the hyperplanes' random directions.
+
+    Raises:
+        ConfigError: an option is out of range.
     """
 
     def __init__(self, width: int, *, bits: int = 32, threshold: int = 7, tokens: int = 512, seed: int = 0) -> None:
@@ -49,7 +53,7 @@ class ReSV(Organiser):
         signs, known = self.hash(tokens.key), len(self.table)
         apart = _hamming(signs, self._signs(self.table.columns[_BITS]))
         apart[:, self.table.count >= self.tokens] = self._planes.shape[1] + 1
-        apart = self._from_those_at_hand(apart, at_hand)
+        apart = self._exclude_offloaded(apart, at_hand)
         # Only tokens that no existing cluster accepts can found one.
         alone = (apart > self.threshold).all(1).nonzero()[:, 0]
         founders = alone[self._founders(signs[alone])]
@@ -65,8 +69,8 @@ class ReSV(Organiser):
         return cluster
 
     def _divided(self, cluster: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
-        """``cluster [t]`` where none of ``clusters`` takes too many: every ``tokens``-th that would join one founds
-        another, which takes those after it. Also the tokens that found these, in the order of their numbers."""
+        """``cluster [t]`` with full clusters divided: whenever one of ``clusters`` is full, the next token founds
+        another that takes those after it. Also returns the founding tokens, in the order of the new clusters."""
         order = cluster.argsort(stable=True)
         count = torch.bincount(cluster, minlength=clusters)
         held = F.pad(self.table.count, (0, clusters - len(self.table)))
@@ -83,10 +87,10 @@ class ReSV(Organiser):
         cluster[later] = clusters + number
         return cluster, first
 
-    def _from_those_at_hand(self, apart: Tensor, at_hand: AtHand) -> Tensor:
-        """Distances ``[t, c]``, too large for any token where the cluster is offloaded."""
+    def _exclude_offloaded(self, apart: Tensor, at_hand: AtHand) -> Tensor:
+        """Set the distances ``[t, c]`` to offloaded clusters out of reach."""
         asked = torch.zeros(apart.shape[1], dtype=torch.bool)
-        # Only of clusters that tokens would join: each of them is loaded anyway.
+        # Checks only clusters that tokens would join, which are loaded anyway.
         while apart.shape[1]:
             wanted = torch.unique(_nearest(apart)[apart.amin(1) <= self.threshold])
             wanted = wanted[~asked[wanted]]
@@ -97,12 +101,12 @@ class ReSV(Organiser):
         return apart
 
     def _signs(self, packed: Tensor) -> Tensor:
-        """The inverse of :func:`_packed`."""
+        """Inverse of :func:`_packed`."""
         bits = np.unpackbits(packed.numpy(), axis=1, count=self._planes.shape[1], bitorder="little")
         return torch.from_numpy(bits).float() * 2 - 1
 
     def _founders(self, signs: Tensor) -> Tensor:
-        """Numbers of those that found a cluster: each that is too far from all founders before it."""
+        """Indices of the rows that found a cluster: those too far from all previous founders."""
         far = (_hamming(signs, signs) > self.threshold).numpy()
         founders: list[int] = []
         left = np.ones(len(far), dtype=bool)
@@ -113,25 +117,23 @@ class ReSV(Organiser):
 
 
 class KVMU(ReSV):
-    """ReSV's clusters in blocks that are written once (V-Rex, section V-C, KV cache management unit).
+    """ReSV clusters in write-once blocks (V-Rex, section V-C, KV cache management unit).
 
-    Clusters are made within the recent KV alone: the frames that are clustered together (``memory.block_frames``).
-    A block that was written takes no more tokens, and a compression drops it whole or leaves it as it is.
-
-    The paper has no cap: what it offloads is never compressed. Which blocks a compression drops is ours
-    (:func:`~cluster.memory.eviction.whole_clusters`).
+    Clustering is limited to the frames clustered together (``memory.block_frames``): a written block takes no more
+    tokens, and compression drops it whole or leaves it unchanged. The paper has no cap and never compresses offloaded
+    KV; the choice of blocks to drop is ours (:func:`~cluster.memory.eviction.whole_clusters`).
     """
 
     written_once: ClassVar[bool] = True
 
-    def _from_those_at_hand(self, apart: Tensor, at_hand: AtHand) -> Tensor:
+    def _exclude_offloaded(self, apart: Tensor, at_hand: AtHand) -> Tensor:
         del at_hand
         return torch.full_like(apart, self._planes.shape[1] + 1)
 
 
 def _nearest(distance: Tensor) -> Tensor:
-    """Number of the least of each row of ``distance [t, c]``; ties go to the older cluster (min() does not specify the
-    index)."""
+    """Index of the minimum of each row of ``distance [t, c]``; ties go to the older cluster, which ``Tensor.min`` does
+    not guarantee."""
     clusters = distance.shape[1]
     if not clusters:
         return torch.zeros(len(distance), dtype=torch.int64)
@@ -145,5 +147,5 @@ def _packed(signs: Tensor) -> Tensor:
 
 
 def _hamming(a: Tensor, b: Tensor) -> Tensor:
-    """``[n, bits]``, ``[m, bits]`` of +1 and -1 -> the number of bits that differ ``[n, m]``."""
+    """Hamming distances ``[n, m]`` between ``[n, bits]`` and ``[m, bits]`` of +1 and -1."""
     return (a.shape[1] - a @ b.mT) / 2

@@ -1,4 +1,4 @@
-"""Clusters that need no search: one per frame (ReKV), one per token (InfiniGen-P)."""
+"""Trivial organisers: one cluster per frame (ReKV), one per token (InfiniGen-P)."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ from cluster.memory.organise import AtHand, NewTokens, Organiser
 
 
 class Frames(Organiser):
-    """A frame's tokens are one block; its representative is their mean key."""
+    """One cluster per frame, represented by its mean key."""
 
     def add(self, tokens: NewTokens, at_hand: AtHand) -> Tensor:
         del at_hand
         numbers, index = torch.unique_consecutive(tokens.frame, return_inverse=True)
-        # Frames arrive in order: only the newest cluster can be of the same frame.
-        goes_on = len(numbers) > 0 and len(self.table) > 0 and int(self.table.latest[-1]) == int(numbers[0])
-        cluster: Tensor = index + len(self.table) - int(goes_on)
+        # Frames arrive in order, so only the newest cluster can be of the same frame.
+        continues = len(numbers) > 0 and len(self.table) > 0 and int(self.table.latest[-1]) == int(numbers[0])
+        cluster: Tensor = index + len(self.table) - int(continues)
         self.table.add(tokens, cluster)
         return cluster
 

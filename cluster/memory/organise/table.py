@@ -23,10 +23,10 @@ class NewTokens:
 
     * ``key``, ``value`` ``[t, D]``; keys before rotary
     * ``frame`` ``[t]`` int64: number of the frame
-    * ``partition`` ``[t]`` int64: visual partition of the token's frame, 0 where nobody partitions
+    * ``partition`` ``[t]`` int64: visual partition of the token's frame, 0 without partitions
 
     Raises:
-        ValueError: shapes do not fit.
+        ValueError: inconsistent shapes.
     """
 
     key: Tensor
@@ -46,7 +46,7 @@ class NewTokens:
 
 
 def _statistics(key: Tensor, value: Tensor, frame: Tensor, group: Tensor, groups: int) -> dict[str, Tensor]:
-    """Columns of the table for tokens that are each in ``group`` ``[t]``, 0 to ``groups - 1``, none without a token."""
+    """Table columns for tokens assigned to ``group`` ``[t]``, 0 to ``groups - 1``, none of them empty."""
     count = torch.bincount(group, minlength=groups)
     wide = key.float()
 
@@ -65,26 +65,26 @@ def _statistics(key: Tensor, value: Tensor, frame: Tensor, group: Tensor, groups
 
 
 class ClusterTable:
-    """``c`` clusters, numbered densely, of ``n`` tokens, numbered in time order.
+    """``c`` clusters, indexed densely, of ``n`` tokens, indexed in time order.
 
-    * ``mean``, ``value_mean`` ``[c, D]`` float32 of the members' keys and values, rounded to float16, as they are
-      stored; ``value_mean`` has no columns unless ``values``
+    * ``mean``, ``value_mean`` ``[c, D]`` float32 of the members' keys and values, rounded to float16 as in storage;
+      ``value_mean`` has width 0 unless ``values``
     * ``variance`` ``[c]`` float32: mean squared distance of the members' keys to ``mean``
-    * ``count`` ``[c]`` int64: members; ``latest`` ``[c]`` int64: largest frame number of a member
-    * ``partition`` ``[c]`` int64: that of the token that founded the cluster
-    * ``uid`` ``[c]`` int64, ascending: stays the same as long as the cluster lives and is never used again here
-    * ``block`` ``[c]`` int64: number of the block that holds the members; whoever writes blocks sets it
+    * ``count`` ``[c]`` int64: number of members; ``latest`` ``[c]`` int64: largest frame number of a member
+    * ``partition`` ``[c]`` int64: of the token that founded the cluster
+    * ``uid`` ``[c]`` int64, ascending: stable over the cluster's life and never reused in this table
+    * ``block`` ``[c]`` int64: number of the block that holds the members, set by the writer of blocks
     * ``of_token`` ``[n]`` int64: cluster of each token
-    * ``columns``: what an organiser knows of each cluster beside that, ``[c, ...]`` each; zeros where a cluster is new
+    * ``columns``: an organiser's state per cluster, ``[c, ...]`` each; zeros for new clusters
 
-    All of it holds for the present members after every call, and lies on the CPU.
+    Statistics are up to date after every call. All tensors are on the CPU.
     """
 
     def __init__(self, width: int, *, values: bool = False) -> None:
         self.mean = torch.zeros(0, width)
         self.value_mean = torch.zeros(0, width if values else 0)
         self.variance = torch.zeros(0)
-        # Columns are replaced, never written in place while they are empty.
+        # May be shared: empty columns are replaced, not written in place.
         self.count = self.partition = self.latest = self.uid = self.block = torch.zeros(0, dtype=torch.int64)
         self.of_token = torch.zeros(0, dtype=torch.int64)
         self.columns: dict[str, Tensor] = {}
@@ -99,18 +99,18 @@ class ClusterTable:
 
     @property
     def nbytes(self) -> int:
-        """Of :meth:`state`, at most."""
+        """Upper bound of the size of :meth:`state`."""
         tensors = [getattr(self, name) for name in _STORED] + list(self.columns.values())
         whole: int = sum(tensor.numel() * min(4, tensor.itemsize) for tensor in tensors)
         halved = 2 * (self.mean.numel() + self.value_mean.numel())
-        # Blocks have numbers of 64 bits.
+        # Block numbers take 64 bits.
         return whole + 4 * len(self) - halved
 
     def add(self, tokens: NewTokens, cluster: Tensor) -> None:
-        """Tokens join ``cluster`` ``[t]``; numbers from ``len(self)`` on found clusters, without gaps.
+        """Assign tokens to ``cluster`` ``[t]``; indices from ``len(self)`` on found new clusters.
 
-        Means and variances are merged as Welford's update does it (Mosaic, eq. 3, 4), a whole group at a time. Raises
-        ``ValueError``: not one number per token, a negative one, or new clusters with a gap in their numbers.
+        Means and variances are merged by Welford's update (Mosaic, eq. 3, 4), a whole group at a time. ``ValueError``
+        unless there is one non-negative index per token and new indices have no gaps.
         """
         if cluster.shape != (len(tokens),):
             raise ValueError(f"{len(tokens)} tokens join as many clusters, not {tuple(cluster.shape)}")
@@ -138,23 +138,22 @@ class ClusterTable:
         self.of_token = torch.cat([self.of_token, cluster.to(torch.int64)])
 
     def members(self, cluster: int) -> Tensor:
-        """Numbers of a cluster's tokens, in time order."""
+        """Indices of a cluster's tokens, in time order."""
         return (self.of_token == cluster).nonzero()[:, 0]
 
     def order(self) -> Tensor:
-        """Token numbers sorted by cluster, then time."""
+        """Token indices sorted by cluster, then time."""
         return self.of_token.argsort(stable=True)
 
     def keep_tokens(self, kept: Tensor, key: Tensor, value: Tensor, frame: Tensor) -> Tensor:
-        """Only the tokens ``kept`` ``[m]`` (ascending) stay, with ``key``, ``value`` ``[m, D]`` and ``frame`` ``[m]``;
-        numbers of tokens and clusters close up, uids stay.
+        """Keep only the tokens ``kept`` ``[m]`` (ascending), with ``key``, ``value`` ``[m, D]`` and ``frame`` ``[m]``.
+        Tokens and clusters are reindexed densely; uids stay.
 
-        Returns which clusters ``[c']``, by the new numbers, lost members: their statistics are computed anew from what
-        is given, those of the others stay as they are. Raises ``ValueError``: tokens that there are not, or not in
-        order.
+        Returns which clusters ``[c']``, in the new order, lost members. Their statistics are recomputed from the
+        arguments; other clusters keep theirs. ``ValueError`` if ``kept`` is out of range or not ascending.
         """
         if len(kept) and (int(kept[0]) < 0 or int(kept[-1]) >= self.tokens or bool((kept[1:] <= kept[:-1]).any())):
-            raise ValueError(f"the tokens that stay are ascending numbers below {self.tokens}")
+            raise ValueError(f"the tokens to keep must be ascending numbers below {self.tokens}")
         stays = self.of_token[kept]
         count = torch.bincount(stays, minlength=len(self))
         lost = count < self.count
@@ -174,14 +173,14 @@ class ClusterTable:
         return touched
 
     def split_cluster(self, cluster: int, leave: Tensor, key: Tensor, value: Tensor, frame: Tensor) -> int:
-        """Members where ``leave`` ``[n]`` is True become the cluster ``len(self)``, of the same partition; returns its
-        number. ``key``, ``value`` ``[n, D]``, ``frame`` ``[n]``: in the members' order. Raises ``ValueError``: not one
-        row per member, or a part without any."""
+        """Move the members where ``leave`` ``[n]`` is True to a new cluster of the same partition; returns its index.
+        ``key``, ``value`` ``[n, D]``, ``frame`` ``[n]``: in the members' order. ``ValueError`` unless there is one row
+        per member and neither part is empty."""
         members = self.members(cluster)
         if leave.shape != members.shape or len(key) != len(members):
             raise ValueError(f"a cluster of {len(members)} tokens cannot be divided by {tuple(leave.shape)}")
         if not bool(leave.any()) or bool(leave.all()):
-            raise ValueError("a cluster is divided into two parts that both have members")
+            raise ValueError("a cluster must be divided into two non-empty parts")
         new = len(self)
         self._grow(self.partition[cluster : cluster + 1])
         self.of_token[members[leave]] = new
@@ -189,10 +188,10 @@ class ClusterTable:
         return new
 
     def merge_clusters(self, cluster: int, others: Tensor) -> None:
-        """The tokens of ``others`` ``[m]``, which are younger (``ValueError``), join a cluster, whose number and
-        statistics follow as in :meth:`add`; the others end, and numbers close up."""
+        """Merge the newer clusters ``others`` ``[m]`` (else ``ValueError``) into ``cluster``, with statistics as in
+        :meth:`add`; clusters are reindexed densely."""
         if bool((others <= cluster).any()):
-            raise ValueError("a cluster is merged into an older one")
+            raise ValueError("a cluster can only be merged into an older one")
         parts = torch.cat([others.new_tensor([cluster]), others])
         count = self.count[parts].float()
         share = (count / count.sum())[:, None]
@@ -211,7 +210,7 @@ class ClusterTable:
         self._take(stays.nonzero()[:, 0])
 
     def subset(self, clusters: Tensor) -> Self:
-        """A table of ``clusters [m]``, ascending, and of their tokens alone."""
+        """A table of only ``clusters [m]``, ascending, and their tokens."""
         other = copy.copy(self)
         other._take(clusters)
         number = torch.full((len(self),), -1, dtype=torch.int64)
@@ -228,19 +227,19 @@ class ClusterTable:
         return other
 
     def validate(self) -> None:
-        """Raises ``ValueError`` where the table is inconsistent."""
+        """Raise ``ValueError`` if the table is inconsistent."""
         columns = [getattr(self, name) for name in _OWN] + list(self.columns.values())
         if any(len(column) != len(self) for column in columns):
             raise ValueError("columns of different lengths")
         if self.tokens and not 0 <= int(self.of_token.min()) <= int(self.of_token.max()) < len(self):
-            raise ValueError("tokens in clusters that there are not")
+            raise ValueError("tokens in clusters that do not exist")
         if not torch.equal(torch.bincount(self.of_token, minlength=len(self)), self.count):
-            raise ValueError("clusters that do not have as many members as they say")
+            raise ValueError("cluster counts do not match their members")
         if bool((self.uid[1:] <= self.uid[:-1]).any()) or (len(self) and int(self.uid[-1]) >= self.next_uid):
-            raise ValueError("uids that do not ascend")
+            raise ValueError("uids do not ascend")
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors by name for ``restore``; copies, means as float16, numbers :func:`narrowed`."""
+        """Tensors by name for :meth:`restore`: copies, means as float16, integers :func:`narrowed`."""
         named = {name: narrowed(getattr(self, name)) for name in _STORED}
         named |= {name: named[name].half() for name in _MEANS}
         named |= {_COLUMN + name: narrowed(column) for name, column in self.columns.items()}
@@ -248,10 +247,10 @@ class ClusterTable:
 
     @classmethod
     def restore(cls, state: Mapping[str, Tensor]) -> Self:
-        """Inverse of :meth:`state`; ``ValueError`` where something is missing."""
+        """Inverse of :meth:`state`; ``ValueError`` if a tensor is missing."""
         missing = {*_STORED, "next_uid"} - set(state)
         if missing:
-            raise ValueError(f"the state of a table of clusters lacks {', '.join(sorted(missing))}")
+            raise ValueError(f"the state of a cluster table lacks {', '.join(sorted(missing))}")
         table = cls(state["mean"].shape[1])
         for name in _STORED:
             setattr(table, name, state[name].float() if name in _MEANS else widened(state[name]))
@@ -262,7 +261,7 @@ class ClusterTable:
         return table
 
     def _grow(self, partition: Tensor) -> None:
-        """Append one cluster without members for each entry of ``partition``."""
+        """Append an empty cluster for each entry of ``partition``."""
         fresh = len(partition)
         uid = torch.arange(self.next_uid, self.next_uid + fresh)
         self.next_uid += fresh
@@ -284,7 +283,7 @@ class ClusterTable:
             getattr(self, name)[clusters] = column
 
     def _counted(self, value: Tensor) -> Tensor:
-        """The columns of values of which means are kept."""
+        """``value``, cut to width 0 if value means are not kept."""
         return value[:, : self.value_mean.shape[1]]
 
 
@@ -293,7 +292,7 @@ def _rounded(mean: Tensor) -> Tensor:
 
 
 def narrowed(tensor: Tensor) -> Tensor:
-    """A copy, whole numbers in the fewest bytes that hold them."""
+    """A copy, with integers in the smallest of 16, 32 and 64 bits that holds them."""
     if tensor.dtype in (torch.int64, torch.int32):
         most = int(tensor.abs().max()) if tensor.numel() else 0
         fits = [dtype for dtype in (torch.int16, torch.int32) if most <= torch.iinfo(dtype).max]
@@ -302,5 +301,5 @@ def narrowed(tensor: Tensor) -> Tensor:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """The inverse for numbers of 64 bits."""
+    """A copy, with narrowed integers back in 64 bits."""
     return tensor.to(torch.int64 if tensor.dtype in (torch.int16, torch.int32) else tensor.dtype, copy=True)

@@ -1,7 +1,7 @@
 """Retrievers: which clusters a question reads.
 
-A retriever implements :meth:`Retriever.select_layer`, which returns cluster numbers of all heads of a layer; where each
-head chooses for itself, a :class:`HeadRetriever` implements :meth:`Retriever.select`.
+A retriever implements :meth:`Retriever.select_layer`, which selects clusters for all heads of a layer; if heads are
+independent, a :class:`HeadRetriever` implements :meth:`Retriever.select` instead.
 """
 
 from abc import ABC, abstractmethod
@@ -17,15 +17,15 @@ from cluster.memory.organise.table import ClusterTable
 class Retriever(ABC):
     """Selects clusters for query rows. Options are keyword arguments with defaults.
 
-    ``representatives``: of clusters that are not selected, the mean key and value are read instead, where the organiser
-    keeps them (``wants_values``).
+    ``representatives``: whether clusters not selected are read as their mean key and value, if the organiser keeps
+    these (``wants_values``).
     """
 
     representatives: bool = False
 
     def select(self, query: Tensor, table: ClusterTable) -> Tensor:
         """Clusters ``[m]`` int64, ascending, for the query rows ``[r, D]`` of one key head, before rotary like the
-        means: here as a layer of one head. An empty table or no rows select nothing."""
+        means. An empty table or no rows select nothing. Default: :meth:`select_layer` with one head."""
         return self.select_layer(query[None], [table])[0]
 
     @abstractmethod
@@ -33,8 +33,8 @@ class Retriever(ABC):
         """Select for the query rows ``[H, r, D]`` of all key heads of a layer, one table each."""
 
     def select_groups(self, query: Tensor, sizes: Sequence[int], tables: Sequence[ClusterTable]) -> list[Tensor]:
-        """:meth:`select_layer` for groups of rows, so many of each head one after the other, each group for itself: per
-        head, which group reads which cluster ``[F, c]`` bool."""
+        """Apply :meth:`select_layer` to each group of consecutive rows, ``sizes`` per head, separately; per head, which
+        group reads which cluster ``[F, c]`` bool."""
         chosen = [torch.zeros(len(sizes), len(table), dtype=torch.bool) for table in tables]
         for group, rows in enumerate(torch.split(query, list(sizes), dim=1)):
             for of_head, found in zip(chosen, self.select_layer(rows, tables), strict=True):
@@ -42,13 +42,13 @@ class Retriever(ABC):
         return chosen
 
     def for_prediction(self) -> Self:
-        """What selects for a predicted query. It selects more: one block that was not predicted costs as much waiting
-        as a whole layer's. By default the same."""
+        """The retriever for predicted queries, by default this one. It should select more: one unpredicted block costs
+        as long a wait as a whole layer's."""
         return self
 
 
 class HeadRetriever(Retriever):
-    """Selects for each head for itself."""
+    """Selects for each head independently."""
 
     @abstractmethod
     def select(self, query: Tensor, table: ClusterTable) -> Tensor: ...

@@ -1,4 +1,4 @@
-"""Clusters whose mean is nearest to the question: of all, or of the nearest partitions."""
+"""The clusters whose means are nearest to the question: among all, or within the nearest partitions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from cluster.memory.retrieve import HeadRetriever
 
 
 class TopK(HeadRetriever):
-    """Top-k clusters of each head; over single tokens this is InfiniGen-P (V-Rex, section VI-B), its scores exact.
+    """Top-k clusters of each head; with single-token clusters this is InfiniGen-P (V-Rex, section VI-B) with exact
+    scores.
 
-    Highest-scoring clusters until their tokens reach a budget; the one that reaches it is included.
-
-    A cluster's score is the largest dot product of any row with its mean; of equal scores the lower number comes first.
+    Selects the highest-scoring clusters until their tokens reach a budget, including the one that reaches it. A
+    cluster's score is the largest dot product of any row with its mean; ties go to the lower index.
 
     Args:
-        share: of all tokens, 0 to 1; tokens: a number, 0 or more, instead of a share. ``ConfigError`` otherwise.
+        share: budget as a share of all tokens, 0 to 1 (else ``ConfigError``).
+        tokens: budget in tokens instead, 0 or more (else ``ConfigError``).
     """
 
     def __init__(self, *, share: float = 0.1, tokens: int | None = None) -> None:
@@ -45,19 +46,18 @@ class TopK(HeadRetriever):
 
 
 class TwoStage(HeadRetriever):
-    """Two-stage retrieval (Mosaic, section V-C): the partitions nearest to the question, and the nearest of their
-    clusters.
+    """Two-stage retrieval (Mosaic, section V-C): the partitions nearest to the question, then the nearest clusters
+    within them.
 
-    A partition's representative is the mean of its members' keys at this layer, so that the layer's query can be
-    compared with it. Scores are the largest dot product of any row; of equal scores the lower number comes first. The
-    paper reads 64 frames (section VIII-A), which is no measure where frames are pruned: here it is a share.
+    A partition's representative is the mean of its members' keys at this layer, which makes it comparable with the
+    layer's query. Scores are the largest dot product of any row; ties go to the lower index. The paper reads 64 frames
+    (section VIII-A), which means little when frames are pruned; here it is a share.
 
     Args:
-        partitions: how many, as a number (int) or as a share of those that there are (float up to 1, rounded up);
-            ``ConfigError`` for neither.
-        clusters: likewise, of the clusters inside them.
+        partitions: number (int) or share of all (float up to 1, rounded up); ``ConfigError`` otherwise.
+        clusters: likewise, of the clusters in those partitions.
         representatives: whether the other clusters are read as their mean (section V-C, global representatives; the
-            paper has those of the chosen ones beside their members, too).
+            paper also reads the means of selected clusters beside their members).
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class TwoStage(HeadRetriever):
 
 
 def _first(scores: Tensor, wanted: int | float) -> Tensor:
-    """Numbers of the highest of ``scores``: ``wanted`` of them, or that share."""
+    """Indices of the highest ``scores``: ``wanted`` of them (int), or that share (float)."""
     count = wanted if isinstance(wanted, int) else math.ceil(wanted * len(scores))
     return scores.argsort(descending=True, stable=True)[:count]
 

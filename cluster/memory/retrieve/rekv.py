@@ -1,6 +1,6 @@
-"""ReKV (Di et al., ICLR 2025; internal retrieval): the frames nearest to the question, the same for a layer's heads.
+"""ReKV (Di et al., ICLR 2025; internal retrieval): the frames nearest to the question, shared by a layer's heads.
 
-As its published code does it (Becomebright/ReKV, ``model/attention/kv_cache_manager.py``, ``chunk_size`` 1).
+Follows the published code (Becomebright/ReKV, ``model/attention/kv_cache_manager.py``, ``chunk_size`` 1).
 """
 
 from collections.abc import Sequence
@@ -14,19 +14,20 @@ from cluster.memory.retrieve import Retriever
 
 
 class ReKV(Retriever):
-    """One set of frames per layer: those with the largest dot product of the question's mean query and the frame's
-    mean key, both before rotary, with their heads concatenated (the paper writes cosine, its code divides by no norm).
+    """Selects one set of frames per layer: those with the largest dot product of the question's mean query and the
+    frame's mean key, both before rotary and with heads concatenated (the paper says cosine; its code does not
+    normalise).
 
     With GQA the code repeats a key head for each of its query heads. The mean over all rows of a key head gives the
-    same order, since every key head has equally many query heads. Of equal scores the older frame comes first.
+    same order, since all key heads have equally many query heads. Ties go to the older frame.
 
-    Differences: a compressor may leave a head without a frame; that head counts the frame like the average of those it
-    has, and has none of its tokens to read. A cluster belongs to its newest frame, which is exact with the organisers
-    ``frames`` and ``tokens``. All rows of the prompt are averaged (published: the question's words alone). Window and
-    waiting frames are always read (published: the system prompt and the retrieved frames alone).
+    Differences: a compressor may remove a frame from a head; the head then scores it as the mean of its other frames,
+    and reads no tokens of it. A cluster belongs to its newest frame, which is exact with the organisers ``frames`` and
+    ``tokens``. All prompt rows are averaged (published: only the question's words). The window and waiting frames are
+    always read (published: only the system prompt and the retrieved frames).
 
     Args:
-        frames: how many, 1 or more (or ``ConfigError``); all, where there are fewer.
+        frames: number of frames, at least 1 (else ``ConfigError``).
     """
 
     def __init__(self, *, frames: int = 64) -> None:
@@ -53,9 +54,9 @@ class ReKV(Retriever):
 
 
 def _frame_scores(query: Tensor, table: ClusterTable, frame: Tensor, frames: int) -> Tensor:
-    """Dot product of ``query [D]`` with each frame's mean key ``[frames]`` float64; NaN for those with no token here.
-    ``frame [c]``: of each cluster."""
-    # In float64, a frame that is one cluster keeps exactly that cluster's product.
+    """Dot product of ``query [D]`` with each frame's mean key, ``[frames]`` float64; NaN for frames without tokens
+    here. ``frame [c]``: each cluster's frame."""
+    # In float64, a frame of a single cluster keeps exactly that cluster's product.
     product, weight = (table.mean @ query).double(), table.count.double()
     tokens = weight.new_zeros(frames).index_add_(0, frame, weight)
     return weight.new_zeros(frames).index_add_(0, frame, product * weight) / tokens

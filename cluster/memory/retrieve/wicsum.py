@@ -1,4 +1,4 @@
-"""WiCSum (V-Rex, section IV-C): as many clusters as hold a share of the expected attention."""
+"""WiCSum (V-Rex, section IV-C): the top clusters that together hold a share of the expected attention."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from cluster.errors import ConfigError
 from cluster.memory.organise.table import ClusterTable
 from cluster.memory.retrieve import Retriever
 
-# Of equal width between a row's lowest and highest score (V-Rex, WiCSum threshold unit).
+# Number of equal score intervals between a row's lowest and highest score (V-Rex, WiCSum threshold unit).
 _BUCKETS = 2**11
-# Clusters of which all are sorted, as buckets would cost more; one in how many scores may be sorted apart from others
-# before sorting all costs less; and scores of groups that select at once.
+# Up to _FEW clusters a full sort is cheaper than buckets, and so it is if more than 1 in _WORTH scores need sorting.
+# _SCORES: maximum number of scores per batch of groups.
 _FEW, _WORTH, _SCORES = 1024, 8, 2**24
 
 
@@ -27,17 +27,17 @@ class WiCSum(Retriever):
     """Selects the clusters that hold more than a share of the expected attention.
 
     Args:
-        ratio: the share, 0 to 1; at 1 everything is taken.
-        tokens: of a head, read at most: of clusters that hold more, those of the highest score for any row, one at
-            least. A share of all that is held would take the longer, the more that is. None: no bound, as in the paper.
-            ``ConfigError`` for a ratio out of range, or fewer than one token.
+        ratio: the share, 0 to 1; at 1 everything is selected.
+        tokens: maximum read per head, as a share of a growing memory takes ever longer. Beyond it, the clusters with
+            the highest score for any row are read, at least one. None: no limit, as in the paper. ``ConfigError`` for a
+            ratio out of range, or fewer than one token.
     """
 
     def __init__(self, *, ratio: float = 0.3, tokens: int | None = 2048) -> None:
         if not 0 <= ratio <= 1:
             raise ConfigError(f"the ratio of attention to retrieve is between 0 and 1, not {ratio:g}")
         if tokens is not None and tokens < 1:
-            raise ConfigError(f"the most tokens to retrieve is 1 or more, not {tokens}")
+            raise ConfigError(f"the maximum number of tokens to retrieve is 1 or more, not {tokens}")
         self.ratio, self.tokens = ratio, tokens
 
     def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Tensor]:
@@ -45,7 +45,7 @@ class WiCSum(Retriever):
         return [of_head[0].nonzero()[:, 0] for of_head in groups]
 
     def select_groups(self, query: Tensor, sizes: Sequence[int], tables: Sequence[ClusterTable]) -> list[Tensor]:
-        """All heads at once, and as many groups as have few scores."""
+        """See :class:`Retriever`; batches all heads, and groups up to :data:`_SCORES` scores."""
         mean = pad_sequence([table.mean for table in tables], batch_first=True)
         count = pad_sequence([table.count for table in tables], batch_first=True)
         groups: list[Tensor] = []
@@ -57,15 +57,15 @@ class WiCSum(Retriever):
             by_group = (
                 torch.split(each, list(sizes[at : at + few]), dim=1) for each in _chosen(part, mean, count, self.ratio)
             )
-            # Each group's rows united.
+            # A group reads the union of what its rows select.
             groups += [self._bounded(of.any(1), score, count) for of, score in zip(*by_group, strict=True)]
             at += few
         whole = torch.stack(groups, dim=1)
         return [of_head[:, : len(table)] for of_head, table in zip(whole, tables, strict=True)]
 
     def _bounded(self, chosen: Tensor, score: Tensor, count: Tensor) -> Tensor:
-        """The best, by ``score [H, r, c]``, of the clusters ``chosen [H, c]`` that one group of rows takes, where they
-        hold too much."""
+        """Limit one group's clusters ``chosen [H, c]`` to ``tokens`` per head, keeping the best by ``score
+        [H, r, c]``."""
         if self.tokens is None or self.ratio == 1:
             return chosen
         over = ((chosen * count).sum(1) > self.tokens).nonzero()[:, 0].tolist()
@@ -81,21 +81,21 @@ class WiCSum(Retriever):
         return chosen
 
     def for_prediction(self) -> WiCSum:
-        """With twice the share, of twice as many tokens."""
+        """With twice the share and twice the limit."""
         return WiCSum(ratio=min(1.0, 2 * self.ratio), tokens=None if self.tokens is None else 2 * self.tokens)
 
 
 def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
-    """Which row takes which cluster ``[H, r, c]`` bool, and the clusters' scores for it. Those taken hold more than
-    ``ratio`` of the attention that the row is expected to give; at 1 everything.
+    """Which row selects which cluster ``[H, r, c]`` bool, and the scores. The clusters selected hold more than
+    ``ratio`` of the row's expected attention; at 1 all are selected.
 
-    A cluster's score for a row is ``exp(q . mean / sqrt(D) - max)`` (a reading: of the paper's, which may be negative,
-    no share can be taken), its weight ``count`` times that (eq. 1). Each row takes the highest scores until their
-    weights exceed its share (eq. 2 and 3); of equal scores the lower number comes first. Of many clusters, weights are
-    summed in buckets by score: only the bucket in which a row's sum exceeds its share is sorted.
+    A cluster's score for a row is ``exp(q . mean / sqrt(D) - max)`` (our reading: the paper's may be negative, which
+    leaves no share to take), its weight ``count`` times that (eq. 1). Each row selects by descending score until the
+    weights exceed its share (eq. 2 and 3); ties go to the lower index. With many clusters, weights are summed in
+    buckets by score, and only the bucket in which a row's sum exceeds its share is sorted.
 
-    ``query`` ``[H, r, D]``, rotated or not as the representatives ``mean`` ``[H, c, D]`` are; ``count`` ``[H, c]``:
-    tokens of each, 0 where there is no cluster.
+    ``query`` ``[H, r, D]`` must be rotated or raw like the representatives ``mean`` ``[H, c, D]``; ``count``
+    ``[H, c]``: tokens of each, 0 for padding.
     """
     heads, rows, width = query.shape
     there, clusters = count > 0, mean.shape[1]
@@ -104,18 +104,18 @@ def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> tuple[T
         return everything, everything.float()
     scores = query.float() @ mean.float().mT / math.sqrt(width)
     scores = scores.masked_fill_(~there[:, None], -torch.inf).view(-1, clusters)
-    # A head may have no cluster at all.
+    # A head may have no clusters.
     scores -= scores.amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).min)
     weight = scores.exp() * count.repeat_interleave(rows, dim=0)
     shape = heads, rows, clusters
     if clusters > _FEW:
-        # Below -104 a weight is 0.
+        # Below -104 a float32 weight is 0.
         lowest = scores.masked_fill(scores == -torch.inf, 0.0).amin(1, keepdim=True).clamp(-104.0, -1e-30)
         top = _BUCKETS - 1
         bucket = torch.fmax((scores * (-top / lowest)).add_(top), torch.zeros(())).int()
         first = torch.arange(len(scores), dtype=torch.int32)[:, None] * _BUCKETS
         held = torch.bincount((bucket + first).flatten(), weight.double().flatten(), minlength=len(scores) * _BUCKETS)
-        # Of each bucket and all of higher scores; none is above the last.
+        # Weight of each bucket and all above it; 0 above the last.
         downwards = F.pad(held.view(-1, _BUCKETS).flip(1).cumsum(1).flip(1), (0, 1))
         wanted = ratio * downwards[:, :1]
         last = (downwards > wanted).sum(1, keepdim=True) - 1
@@ -123,7 +123,7 @@ def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> tuple[T
         if among.sum() * _WORTH <= among.numel():
             chosen = bucket > last
             row, number, running = _sorted(scores, weight, among, downwards.gather(1, last + 1)[:, 0])
-            # The cluster with which a row exceeds its share is its last.
+            # The last cluster selected is the one that exceeds the share.
             taken = running <= wanted[row, 0]
             chosen[row[taken], number[taken]] = True
             return chosen.view(shape) & there[:, None], scores.view(shape)
@@ -135,8 +135,8 @@ def _chosen(query: Tensor, mean: Tensor, count: Tensor, ratio: float) -> tuple[T
 
 
 def _sorted(scores: Tensor, weight: Tensor, among: Tensor, above: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, numbers and sums of ``weight`` before them (from ``above [r]`` on) of the entries ``among [r, c]``, row by
-    row in descending order of ``scores``, the lower number of two equals first."""
+    """Sort the entries ``among [r, c]`` by row, then descending ``scores``, ties by index. Returns their rows, indices
+    and the ``weight`` accumulated before each, starting from ``above [r]``."""
     row, number = among.nonzero(as_tuple=True)
     order = scores[row, number].argsort(descending=True, stable=True)
     order = order[row[order].argsort(stable=True)]

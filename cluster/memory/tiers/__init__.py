@@ -1,1 +1,1 @@
-"""Storage tiers of remembered KV, one per file."""
+"""Storage tiers of memory KV, one per file."""

@@ -18,7 +18,7 @@ from cluster.memory.tiers.slabs import Cell, Slabs
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A stored block: ``cell`` holds key, value, frame and cell, one after the other."""
+    """A stored block: ``cell`` holds key, value, frame and cell, concatenated."""
 
     cell: Cell
     dtype: torch.dtype
@@ -29,8 +29,8 @@ class _Held:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """``used``: bytes in cells, manifest included. ``by_size``: all blocks by cell size, least recently used first.
-    ``manifest``: its cell and length. ``rank``: of its one valid heap entry, at most minus its use of its cap."""
+    """``used``: bytes in cells, including the manifest. ``by_size``: all blocks by cell size, least recently used
+    first. ``manifest``: its cell and length. ``rank``: of its valid heap entry, at most ``-used / cap``."""
 
     name: str
     used: int = 0
@@ -44,7 +44,7 @@ class _Stream:
         return min(firsts, key=lambda first: first[1])[0] if firsts else None
 
     def oldest_for(self, size: int, now: int) -> BlockKey | None:
-        """Block to evict for a cell of this size: the LRU block of that size, which surely makes room, unless it was
+        """Block to evict for a cell of this size: the LRU block of that size, which is sure to make room, unless it was
         used more recently than halfway between the overall LRU block's use and now."""
         oldest = self.oldest()
         if oldest is None or size not in self.by_size:
@@ -58,8 +58,8 @@ class _Stream:
         queue[key] = tick
         queue.move_to_end(key)
 
-    def forget(self, key: BlockKey) -> None:
-        """Take out of its queue, before its cell is given back."""
+    def unlink(self, key: BlockKey) -> None:
+        """Remove a block from its LRU queue, before its cell is freed."""
         size = self.held[key].cell.nbytes
         del self.by_size[size][key]
         if not self.by_size[size]:
@@ -67,23 +67,23 @@ class _Stream:
 
 
 _SLAB, _LEAST_SLAB, _SLABS = 2**22, 2**14, 64
-# Void entries that the heap of streams may hold besides as many as there are streams.
-_VOID = 64
+# Stale entries allowed in the heap of streams, in addition to the number of streams.
+_MAX_STALE = 64
 
 
 class Arena(Tier):
     """Blocks and manifests in slabs of host memory, with a total cap and one per stream.
 
-    Sizes are counted as allocated: rounded up to the cell (by at most a quarter, or 4 KiB of a large one). A block lies
-    in one cell and moves in one copy. Loaded blocks are copies, unaffected by later eviction. Replacing a block frees
-    the old one first, so a refused replacement leaves none.
+    Sizes count as allocated: rounded up to the cell (by at most a quarter, or 4 KiB for large ones). A block occupies
+    one cell and moves in one copy. Loaded blocks are copies, unaffected by later eviction. Replacing a block frees the
+    old one first, so a refused replacement leaves neither.
 
-    A stream at its cap evicts its least recently used blocks; when the arena is full, the stream furthest above its
-    share (in proportion to the caps) does, which is found in O(log n) of the streams. For a manifest, or a block of a
-    size of which that stream has none, slabs are emptied. Manifests are never evicted.
+    A stream at its cap evicts its least recently used blocks. When the arena is full, the stream that uses most of its
+    cap, in proportion, does; a heap finds it in O(log n). For a manifest, or a block of a size that this stream lacks,
+    whole slabs are evicted. Manifests are never evicted.
 
     Args:
-        total_bytes: most memory ever reserved; ``ConfigError`` where it, a cap or a slab is too small.
+        total_bytes: maximum memory reserved; ``ConfigError`` if it, a cap or a slab is too small.
         stream_bytes: cap of each stream, which :meth:`set_cap` can only lower; default: the total.
         evicts: False for the lowest tier, which refuses (``RETRY``) what does not fit.
         pinned: page-locked memory, with CUDA.
@@ -103,14 +103,14 @@ class Arena(Tier):
     ) -> None:
         super().__init__(name, total_bytes if stream_bytes is None else stream_bytes)
         self.evicts = evicts
-        # Several slabs per cell size, or blocks of one size evict others from a nearly empty arena.
+        # With fewer slabs than cell sizes, blocks of one size would evict others from a nearly empty arena.
         slab = slab_bytes or min(_SLAB, max(_LEAST_SLAB, 1 << (max(total_bytes // _SLABS, 1).bit_length() - 1)))
         self._slabs = Slabs(total_bytes, slab_bytes=slab, pinned=pinned)
         if self.limit < 1:
             raise ConfigError(f"a stream's cap of {stream_bytes} bytes can hold nothing")
-        # Of those that hold anything.
+        # Streams with blocks or a manifest.
         self._streams: dict[str, _Stream] = {}
-        # Their ranks and names, first who uses most of its cap.
+        # Heap of their ranks and names: first the stream that uses most of its cap.
         self._ranked: list[tuple[float, str]] = []
         self._used = self._tick = 0
         self._state = TierState()
@@ -126,18 +126,18 @@ class Arena(Tier):
         return self._slabs.reserved
 
     def contents(self) -> tuple[int, int]:
-        """Number of streams with blocks, and of blocks."""
+        """Numbers of streams with blocks, and of blocks."""
         with self._lock:
-            blocks = [len(there.held) for there in self._streams.values() if there.held]
+            blocks = [len(owner.held) for owner in self._streams.values() if owner.held]
             return len(blocks), sum(blocks)
 
     def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
-        """See :class:`Tier`; evicts what exceeds the new cap at once."""
+        """See :class:`Tier`; immediately evicts what exceeds the new cap."""
         with self._lock:
             super().set_cap(stream, nbytes, shrinking=shrinking)
-            if self.evicts and (there := self._streams.get(stream)) is not None:
-                self._rank(there)
-                self._shrink(there, self.cap(stream))
+            if self.evicts and (owner := self._streams.get(stream)) is not None:
+                self._rank(owner)
+                self._shrink(owner, self.cap(stream))
 
     # -- Tier -----------------------------------------------------------------------------------
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
@@ -145,7 +145,7 @@ class Arena(Tier):
             return [Outcome.MISS if self._find(key) is None else Outcome.HIT for key in keys]
 
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
-        """See :class:`Tier`. A block evicted by a later one of ``items`` counts as not held."""
+        """See :class:`Tier`. A block evicted for a later one of ``items`` counts as not stored."""
         with self._lock:
             outcomes = [self._put(key, block) for key, block in items]
             for at, (key, _) in enumerate(items):
@@ -157,31 +157,31 @@ class Arena(Tier):
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
         with self._lock:
             found = [self._find(key) for key in keys]
-            there = [held for held in found if held is not None]
-            blocks = iter(self._copy_out(there))
+            hits = [held for held in found if held is not None]
+            blocks = iter(self._copy_out(hits))
             for key, held in zip(keys, found, strict=True):
                 if held is not None:
                     self._touch(key)
-            self._count("hits", len(there))
-            self._count("misses", len(found) - len(there))
-            self._count("bytes_out", sum(held.used for held in there))
+            self._count("hits", len(hits))
+            self._count("misses", len(found) - len(hits))
+            self._count("bytes_out", sum(held.used for held in hits))
             return [Loaded(Outcome.MISS) if held is None else Loaded(Outcome.HIT, next(blocks)) for held in found]
 
     def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
         with self._lock:
-            there = self._streams.get(stream)
-            return Outcome.HIT, [] if there is None else list(there.held)
+            owner = self._streams.get(stream)
+            return Outcome.HIT, [] if owner is None else list(owner.held)
 
     def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
         with self._lock:
-            there = self._streams.get(stream)
-            if there is None:
+            owner = self._streams.get(stream)
+            if owner is None:
                 return 0
-            gone = [key for key in (list(there.held) if keys is None else dict.fromkeys(keys)) if key in there.held]
+            gone = [key for key in (list(owner.held) if keys is None else dict.fromkeys(keys)) if key in owner.held]
             for key in gone:
                 self._free(key)
             if keys is None:
-                self._take_manifest(there)
+                self._pop_manifest(owner)
             self._count("dropped", len(gone))
             return len(gone)
 
@@ -194,21 +194,21 @@ class Arena(Tier):
             if size > min(cap, self._slabs.total_bytes):
                 self._count("too_large", 1)
                 return Outcome.MISS
-            there = self._streams.get(stream) or _Stream(stream)
-            last = self._take_manifest(there)
+            owner = self._streams.get(stream) or _Stream(stream)
+            last = self._pop_manifest(owner)
             if self.evicts:
-                self._shrink(there, cap - size)
-            if there.used + size <= cap and self._keep_manifest(there, manifest):
+                self._shrink(owner, cap - size)
+            if owner.used + size <= cap and self._write_manifest(owner, manifest):
                 return Outcome.HIT
             if last is not None:
-                self._keep_manifest(there, last)
+                self._write_manifest(owner, last)
             self._count("retries", 1)
             return Outcome.RETRY
 
     def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
         with self._lock:
-            there = self._streams.get(stream)
-            found = None if there is None else _manifest_of(there)
+            owner = self._streams.get(stream)
+            found = None if owner is None else _manifest_of(owner)
             return (Outcome.MISS if found is None else Outcome.HIT), found
 
     def nbytes(self, stream: str | None = None) -> int:
@@ -224,16 +224,16 @@ class Arena(Tier):
     def close(self) -> None:
         with self._lock:
             self._state.up, self._state.reason = False, "closed"
-            for there in list(self._streams.values()):
-                for key in list(there.held):
+            for owner in list(self._streams.values()):
+                for key in list(owner.held):
                     self._free(key)
-                self._take_manifest(there)
+                self._pop_manifest(owner)
             self._slabs.release()
 
     # -- under the lock -------------------------------------------------------------------------
     def _find(self, key: BlockKey) -> _Held | None:
-        there = self._streams.get(key.stream)
-        return None if there is None else there.held.get(key)
+        owner = self._streams.get(key.stream)
+        return None if owner is None else owner.held.get(key)
 
     def _touch(self, key: BlockKey) -> None:
         self._tick += 1
@@ -247,16 +247,16 @@ class Arena(Tier):
         if not self._state.up:
             return Outcome.RETRY
         count, width = check_block(block)
-        there = self._streams.get(key.stream) or _Stream(key.stream)
-        if key in there.held:
+        owner = self._streams.get(key.stream) or _Stream(key.stream)
+        if key in owner.held:
             self._free(key)
         used = 2 * block.key.nbytes + 8 * count
         size, cap = self._slabs.cell_bytes(used), self.cap(key.stream)
         if size > min(cap, self._slabs.total_bytes):
             return Outcome.MISS
         if self.evicts:
-            self._shrink(there, cap - size)
-        cell = self._allocate(used) if there.used + size <= cap else None
+            self._shrink(owner, cap - size)
+        cell = self._allocate(used) if owner.used + size <= cap else None
         if cell is None:
             return Outcome.RETRY
         held = _Held(cell, block.key.dtype, count, width, used)
@@ -265,31 +265,31 @@ class Arena(Tier):
         inside = _block(memory.view(held.dtype), memory.view(torch.int32), begin, held)
         for part in ("key", "value", "frame", "cell"):
             getattr(inside, part).copy_(getattr(block, part))
-        there.held[key] = held
-        self._take_up(there, cell)
+        owner.held[key] = held
+        self._charge(owner, cell)
         self._touch(key)
         self._count("stored", 1)
         self._count("bytes_in", used)
         return Outcome.HIT
 
-    def _copy_out(self, there: Sequence[_Held]) -> list[Block]:
-        """Copies of blocks, all in one piece of memory: a question loads hundreds of small ones."""
-        if not there:
+    def _copy_out(self, found: Sequence[_Held]) -> list[Block]:
+        """Copy blocks into one buffer: a question loads hundreds of small ones."""
+        if not found:
             return []
-        # Whole cells: their sizes are multiples of every dtype's, and they need no view each.
-        begins = accumulate((held.cell.nbytes for held in there), initial=0)
-        copied = torch.cat([held.cell.memory for held in there])
-        whole = {dtype: copied.view(dtype) for dtype in {held.dtype for held in there}}
+        # Whole cells, as their sizes are multiples of every dtype's, and each needs no view.
+        begins = accumulate((held.cell.nbytes for held in found), initial=0)
+        copied = torch.cat([held.cell.memory for held in found])
+        whole = {dtype: copied.view(dtype) for dtype in {held.dtype for held in found}}
         numbers = copied.view(torch.int32)
-        return [_block(whole[held.dtype], numbers, begin, held) for held, begin in zip(there, begins, strict=False)]
+        return [_block(whole[held.dtype], numbers, begin, held) for held, begin in zip(found, begins, strict=False)]
 
     def _empty_slabs(self, nbytes: int) -> bool:
-        """Empty slabs of ``nbytes`` in total, least recently used first; False, and none is emptied, if there are too
-        few. Evicting by block age alone would leave all slabs nearly empty before one is free."""
+        """Evict whole slabs of at least ``nbytes`` in total, least recently used first; False, evicting nothing, if
+        there are too few. Evicting by block age alone would nearly empty all slabs before freeing one."""
         slabs: dict[tuple[int, int], list[tuple[int, BlockKey]]] = {}
-        for there in self._streams.values():
-            for key, tick in chain.from_iterable(queue.items() for queue in there.by_size.values()):
-                slabs.setdefault(there.held[key].cell.slab, []).append((tick, key))
+        for owner in self._streams.values():
+            for key, tick in chain.from_iterable(queue.items() for queue in owner.by_size.values()):
+                slabs.setdefault(owner.held[key].cell.slab, []).append((tick, key))
         chosen: list[tuple[int, BlockKey]] = []
         for (_, size), blocks in sorted(slabs.items(), key=lambda slab: max(slab[1])):
             if nbytes > 0:
@@ -314,33 +314,33 @@ class Arena(Tier):
         return cell
 
     def _first_ranked(self) -> _Stream | None:
-        """Of the streams with blocks, if any, the one that uses most of its cap, and so is furthest above its share."""
+        """The stream with blocks, if any, that uses most of its cap, and so is furthest above its share."""
         while self._ranked:
             rank, name = self._ranked[0]
-            there = self._streams.get(name)
-            if there is None or there.rank != rank:
+            owner = self._streams.get(name)
+            if owner is None or owner.rank != rank:
                 heappop(self._ranked)
                 continue
-            now = -there.used / self.cap(name) if there.by_size else 0.0
+            now = -owner.used / self.cap(name) if owner.by_size else 0.0
             if rank == now:
-                return there
-            # What it used less since was left for now.
-            there.rank = now
+                return owner
+            # Decreases since the entry was pushed are applied lazily.
+            owner.rank = now
             heapreplace(self._ranked, (now, name))
         return None
 
-    def _rank(self, there: _Stream) -> None:
-        """A stream has grown, or its cap shrunk."""
-        if (rank := -there.used / self.cap(there.name)) >= there.rank:
+    def _rank(self, owner: _Stream) -> None:
+        """Update a stream's rank after it has grown, or its cap has shrunk."""
+        if (rank := -owner.used / self.cap(owner.name)) >= owner.rank:
             return
-        there.rank = rank
-        heappush(self._ranked, (rank, there.name))
-        if len(self._ranked) > 2 * len(self._streams) + _VOID:
-            self._ranked = [(there.rank, name) for name, there in self._streams.items()]
+        owner.rank = rank
+        heappush(self._ranked, (rank, owner.name))
+        if len(self._ranked) > 2 * len(self._streams) + _MAX_STALE:
+            self._ranked = [(owner.rank, name) for name, owner in self._streams.items()]
             heapify(self._ranked)
 
-    def _shrink(self, there: _Stream, most: int) -> None:
-        while there.used > most and (oldest := there.oldest()) is not None:
+    def _shrink(self, owner: _Stream, most: int) -> None:
+        while owner.used > most and (oldest := owner.oldest()) is not None:
             self._evict(oldest)
 
     def _evict(self, key: BlockKey) -> None:
@@ -348,18 +348,18 @@ class Arena(Tier):
         self._count("evicted", 1)
 
     def _free(self, key: BlockKey) -> None:
-        there = self._streams[key.stream]
-        there.forget(key)
-        self._give_back(there, there.held.pop(key).cell)
+        owner = self._streams[key.stream]
+        owner.unlink(key)
+        self._discharge(owner, owner.held.pop(key).cell)
 
-    def _take_manifest(self, there: _Stream) -> bytes | None:
-        found = _manifest_of(there)
-        if there.manifest is not None:
-            self._give_back(there, there.manifest[0])
-            there.manifest = None
+    def _pop_manifest(self, owner: _Stream) -> bytes | None:
+        found = _manifest_of(owner)
+        if owner.manifest is not None:
+            self._discharge(owner, owner.manifest[0])
+            owner.manifest = None
         return found
 
-    def _keep_manifest(self, there: _Stream, manifest: bytes) -> bool:
+    def _write_manifest(self, owner: _Stream, manifest: bytes) -> bool:
         lacking = self._slabs.cell_bytes(len(manifest), alone=True) - self._slabs.spare
         if lacking > 0 and not (self.evicts and self._empty_slabs(lacking)):
             return False
@@ -367,35 +367,35 @@ class Arena(Tier):
             return False
         if manifest:
             cell.memory[: len(manifest)].copy_(torch.frombuffer(bytearray(manifest), dtype=torch.uint8))
-        there.manifest = cell, len(manifest)
-        self._take_up(there, cell)
+        owner.manifest = cell, len(manifest)
+        self._charge(owner, cell)
         return True
 
-    def _take_up(self, there: _Stream, cell: Cell) -> None:
-        there.used += cell.nbytes
+    def _charge(self, owner: _Stream, cell: Cell) -> None:
+        owner.used += cell.nbytes
         self._used += cell.nbytes
-        self._streams[there.name] = there
+        self._streams[owner.name] = owner
         if self.evicts:
-            self._rank(there)
+            self._rank(owner)
 
-    def _give_back(self, there: _Stream, cell: Cell) -> None:
-        there.used -= cell.nbytes
+    def _discharge(self, owner: _Stream, cell: Cell) -> None:
+        owner.used -= cell.nbytes
         self._used -= cell.nbytes
         self._slabs.free(cell)
-        if not there.used:
-            del self._streams[there.name]
+        if not owner.used:
+            del self._streams[owner.name]
 
 
-def _manifest_of(there: _Stream) -> bytes | None:
-    if there.manifest is None:
+def _manifest_of(owner: _Stream) -> bytes | None:
+    if owner.manifest is None:
         return None
-    cell, size = there.manifest
+    cell, size = owner.manifest
     return cell.memory[:size].numpy().tobytes()
 
 
 def _block(kv: torch.Tensor, numbers: torch.Tensor, begin: int, held: _Held) -> Block:
-    """The block that begins at this byte of a storage that is seen as ``kv`` and, the same, as ``numbers``. Keys and
-    values take a multiple of 4 bytes, so the numbers after them are aligned. One operation for each part."""
+    """The block at byte ``begin`` of a storage viewed both as ``kv`` and as int32 ``numbers``. Keys and values together
+    take a multiple of 4 bytes, so the numbers after them are aligned. One operation per part."""
     count, width = held.count, held.width
     first = begin // kv.itemsize
     places = (begin + held.used) // 4 - 2 * count

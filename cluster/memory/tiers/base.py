@@ -1,7 +1,7 @@
 """Tier interface: storage for KV blocks under a byte cap, with bounded call times.
 
-A block is one cluster of one layer and head, so one cluster is one transfer. The lowest tier holds everything a stream
-remembers; tiers above hold copies of recently used blocks.
+A block is one cluster of one layer and head, so a cluster takes one transfer. The lowest tier holds a stream's whole
+memory; tiers above hold copies of recently used blocks.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 class Outcome(Enum):
-    """``HIT``: done. ``MISS``: not there, damaged or foreign. ``RETRY``: not now, perhaps later (the tier is down,
-    slow or full)."""
+    """``HIT``: done. ``MISS``: absent, damaged or foreign. ``RETRY``: not now, perhaps later (the tier is down, slow or
+    full)."""
 
     HIT = "hit"
     MISS = "miss"
@@ -31,8 +31,8 @@ class Outcome(Enum):
 
 
 class BlockKey(NamedTuple):
-    """``block``: number of the block in its stream. Blocks are immutable and numbers are never reused: a changed
-    cluster is written under a new number. A tuple, as a question hashes thousands."""
+    """Identifies a block. ``block``: its number in the stream. Blocks are immutable and numbers never reused: a changed
+    cluster is written under a new number. A tuple for speed, as a question hashes thousands."""
 
     stream: str
     layer: int
@@ -45,7 +45,7 @@ class Block:
     """Members of one cluster in time order.
 
     * ``key``, ``value`` ``[n, D]``; keys before rotary
-    * ``frame``, ``cell`` ``[n]`` int32: number of the frame and place in its grid, row-major
+    * ``frame``, ``cell`` ``[n]`` int32: frame number, and row-major cell in its grid
     """
 
     key: Tensor
@@ -66,7 +66,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loaded:
-    """``block`` is complete if ``outcome`` is ``HIT``, else None."""
+    """Result of loading one block: ``block`` is complete if ``outcome`` is ``HIT``, else None."""
 
     outcome: Outcome
     block: Block | None = None
@@ -74,8 +74,8 @@ class Loaded:
 
 @dataclass(slots=True)
 class TierState:
-    """Whether a tier is up, why not, and its counters (``hits``, ``misses``, ``retries``, ``stored``, ``evicted``,
-    ``damaged`` … blocks; ``bytes_in``, ``bytes_out``)."""
+    """Whether a tier is up, ``reason`` if not, and its counters (``hits``, ``misses``, ``retries``, ``stored``,
+    ``evicted``, ``damaged`` … in blocks; ``bytes_in``, ``bytes_out``)."""
 
     up: bool = True
     reason: str = ""
@@ -83,7 +83,7 @@ class TierState:
 
     @property
     def trouble(self) -> str:
-        """Why the tier is down or refuses (full); empty if all is well."""
+        """Why the tier is down or refuses writes (full); empty if neither."""
         return self.reason or ("" if self.up else "down")
 
 
@@ -94,10 +94,11 @@ class TierSettings:
     Attributes:
         fingerprint: of the model and settings that blocks belong to.
         pinned: page-lock host memory.
-        node_address: ``host:port`` of the node's process; None where it is not used. ``find_node`` looks it up again.
-        camera_bytes: cap of each camera below the host, None for none.
-        secret: key of the digests over stored blocks.
-        options: of tiers that have no section of their own, by tier (``tiers.options``).
+        node_address: ``host:port`` of the node's tier process; None if unused.
+        find_node: looks up that process's current address.
+        camera_bytes: cap per camera in the tiers below the host; None for no cap.
+        secret: key of the digests of stored blocks.
+        options: by tier, for tiers without a configuration section (``tiers.options``).
     """
 
     fingerprint: str
@@ -121,10 +122,10 @@ class TierSettings:
 
 
 class Tier(ABC):
-    """Thread-safe. Every call ends within the tier's deadline; none raises because the tier is down. Each stream has a
-    byte cap: ``limit``, or a lower one set by :meth:`set_cap`."""
+    """Storage for blocks and manifests; thread-safe. Calls end within the tier's deadline and never raise because the
+    tier is down. Each stream has a byte cap: ``limit``, or a lower one set by :meth:`set_cap`."""
 
-    # Whether it lies in this process's memory, so that a load is a copy and nothing is gained by beginning it early.
+    # Whether it is in this process's memory, so that loads are copies and prefetching them gains nothing.
     at_hand: ClassVar[bool] = False
 
     def __init__(self, name: str, limit: int = sys.maxsize) -> None:
@@ -142,26 +143,26 @@ class Tier(ABC):
         return cap if stream in self._shrinking else min(cap, self.limit)
 
     def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
-        """Set a lower cap for a stream; ``ConfigError`` for one that is not positive. A tier that does not evict keeps
-        what exceeds it and refuses more. ``shrinking``: it may be above the limit, as the stream was written under a
-        higher one, and to compress it takes room."""
+        """Set a lower cap for a stream; ``ConfigError`` if it is not positive. A tier that does not evict keeps the
+        excess and refuses more. ``shrinking``: the cap may exceed ``limit``, as the stream was written under a higher
+        one and compressing it takes room."""
         if nbytes < 1:
             raise ConfigError(f"a cap of {nbytes} bytes for {stream} can hold nothing")
         (self._shrinking.add if shrinking else self._shrinking.discard)(stream)
         self._caps[stream] = nbytes
 
     def lookup(self, keys: Sequence[BlockKey]) -> list[Outcome]:
-        """Whether each block could be loaded now, of a tier at hand. Moves no KV."""
+        """Whether each block could be loaded now, without moving KV; only for tiers ``at_hand``."""
         raise NotImplementedError
 
     @abstractmethod
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
-        """Store blocks, replacing those with the same keys. ``HIT``: held. ``RETRY``: not held for now. ``MISS``: can
-        never be held (larger than the stream's cap). The cap is never exceeded, not even temporarily."""
+        """Store blocks, replacing those with the same keys. ``HIT``: stored. ``RETRY``: not now. ``MISS``: never
+        possible (larger than the stream's cap). The cap is never exceeded, not even temporarily."""
 
     @abstractmethod
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
-        """Load blocks in the order of ``keys``, each whole or not at all."""
+        """Load blocks in the order of ``keys``, each completely or not at all."""
 
     @abstractmethod
     def drop(self, stream: str, keys: Sequence[BlockKey] | None = None) -> int | None:
@@ -181,18 +182,18 @@ class Tier(ABC):
         """Read the stream's manifest."""
 
     def renew(self, stream: str) -> None:  # noqa: B027
-        """Keep a stream that is still in use, where a tier forgets what is not written again."""
+        """Renew the expiry of a stream in use, in tiers whose contents expire."""
 
     def leave(self, stream: str) -> None:  # noqa: B027
-        """The stream is not open here any more: keep nothing in this process's memory that only its writer needs."""
+        """Free in-process state that only the stream's writer needs: the stream was closed here."""
 
     @abstractmethod
     def nbytes(self, stream: str | None = None) -> int:
-        """Bytes held for one stream, or for all."""
+        """Bytes stored for one stream, or for all."""
 
     @abstractmethod
     def state(self) -> TierState:
-        """Current state, without a call to a server."""
+        """Current state, without calling a server."""
 
     @abstractmethod
     def close(self) -> None:

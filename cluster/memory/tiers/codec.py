@@ -1,6 +1,6 @@
 """Binary format of blocks and manifests, with authentication.
 
-The digest covers format version, full key (camera, layer, head, cluster), fingerprint and content. With a ``secret`` it
+The digest covers format version, full key (camera, layer, head, block), fingerprint and content. With a ``secret`` it
 is a keyed BLAKE2b (RFC 7693): only holders of the secret can produce valid blocks, and a block stored under another key
 is rejected. Replay of an older block or manifest of the same key is not detected.
 """
@@ -18,19 +18,19 @@ from cluster.errors import ConfigError
 from cluster.memory.tiers.base import Block, BlockKey
 
 VERSION = 3
-"""Of the format. Every version begins with the magic, its number and the digest, so that any can tell any other."""
+"""Format version. All versions begin with magic, version and digest, so that each can recognise the others."""
 
 _MAGIC, _MANIFEST = b"SLKV", b"SLMF"
 _PREFIX = struct.Struct("<4sH16s")
-_OWNER = struct.Struct("<H")  # bytes of the fingerprint, which follows
+_OWNER = struct.Struct("<H")  # length of the fingerprint that follows
 _SHAPE = struct.Struct("<HII")  # dtype, tokens, width
 _KEY = struct.Struct("<qqqI")
-# uint8 is for index parts, which hold no KV.
+# uint8 is for byte blocks, which hold no KV.
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8)
 
 
 class BlockFault(Enum):
-    """Why bytes are not the block. ``FOREIGN``: intact, but of another format version, model or settings. ``DAMAGED``:
+    """Why data was rejected. ``FOREIGN``: intact, but of another format version, model or settings. ``DAMAGED``:
     truncated, changed, of another key, or sealed with another secret (forged)."""
 
     FOREIGN = "foreign"
@@ -38,7 +38,7 @@ class BlockFault(Enum):
 
 
 def check_block(block: Block) -> tuple[int, int]:
-    """A block's number of members and width; ``ValueError`` where types or shapes do not fit."""
+    """A block's number of members and width; ``ValueError`` for unsupported dtypes or inconsistent shapes."""
     key, value = block.key, block.value
     if key.dtype not in _DTYPES or value.dtype != key.dtype:
         raise ValueError(
@@ -56,9 +56,8 @@ class Codec:
     """Encodes and decodes blocks and manifests.
 
     Args:
-        fingerprint: what must be equal for them to be of use: model and settings, in 1 to 1,024 bytes of UTF-8
-            (``ConfigError`` otherwise).
-        secret: key of the digest, up to 64 bytes; without one the digest tells damage and not forgery.
+        fingerprint: model and settings, which must match; 1 to 1,024 bytes of UTF-8 (else ``ConfigError``).
+        secret: key of the digest, up to 64 bytes; without one the digest detects damage but not forgery.
     """
 
     fingerprint: str
@@ -66,7 +65,7 @@ class Codec:
 
     def __post_init__(self) -> None:
         if not 0 < len(self.fingerprint.encode()) <= 1024:
-            raise ConfigError("a fingerprint of model and settings has 1 to 1024 bytes of UTF-8")
+            raise ConfigError("the fingerprint of model and settings must have 1 to 1024 bytes of UTF-8")
 
     def encode(self, key: BlockKey, block: Block) -> bytes:
         """Encode a block: header, digest, shape, frames and cells, then keys and values. ``ValueError``: see
@@ -78,7 +77,7 @@ class Codec:
         return self._sealed(_MAGIC, key, shape, *map(_raw, (*places, *kv)))
 
     def decode(self, key: BlockKey, data: bytes) -> Block | BlockFault:
-        """Decode the block of ``key``, on the CPU; or why it is not that block."""
+        """Decode the block of ``key``, on the CPU, or return why it is not that block."""
         body = self._unsealed(_MAGIC, key, data)
         if isinstance(body, BlockFault):
             return body
@@ -92,18 +91,18 @@ class Codec:
         if not payload:
             nothing, places = torch.empty(0, width, dtype=dtype), torch.empty(0, dtype=torch.int32)
             return Block(nothing, nothing.clone(), places, places.clone())
-        # One owned copy; every part is aligned to its type.
+        # One owned copy, in which every part is aligned to its type.
         held = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
         frame, cell = held[: 8 * count].view(torch.int32).view(2, count)
         keys, values = held[8 * count :].view(dtype).view(2, count, width)
         return Block(keys, values, frame, cell)
 
     def encode_manifest(self, stream: str, manifest: bytes) -> bytes:
-        """Encode a stream's manifest with the protection of a block."""
+        """Encode a stream's manifest, protected like a block."""
         return self._sealed(_MANIFEST, BlockKey(stream, -1, -1, -1), manifest)
 
     def decode_manifest(self, stream: str, data: bytes) -> bytes | BlockFault:
-        """Decode what :meth:`encode_manifest` encoded for this stream, or why it is not that."""
+        """Inverse of :meth:`encode_manifest` for this stream, or why the data was rejected."""
         body = self._unsealed(_MANIFEST, BlockKey(stream, -1, -1, -1), data)
         return body if isinstance(body, BlockFault) else bytes(body)
 
@@ -113,7 +112,7 @@ class Codec:
         return _PREFIX.pack(magic, VERSION, _digest(key, VERSION, memoryview(body), self.secret)) + body
 
     def _unsealed(self, magic: bytes, key: BlockKey, data: bytes) -> memoryview | BlockFault:
-        """What follows digest and fingerprint."""
+        """The content after digest and fingerprint, once both are verified."""
         whole = memoryview(data)
         if len(whole) < _PREFIX.size:
             return BlockFault.DAMAGED

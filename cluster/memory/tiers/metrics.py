@@ -40,12 +40,12 @@ class NodeTierCall:
 
 
 class NodeTierCollector(Collector):
-    """Collects the tier's metrics at a scrape; register it beside :data:`cluster.metrics.REGISTRY`'s own.
+    """Collects the tier's metrics on scrape; register it with :data:`cluster.metrics.REGISTRY`.
 
     Args:
         limit_bytes: capacity of the tier.
-        look: returns its arena and service; ``None`` before a replica announced its model. Both are new, with counters
-            at zero, when the model changes.
+        look: returns the arena and the service; ``None`` until a replica has announced its model. Both are replaced,
+            with counters at zero, when the model changes.
     """
 
     def __init__(self, limit_bytes: int, look: Callable[[], tuple[Arena, KVServicer] | None]) -> None:
@@ -63,17 +63,17 @@ class NodeTierCollector(Collector):
             counts |= {event: counted[event] for event in _EVENTS if event in counted}
         held = GaugeMetricFamily(
             "sightline_node_tier_bytes",
-            "Memory of a node's tier: held by blocks, reserved for them, and the most it may be.",
+            "Memory of a node's tier by kind: held by blocks and manifests, reserved, and its limit.",
             labels=["kind"],
         )
         for kind, size in bytes_.items():
             held.add_metric([kind], size)
         yield held
-        yield GaugeMetricFamily("sightline_node_tier_held_blocks", "Blocks that a node's tier holds.", blocks)
-        yield GaugeMetricFamily("sightline_node_tier_cameras", "Cameras of which a node's tier holds blocks.", cameras)
+        yield GaugeMetricFamily("sightline_node_tier_held_blocks", "Blocks held by a node's tier.", blocks)
+        yield GaugeMetricFamily("sightline_node_tier_cameras", "Cameras with blocks in a node's tier.", cameras)
         events = CounterMetricFamily(
             "sightline_node_tier_events",
-            "Blocks stored, evicted, dropped when asked to; damaged on their way; foreign: another model's; too_large.",
+            "Blocks stored, evicted, dropped on request, damaged in transit, foreign (of another model) or too_large.",
             labels=["event"],
         )
         for event, many in counts.items():

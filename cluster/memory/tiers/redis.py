@@ -1,4 +1,4 @@
-"""Tier in a Redis server: blocks survive the process that wrote them."""
+"""Tier in a Redis server, where blocks outlive the process and node that wrote them."""
 
 import sys
 import threading
@@ -14,10 +14,10 @@ from cluster.memory.tiers.codec import BlockFault, Codec
 from cluster.memory.tiers.redis_link import RedisFullError, RedisLink, RedisUnavailableError, StreamIndex, split_parts
 
 MANIFEST = "manifest"
-"""Its name among those of a stream's blocks, in the hash of sizes."""
+"""Field of the manifest in the hash of sizes, beside those of blocks."""
 
 _VALUE_BYTES = 512 * 2**20
-"""Longest value of a server that is set up as it comes (``proto-max-bulk-len``)."""
+"""Maximum size of a value with the server's default ``proto-max-bulk-len``."""
 
 _PREFIX = "sightline:kv"
 _FIELD = r"-?\d+:-?\d+:-?\d+"
@@ -26,25 +26,26 @@ _RENEWED_AT_ONCE = 4096
 
 
 class RedisTier(Tier):
-    """One value per block, ``sightline:kv:kv:{stream}:{layer}:{head}:{block}``, one for the manifest, and a
-    hash of their sizes. A stream has one writer at a time; a new one begins with :meth:`manifest`.
+    """One value per block, ``sightline:kv:kv:{stream}:{layer}:{head}:{block}``, one for the manifest, and a hash of
+    their sizes. A stream has one writer at a time; a new one begins with :meth:`manifest`.
 
     A value and its entry in the hash are written in one transaction; on a server that evicts, deleting a stream also
     scans for values without an entry. Values of another model, settings or format version are misses (``foreign``), as
-    are damaged and forged ones (``damaged``, deleted). A value counts towards the cap with its bytes and twice its
-    name.
+    are damaged and forged ones (``damaged``, which are deleted). A value counts towards the cap with its size and twice
+    its key's.
 
-    While the server is down, every call returns ``RETRY`` at once, and its contents may be outdated.
+    While the server is down, every call returns ``RETRY`` at once; afterwards its contents may be outdated.
 
     Args:
         url: ``redis://[user:password@]host:port/database``, ``rediss://`` or ``unix://``.
-        cap_bytes: of each stream; :meth:`set_cap` can only lower it.
-        ttl_s: blocks live at least half as long after their stream's last :meth:`put_manifest` or :meth:`renew`.
-        batch_bytes: approximate bytes per pipeline.
+        cap_bytes: of each stream, which :meth:`set_cap` can only lower.
+        ttl_s: time to live; blocks live at least half of it after their stream's last :meth:`put_manifest` or
+            :meth:`renew`.
+        batch_bytes: approximate size of a pipeline.
         fingerprint, secret, deadline_s: see :class:`TierSettings`.
 
     Raises:
-        ConfigError: an invalid address, cap or time. A server that is down is no error.
+        ConfigError: an invalid address, cap or time. An unreachable server is not an error.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class RedisTier(Tier):
         batch_bytes: int = 1024 * 1024,
     ) -> None:
         if cap_bytes < 1 or ttl_s < 1 or batch_bytes < 1:
-            given = f"a cap of {cap_bytes} bytes, {ttl_s:g} seconds to live and pieces of {batch_bytes} bytes"
-            raise ConfigError(f"Redis can hold nothing with {given}")
+            given = f"{cap_bytes} bytes, {ttl_s:g} s and {batch_bytes} bytes"
+            raise ConfigError(f"cap, time to live and batch size for Redis must be at least 1, not {given}")
         super().__init__(name, cap_bytes)
         self._codec = Codec(fingerprint, secret)
         self._ttl_s, self._batch_bytes = int(ttl_s), batch_bytes
@@ -92,10 +93,10 @@ class RedisTier(Tier):
                     self._store(stream, mine, until, outcomes)
         except RedisUnavailableError as error:
             self._refused(error, 0)
-        told = [outcomes.get(key, Outcome.RETRY) for key, _ in items]
+        results = [outcomes.get(key, Outcome.RETRY) for key, _ in items]
         with self._lock:
-            self._counts["retries"] += told.count(Outcome.RETRY)
-        return told
+            self._counts["retries"] += results.count(Outcome.RETRY)
+        return results
 
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
         loaded: list[Loaded] = []
@@ -118,8 +119,8 @@ class RedisTier(Tier):
         return loaded + [Loaded(Outcome.RETRY)] * (len(keys) - len(loaded))
 
     def list_blocks(self, stream: str) -> tuple[Outcome, list[BlockKey]]:
-        """See :class:`Tier`. Asks the server; if it evicts, also scans for blocks whose entry was evicted, from where
-        the last call ran out of time."""
+        """See :class:`Tier`. Reads the hash of sizes; on a server that evicts, also scans for blocks whose entry was
+        evicted, from where the last call ran out of time."""
         until = self._link.deadline()
         try:
             names = {name.decode() for name in self._link.execute(until, "HKEYS", self._sizes(stream))}
@@ -144,20 +145,20 @@ class RedisTier(Tier):
                     names = [_field(key) for key in dict.fromkeys(keys) if key.stream == stream]
                     return self._delete(stream, names, until)
                 # Another process may have written it since.
-                self._doubt(stream)
+                self._invalidate(stream)
                 index = self._known(stream, until)
                 with self._lock:
                     index.gone.clear()
                     names = [name for name in index.entries if name != MANIFEST]
                 gone = self._delete(stream, names, until)
                 if self._link.evicts:
-                    # Blocks whose entry the server evicted, from where the last attempt stopped.
+                    # Also delete blocks whose entry was evicted, from where the last attempt stopped.
                     for found in self._link.scan(until, index.deletion, self._named(stream, ""), _FIELD):
                         gone += self._link.execute(until, "UNLINK", *found) if found else 0
                 self._link.execute(until, "UNLINK", self._sizes(stream), self._named(stream, MANIFEST))
                 self.leave(stream)
         except RedisUnavailableError as error:
-            self._doubt(stream)
+            self._invalidate(stream)
             self._refused(error, 1)
             return None
         return gone
@@ -167,7 +168,7 @@ class RedisTier(Tier):
             self._indexes.pop(stream, None)
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
-        """See :class:`Tier`. Without ``HIT`` the previous manifest stays. Also :meth:`renew`."""
+        """See :class:`Tier`. Without ``HIT`` the previous manifest stays; with it, the stream is renewed."""
         until = self._link.deadline()
         data = self._codec.encode_manifest(stream, manifest)
         held = self._held(stream, MANIFEST, data)
@@ -179,11 +180,9 @@ class RedisTier(Tier):
                         self._counts["too_large"] += 1
                     return Outcome.MISS
                 if index.total - index.size(MANIFEST) + held > cap:
-                    # As in _store: the server may be empty.
-                    self._doubt(stream)
-                    raise RedisUnavailableError(
-                        f"the manifest of {stream} does not fit beside its blocks under its cap"
-                    )
+                    # As in _store: the server may have been emptied.
+                    self._invalidate(stream)
+                    raise RedisUnavailableError(f"the manifest of {stream} does not fit under its cap with its blocks")
                 self._write(stream, index, {MANIFEST: data}, until)
                 self._renew(stream, until)
         except RedisUnavailableError as error:
@@ -192,7 +191,7 @@ class RedisTier(Tier):
         return Outcome.HIT
 
     def renew(self, stream: str) -> None:
-        """Renew the time to live of the stream's values, oldest first, once half of it has passed."""
+        """Renew the time to live of the stream's values, least recently renewed first, once half of it has passed."""
         until = self._link.deadline()
         try:
             with self._writer(until):
@@ -202,7 +201,7 @@ class RedisTier(Tier):
 
     def manifest(self, stream: str) -> tuple[Outcome, bytes | None]:
         """See :class:`Tier`. Rereads the stream's index, as another process may have written it."""
-        self._doubt(stream)
+        self._invalidate(stream)
         try:
             data = self._link.execute(self._link.deadline(), "GET", self._named(stream, MANIFEST))
         except RedisUnavailableError as error:
@@ -218,9 +217,9 @@ class RedisTier(Tier):
         return Outcome.MISS, None
 
     def nbytes(self, stream: str | None = None) -> int:
-        """Bytes as counted towards the cap; values the server evicted count until noticed. Without ``stream``, of all
-        streams that this process has, and whether the server answers: nobody else asks one that is not used. Asks it
-        only about unknown streams."""
+        """Bytes as counted towards the cap; evicted values count until noticed. For a ``stream``, asks the server only
+        if its index is unknown. Without, sums this process's streams, and pings the server: an idle one would otherwise
+        not be checked."""
         until = self._link.deadline()
         try:
             if stream is None:
@@ -262,7 +261,7 @@ class RedisTier(Tier):
         if not self._link.up:
             raise RedisUnavailableError(self._link.reason)
         if not self._writing.acquire(timeout=max(0.0, until - time.monotonic()) / 3):
-            raise RedisUnavailableError("another write takes too long")
+            raise RedisUnavailableError("another write is taking too long")
         try:
             yield
         finally:
@@ -292,9 +291,9 @@ class RedisTier(Tier):
         if batch:
             self._send(stream, index, batch, until, outcomes)
         if Outcome.RETRY in outcomes.values():
-            # Reread the server's index before trusting the cap again: it may have been emptied.
-            self._doubt(stream)
-        # A block that was not stored must not leave an older one under its key.
+            # Reread the server's hash before applying the cap again: the server may have been emptied.
+            self._invalidate(stream)
+        # A refused block must not leave an older one under its key.
         self._delete(stream, [name for name in unwanted if index.size(name)], until)
 
     def _send(
@@ -332,8 +331,8 @@ class RedisTier(Tier):
         except RedisFullError:
             raise
         except RedisUnavailableError:
-            # The server may have executed it anyway.
-            self._doubt(stream)
+            # The server may have executed it nevertheless.
+            self._invalidate(stream)
             raise
         now = time.monotonic()
         with self._lock:
@@ -342,7 +341,8 @@ class RedisTier(Tier):
             self._trouble = ""
 
     def _delete(self, stream: str, names: Sequence[str], until: float) -> int:
-        """Blocks before their entries, so that none is without one. A full server refuses transactions that delete."""
+        """Delete blocks before their entries, so that no block lacks one; not in a transaction, which a full server
+        refuses."""
         gone = 0
         for part in split_parts(names, _KEYS_AT_ONCE):
             blocks = [self._named(stream, name) for name in part]
@@ -395,7 +395,7 @@ class RedisTier(Tier):
         return got
 
     def _by_size(self, keys: Sequence[BlockKey]) -> Iterator[list[BlockKey]]:
-        """Batches of about ``batch_bytes``; blocks of unknown size count as an eighth of that."""
+        """Batch keys to about ``batch_bytes``; blocks of unknown size count as an eighth of that."""
         part: list[BlockKey] = []
         filled = 0
         for key in keys:
@@ -412,7 +412,7 @@ class RedisTier(Tier):
     def _index(self, stream: str) -> StreamIndex:
         return self._indexes.setdefault(stream, StreamIndex())
 
-    def _doubt(self, stream: str) -> None:
+    def _invalidate(self, stream: str) -> None:
         with self._lock:
             self._index(stream).known = False
 
@@ -425,7 +425,7 @@ class RedisTier(Tier):
         with self._lock:
             self._counts["retries"] += blocks
             self._counts["full"] += full
-            # While down, the link has the reason.
+            # While the link is down, it has the reason.
             self._trouble = str(error) if self._link.up else ""
 
 

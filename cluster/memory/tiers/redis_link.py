@@ -27,8 +27,8 @@ class RedisFullError(RedisUnavailableError):
 
 
 def connection_pool(url: str, deadline_s: float, **options: Any) -> Any:
-    """A pool of redis-py's that has not connected yet, with ``options`` of its connections. Raises ``ConfigError``: not
-    a Redis address, or one with options that redis-py does not know."""
+    """An unconnected redis-py pool, with extra connection ``options``. ``ConfigError`` if ``url`` is not a Redis
+    address, or has options unknown to redis-py."""
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -43,10 +43,10 @@ def connection_pool(url: str, deadline_s: float, **options: Any) -> Any:
             retry=Retry(NoBackoff(), 0),
             **options,
         )
-        # One that does not connect yet: it knows which of the address's options there are.
+        # Does not connect, but validates the address's options.
         pool.connection_class(**pool.connection_kwargs)
     except (TypeError, ValueError, redis.RedisError):
-        # Without the address, which may hold a password.
+        # Not chained, and without the address, which may contain a password.
         raise ConfigError(
             "the address of a Redis server looks like redis://host:6379/0, or "
             "rediss://host:6379/0?ssl_ca_certs=FILE with the options of redis-py (tiers.redis_url)"
@@ -55,18 +55,18 @@ def connection_pool(url: str, deadline_s: float, **options: Any) -> Any:
 
 
 class RedisLink:
-    """Runs commands with a deadline. After a failure all commands are refused at once, and a probe thread with
-    exponential backoff waits for the server to return.
+    """Runs commands with a deadline. After a failure all commands are refused at once, while a thread probes the server
+    with exponential backoff.
 
-    A call may take ``deadline_s``: no command starts after the first third; one command waits at most a sixth for a
+    A call may take ``deadline_s``: no command starts after the first third; a command waits at most a sixth for a
     connection, a sixth to connect, and a third per read. (A server that trickles its answer can exceed that.)
 
     Args:
-        on_change: called when another server process answers at the address, so its contents may differ. Counts as a
-            failure.
+        on_change: called when another server process answers at the address, so that its contents may differ; this
+            also counts as a failure.
 
     Raises:
-        ConfigError: not a Redis address.
+        ConfigError: ``url`` is not a Redis address, or ``deadline_s`` is not positive.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RedisLink:
         import redis
 
         if deadline_s <= 0:
-            raise ConfigError(f"a deadline of {deadline_s:g} seconds leaves no time to reach Redis")
+            raise ConfigError(f"the deadline for Redis must be positive, not {deadline_s:g} s")
         self.deadline_s = deadline_s
         self.up, self.reason, self.failures, self.evicts = True, "", 0, False
         self._on_change, self._clustered = on_change, False
@@ -103,17 +103,17 @@ class RedisLink:
         return time.monotonic() + self.deadline_s
 
     def execute(self, until: float, *command: Any) -> Any:
-        """Execute one command; ``RedisUnavailableError`` where the server is down, too little time is left, or it
-        refuses."""
+        """Execute one command; ``RedisUnavailableError`` if the server is down or refuses, or too little time is
+        left."""
         return self._guarded(lambda: self._client.execute_command(*command), until)
 
     def execute_all(self, until: float, commands: Iterable[tuple[Any, ...]], *, whole: bool = False) -> list[Any]:
-        """Execute commands in one pipeline; ``whole``: in a transaction, otherwise some may have been executed at an
-        error."""
+        """Execute commands in one pipeline; ``whole``: as a transaction, without which an error may leave some of them
+        executed."""
 
         def run() -> list[Any]:
             with self._client.pipeline(transaction=whole) as pipe:
-                # Otherwise errors embed the command with its block: most of a second per megabyte.
+                # Error messages would embed the command with its block, which takes most of a second per megabyte.
                 pipe.annotate_exception = lambda *_: None
                 for command in commands:
                     pipe.execute_command(*command)
@@ -123,8 +123,8 @@ class RedisLink:
         return self._guarded(run, until)
 
     def scan(self, until: float, scan: "Scan", prefix: str, rest: str) -> Iterator[list[str]]:
-        """Scan for keys of ``prefix`` and a match of ``rest``, from where ``scan`` stopped: each step's keys, which the
-        caller must have used before it takes the next."""
+        """Yield the keys that consist of ``prefix`` and a match of ``rest``, one SCAN step at a time, from where
+        ``scan`` stopped. Resuming the generator marks a step's keys as processed."""
         pattern = re.sub(r"([*?\[\]\\^])", r"\\\1", prefix) + "*"
         ours = re.compile(re.escape(prefix) + rest)
         if scan.server != self._run_id or not scan.cursor:
@@ -134,7 +134,7 @@ class RedisLink:
             yield [name.decode() for name in answer[1] if ours.fullmatch(name.decode())]
             cursor = int(answer[0])
             if not cursor:
-                # Finds out whether another server answered the scan, where its cursor meant nothing.
+                # Detects a reconnect during the scan to another server, to which the cursor meant nothing.
                 self.execute(until, "PING")
             if scan.server != self._run_id:
                 raise RedisUnavailableError("another server answered during the scan")
@@ -165,10 +165,10 @@ class RedisLink:
                 raise RedisUnavailableError(f"the call needs more than its deadline of {self.deadline_s:g} s")
             return run()
         except self._full as error:
-            raise RedisFullError("the server is full (maxmemory) and evicts nothing") from error
+            raise RedisFullError("the server is full (maxmemory) and does not evict") from error
         except self._refused as error:
             if isinstance(error, self._read_only):
-                # After a failover the address leads to another server, and old connections to this one.
+                # After a failover the address points to another server, but old connections to this one.
                 self._client.connection_pool.disconnect(inuse_connections=False)
             raise RedisUnavailableError(f"the server refuses: {error}") from error
         except self._errors as error:
@@ -184,12 +184,12 @@ class RedisLink:
         try:
             info: Any = self._client.info()
         except self._refused:
-            # Not permitted for every user; a restart then shows as missing values.
+            # INFO may not be permitted; a restart then shows as missing values.
             info = {}
         found = str(info.get("run_id", ""))
-        # Its transactions and lists are of keys in several slots, maybe on several servers.
+        # Unsupported: transactions and multi-key commands would span slots, perhaps on several servers.
         self._clustered = bool(info.get("cluster_enabled"))
-        # An evicting server may have evicted an index.
+        # An evicting server may evict hashes of sizes.
         self.evicts = not str(info.get("maxmemory_policy", "noeviction")).startswith("noeviction")
         changed, self._run_id = self._run_id not in (None, found), found
         if changed:
@@ -224,8 +224,8 @@ class RedisLink:
 
 @dataclass(slots=True, eq=False)
 class Scan:
-    """A scan of the whole server over several calls: its cursor there, 0 at the beginning and at the end, and
-    the names ``found`` so far, as far as its user keeps them."""
+    """Progress of a server-wide SCAN over several calls: ``cursor``, 0 at the start and end, and the names ``found``
+    so far, if its user collects them."""
 
     cursor: int = 0
     server: str | None = None
@@ -248,10 +248,10 @@ class Entry:
 class StreamIndex:
     """Local mirror of the stream's hash of sizes on the server. Not thread-safe.
 
-    * ``known``: it was read, and no write has been in doubt since
-    * ``entries``: by field (``layer:head:cluster``, ``manifest``), least recently renewed first
-    * ``gone``: fields whose value is missing or damaged, deleted with the next write
-    * ``deletion``, ``listing``: scans of the server for names without an entry
+    * ``known``: the hash has been read, and no write has been uncertain since
+    * ``entries``: by field (``layer:head:block``, ``manifest``), least recently renewed first
+    * ``gone``: fields whose value is missing or damaged, to be deleted with the next write
+    * ``deletion``, ``listing``: scans of the server for values without an entry
     """
 
     known: bool = False
@@ -276,20 +276,20 @@ class StreamIndex:
         return 0 if there is None else there.size
 
     def replace(self, found: Mapping[bytes, bytes]) -> None:
-        """Replace all entries by the server's hash; all are due for renewal, as their age is unknown."""
+        """Replace all entries by the server's hash; as their age is unknown, all are due for renewal."""
         self.entries = OrderedDict((name.decode(), Entry(int(size), -math.inf)) for name, size in found.items())
         self.total = sum(entry.size for entry in self.entries.values())
         self.gone.clear()
         self.known = True
 
     def mark_missing(self, name: str, seen: Entry | None) -> None:
-        """Record that a value was missing or damaged when its entry was ``seen``."""
+        """Record that a value was missing or damaged, unless its entry has changed since it was ``seen``."""
         if seen is not None and self.entries.get(name) is seen:
             self.remove([name])
             self.gone.add(name)
 
     def pop_gone(self) -> list[str]:
-        """Return and clear the fields to delete, except those written again since."""
+        """Return and clear the fields to delete, except those rewritten since."""
         names = [name for name in self.gone if name not in self.entries]
         self.gone.clear()
         return names

@@ -25,20 +25,20 @@ from cluster.memory.tiers.remote_peer import KVPeer
 from cluster.wire.channel import split_address
 from cluster.wire.tls import PeerTls
 
-# Of a key in a message, besides its own bytes.
+# Overhead of a key in a message, in addition to its encoded size.
 _LENGTH_BYTES = 4
 
 
 class RemoteTier(Tier):
     """Client of the tier that ``KVServicer`` serves at ``address``.
 
-    After a failure or timeout the tier is down: every call returns ``RETRY`` at once, while a background probe with
-    growing pauses looks for the node. A node that returns may be empty: ``failures`` has grown then.
+    After a failure or timeout the tier is down: every call returns ``RETRY`` at once, while a background thread probes
+    the node with exponential backoff. A node that returns may be empty, and ``failures`` has then increased.
 
     Args:
         address: ``host:port``.
         fingerprint: model and settings of the blocks; others are misses.
-        cap_bytes: of each stream, also set on the node; :meth:`set_cap` can only lower it; default: unbounded.
+        cap_bytes: of each stream, which :meth:`set_cap` can only lower, also on the node; default: unbounded.
         secret: key of the digests, shared with the node; see :mod:`cluster.memory.tiers.codec`.
         deadline_s: of one call, network included.
         backoff: pauses between probes of a node that is down.
@@ -85,11 +85,11 @@ class RemoteTier(Tier):
         )
 
     def store(self, items: Sequence[tuple[BlockKey, Block]]) -> list[Outcome]:
-        """See ``Tier``. Batches are encoded while earlier ones are in flight; ``RETRY`` for those past the deadline."""
+        """See ``Tier``. Encodes batches while earlier ones are in flight; ``RETRY`` for those past the deadline."""
         outcomes: dict[int, Outcome] = {}
         sent: list[int] = []
         failures: list[Exception] = []
-        # The remaining time is for the node's reply.
+        # Leaves time for the node's reply.
         stop = time.monotonic() + self._deadline_s * 3 / 4
 
         def encoded() -> Iterator[kv_pb2.StoredBlock]:
@@ -99,7 +99,7 @@ class RemoteTier(Tier):
                 try:
                     data = self._codec.encode(key, block)
                 except Exception as error:
-                    # This is gRPC's thread.
+                    # Raised later: this runs on gRPC's thread.
                     failures.append(error)
                     return
                 if len(data) > MAX_KV_BYTES:
@@ -115,9 +115,9 @@ class RemoteTier(Tier):
                 outcomes.update(zip(sent, map(outcome_from_proto, reply.outcomes), strict=False))
         if failures:
             raise failures[0]
-        told = [outcomes.get(at, Outcome.RETRY) for at in range(len(items))]
-        self._count(stored=told.count(Outcome.HIT), retries=told.count(Outcome.RETRY))
-        return told
+        results = [outcomes.get(at, Outcome.RETRY) for at in range(len(items))]
+        self._count(stored=results.count(Outcome.HIT), retries=results.count(Outcome.RETRY))
+        return results
 
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
         return list(self.iter_loaded(keys))
@@ -161,8 +161,8 @@ class RemoteTier(Tier):
         return dropped
 
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
-        """See ``Tier``. Sent in pieces; the previous one stays until the node has all of them. ``MISS`` above the
-        stream's cap or the maximum."""
+        """See ``Tier``. Sends the manifest in pieces; the previous one stays until the node has all of them. ``MISS``
+        above the stream's cap or :data:`MAX_MANIFEST_BYTES`."""
         data = self._codec.encode_manifest(stream, manifest)
         if len(data) > min(self.cap(stream), MAX_MANIFEST_BYTES):
             self._count(too_large=1)
@@ -191,14 +191,14 @@ class RemoteTier(Tier):
             return self._not_now(1)[0], None
         request = kv_pb2.GetManifestRequest(fingerprint=self._fingerprint, stream=stream)
         data = bytearray()
-        outcome = told = Outcome.RETRY
+        outcome = first = Outcome.RETRY
         with self.peer.recorded() as transfer:
             for number, message in enumerate(transfer.receive("GetManifest", request)):
-                told = outcome_from_proto(message.outcome) if number == 0 else told
+                first = outcome_from_proto(message.outcome) if number == 0 else first
                 data += message.piece
                 if len(data) > MAX_MANIFEST_BYTES:
                     break
-            outcome = told
+            outcome = first
         if outcome is not Outcome.HIT:
             self._count(retries=outcome is Outcome.RETRY)
             return outcome, None
@@ -215,8 +215,8 @@ class RemoteTier(Tier):
         return 0 if reply is None else int(reply.bytes)
 
     def state(self) -> TierState:
-        """See ``Tier``. Besides the usual counts: ``failures``, ``refused`` and ``late`` calls, ``restarts`` of the
-        node, ``foreign`` and ``too_large`` blocks and manifests."""
+        """See ``Tier``. Additional counts: ``failures``, ``refused`` and ``late`` calls, ``restarts`` of the node,
+        ``foreign`` and ``too_large`` blocks and manifests."""
         up, reason, counts = self.peer.state()
         with self._lock:
             return TierState(up, reason, dict(self._counts + counts))

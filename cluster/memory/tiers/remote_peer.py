@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 _REFUSED = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT)
 
 TROUBLE = (grpc.RpcError, CallEndedError)
-"""What a call may end with that is no defect of this side."""
+"""Errors of a call that are not a bug on this side."""
 
 
 class Transfer:
-    """One call to the node. ``moved_s``: when a message of a stream last came or went (monotonic)."""
+    """One call to the node. ``moved_s``: when a message of its stream was last sent or received (monotonic)."""
 
     def __init__(self, peer: "KVPeer") -> None:
         self._peer = peer
@@ -37,17 +37,17 @@ class Transfer:
         self.moved_s = -math.inf
 
     def send(self, method: str, messages: Iterable[Any]) -> Any:
-        """The reply to a stream of messages; a refusal may come before the last one is sent."""
+        """Send a stream of messages and return the reply; a refusal may come before the last message is sent."""
         return self.ask(method, self._watched(messages))
 
     def ask(self, method: str, request: Any) -> Any:
-        """The reply to one request."""
+        """Send one request and return the reply."""
         reply, call = self._begin(getattr(self._peer.stub, method).with_call, request)
         self._peer.check_instance(call)
         return reply
 
     def receive(self, method: str, request: Any) -> Iterator[Any]:
-        """The stream of messages that a request is answered with."""
+        """Send one request and yield the messages of the reply."""
         call = self._begin(getattr(self._peer.stub, method), request)
         try:
             for number, message in enumerate(self._watched(call)):
@@ -75,15 +75,15 @@ class KVPeer:
 
     After a failed call the node is down and calls are refused; a thread probes it with exponential backoff until it
     answers. A restarted node may have another address, which ``find`` looks up before each probe. A changed instance
-    counts as a failure, as its blocks are lost.
+    counts as a failure, as the blocks are lost.
 
     Args:
         address: ``host:port``.
         fingerprint: sent with probes.
         deadline_s: of every call.
         backoff: pauses between probes.
-        find: looks up the node's current address, on a separate thread and never concurrently; on any exception the
-            last address is used.
+        find: looks up the node's current address, on a separate thread and never concurrently; if it raises, the last
+            address is used.
         tls: of this cluster's processes.
     """
 
@@ -113,8 +113,8 @@ class KVPeer:
             return self._up
 
     def state(self) -> tuple[bool, str, Counter[str]]:
-        """Whether it is up, why not, and the numbers of calls that were ``failures``, ``refused`` and ``late``.
-        ``failures`` includes changed instances, which ``restarts`` counts alone."""
+        """Whether the node is up, the reason if not, and the numbers of ``failures``, ``refused`` and ``late`` calls.
+        ``failures`` includes changed instances, which ``restarts`` counts separately."""
         with self._lock:
             return self._up, self._reason, self._counts.copy()
 
@@ -127,9 +127,9 @@ class KVPeer:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[Transfer]:
-        """Context of a call: records whether it succeeds. Trouble ends it without an exception. The node is then down,
-        unless it only refused, or its messages came until shortly before the deadline: a large transfer or a slow
-        consumer is no node that is down."""
+        """Context of a call that records its result and suppresses :data:`TROUBLE`. The node then counts as down,
+        unless it refused, or messages still moved in the second half of the deadline, as in a large transfer or with a
+        slow consumer."""
         transfer = Transfer(self)
         try:
             yield transfer
@@ -148,7 +148,7 @@ class KVPeer:
                 self._failures = 0
 
     def check_instance(self, call: Any) -> None:
-        """Compare the instance that answers with the last one."""
+        """Compare the answering instance with the last one; a change counts as a failure."""
         found = dict(call.initial_metadata()).get(INSTANCE)
         with self._lock:
             if found is not None and found != self._instance:
@@ -173,7 +173,7 @@ class KVPeer:
 
     def _why(self, error: Exception) -> str:
         if isinstance(error, grpc.RpcError) and error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
-            return f"the tier at {self.address} cannot be used: {to_error(error)}"
+            return f"the tier at {self.address} failed: {to_error(error)}"
         return f"the tier at {self.address} did not answer within {self.deadline_s:g} s"
 
     def _recover(self) -> None:
@@ -199,7 +199,7 @@ class KVPeer:
         self.address, self._renewals = address, renewals
 
     def _found(self) -> str:
-        """Look up the node's address; the last one if that fails or takes too long."""
+        """Look up the node's address; the last one if the lookup fails or exceeds the deadline."""
         if self._find is None:
             return self.address
         looked = self._looking = self._looking or self._finder.submit(self._find)
@@ -211,7 +211,7 @@ class KVPeer:
             address = looked.result()
             split_address(address)
         except Exception as error:
-            log.info("cannot look up the tier that was at %s: %s", self.address, error)
+            log.info("cannot look up the tier last at %s: %s", self.address, error)
             return self.address
         return address
 

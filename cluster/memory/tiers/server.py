@@ -1,4 +1,4 @@
-"""``KV`` service: serves this node's tier to other nodes."""
+"""``KV`` service: serves this node's tier to replicas."""
 
 import asyncio
 import threading
@@ -45,8 +45,8 @@ _RESULTS: dict[grpc.StatusCode, NodeTierResult] = {
 }
 
 _NEARLY_S = 0.1
-"""A caller that leaves when no more than this is left of its deadline was not answered in time: it counts from when it
-asked, and this side from when it was asked."""
+"""A caller that disconnects with at most this much of its deadline left counts as answered late: its clock started
+before this side's."""
 
 
 class KVServicer(kv_pb2_grpc.KVServicer):
@@ -54,17 +54,14 @@ class KVServicer(kv_pb2_grpc.KVServicer):
 
     Args:
         tier: any tier; closed by the caller.
-        fingerprint: model and settings of its blocks; callers with another one get misses.
+        fingerprint: model and settings of its blocks; callers with another one get misses. ``ConfigError`` if invalid.
         secret: key of the digests, shared with callers; blocks that do not match are rejected.
-        threads: concurrent tier calls.
-        waiting: most queued calls; beyond, calls are refused with ``CapacityError``.
-        deadline_s: longest call, whatever its caller allows.
+        threads: maximum number of concurrent tier calls.
+        waiting: maximum number of queued calls; further ones are refused with ``CapacityError``.
+        deadline_s: maximum duration of a call, whatever its caller allows.
 
     ``counts``: ``foreign``, ``damaged`` and ``too_large`` blocks and manifests, ``too_large`` messages, and ``refused``
-    calls.
-
-    ``instance`` is unique per servicer: callers detect by it that stored blocks are lost. Raises ``ConfigError``: an
-    invalid fingerprint.
+    calls. ``instance`` is unique per servicer: a change tells callers that stored blocks are lost.
     """
 
     def __init__(
@@ -86,11 +83,11 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         self._under_way = self._moving = 0
 
     def close(self) -> None:
-        """Accept no more calls; running ones end by themselves."""
+        """Accept no more calls; running ones complete."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def wire_counts(self) -> dict[str, int]:
-        """Snapshot of ``counts``; from any thread."""
+        """Snapshot of ``counts``; callable from any thread."""
         with self._lock:
             return dict(self.counts)
 
@@ -148,7 +145,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             requests = aiter(request_iterator)
             first = await anext(requests, kv_pb2.PutManifestRequest())
             if self._is_ours(first.fingerprint, 1):
-                with self._on_the_way(first.bytes):
+                with self._in_transit(first.bytes):
                     whole = await self._pieces(first, requests)
                     metrics.node_tier_moved_bytes.labels("in").inc(len(whole))
                     outcome = await self._on_tier(lambda: self._put_manifest(first, whole))
@@ -160,7 +157,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             if self._is_ours(request.fingerprint, 1):
                 outcome, manifest = await self._on_tier(lambda: self._tier.manifest(request.stream))
             whole = manifest or b""
-            with self._on_the_way(len(whole)):
+            with self._in_transit(len(whole)):
                 metrics.node_tier_moved_bytes.labels("out").inc(len(whole))
                 reply = kv_pb2.GetManifestReply(outcome=outcome_to_proto(outcome), piece=whole[:BATCH_BYTES])
                 await context.write(reply)
@@ -176,8 +173,8 @@ class KVServicer(kv_pb2_grpc.KVServicer):
 
     @asynccontextmanager
     async def _answering(self, method: str, request: Any, context: Context) -> AsyncIterator[NodeTierCall]:
-        """Ends the call with a status and a sentence when it cannot be answered, or not in time; counts it either way,
-        before its caller takes that sentence, which may take as long as it likes."""
+        """Context of a call: enforces the deadline and records the result, before the caller reads the status, which
+        may take arbitrarily long."""
         call = NodeTierCall(method)
         try:
             async with asyncio.timeout(self._deadline_s) as limit:
@@ -194,16 +191,16 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             late = TimeoutError(f"the tier did not answer within {self._deadline_s:g} s")
             raise (late if limit.expired() else error) from None
         except Exception as error:
-            # The caller is gone.
-            gone = isinstance(error, grpc.aio.InternalError)
-            call.record_result("left" if gone else _RESULTS.get(code_of(error), "failed"))
+            # Raised when the caller has disconnected.
+            left = isinstance(error, grpc.aio.InternalError)
+            call.record_result("left" if left else _RESULTS.get(code_of(error), "failed"))
             raise
         else:
             call.record_result("ok")
 
     @contextmanager
-    def _on_the_way(self, nbytes: int) -> Iterator[None]:
-        """Makes room for a manifest while it comes or goes; all of them together take no more than one may."""
+    def _in_transit(self, nbytes: int) -> Iterator[None]:
+        """Reserve memory for a manifest in transit; all of them together are limited to :data:`MAX_MANIFEST_BYTES`."""
         if nbytes > MAX_MANIFEST_BYTES:
             self._count("too_large", 1)
             raise CapacityError(
@@ -223,7 +220,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
     async def _pieces(
         self, first: kv_pb2.PutManifestRequest, following: AsyncIterator[kv_pb2.PutManifestRequest]
     ) -> bytes:
-        """A whole manifest, of exactly the length that its first message says."""
+        """Receive a whole manifest, of exactly the length announced by its first message."""
         self._check_size(first)
         whole = bytearray(first.piece)
         async for request in following:
@@ -232,11 +229,11 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             if len(whole) > first.bytes:
                 break
         if len(whole) != first.bytes:
-            raise ValueError(f"a manifest of {first.bytes} bytes was to come, and {len(whole)} or more came")
+            raise ValueError(f"expected a manifest of {first.bytes} bytes, received {len(whole)} or more")
         return bytes(whole)
 
     def _put_manifest(self, first: kv_pb2.PutManifestRequest, whole: bytes) -> Outcome:
-        """Kept as it came; one damaged on its way may come again, a foreign one need not."""
+        """Store a manifest as received. ``RETRY`` if damaged in transit, ``MISS`` if foreign."""
         found = self._codec.decode_manifest(first.stream, whole)
         if isinstance(found, BlockFault):
             self._count(found.value, 1)
@@ -262,8 +259,8 @@ class KVServicer(kv_pb2_grpc.KVServicer):
         return False
 
     async def _on_tier(self, work: Callable[[], T]) -> T:
-        """Runs ``work`` on a thread. A call that was given up leaves its thread busy until the tier lets go of it, so
-        calls are counted until then: a stalled tier collects no more of them than may wait."""
+        """Run ``work`` on a thread. Calls count until the tier returns, even if abandoned, which bounds the number that
+        a stalled tier accumulates."""
         with self._lock:
             if self._under_way >= self._most:
                 self.counts["refused"] += 1
@@ -283,7 +280,7 @@ class KVServicer(kv_pb2_grpc.KVServicer):
             self._under_way -= 1
 
     def _store(self, request: kv_pb2.StoreRequest) -> list[Outcome]:
-        """Stores the whole blocks of one message. One damaged on its way may come again; a foreign one need not."""
+        """Store the intact blocks of one message: ``RETRY`` for damaged ones, ``MISS`` for foreign ones."""
         outcomes = []
         good: list[tuple[int, BlockKey, Block]] = []
         caps: dict[str, int] = {}

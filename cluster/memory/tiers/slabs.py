@@ -1,4 +1,4 @@
-"""Slab allocator: cells of a few sizes in reserved memory that neither moves nor grows past its cap."""
+"""Slab allocator: cells of a few sizes in memory that never moves and never exceeds its cap."""
 
 from bisect import bisect_left
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _PAGE = 4096
 
 @dataclass(slots=True, eq=False)
 class _Slab:
-    """``free``: offsets of its free cells of ``size`` bytes; None for a slab that is a single cell."""
+    """``free``: offsets of the free cells of ``size`` bytes; None for a slab of a single cell."""
 
     memory: Tensor
     size: int
@@ -26,8 +26,8 @@ class _Slab:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cell:
-    """``memory`` ``[nbytes]`` uint8: the requested size, rounded up; not shared. The view is made when asked for: those
-    of thousands of small blocks, kept, would add to what the blocks take."""
+    """``memory`` ``[nbytes]`` uint8: exclusive, the requested size rounded up. Its view is created on access: keeping
+    views of thousands of small blocks would take considerable memory."""
 
     _slab: _Slab = field(repr=False)
     _at: int
@@ -42,16 +42,17 @@ class Cell:
 
     @property
     def slab(self) -> tuple[int, int]:
-        """Identity and bytes of the slab it lies in."""
+        """Identity and size in bytes of its slab."""
         return id(self._slab), self._slab.memory.nbytes
 
 
 class Slabs:
-    """Cells in size classes 1.25 apart; each slab is cut into cells of one class. Larger than ``largest``, or on
-    request, a cell gets memory of its own. An empty slab can be reused for any class. Not thread-safe.
+    """Cells in size classes a factor of 1.25 apart; each slab is cut into cells of one class. Cells above ``largest``,
+    or on request, are allocated separately. Empty slabs can be reused for any class. Not thread-safe.
 
     Args:
-        total_bytes: most memory ever reserved, at least one slab; ``ConfigError`` where that or a slab is too small.
+        total_bytes: maximum memory reserved, at least one slab (else ``ConfigError``).
+        slab_bytes: size of a slab, at least 8 of the smallest cells (else ``ConfigError``).
         pinned: page-locked memory, with CUDA only.
     """
 
@@ -73,12 +74,12 @@ class Slabs:
         if nbytes <= self.largest and not alone:
             return self._sizes[bisect_left(self._sizes, nbytes)]
         if self.pinned:
-            # The allocator of pinned memory rounds up to powers of two.
+            # The pinned memory allocator rounds up to powers of two.
             return 1 << (nbytes - 1).bit_length()
         return _up(max(1, nbytes), _SMALLEST if alone else _PAGE)
 
     def allocate(self, nbytes: int, *, alone: bool = False) -> Cell | None:
-        """Allocate a cell for ``nbytes``; None when full. ``alone``: in memory of its own, for rare sizes."""
+        """Allocate a cell for ``nbytes``; None if full. ``alone``: outside the slabs, for rare sizes."""
         size = self.cell_bytes(nbytes, alone=alone)
         if alone or size > self.largest:
             memory = self._reserve(size)
@@ -101,7 +102,7 @@ class Slabs:
 
     @property
     def spare(self) -> int:
-        """Bytes still available for memory of its own."""
+        """Bytes available for allocations outside the slabs."""
         return self.total_bytes - self.reserved + self.slab_bytes * len(self._empty)
 
     def free(self, cell: Cell) -> None:
@@ -127,11 +128,11 @@ class Slabs:
         if self.reserved + size > self.total_bytes:
             return None
         try:
-            # Written by inference and other threads, so it must not be an inference tensor.
+            # Written inside and outside inference mode, so it must not be an inference tensor.
             with torch.inference_mode(mode=False):
                 memory = torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
         except RuntimeError:
-            # The machine has less memory than configured: treat as full.
+            # The machine has less memory than configured; treat as full.
             return None
         self.reserved += size
         return memory
@@ -154,6 +155,6 @@ _DEFAULT_SIZES = _ladder(_DEFAULT_SLAB // _PER_SLAB)
 
 
 def cell_size(nbytes: int) -> int:
-    """Size in host memory of ``nbytes``, in slabs of the default size."""
+    """Bytes that ``nbytes`` take in slabs of the default size."""
     at = bisect_left(_DEFAULT_SIZES, nbytes)
     return _DEFAULT_SIZES[at] if at < len(_DEFAULT_SIZES) else _up(nbytes, _PAGE)

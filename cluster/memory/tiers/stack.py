@@ -1,4 +1,4 @@
-"""Tier stack: the lowest tier holds everything, upper tiers cache copies."""
+"""Tier stack: the lowest tier holds everything, upper ones cache copies."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from cluster.memory.manifest import read_life
 from cluster.memory.tiers.base import Block, BlockKey, Loaded, Outcome, Tier, TierState
 
 Deletion = tuple[str, frozenset[BlockKey] | None]
-"""A stream, and which of its blocks; None: all of it."""
+"""A stream and the blocks deleted; None: all of them."""
 
-# Of questions: in which the slower way is tried, and how many the mean time of either way goes back.
+# Every how many questions the slower way is tried, and the span of the moving average, in questions.
 _TRIED_EVERY, _REMEMBERED = 8, 4
 
 
 class LoadAhead:
-    """Whether questions load blocks ahead: as long as that brings them to their blocks sooner.
+    """Decides whether questions prefetch blocks, by measuring which way gets the blocks sooner.
 
-    A wrong prediction takes time of the link and of the processor, a right one hides a latency; which weighs more is a
-    matter of the model, the link and the machine. The first two questions try both ways, then one in eight the slower
-    one. Thread-safe.
+    A wrong prediction costs bandwidth and CPU time, a right one hides latency; the balance depends on the model, the
+    link and the machine. The first two questions try both ways, then one in eight the slower one. Thread-safe.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._questions = 0
-        # Seconds from one layer's blocks to the next's, with and without; a mean that fades.
+        # Moving average of the seconds from one layer's blocks to the next's, with and without prefetch.
         self._seconds: dict[bool, float] = {}
 
     def choose(self) -> bool:
@@ -45,17 +44,17 @@ class LoadAhead:
 
 
 class TierStack:
-    """Writes through to every tier and reads from the uppermost that has a block. Thread-safe; no lock is held during a
-    tier's call, so a slow stream does not block others.
+    """Writes through to all tiers and reads from the uppermost that has a block. Thread-safe; no lock is held during
+    tier calls, so a slow stream does not block others.
 
     Outcomes are the lowest tier's: ``HIT`` means that it holds the block or manifest. Blocks are immutable, so copies
-    above never become stale.
+    never become stale.
 
-    A deleted stream is *being deleted* until every tier confirmed it (:meth:`finish_deletions`). Until then unconfirmed
-    tiers are not read for it, and the lowest accepts nothing new.
+    A deleted stream is *being deleted* until every tier has confirmed it (:meth:`finish_deletions`). Until then,
+    unconfirmed tiers are not read for it, and the lowest accepts nothing new.
 
     Args:
-        tiers: from the uppermost to the lowest, at least one, with distinct names (or ``ConfigError``).
+        tiers: from the uppermost to the lowest, at least one, with distinct names (else ``ConfigError``).
     """
 
     def __init__(self, tiers: Sequence[Tier]) -> None:
@@ -68,31 +67,31 @@ class TierStack:
         self.upper, self.lowest = self.tiers[0], self.tiers[-1]
         self.counts = dict.fromkeys(("stored", "refused", "promoted"), 0)
         self.load_ahead = LoadAhead()
-        # Whether this process surely has its streams still; if not, it looks before each manifest that it writes.
+        # Whether this process certainly still owns its streams; if not, each manifest write checks first.
         self.confirmed: Callable[[], bool] = lambda: True
         # Deletions during each running load.
         self._loads: list[list[Deletion]] = []
+        # Streams being deleted: levels of the tiers yet to confirm, and lives of the cameras (empty matches any).
         self._deleting: dict[str, set[int]] = {}
-        # Of which cameras; an empty one is whichever has the name.
         self._lives: dict[str, set[str]] = {}
         self._deletions = threading.Lock()
         self._lock = threading.Lock()
 
     @property
     def shared(self) -> bool:
-        """Whether other processes can read the lowest tier: with one tier it is this process's own memory."""
+        """Whether other processes can read the lowest tier; a single tier is this process's memory."""
         return len(self.tiers) > 1
 
     # -- blocks ---------------------------------------------------------------------------------
     def store(self, items: Sequence[tuple[BlockKey, Block]], *, copies: bool = True) -> list[Outcome]:
-        """Store blocks. ``RETRY``: the lowest tier may or may not have it, ``MISS``: it never will. ``copies``: also
-        store what it took in the tiers above."""
+        """Store blocks. ``RETRY``: the lowest tier may or may not have the block; ``MISS``: it never will. ``copies``:
+        also store accepted blocks in the tiers above."""
         blocked = {
             stream for stream in {key.stream for key, _ in items} if self._finish_deletion(stream, self.lowest) is None
         }
         passed = [item for item in items if item[0].stream not in blocked]
-        told = dict(zip((key for key, _ in passed), self.lowest.store(passed) if passed else (), strict=True))
-        outcomes = [told.get(key, Outcome.RETRY) for key, _ in items]
+        by_key = dict(zip((key for key, _ in passed), self.lowest.store(passed) if passed else (), strict=True))
+        outcomes = [by_key.get(key, Outcome.RETRY) for key, _ in items]
         held = [item for item, outcome in zip(items, outcomes, strict=True) if outcome is Outcome.HIT]
         with self._lock:
             self.counts["stored"] += len(held)
@@ -102,8 +101,8 @@ class TierStack:
         return outcomes
 
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
-        """Load blocks in the order of ``keys``; each tier gets one call for what the tiers above lack, and hits are
-        copied upwards. ``MISS`` is the lowest tier's answer; ``RETRY`` if it had none."""
+        """Load blocks in the order of ``keys``, with one call per tier for what the tiers above lack; hits are copied
+        upwards. A block found in no tier gets the lowest tier's outcome, ``MISS`` or ``RETRY``."""
         answers = [Loaded(Outcome.MISS)] * len(keys)
         source = [0] * len(keys)
         deleted: list[Deletion] = []
@@ -132,7 +131,7 @@ class TierStack:
             with self._lock:
                 self._loads = [other for other in self._loads if other is not deleted]
         for stream, which in deleted:
-            # Remove copies made after the deletion reached a tier.
+            # Remove copies made after the deletion had reached a tier.
             late = [key for key in keys if key.stream == stream and (which is None or key in which)]
             for tier in self.tiers[:-1] if late else ():
                 tier.drop(stream, late)
@@ -142,9 +141,9 @@ class TierStack:
 
     # -- whole streams --------------------------------------------------------------------------
     def drop(self, stream: str, life: str = "") -> int | None:
-        """Delete a stream and its manifest in every tier; with a ``life``, not in the lowest where the manifest is that
-        of another camera of its name, whose process deletes what it does not name. Returns the largest count of a tier,
-        None if some tier is uncertain: :meth:`finish_deletions` repeats the deletion then, while this process lives."""
+        """Delete a stream and its manifest in every tier; with a ``life``, not in the lowest if the manifest there is a
+        namesake's, whose process deletes unnamed blocks. Returns the largest count of any tier, None if some tier is
+        uncertain; :meth:`finish_deletions` then repeats the deletion while this process lives."""
         self._note_deletion((stream, None))
         with self._lock:
             self._deleting[stream] = set(range(len(self.tiers)))
@@ -154,14 +153,14 @@ class TierStack:
         return max(certain) if len(certain) == len(gone) else None
 
     def clear(self, stream: str) -> None:
-        """Delete a stream, without a search where the tiers hold nothing of it."""
-        # Also has the lowest look again at what another process may have written.
+        """Delete a stream, skipping the search for its blocks if no tier holds any."""
+        # Reading the manifest also makes the lowest tier notice other processes' writes.
         unknown = self.manifest(stream)[0] is not Outcome.MISS
         if unknown or not all(state.up for state in self.states().values()) or any(self.usage(stream).values()):
             self.drop(stream)
 
     def drop_copies(self, stream: str) -> None:
-        """Delete copies of what the lowest tier holds, as after a move nobody else reaches this node's."""
+        """Delete a stream's copies above the lowest tier, as after a move no other process can reach this node's."""
         self._note_deletion((stream, None))
         with self._lock:
             if self.shared:
@@ -170,7 +169,7 @@ class TierStack:
             self._finish_deletion(stream, tier)
 
     def drop_blocks(self, level: int, stream: str, keys: Sequence[BlockKey]) -> int | None:
-        """Delete blocks in one tier; returns how many existed, None if uncertain: repeating it is the caller's task."""
+        """Delete blocks in one tier; returns how many existed, None if uncertain, which the caller must repeat."""
         self._note_deletion((stream, frozenset(keys)))
         return self.tiers[level].drop(stream, keys)
 
@@ -188,7 +187,7 @@ class TierStack:
 
     # -- manifests ------------------------------------------------------------------------------
     def put_manifest(self, stream: str, manifest: bytes) -> Outcome:
-        """Replace a stream's manifest. ``RETRY``: the lowest tier may or may not have it, ``MISS``: it never will."""
+        """Replace a stream's manifest. ``RETRY``: the lowest tier may or may not have it; ``MISS``: it never will."""
         if self._finish_deletion(stream, self.lowest) is None:
             return Outcome.RETRY
         return self.lowest.put_manifest(stream, manifest)
@@ -200,7 +199,7 @@ class TierStack:
         return self.lowest.manifest(stream)
 
     def renew(self, stream: str) -> None:
-        """Keep a stream that is still in use in the tiers that forget what is not written again."""
+        """Renew the expiry of a stream in use; see :meth:`Tier.renew`."""
         for level, tier in enumerate(self.tiers):
             if level not in self._deleting.get(stream, ()):
                 tier.renew(stream)
@@ -215,11 +214,11 @@ class TierStack:
 
     @property
     def trouble(self) -> str:
-        """Which tiers do not work, and why; empty while all do."""
+        """The tiers that do not work, with reasons; empty if all do."""
         return "; ".join(f"{name}: {state.trouble}" for name, state in self.states().items() if state.trouble)
 
     def set_cap(self, stream: str, nbytes: int, *, shrinking: bool = False) -> None:
-        """See :class:`Tier`."""
+        """Set a stream's cap in all tiers; see :meth:`Tier.set_cap`."""
         for tier in self.tiers:
             tier.set_cap(stream, nbytes, shrinking=shrinking)
 
@@ -239,11 +238,11 @@ class TierStack:
                 deleted.append(deletion)
 
     def _finish_deletion(self, stream: str, tier: Tier) -> int | None:
-        """Number of blocks a tier deletes now of a stream that is being deleted; None while uncertain."""
+        """Delete a stream that is being deleted in one tier; returns how many blocks existed, None if uncertain."""
         level = self.tiers.index(tier)
         if level not in self._deleting.get(stream, ()):
             return 0
-        # Serialised, so that no deletion ends after another thread began to store again.
+        # Serialised, so that no deletion ends after another thread has begun to store again.
         with self._deletions:
             if level not in self._deleting.get(stream, ()):
                 return 0
@@ -253,9 +252,9 @@ class TierStack:
             with self._lock:
                 if tier is self.lowest:
                     self._lives.pop(stream, None)
-                owing = self._deleting.get(stream, set())
-                owing.discard(level)
-                if not owing:
+                unconfirmed = self._deleting.get(stream, set())
+                unconfirmed.discard(level)
+                if not unconfirmed:
                     self._deleting.pop(stream, None)
             return gone
 

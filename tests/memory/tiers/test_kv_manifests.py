@@ -87,8 +87,8 @@ def first(nbytes: int, piece: bytes) -> kv_pb2.PutManifestRequest:
     ("messages", "code", "sentence"),
     [
         ([first(MAX_MANIFEST_BYTES + 1, b"")], grpc.StatusCode.RESOURCE_EXHAUSTED, "this node takes up to 268435456"),
-        ([first(10, b"abc")], grpc.StatusCode.INVALID_ARGUMENT, "of 10 bytes was to come, and 3"),
-        ([first(4, b"abc"), first(0, b"de")], grpc.StatusCode.INVALID_ARGUMENT, "of 4 bytes was to come, and 5"),
+        ([first(10, b"abc")], grpc.StatusCode.INVALID_ARGUMENT, "of 10 bytes, received 3"),
+        ([first(4, b"abc"), first(0, b"de")], grpc.StatusCode.INVALID_ARGUMENT, "of 4 bytes, received 5"),
     ],
 )
 def test_a_manifest_of_another_length_than_was_said_is_refused(
