@@ -324,5 +324,5 @@ def test_lengths_of_time(written, seconds):
 
 @pytest.mark.parametrize("written", ["", "-1s", "2 weeks", "h", True, None, "1h30m"])
 def test_what_is_no_length_of_time(written):
-    with pytest.raises(ValueError, match="must be a number of seconds, or a length of time like"):
+    with pytest.raises(ValueError, match="must be a number of seconds, or a duration like"):
         parse_duration(written)
