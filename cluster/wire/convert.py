@@ -160,8 +160,7 @@ def _mask(message: frames_pb2.Frame, grid: PatchGrid, what: str) -> BoolGrid:
 
 
 def answer_to_proto(answer: Answer, missed: int = 0, number: int = 0, waited_s: float = 0.0) -> results_pb2.Answer:
-    """Convert an answer, the server's ``number``-th, that was queued for ``waited_s``; ``missed``: answers lost before.
-    """
+    """Convert the server's ``number``-th answer, which was queued for ``waited_s``; ``missed``: answers lost before."""
     return to_message(results_pb2.Answer, answer, missed=missed, number=number, age_s=answer.age_s + waited_s)
 
 

@@ -203,7 +203,7 @@ class ForgottenCamera:
 
     * ``frames``, ``bytes``: of its memory
     * ``files``, ``file_bytes``: snapshots and clips; their bytes include those of packets held for clips
-    * ``incidents``, ``alerts``: records deleted or stripped of what they said about that time
+    * ``incidents``, ``alerts``: incidents deleted or stripped of what they said about that time, and their alerts
     """
 
     frames: int
