@@ -339,9 +339,7 @@ class MemoryCollector(Collector):
     def _of_tiers(self) -> Iterator[Metric]:
         held = GaugeMetricFamily("sightline_tier_bytes", "KV held by a tier, in bytes.", labels=["tier"])
         up = GaugeMetricFamily("sightline_tier_up", "1 when a tier works.", labels=["tier"])
-        blocks = CounterMetricFamily(
-            "sightline_tier_blocks", "Blocks of a tier, by event.", labels=["tier", "event"]
-        )
+        blocks = CounterMetricFamily("sightline_tier_blocks", "Blocks of a tier, by event.", labels=["tier", "event"])
         moved = CounterMetricFamily(
             "sightline_tier_moved_bytes", "Bytes into and out of a tier.", labels=["tier", "direction"]
         )

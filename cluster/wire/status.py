@@ -128,7 +128,7 @@ def to_error(error: grpc.RpcError) -> SightlineError:
     if is_ours(error):
         return _ERRORS.get(error.code(), SightlineError)(sentence)
     if error.code() is Code.CANCELLED:
-        # All that core reports when a server has too many pending calls.
+        # All that core reports if a server has too many pending calls.
         return UnavailableError("the server has too many pending calls; try again in a moment")
     if error.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
         return UnavailableError(sentence)
@@ -211,9 +211,7 @@ def parsing(parse: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any
         try:
             return parse(data)
         except DecodeError:
-            raise ConfigError(
-                f"invalid message for {method}; use the protos of this version, uncompressed"
-            ) from None
+            raise ConfigError(f"invalid message for {method}; use the protos of this version, uncompressed") from None
 
     return read
 
