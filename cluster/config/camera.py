@@ -53,7 +53,7 @@ class WindowConfig(Section):
     static_gate: bool = True
     """Repeat the last answer without computing when nothing moved during the stride."""
     max_idle_s: float = Field(default=60.0, ge=0)
-    """Maximum time, in seconds, that the static gate repeats an answer; spread over cameras, down to a third less."""
+    """Maximum time, in seconds, that the static gate repeats an answer; by camera name, up to a third less."""
 
 
 class BackoffConfig(Section):
@@ -158,11 +158,11 @@ class QuestionConfig(Section):
     """Also generate an explanation; costs time on every window."""
 
     consecutive: int | None = Field(default=None, ge=1, le=1000)
-    """Consecutive positive windows that open an incident; null takes alerts.consecutive."""
+    """Consecutive positive windows that open an incident; null takes the alerts section's."""
     cooldown_s: Duration | None = Field(default=None, ge=0)
-    """Cooldown before the question can open another incident; null takes alerts.cooldown_s."""
+    """Cooldown before the question can open another incident; null takes the alerts section's."""
     severity: Literal["info", "warning", "critical"] | None = None
-    """Severity of its incidents; null takes alerts.severity."""
+    """Severity of its incidents; null takes the alerts section's."""
     when: ScheduleConfig | None = None
     """Days and hours in which the question is asked; null means always. At other times it costs nothing."""
 
