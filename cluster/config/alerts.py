@@ -18,34 +18,33 @@ class ClipsConfig(Section):
     enabled: bool = True
     """Keep a snapshot and a clip of each incident."""
     folder: str | None = None
-    """Folder of snapshots and clips; null takes `clips` in alerts.folder, or keeps them until the cluster stops where
-    that is null too."""
+    """Folder of snapshots and clips; null takes `clips` in alerts.folder, or a temporary folder if that is null too."""
     before_s: Duration = Field(default=10.0, ge=0, le=300)
-    """Lead time of a clip before its incident."""
+    """How long before its incident a clip starts."""
     after_s: Duration = Field(default=10.0, ge=0, le=300)
-    """Time that a clip continues after the alert."""
+    """How long a clip continues after the alert."""
     longest_s: Duration = Field(default=120.0, ge=2, le=900)
-    """Longest clip; longer ones are cut at the beginning."""
+    """Maximum length of a clip; longer ones lose their beginning."""
     at_end: bool = False
     """Record a second clip when an incident ends, unless the first one shows its end."""
     ring_bytes: Size = Field(default=2**30, ge=2**20)
-    """Size of a decoder process's packet rings for all its cameras, from which clips begin before their incident:
-    bytes, or a size like 1GiB (the default, which 25 cameras of 4 Mbit/s take)."""
+    """Memory of one decoder process for the packet rings of all its cameras, which supply a clip's video before the
+    incident: bytes, or a size like 1GiB (the default, enough for 25 cameras at 4 Mbit/s)."""
     ring_camera_bytes: Size = Field(default=48 * 2**20, ge=2**18)
-    """The same of one camera, like 48MiB (the default, 4.8 Mbit/s with windows of 40 s every 8 s)."""
+    """The same for one camera, like 48MiB (the default, enough for 4.8 Mbit/s with 40 s windows every 8 s)."""
     max_bytes: Size = Field(default=10 * 2**30, ge=2**20)
-    """Size limit of snapshots and clips; the oldest are deleted."""
+    """Total size limit of snapshots and clips; beyond it the oldest are deleted."""
     keep_free: Size = Field(default=256 * 2**20, ge=0)
     """Free disk space below which no clip is written."""
     retention: Duration = Field(default=30 * 86_400.0, ge=1)
     """Age at which snapshots and clips are deleted, like 30d."""
     at_once: int = Field(default=256, ge=1, le=10_000)
-    """Concurrent clips; further incidents get none, which is noted in them."""
+    """Maximum clips recorded concurrently; further incidents get none, and say so."""
     reencode_height: int = Field(default=720, ge=144, le=2160)
-    """Largest picture height of re-encoded clips: of cameras with privacy masks, or that do not send H.264."""
+    """Maximum picture height of re-encoded clips: those of cameras that have privacy masks or do not send H.264."""
     url: str = ""
-    """Address of the gateway's HTTP port as people reach it, like https://sightline.example: alerts link to snapshots
-    and clips there. Without it the links have no host."""
+    """Public address of the gateway's HTTP port, like https://sightline.example, for links to snapshots and clips in
+    alerts; without it links have no host."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -55,8 +54,8 @@ class ClipsConfig(Section):
             )
         if self.ring_camera_bytes > self.ring_bytes:
             raise ValueError(
-                f"ring_bytes = {self.ring_bytes}, of all cameras, must be at least ring_camera_bytes = "
-                f"{self.ring_camera_bytes}, of one"
+                f"ring_bytes = {self.ring_bytes} (all cameras) must be at least ring_camera_bytes = "
+                f"{self.ring_camera_bytes} (one camera)"
             )
         return self
 
@@ -73,16 +72,16 @@ EventKind = Literal["new", "update", "end"]
 
 
 class QuietHoursConfig(Section):
-    """Hours in which a sink gets only what is grave, and the ends of what it was told before."""
+    """Hours in which a sink gets only severe incidents, and the ends of incidents it was sent before."""
 
     start: str = Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
-    """Begin, like 22:00."""
+    """Start, like 22:00."""
     end: str = Field(pattern=r"^([01]\d|2[0-3]):[0-5]\d$")
-    """End, like 06:30; before start: on the next day."""
+    """End, like 06:30; if earlier than start, on the next day."""
     timezone: TimeZone = "UTC"
-    """Time zone of both, like Europe/Berlin."""
+    """Time zone of start and end, like Europe/Berlin."""
     min_severity: Severity | None = "critical"
-    """Lowest severity that is sent all the same; null: none."""
+    """Lowest severity still sent during these hours; null sends none."""
 
     @model_validator(mode="after")
     def _hours(self) -> Self:
@@ -91,13 +90,13 @@ class QuietHoursConfig(Section):
         return self
 
     def covers(self, at_s: float) -> bool:
-        """Whether a moment, seconds since 1970, lies in them."""
+        """Whether ``at_s``, seconds since 1970, falls within the quiet hours."""
         now = datetime.fromtimestamp(at_s, ZoneInfo(self.timezone)).time()
         start, end = time.fromisoformat(self.start), time.fromisoformat(self.end)
         return start <= now < end if start < end else now >= start or now < end
 
     def end_after(self, at_s: float) -> float:
-        """When those that cover a moment are over, seconds since 1970; the moment itself if none do."""
+        """End, in seconds since 1970, of the quiet hours that cover ``at_s``; ``at_s`` itself outside them."""
         if not self.covers(at_s):
             return at_s
         zone = ZoneInfo(self.timezone)
@@ -105,7 +104,7 @@ class QuietHoursConfig(Section):
         left = datetime.combine(now, time.fromisoformat(self.end)) - now.replace(tzinfo=None)
         over_s = round(at_s + (left % timedelta(days=1)).total_seconds())
         if datetime.fromtimestamp(over_s, zone).utcoffset() != now.utcoffset():
-            # The clocks change before: they may skip the end, or repeat what is before or after it.
+            # The clocks change before the end, which may then not exist or occur twice: search minute by minute.
             over_s = int(at_s // 60) * 60
             while self.covers(over_s):
                 over_s += 60
@@ -113,7 +112,7 @@ class QuietHoursConfig(Section):
 
 
 class SinkConfig(Section):
-    """A destination of alerts."""
+    """One destination of alerts."""
 
     name: str = Field(min_length=1, max_length=64, pattern=r"^[\w.-]+$")
     """Name of the sink: letters, digits, _ . -"""
@@ -122,25 +121,25 @@ class SinkConfig(Section):
     options: dict[str, Any] = Field(default_factory=dict, repr=False)
     """Parameters of the sink, see docs/alerts.md."""
     min_severity: Severity = "info"
-    """Lowest severity of incidents that are sent."""
+    """Lowest severity of incidents to send."""
     cameras: list[str] = Field(default_factory=list)
-    """Only incidents of cameras that match one of these patterns with * and ?."""
+    """Send only incidents of cameras that match one of these patterns (* and ?); empty sends all."""
     events: list[EventKind] = Field(default=["new", "update", "end"], min_length=1)
-    """Which events are sent."""
+    """Events to send."""
 
     quiet_hours: QuietHoursConfig | None = None
-    """Hours in which only grave incidents are sent; null: none."""
+    """Hours in which only severe incidents are sent; null for none."""
 
     def watches(self, camera: str) -> bool:
-        """Whether the camera's incidents are for this sink."""
+        """Whether this sink takes the camera's incidents."""
         return not self.cameras or any(fnmatchcase(camera, pattern) for pattern in self.cameras)
 
     def wants(self, camera: str, severity: Severity) -> bool:
-        """Whether incidents of that severity at the camera are for this sink, at some hour."""
+        """Whether this sink takes the camera's incidents of this severity, quiet hours aside."""
         return self.watches(camera) and _reaches(severity, self.min_severity)
 
     def quiet_for(self, severity: Severity) -> QuietHoursConfig | None:
-        """The quiet hours that hold back incidents of that severity, if any."""
+        """The quiet hours that hold back incidents of this severity, if any."""
         quiet = self.quiet_hours
         graver = quiet is not None and quiet.min_severity is not None and _reaches(severity, quiet.min_severity)
         return None if graver else quiet
@@ -160,7 +159,7 @@ class SinkConfig(Section):
         sink = sinks.get(self.kind)
         needed = [name for name, each in inspect.signature(sink).parameters.items() if each.default is each.empty]
         if missing := [name for name in needed if name not in self.options]:
-            return [Problem(("options", missing[0]), f"is missing; a {self.kind} sink cannot do without")]
+            return [Problem(("options", missing[0]), f"is missing; a {self.kind} sink requires it")]
         return option_problems(f"{self.kind} sink", sink, policy_parameters(sink), "options", self.options)
 
 
@@ -169,7 +168,7 @@ def _reaches(severity: Severity, least: Severity) -> bool:
     return order.index(severity) >= order.index(least)
 
 
-_AFTER = "Time it must last: seconds, or like 2m."
+_AFTER = "How long the condition must last: seconds, or a duration like 2m."
 _SEVERITY = "Severity of its incidents."
 
 
@@ -177,7 +176,7 @@ class ConditionConfig(Section):
     """One camera state that opens an incident."""
 
     enabled: bool = True
-    """Whether this condition is checked."""
+    """Check this condition."""
     after_s: Duration = Field(default=30.0, gt=0, le=86_400, description=_AFTER)
     severity: Severity = Field(default="warning", description=_SEVERITY)
 
@@ -205,7 +204,7 @@ class SceneChangeConfig(ConditionConfig):
     """The camera was turned."""
 
     after_s: Duration = Field(default=30.0, gt=0, le=240)
-    """Time it must last, at most 240 s: after 300 s the new scene is the reference."""
+    """How long the condition must last, at most 240 s: after 300 s the new scene becomes the reference."""
 
 
 class UnansweredConfig(ConditionConfig):
@@ -216,33 +215,33 @@ class UnansweredConfig(ConditionConfig):
 
 
 class HealthConfig(Section):
-    """Incidents of the cameras themselves, from reports of decoders and replicas."""
+    """Incidents about the cameras themselves, from reports of decoders and replicas."""
 
     offline: OfflineConfig = Field(default_factory=OfflineConfig)
     """camera-offline: no pictures arrive."""
     frozen: FrozenConfig = Field(default_factory=FrozenConfig)
-    """frozen-image: pictures arrive without any change, not even noise; after_s should be some of the camera's keyframe
-    intervals."""
+    """frozen-image: pictures arrive without any change, not even noise; set after_s to several keyframe intervals of
+    the camera."""
     covered: CoveredConfig = Field(default_factory=CoveredConfig)
     """covered-lens: the picture has suddenly lost its contrast."""
     scene_change: SceneChangeConfig = Field(default_factory=SceneChangeConfig)
-    """scene-change: most of the picture shows another scene, as after turning the camera."""
+    """scene-change: most of the picture shows another scene, as after the camera was turned."""
     unanswered: UnansweredConfig = Field(default_factory=UnansweredConfig)
     """camera-unanswered: pictures arrive, but no window is answered for at least eight strides; shed cameras are
     exempt."""
     clear_s: Duration = Field(default=10.0, ge=0, le=3600)
-    """Time a condition must be gone before its incident ends."""
+    """How long a condition must be absent before its incident ends."""
 
 
 class RetryConfig(Section):
-    """Backoff of a sink that does not accept an alert."""
+    """Backoff between attempts to deliver an alert."""
 
     first_s: Duration = Field(default=0.5, gt=0, le=60)
-    """Seconds before the second attempt; doubled after each."""
+    """Wait before the second attempt; doubled after each failure."""
     longest_s: Duration = Field(default=60.0, gt=0, le=3600)
     """Longest wait between two attempts."""
     give_up_s: Duration = Field(default=86_400.0, gt=0)
-    """Age of an alert from which a failure makes it a dead letter: like 24h."""
+    """Age after which an alert becomes a dead letter at its next failure, like 24h."""
 
     @model_validator(mode="after")
     def _grows(self) -> Self:
@@ -257,31 +256,32 @@ class AlertsConfig(Section):
     enabled: bool = True
     """Enable incidents and alerts."""
     folder: str | None = None
-    """Folder of the incident database; null keeps it until the cluster stops."""
+    """Folder of the incident database; null takes `alerts` in cluster.state_dir, or a temporary folder if that is null
+    too."""
     consecutive: int = Field(default=2, ge=1, le=1000)
-    """Positive windows in a row that open an incident (CodecSight: 2)."""
+    """Consecutive positive windows that open an incident (CodecSight: 2)."""
     release: int = Field(default=2, ge=1, le=1000)
-    """Negative windows in a row that end it."""
+    """Consecutive negative windows that end an incident."""
     hysteresis: float = Field(default=0.1, ge=0, lt=1)
-    """An incident stays open down to the question's threshold less this, at least half of it."""
+    """How far below the threshold a score still keeps an open incident open; capped at half the threshold."""
     cooldown_s: Duration = Field(default=60.0, ge=0)
-    """Cooldown before the question can open another incident: seconds, or like 5m."""
+    """Cooldown before the question can open another incident: seconds, or a duration like 5m."""
     update_s: Duration = Field(default=60.0, gt=0)
-    """Interval of updates of an open incident."""
+    """Interval between updates of an open incident."""
     stale_s: Duration = Field(default=300.0, gt=0)
-    """Close the incident after this long without answers, but not before another window and stride."""
+    """End an incident after this long without answers, but not before another window and stride have passed."""
     severity: Severity = "warning"
-    """Severity of incidents of questions."""
+    """Severity of question incidents."""
     health: HealthConfig = Field(default_factory=HealthConfig)
-    """Incidents of camera health."""
+    """Camera health incidents."""
     sinks: list[SinkConfig] = Field(default_factory=list)
     """Destinations of alerts."""
     retry: RetryConfig = Field(default_factory=RetryConfig)
     """Retries of failed deliveries."""
     max_events: int = Field(default=10_000, ge=100)
-    """Most alerts kept; beyond it the oldest delivered ones are deleted."""
+    """Maximum alerts kept; beyond it the oldest delivered ones are deleted."""
     max_bytes: Size = Field(default=64 * 2**20, ge=2**20)
-    """Size limit of the database: bytes, or like 64MiB."""
+    """Size limit of the database: bytes, or a size like 64MiB."""
     retention: Duration = Field(default=30 * 86_400.0, ge=60)
     """Age at which ended incidents are deleted, like 30d."""
 
@@ -299,6 +299,6 @@ class AlertsConfig(Section):
         for number, sink in enumerate(self.sinks):
             held_s = sink.options.get("hold_s", getattr(sinks.get(sink.kind), "hold_s", None))
             if held_s is not None and held_s <= self.update_s:
-                message = f"must be longer than alerts.update_s = {self.update_s:g}: alerts would end between updates"
+                message = f"must exceed alerts.update_s = {self.update_s:g}, or alerts resolve between updates"
                 raise ConflictError([Problem(("sinks", number, "options", "hold_s"), message)])
         return self

@@ -22,38 +22,38 @@ class PruningConfig(Section):
     policy: Annotated[str, OneOf(pruners)] = "replenish"
     """replenish (ours: keeps cells that differ from when they were last encoded), codecsight (as published) or none."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Parameters of the policy by name; missing ones have its own defaults."""
+    """Parameters of the policy by name; omitted ones take its defaults."""
 
 
 class SamplingConfig(Section):
-    """Frames sampled from the decoded stream; sampling itself does not reduce decoding."""
+    """Sampling of frames from the decoded video; does not reduce decoding."""
 
     fps: float = Field(default=2.0, gt=0, le=60)
     """Frames sampled per second of the camera's clock."""
     anchor_interval_s: float = Field(default=16.0, gt=0)
-    """Seconds between anchors, the samples that keep every patch; must not exceed window.length_s. Where it is not set,
-    windows that are shorter have one as often as they are long."""
+    """Seconds between anchors, the samples that keep every patch; must not exceed window.length_s. The default is
+    capped at window.length_s."""
     lazy_decode: Literal["off", "auto"] = "off"
-    """auto: leave H.264 and HEVC packets undecoded while their sizes and quantisers say that nothing happens, on the
-    CPU. Decoding turns full again by itself where that misses change."""
+    """auto: on the CPU, skip decoding H.264 and HEVC packets while their sizes and quantisers indicate a quiet scene.
+    Full decoding resumes by itself where that misses changes."""
 
 
 class WindowConfig(Section):
     """Length, stride and refresh of every camera's window."""
 
     length_s: float = Field(default=40.0, gt=0, le=3600)
-    """Seconds of video a question is answered on."""
+    """Seconds of video on which each answer is based."""
     stride_s: float = Field(default=8.0, gt=0)
-    """Seconds between two answers; must not exceed length_s."""
+    """Seconds between answers; must not exceed length_s."""
     refresh: Annotated[str, OneOf(refresh_policies)] = "anchors"
-    """Which reused tokens are recomputed: all, none, anchors, first_n, shifted, random, topk_deviation (CacheBlend),
-    first_percent (VLCache) or budget (ours)."""
+    """Policy that selects the reused tokens to recompute: all, none, anchors, first_n, shifted, random, topk_deviation
+    (CacheBlend), first_percent (VLCache) or budget (ours)."""
     refresh_budget: float | None = Field(default=None, ge=0, le=1)
-    """Share of the reused tokens to recompute, 0..1; null leaves it to the policy."""
+    """Fraction of the reused tokens to recompute, 0..1; null leaves it to the policy."""
     static_gate: bool = True
-    """Repeat the last answer without computing while nothing moves in the stride."""
+    """Repeat the last answer without computing when nothing moved during the stride."""
     max_idle_s: float = Field(default=60.0, ge=0)
-    """Longest time in seconds that the static gate may repeat an answer; by the camera's name up to a third less."""
+    """Maximum time, in seconds, that the static gate repeats an answer; by camera name, up to a third less."""
 
 
 class BackoffConfig(Section):
@@ -62,24 +62,24 @@ class BackoffConfig(Section):
     initial_s: float = Field(default=0.5, gt=0)
     """Seconds before the first retry."""
     max_s: float = Field(default=30.0, gt=0)
-    """Longest wait in seconds; must not be below initial_s."""
+    """Maximum wait in seconds; must not be below initial_s."""
     jitter: float = Field(default=0.2, ge=0, le=1)
-    """Random share of the wait, 0..1, so that cameras do not reconnect simultaneously."""
+    """Random fraction of the wait, 0..1, so that cameras do not reconnect simultaneously."""
 
 
 class SourceConfig(Section):
-    """Timeouts and playback of sources; a camera overrides them under ``source_options``."""
+    """Timeouts, TLS and playback of sources; a camera overrides them under ``source_options``."""
 
     connect_timeout_s: float = Field(default=5.0, gt=0)
-    """Seconds a camera may take to connect."""
+    """Timeout for connecting to a camera, in seconds."""
     frozen_timeout_s: float = Field(default=10.0, gt=0)
     """Seconds without a packet after which a camera counts as frozen."""
     ca_file: str | None = Field(default=None, min_length=1)
-    """PEM file, on the decoders' machines, of authorities that must have signed the certificate of an rtsps, https or
-    rtmps server for the host in its address; HLS is then refused, whose further addresses cannot be verified. Null:
-    any certificate is trusted."""
+    """PEM file, on the decoders' machines, of certificate authorities. The certificate of an rtsps, https or rtmps
+    server must be signed by one of them for the host in its address, and HLS is refused because the addresses in its
+    playlists cannot be verified. null trusts any certificate."""
     backoff: BackoffConfig = Field(default_factory=BackoffConfig)
-    """Waiting between attempts to reconnect."""
+    """Backoff between reconnection attempts."""
     loop: bool = False
     """Files: loop, with continuous timestamps."""
     realtime: bool = False
@@ -87,9 +87,9 @@ class SourceConfig(Section):
     speed: float = Field(default=1.0, gt=0, le=1000)
     """Files with realtime: playback speed."""
     decoded_bytes: int = Field(default=192 * 2**20, ge=2**20)
-    """Bytes of decoded pictures that a camera's decoder may hold: in 8 bit 2.25 a pixel (H.264, HEVC) for each
-    reference that its stream asks for and two more. A stream that asks for more is not decoded, and the camera says so.
-    Default 192 MiB: 4K with 8 references; 8K with 4 takes 430 MiB."""
+    """Maximum bytes of decoded pictures held by a camera's decoder. 8-bit H.264 and HEVC take 2.25 bytes per pixel for
+    each reference picture the video declares, plus two; video that needs more is not decoded, and the camera reports
+    it. The default of 192 MiB allows 4K with 8 references; 8K with 4 takes 430 MiB."""
 
 
 Day: TypeAlias = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
@@ -99,15 +99,15 @@ _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-(?:([01]\d|2[0-3]):([0-5]\d)|(24
 
 
 def _minutes(text: str) -> tuple[int, int]:
-    """Minutes since midnight of ``HH:MM-HH:MM``, begin and end. Raises ``ValueError``: it is none, or both are the
-    same."""
+    """Parse ``HH:MM-HH:MM`` into minutes since midnight, start and end. Raises ``ValueError``: another format, or start
+    equals end."""
     found = _HOURS.fullmatch(text)
     if found is None:
         raise ValueError(f"hours are written like 08:00-18:30 or 22:00-06:00, not {text[:40]!r}")
     hour, minute, *end = [int(each) for each in found.groups() if each is not None]
     begin, until = 60 * hour + minute, 60 * end[0] + end[1]
     if begin == until:
-        raise ValueError(f"hours {text} begin and end at the same time; leave them away to ask all day")
+        raise ValueError(f"hours {text} start and end at the same time; omit hours to ask all day")
     return begin, until
 
 
@@ -120,17 +120,17 @@ Hours: TypeAlias = Annotated[str, AfterValidator(_check_hours)]
 
 
 class ScheduleConfig(Section):
-    """Local days and hours; hours that cross midnight belong to the day on which they begin."""
+    """Local days and hours; hours that cross midnight belong to the day on which they start."""
 
     days: list[Day] = Field(default_factory=lambda: list(DAYS), min_length=1)
     """Days of the week."""
     hours: list[Hours] = Field(default_factory=list, max_length=16)
-    """Hours of these days, each like 08:00-18:30 or, over midnight, 22:00-06:00; empty: all day."""
+    """Hours on these days, each like 08:00-18:30 or, across midnight, 22:00-06:00; empty means all day."""
     timezone: TimeZone = Field(default="UTC", max_length=64)
     """Time zone of days and hours, like Europe/Berlin."""
 
     def holds(self, at_s: float) -> bool:
-        """Whether ``at_s``, seconds since 1970, is within it."""
+        """Whether ``at_s``, seconds since 1970, falls within the schedule."""
         now = datetime.fromtimestamp(at_s, ZoneInfo(self.timezone))
         minute = 60 * now.hour + now.minute
         today, yesterday = DAYS[now.weekday()], DAYS[(now.date() - timedelta(days=1)).weekday()]
@@ -153,18 +153,18 @@ class QuestionConfig(Section):
     text: str = Field(min_length=1, max_length=2000)
     """Yes/no question in plain language."""
     threshold: float = Field(default=0.5, gt=0, lt=1)
-    """Answers with a score at or above it are positive, 0..1."""
+    """Score, 0..1, at or above which an answer is positive."""
     explain: bool = False
     """Also generate an explanation; costs time on every window."""
 
     consecutive: int | None = Field(default=None, ge=1, le=1000)
-    """Positive windows in a row that open an incident; null: as in alerts."""
+    """Consecutive positive windows that open an incident; null takes the alerts section's."""
     cooldown_s: Duration | None = Field(default=None, ge=0)
-    """Cooldown before the next incident; null: as in alerts."""
+    """Cooldown before the question can open another incident; null takes the alerts section's."""
     severity: Literal["info", "warning", "critical"] | None = None
-    """Severity of its incidents; null: as in alerts."""
+    """Severity of its incidents; null takes the alerts section's."""
     when: ScheduleConfig | None = None
-    """Days and hours in which it is asked; null: always. Not asked, it costs nothing."""
+    """Days and hours in which the question is asked; null means always. At other times it costs nothing."""
 
     @field_validator("id")
     @classmethod
@@ -187,7 +187,7 @@ class QuestionConfig(Section):
         return text
 
     def is_asked(self, at_s: float) -> bool:
-        """Whether it is asked at ``at_s``, seconds since 1970."""
+        """Whether the question is asked at ``at_s``, seconds since 1970."""
         return self.when is None or self.when.holds(at_s)
 
     def question(self) -> Question:
@@ -199,17 +199,17 @@ PriorityName: TypeAlias = Literal["critical", "normal", "background"]
 
 
 class CameraEntry(Section):
-    """A camera as declared: a section given here overrides single keys of the global one."""
+    """A camera as declared; its sections override individual keys of the global ones."""
 
     name: str = Field(min_length=1, max_length=128, pattern=r"^\w[\w.-]*$")
-    """Unique name of the camera: letters, digits, _ . -, the first no . or -"""
+    """Unique name of the camera: letters, digits, _ . -, not starting with . or -"""
     source: Annotated[SourceAddress, AfterValidator(check_address)] = SourceAddress()
     """rtsp(s)://, http(s):// (HLS, MPEG-TS, MJPEG) or rtmp(s):// address, path of a video file, v4l2:///dev/video0 for
     a USB camera that sends MJPEG, or empty for a camera that pushes over gRPC."""
     paused: bool = False
-    """Neither connected nor decoded nor asked; what it remembers stays."""
+    """Neither connect, decode nor ask; the camera's memory is kept."""
     priority: PriorityName = "normal"
-    """critical: kept on time at the others' expense; background: shed first."""
+    """Priority class: critical is kept on time at the expense of others, background is shed first."""
     sampling: SamplingConfig | None = None
     """Keys that differ from the global sampling section."""
     pruning: PruningConfig | None = None
@@ -221,20 +221,19 @@ class CameraEntry(Section):
     source_options: SourceConfig | None = None
     """Keys that differ from the global source section."""
     decode: DecodeName | None = None
-    """Where this camera is decoded: auto, cuda or cpu; null: as in cluster.decode."""
+    """Where this camera is decoded: auto, cuda or cpu; null takes cluster.decode."""
     questions: list[QuestionConfig] | None = None
     """Questions of this camera, in place of the global ones."""
     privacy_masks: list[PicturePolygon] = Field(default_factory=list, max_length=MAX_MASKS)
-    """Parts of the picture that are blacked out before any processing: each a list of points [x, y], text like '0,0
-    0.3,0 0.3,0.5', or a rectangle {x, y, width, height}, in shares of the picture 0..1."""
+    """Parts of the picture blacked out before any processing: each a list of points [x, y], text like '0,0 0.3,0
+    0.3,0.5', or a rectangle {x, y, width, height}, in fractions of the picture's width and height, 0..1."""
     zones: list[PicturePolygon] = Field(default_factory=list, max_length=MAX_ZONES)
-    """Parts of the picture that are outlined for the model in red, yellow, blue and green, in this order; questions
-    name them by that, as in 'Is anyone inside the red zone?'. Written as privacy masks are."""
+    """Parts of the picture outlined for the model in red, yellow, blue and green, in this order; questions name them by
+    colour, as in 'Is anyone inside the red zone?'. Same formats as privacy_masks."""
 
 
 class CameraConfig(Section):
-    """A camera with every setting resolved (global sections, then its own keys), as :class:`CameraEntry` describes
-    them."""
+    """A camera with every setting resolved (global sections, then its own keys); see :class:`CameraEntry`."""
 
     name: str
     source: SourceAddress
@@ -255,8 +254,8 @@ class CameraConfig(Section):
         return not self.questions or any(each.is_asked(at_s) for each in self.questions)
 
     def stream_spec(self, at_s: float | None = None) -> StreamSpec:
-        """Stream specification for the engine, with the questions that are asked at ``at_s`` (seconds since 1970); all
-        of them with None, and where none is."""
+        """Stream specification for the engine with the questions asked at ``at_s`` (seconds since 1970); with all
+        questions if ``at_s`` is None or none is asked then."""
         asked = [each for each in self.questions if at_s is None or each.is_asked(at_s)] or self.questions
         return StreamSpec(
             stream=self.name,
@@ -277,10 +276,10 @@ class CameraConfig(Section):
 
     @property
     def is_patient(self) -> bool:
-        """Whether it is a file read as fast as possible, whose frames may be held back."""
+        """Whether the source is a file read as fast as possible, so that its frames may be held back."""
         return self.is_file and not self.source_options.realtime
 
     @property
     def is_pushed(self) -> bool:
-        """Whether an external agent sends the packets."""
+        """Whether a push agent sends the packets."""
         return not self.source

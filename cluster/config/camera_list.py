@@ -1,4 +1,4 @@
-"""Lists of cameras that people import: CSV, YAML or JSON, with what is wrong line by line."""
+"""Parses imported camera lists (CSV, YAML or JSON), reporting errors by line."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ MOST_CAMERAS = 5000
 
 @dataclass(frozen=True, slots=True)
 class ListedCamera:
-    """One camera of a list: where it stands, and what it is or why it is none."""
+    """One entry of a camera list: its line, and the camera or the error."""
 
     line: int
     name: str
@@ -26,9 +26,9 @@ class ListedCamera:
 
 
 def parse_camera_list(text: str) -> list[ListedCamera]:
-    """The cameras of a list, in its order. CSV has a first line of column names, :data:`COLUMNS`; YAML and JSON have a
-    list ``cameras`` as in a configuration, or are that list. Variables (``${NAME}``) are not filled in. Raises
-    ``ConfigError``: it cannot be read as any of the three, or is empty or too long."""
+    """Parse a camera list, keeping its order. CSV starts with a line of column names, :data:`COLUMNS`; YAML and JSON
+    hold a list ``cameras`` as in a configuration, or are that list. Variables (``${NAME}``) are not expanded. Raises
+    ``ConfigError``: none of the three formats, empty, or too long."""
     first = next((line for line in text.splitlines() if line.strip()), "")
     is_csv = "name" in [cell.strip().lower() for cell in first.split(",")]
     found: list[ListedCamera] = []
@@ -38,11 +38,11 @@ def parse_camera_list(text: str) -> list[ListedCamera]:
             raise ConfigError(f"the list has more than {MOST_CAMERAS:,} cameras; import it in parts")
         listed = _camera(line, body)
         if listed.entry is not None and listed.name in names:
-            listed = ListedCamera(line, listed.name, error=f"the name is that of line {names[listed.name]} already")
+            listed = ListedCamera(line, listed.name, error=f"line {names[listed.name]} already has this name")
         names.setdefault(listed.name, line)
         found.append(listed)
     if not found:
-        raise ConfigError("the list holds no camera; it is CSV with the columns name and source, or YAML or JSON")
+        raise ConfigError("the list holds no camera; use CSV with the columns name and source, or YAML or JSON")
     return found
 
 
@@ -51,7 +51,7 @@ def _camera(line: int, body: Any) -> ListedCamera:
         return ListedCamera(line, "", error="a camera needs a name")
     name, source = body["name"], body.get("source") or ""
     if "${" in json.dumps(body, default=str):
-        return ListedCamera(line, name, error="variables (${NAME}) are not filled in here; write the value")
+        return ListedCamera(line, name, error="variables (${NAME}) are not expanded here; write the value")
     try:
         settings = {str(key): value for key, value in body.items() if key not in ("name", "source")}
         return ListedCamera(line, name, parse_camera(name, source, settings=settings))
@@ -69,12 +69,12 @@ def _from_csv(text: str) -> Iterator[tuple[int, Any]]:
             if not columns:
                 columns = [cell.strip().lower() for cell in row]
                 if unknown := [column for column in columns if column not in COLUMNS]:
-                    raise ConfigError(f"line {rows.line_num}: no column {unknown[0]!r}; there are {', '.join(COLUMNS)}")
+                    raise ConfigError(f"line {rows.line_num}: unknown column {unknown[0]!r}; use {', '.join(COLUMNS)}")
                 continue
             cells = {column: cell.strip() for column, cell in zip(columns, row, strict=False) if cell.strip()}
             body: dict[str, Any] = {key: cell for key, cell in cells.items() if key != "question"}
             if len(row) > len(columns):
-                # A comma in a question that is not in quotes.
+                # An unquoted comma in a question.
                 body = {"name": cells.get("name", ""), "columns": "too many; put text with commas in quotes"}
             if "question" in cells:
                 body["questions"] = [{"id": "question", "text": cells["question"]}]
@@ -85,11 +85,11 @@ def _from_csv(text: str) -> Iterator[tuple[int, Any]]:
 
 def _from_yaml(text: str) -> Iterator[tuple[int, Any]]:
     bare = text.lstrip()
-    # A bare list is the same one level deeper, and one written with dashes one line lower.
+    # Wrapping a bare list in `cameras:` moves one written with dashes down by a line.
     head = "cameras:\n" if bare.startswith("- ") else "cameras: " if bare.startswith("[") else ""
     document = read_yaml(head + (bare if head == "cameras: " else text), "the list")
     cameras = document.data.get("cameras")
     if not isinstance(cameras, list):
-        raise ConfigError("the list has no `cameras:`; it is CSV with the columns name and source, or YAML or JSON")
+        raise ConfigError("the list has no `cameras:`; use CSV with the columns name and source, or YAML or JSON")
     for number, body in enumerate(cameras):
         yield (document.line(("cameras", number)) or 1) - head.count("\n"), body

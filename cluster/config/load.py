@@ -24,8 +24,8 @@ PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 @dataclass(slots=True)
 class Document:
-    """``data``: the parsed mapping, empty for an empty file. ``where``: its name in messages. ``lines``: path -> line,
-    counted from 1."""
+    """A parsed file. ``data``: its mapping, empty for an empty file; ``where``: its name in messages; ``lines``: key
+    path -> line, counted from 1."""
 
     data: dict[str, Any]
     where: str
@@ -38,7 +38,7 @@ class Document:
         return self.lines.get(path)
 
     def refusal(self, problems: Iterable[Problem]) -> InvalidConfigError:
-        """The error that names the problems with their lines."""
+        """Error that lists the problems with their lines."""
         return InvalidConfigError([replace(each, line=self.line(each.path)) for each in problems], where=self.where)
 
 
@@ -132,11 +132,11 @@ class _Reader:
 _REFERENCE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_]\w*)(?::-(?P<default>[^}]*))?\}|\$\{(?P<bad>[^}]*)\}?")
 
 _USER_INFO = re.compile(r"://[^/?#@]*\Z")
-"""Ends where an address's user or password goes on, if an ``@`` follows."""
+"""Matches text that ends inside an address's user info, provided that an ``@`` follows."""
 
 
 def expand(tree: Any, environment: Mapping[str, str] | None = None) -> tuple[Any, set[KeyPath], list[Problem]]:
-    """Fill in variables; returns the tree, the paths whose value came from one, and the problems.
+    """Expand ``${NAME}`` variables; returns the tree, the paths whose value came from one, and the problems.
 
     ``$${`` stands for a literal ``${``. An empty variable counts as set unless a default is given (as in a shell).
     The value of a variable in an address's user or password must be percent-escaped.
@@ -164,9 +164,9 @@ def expand(tree: Any, environment: Mapping[str, str] | None = None) -> tuple[Any
                 return ""
             before, after = value[: match.start()], value[match.end() :]
             in_user_info = _USER_INFO.search(before) and "@" in re.split("[/?#]", after)[0]
-            # As it is, another part of the address would be taken for the host.
+            # Unescaped, it would end the authority early and change the host.
             if in_user_info and re.search("[/?#]", found):
-                message = f"the value of {name} has a character of / ? #; percent-escape it in the variable"
+                message = f"the value of {name} contains / ? or #; percent-escape it in the variable"
                 problems.append(Problem(path, message))
                 return ""
             return found
@@ -194,16 +194,15 @@ def schema_text() -> str:
 
 def load_config(path: str | Path | None = None, overrides: Mapping[str, Any] | None = None) -> SightlineConfig:
     """Read a YAML file (None: defaults only), apply ``overrides`` (nested mappings), and validate. Raises
-    ``ConfigError``: the file cannot be read, or something in it is wrong; the message names file, line, key and
-    remedy."""
+    ``ConfigError``: the file is unreadable or invalid; the message names file, line, key and remedy."""
     where = str(path) if path is not None else "configuration"
     document = Document({}, where) if path is None else read_yaml(read_file(Path(path)), where)
     return _checked(document, overrides or {})
 
 
 def load_tree(tree: Mapping[str, Any], where: str = "configuration") -> SightlineConfig:
-    """Validate a configuration given as a mapping; ``where`` names it in messages. Raises ``ConfigError``: something in
-    it is wrong; the message names key and remedy."""
+    """Validate a configuration given as a mapping; ``where`` names it in messages. Raises ``ConfigError``: it is
+    invalid; the message names key and remedy."""
     return _checked(Document(dict(tree), where), {})
 
 
@@ -224,8 +223,8 @@ def parse_camera(
     questions: Sequence[Mapping[str, Any]] = (),
     settings: Mapping[str, Any] | None = None,
 ) -> CameraEntry:
-    """Parse a camera of ``Cameras.Add``; validate it with ``camera_settings``. Raises ``ConfigError``: a key or value
-    is wrong."""
+    """Parse a camera of ``Cameras.Add``; ``camera_settings`` then checks it against the configuration. Raises
+    ``ConfigError``: a key or value is invalid."""
     body: dict[str, Any] = {**(settings or {}), "name": name, "source": source}
     if questions:
         body["questions"] = [dict(question) for question in questions]

@@ -9,24 +9,24 @@ from cluster.config.problems import Section, Size
 
 
 class SimulatedConfig(Section):
-    """Step times and answers of the simulated engine; it stands in for the model ``model.name``."""
+    """Step times and answers of the simulated engine, which stands in for ``model.name``."""
 
     costs: str | None = None
-    """Cost model that says how long a step takes: one that comes with Sightline, by name, or a file written by
-    `sightline bench cost`. It must be of model.name."""
+    """Cost model for step times, measured with model.name: the name of one shipped with Sightline, or a file written by
+    `sightline bench cost`."""
     scores: str | None = None
-    """JSON of `sightline eval accuracy` whose scores are drawn as answers; null takes recorded ones of the bundled
-    model."""
+    """JSON file of `sightline eval accuracy` from whose scores answers are drawn; null takes recorded scores of the
+    bundled model."""
     seed: int = Field(default=0, ge=0)
-    """Seed of the answers and of the variation of steps."""
+    """Seed for answers and the variation of step times."""
 
 
 class VllmConfig(Section):
-    """vLLM's own engine arguments, and its timeout."""
+    """Engine arguments of vLLM, and its timeout."""
 
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Engine arguments of vLLM by their own names (tensor_parallel_size, quantization, gpu_memory_utilization,
-    max_model_len, ...), as `vllm serve` has them."""
+    """Engine arguments by their names in vLLM (tensor_parallel_size, quantization, gpu_memory_utilization,
+    max_model_len, ...), as `vllm serve` takes them."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Seconds vLLM may take for one batch of windows before its engine core counts as dead."""
 
@@ -41,35 +41,35 @@ class ModelConfig(Section):
     """The bundled model (demo), a preset with random weights (`sightline models list`), the path of a checkpoint
     folder, or a hub id."""
     device: str = "cpu"
-    """Where it runs: cpu; cuda, a GPU of each replica's own; or cuda:0, which a node's replicas share: the first of
-    those that CUDA_VISIBLE_DEVICES names."""
+    """Device the model runs on: cpu, cuda (one GPU per replica) or cuda:0 (the first GPU in CUDA_VISIBLE_DEVICES,
+    shared by a node's replicas)."""
     dtype: Literal["float32", "bfloat16", "float16", "float8"] = "float32"
-    """Number format of weights and KV; float8: linear layers alone, on Ada and Hopper GPUs."""
+    """Data type of weights and KV; float8 applies to linear layers only, on Ada and Hopper GPUs."""
     max_pixels: int | None = Field(default=None, ge=56 * 56, le=4096 * 2160)
-    """Largest frame of a family of native resolution (Qwen), pixels; larger pictures are shrunk to it. Tokens, KV and
-    time grow with it. Null takes the model's own, or 200704 (448 x 448). Families of square frames refuse it."""
+    """Maximum pixels of a frame for families with native resolution (Qwen); larger pictures are scaled down. Tokens, KV
+    and time grow with it. null takes the model's own, or 200704 (448 x 448). Families with square frames refuse it."""
     seed: int = Field(default=0, ge=0)
     """Seed of a preset's random weights; checkpoints ignore it."""
     threads: int = Field(default=0, ge=0)
-    """CPU threads of one replica's engine; 0 takes its machine's (or container's) cores over the replicas there: as
-    many as its node offers of the Ray resource placement.replica, or cluster.replicas where none is named."""
+    """CPU threads of one replica's engine; 0 divides the machine's (or container's) cores by its number of replicas: as
+    many as the node offers of the Ray resource placement.replica, or cluster.replicas if that is null."""
     kv_bytes: Size | None = Field(default=None, ge=1 << 20)
-    """A replica's windows' KV, on its device: bytes, or a size like 16GiB; null takes half of the host's (or
-    container's) memory, or what a GPU has free beside embeddings and a pass's activations. A window that does not fit
-    fails with the numbers."""
+    """Size of a replica's KV pool for windows, on its device: bytes, or a size like 16GiB; null takes half of the
+    host's (or container's) memory, or what a GPU has free besides embeddings and activations of a pass. A window that
+    does not fit fails, stating both sizes."""
     host_kv_bytes: Size | None = Field(default=None, ge=0)
-    """Host memory of each replica for windows that a full GPU pool has no room for between their strides: bytes, or a
-    size like 16GiB; null takes half of the host's (or container's) memory beside a GPU, too much where several replicas
-    share it, and none on a CPU."""
+    """Host memory of each replica for idle windows swapped out of a full GPU pool: bytes, or a size like 16GiB; null
+    takes half of the host's (or container's) memory with a GPU, too much if several replicas share it, and none on a
+    CPU."""
     idle_kv_share: float = Field(default=0.75, ge=0, le=1)
-    """Share of the KV pool that windows may fill between their strides; further ones wait in host memory and come back
-    before they end. 0: none stays in the pool; 1: they leave only when it is full."""
+    """Fraction of the KV pool that idle windows (between strides) may fill; others are swapped out to host memory and
+    back in before they end. 0 keeps none in the pool; 1 swaps them out only when it is full."""
     max_new_tokens: int = Field(default=32, ge=1, le=1024)
-    """Longest explanation, in tokens."""
+    """Maximum length of an explanation, in tokens."""
     score_temperature: float | None = Field(default=None, gt=0)
     """Divides the yes/no logit difference before it becomes a score; null takes the model's own, or 1."""
     score_bias: float | None = None
-    """Added to the divided yes/no logit difference before it becomes a score; null takes the model's own, or 0."""
+    """Added to the divided yes/no logit difference; null takes the model's own, or 0."""
 
     @field_validator("device")
     @classmethod

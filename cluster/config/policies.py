@@ -41,19 +41,19 @@ def memory_problems(memory: MemoryConfig) -> list[Problem]:
     for kind, policies in MEMORY_POLICIES.items():
         name, options = getattr(memory, kind), getattr(memory, f"{kind}_options")
         if options and name is None:
-            found.append(Problem((f"{kind}_options",), f"are of no policy; name one with {kind}, or leave them out"))
+            found.append(Problem((f"{kind}_options",), f"belong to no policy; name one with {kind}, or omit them"))
         elif options:
             found += _memory_option_problems(f"{kind} {name!r}", policies.get(name), f"{kind}_options", options)
     return found or _frame_retrieval_problems(memory)
 
 
 def _frame_retrieval_problems(memory: MemoryConfig) -> list[Problem]:
-    """What frames cannot read: no memory, or one that is grouped otherwise."""
+    """Problems of ``frame_retrieval``: no memory to read, or an organiser it cannot read."""
     if memory.frame_retrieval is None:
         return []
     spec = memory.spec()
     if spec is None:
-        message = f"{memory.frame_retrieval!r} reads a memory, and memory.enabled is off; enable it, or set null"
+        message = f"{memory.frame_retrieval!r} reads the memory, but memory.enabled is off; enable it, or set null"
         return [Problem(("frame_retrieval",), message)]
     try:
         make_frame_retrieval(spec)
@@ -83,13 +83,13 @@ def option_problems(
             found.append(Problem((key, name), message))
             continue
         try:
-            # As JSON: options are passed to the policy as written, so only lists may be converted.
+            # Strict JSON: options are passed to the policy as written, so only lists may be converted.
             adapter = TypeAdapter(parameters[name], config=ConfigDict(allow_inf_nan=False))
             adapter.validate_json(json.dumps(value, default=str), strict=True)
         except ValidationError as error:
             first = error.errors()[0]
             message = first["msg"].removeprefix("Input ").replace("should", "must").split(", unable")[0]
-            if first["loc"]:  # inside a list, or of one of several types: its own sentence would not say of what
+            if first["loc"]:  # inside a list or a union, where pydantic's message does not say what it is about
                 message = f"must be {parameters[name]}"
             found.append(Problem((key, name), f"{message}, not {value!r}"))
     if not found:
@@ -100,7 +100,7 @@ def option_problems(
     return found
 
 
-@functools.cache  # Resolving hints compiles them, for every camera that is added.
+@functools.cache  # Resolving type hints compiles them, which every added camera would repeat.
 def policy_parameters(policy: type) -> Mapping[str, Any]:
     """Name -> type of the parameters of a policy's dataclass."""
     if not dataclasses.is_dataclass(policy):

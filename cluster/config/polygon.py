@@ -16,7 +16,7 @@ _RECTANGLE = ("x", "y", "width", "height")
 def parse_polygon(value: object) -> tuple[tuple[float, float], ...]:
     """Parse a polygon from ``[[x, y], ...]``, text like ``0,0 0.3,0 0.3,0.5``, or ``{x, y, width, height}``.
 
-    Coordinates are shares of the picture's width and height, 0..1 from the top left. Edges may cross. Raises
+    Coordinates are fractions of the picture's width and height, 0..1 from the top left. Edges may cross. Raises
     ``ValueError``: anything else, fewer than three points, a coordinate outside 0..1, or points on one line.
     """
     points = _points(value)
@@ -25,12 +25,12 @@ def parse_polygon(value: object) -> tuple[tuple[float, float], ...]:
     for x, y in points:
         if not (0 <= x <= 1 and 0 <= y <= 1):
             raise ValueError(
-                f"the point {x:g},{y:g} of a polygon is outside the picture; its coordinates are shares of the "
-                "width and height, 0..1"
+                f"the point {x:g},{y:g} of a polygon is outside the picture; coordinates are fractions of width and "
+                "height, 0..1"
             )
     (x0, y0), *others = points
     if len({_direction(x - x0, y - y0) for x, y in others if (x, y) != (x0, y0)}) < 2:
-        raise ValueError("all points of a polygon lie on one line, which covers nothing; name its corners")
+        raise ValueError("all points of a polygon lie on one line, which covers no area; give its corners")
     return tuple(points)
 
 
@@ -69,13 +69,13 @@ def _rectangle(value: Mapping[Any, Any]) -> list[tuple[float, float]]:
     x, y, width, height = (_number(value[key], value[key]) for key in _RECTANGLE)
     if width <= 0 or height <= 0:
         raise ValueError(f"a rectangle needs a positive width and height, not {width:g} x {height:g}")
-    # A sum like 0.7 + 0.3 may exceed 1 by rounding.
+    # Rounded, as a sum like 0.7 + 0.3 may exceed 1.
     right, bottom = round(x + width, 9), round(y + height, 9)
     return [(x, y), (right, y), (right, bottom), (x, bottom)]
 
 
 def _direction(x: float, y: float) -> tuple[float, float]:
-    """Direction of a line through the origin, up to sign."""
+    """Unit vector along a line through the origin, with its sign normalised."""
     length = math.hypot(x, y)
     x, y = round(x / length, 9) + 0.0, round(y / length, 9) + 0.0
     return (x, y) if (x, y) > (0.0, 0.0) else (-x + 0.0, -y + 0.0)
@@ -100,4 +100,4 @@ PicturePolygon: TypeAlias = Annotated[
     BeforeValidator(parse_polygon),
     WithJsonSchema({"anyOf": [_POINTS, _BOX, {"type": "string"}]}),
 ]
-"""A polygon as its corners."""
+"""A polygon as its corners ``(x, y)``."""

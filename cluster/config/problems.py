@@ -1,4 +1,4 @@
-"""Configuration problems: location (file, line, key), error and remedy; base class and types of sections."""
+"""Configuration problems (file, line, key, error and remedy), and the base class and types of sections."""
 
 import ast
 import functools
@@ -36,8 +36,8 @@ def _describe(schema: dict[str, Any], model: type[BaseModel]) -> None:
 
 
 class Section(BaseModel):
-    """One section of the configuration: unknown keys are refused, and it is frozen. The docstring below a field
-    describes it."""
+    """Base of configuration sections: frozen, and unknown keys are refused. The docstring below a field is its
+    description."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -51,7 +51,7 @@ class Section(BaseModel):
 
 @functools.cache
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """Description of each field, read when asked for: ``use_attribute_docstrings`` delays every start by 0.15 s."""
+    """Description of each field, parsed on demand: ``use_attribute_docstrings`` would delay every start by 0.15 s."""
     found = {name: field.description for name, field in model.model_fields.items() if field.description}
     for section in reversed(model.__mro__):
         if issubclass(section, Section) and section is not Section:
@@ -91,13 +91,13 @@ def parse_duration(value: object) -> float:
     if match:
         return float(match[1]) * _SECONDS[match[2]]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"must be a number of seconds, or a length of time like 90s, 10m, 24h or 7d, not {value!r}")
+        raise ValueError(f"must be a number of seconds, or a duration like 90s, 10m, 24h or 7d, not {value!r}")
     return float(value)
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """Annotation of a string that must be a name of ``policies``; the schema lists them."""
+    """Annotation of a string that must name one of ``policies``; the schema enumerates them."""
 
     policies: Registry[Any]
 
@@ -114,7 +114,7 @@ class OneOf:
 
 
 def size_text(nbytes: int) -> str:
-    """Format bytes, like ``64MiB``: in the largest exact unit. Parses back to the same number."""
+    """Format bytes in the largest exact unit, like ``64MiB``; parses back to the same number."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if nbytes and nbytes % _BYTES[unit] == 0:
             return f"{nbytes // _BYTES[unit]}{unit}"
@@ -145,14 +145,14 @@ def _check_zone(name: str) -> str:
 
 
 TimeZone: TypeAlias = Annotated[str, AfterValidator(_check_zone)]
-"""Name of a time zone."""
+"""IANA name of a time zone."""
 
 KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem. ``line`` counts from 1; None when the key comes from no file."""
+    """One problem. ``line`` counts from 1; None if the key is not from a file."""
 
     path: KeyPath
     message: str
@@ -166,7 +166,7 @@ class Problem:
             if isinstance(part, int):
                 text += f"[{part}]"
                 continue
-            # On one line, whatever somebody calls a key.
+            # Keys may hold line breaks; messages must not.
             name = str(part)
             text += "." * bool(text) + (name if name.isprintable() else repr(name)[1:-1])
         return text
@@ -178,7 +178,7 @@ class Problem:
 
 
 class InvalidConfigError(ConfigError):
-    """A configuration with problems. The message is the first one; ``problems`` has them all."""
+    """Raised for an invalid configuration. The message is the first problem; ``problems`` holds all."""
 
     def __init__(self, problems: Sequence[Problem], *, where: str) -> None:
         self.problems = tuple(problems)
@@ -187,7 +187,7 @@ class InvalidConfigError(ConfigError):
         super().__init__(problems[0].sentence(where) + more)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Needed to pickle it: Exception would rebuild it from its message alone.
+        # For pickling: Exception would be rebuilt from the message alone.
         return functools.partial(InvalidConfigError, where=self.where), (self.problems,)
 
     def sentences(self) -> list[str]:
@@ -197,15 +197,15 @@ class InvalidConfigError(ConfigError):
 def from_validation(
     error: ValidationError, root: type[BaseModel], secret: Iterable[KeyPath] = (), known: KnownSecrets = KNOWN
 ) -> list[Problem]:
-    """Convert Pydantic's errors; values at the paths in ``secret`` (from the environment) are not shown. ``known`` is
-    empty for whoever wrote them (:func:`cluster.wire.status.sentence_of`)."""
+    """Convert pydantic's errors. Values at the paths in ``secret`` (from the environment) are not shown; ``known``:
+    secrets to redact, empty for the author of the values (:func:`cluster.wire.status.sentence_of`)."""
     hidden = set(secret)
     found: list[Problem] = []
     for details in error.errors(include_url=False):
         cause = details.get("ctx", {}).get("error")
         inner: Sequence[Problem] = getattr(cause, "problems", ())
         loc = details["loc"]
-        # An unknown key is the last part, however it is written.
+        # An unknown key stays as written: `_clean` might take it for a name that pydantic added.
         unknown = loc[-1:] if details["type"] == "extra_forbidden" else ()
         path = (*_clean(loc[: len(loc) - len(unknown)], root), *unknown)
         if inner:
@@ -239,7 +239,7 @@ def _message(details: ErrorDetails, path: KeyPath, root: type[BaseModel], *, sho
 
 
 def _clean(loc: Sequence[str | int], root: type[BaseModel]) -> KeyPath:
-    """Pydantic's location without the names it adds for union members."""
+    """Pydantic's location without the names that it adds for union members."""
     path: KeyPath = ()
     for part in loc:
         model = _model_at(root, path)
@@ -270,7 +270,7 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 class ConflictError(ValueError):
-    """Keys that are valid alone, but contradict each other."""
+    """Raised for keys that are valid individually but contradict each other."""
 
     def __init__(self, problems: list[Problem]) -> None:
         super().__init__("; ".join(problem.message for problem in problems))

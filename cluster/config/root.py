@@ -1,4 +1,4 @@
-"""The whole configuration: resolves cameras over the global sections and checks keys against each other."""
+"""The whole configuration: resolves cameras over the global sections and cross-checks keys."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _process_conflicts(config: SightlineConfig) -> Iterator[Problem]:
         message = f"must be above heartbeat_s = {beat_s:g}, not {cluster.heartbeat_timeout_s:g}"
         yield Problem(("cluster", "heartbeat_timeout_s"), message)
     if most is not None and most < cluster.decoders:
-        yield Problem(("cluster", "max_decoders"), f"must be decoders = {cluster.decoders} or more, not {most}")
+        yield Problem(("cluster", "max_decoders"), f"must be at least decoders = {cluster.decoders}, not {most}")
     if config.engine == "vllm":
         stall_s, batch_s = cluster.stall_timeout_s, config.vllm.timeout_s
         if batch_s >= stall_s:
@@ -61,22 +61,22 @@ def _process_conflicts(config: SightlineConfig) -> Iterator[Problem]:
             )
             yield Problem(("vllm", "timeout_s"), message)
         if config.model.dtype == "float8":
-            message = "float8 is of the native engine; take bfloat16, and quantization: fp8 under vllm.arguments"
+            message = "float8 needs the native engine; use bfloat16, and quantization: fp8 under vllm.arguments"
             yield Problem(("model", "dtype"), message)
         if config.memory.frame_retrieval is not None:
-            message = "vllm keeps no memory that frames could read; take the native engine, or set null"
+            message = "vllm keeps no memory that frames could read; use the native engine, or set null"
             yield Problem(("memory", "frame_retrieval"), message)
     if gateway.port and gateway.port == gateway.http_port:
         yield Problem(("gateway", "http_port"), f"must differ from port, both are {gateway.port}")
     for key in ("port", "http_port"):
         if cluster.metrics_port is not None and getattr(gateway, key) in cluster.metrics_ports:
             first, last = cluster.metrics_ports[0], cluster.metrics_ports[-1]
-            message = f"must not be of {first} to {last}, which other processes take from cluster.metrics_port on"
+            message = f"must not be in {first} to {last}, which other processes use from cluster.metrics_port on"
             yield Problem(("gateway", key), message)
     if cluster.gateways > 1 and cluster.placement.gateway is None and (gateway.port or gateway.http_port):
         message = (
-            f"{cluster.gateways} gateways on the same ports need a node each; name in cluster.placement.gateway "
-            "a Ray resource of which each such node offers 1, or set gateway.port and gateway.http_port to 0"
+            f"{cluster.gateways} gateways on the same ports need a node each; set cluster.placement.gateway to a Ray "
+            "resource of which each such node offers 1, or gateway.port and gateway.http_port to 0"
         )
         yield Problem(("cluster", "gateways"), message)
     if gateway.max_packet_bytes > cluster.packet_queue_bytes:
@@ -88,22 +88,22 @@ def _access_conflicts(config: SightlineConfig) -> Iterator[Problem]:
     security, host, redis = config.security, config.gateway.host, config.tiers.redis_url
     if not security.guarded and not security.allow_unauthenticated and not is_loopback(host):
         message = (
-            f"{host} lets other machines in, and nobody is asked for a token; name security.tokens_file "
-            "(`sightline tokens create` makes one), or give security.oidc, or set security.allow_unauthenticated: true"
+            f"{host} accepts other machines without authentication; set security.tokens_file (`sightline tokens "
+            "create` makes one), security.oidc, or security.allow_unauthenticated: true"
         )
         yield Problem(("gateway", "host"), message)
     plaintext = security.internal_tls.certificate is None and not security.allow_plain_inside
     if plaintext and config.cluster.ray_address is not None:
         message = (
-            "processes of a Ray cluster reach each other over the network, and without TLS so does whoever is on it; "
+            "processes of a Ray cluster reach each other over the network, and without TLS anyone on it reaches them; "
             "give certificate, key and ca, or set security.allow_plain_inside: true"
         )
         yield Problem(("security", "internal_tls"), message)
     here = redis is None or redis.startswith("unix://") or is_loopback(urlsplit(redis).hostname or "")
     if not here and security.memory_key_file is None:
         message = (
-            "whoever can write to a Redis on another machine could forge what cameras remember; name a file with a "
-            "secret that is the same for all processes (`openssl rand -hex 32 > FILE` makes one)"
+            "anyone who can write to a Redis on another machine could forge memories; name a file with a secret that "
+            "all processes share (`openssl rand -hex 32 > FILE` makes one)"
         )
         yield Problem(("security", "memory_key_file"), message)
 
@@ -112,7 +112,7 @@ def camera_conflicts(camera: CameraConfig, path: KeyPath, entry: CameraEntry, ti
     """Contradictions within one camera's resolved settings, or with ``tiers``; ``path`` leads to its entry."""
     found = []
     if not camera.questions:
-        message = f"camera {camera.name!r} has no question; give it one here, or one to all under questions:"
+        message = f"camera {camera.name!r} has no question; add one here, or one for all cameras under questions:"
         found.append(Problem((*path, "questions"), message))
     if entry.questions:
         found += _repeated_questions(entry.questions, (*path, "questions"))
@@ -122,7 +122,7 @@ def camera_conflicts(camera: CameraConfig, path: KeyPath, entry: CameraEntry, ti
 def _section_conflicts(
     camera: CameraConfig, path: KeyPath, entry: CameraEntry | None, tiers: TiersConfig
 ) -> Iterator[Problem]:
-    """Contradictions inside the merged sections, located at the camera's key if set, else at the global one."""
+    """Contradictions within the merged sections, located at the camera's key if set, else at the global one."""
 
     def at(section: str, key: str) -> KeyPath:
         own = getattr(entry, section) if entry is not None else None
@@ -191,14 +191,14 @@ def overlay(base: S, override: S | None) -> S:
     below = base.model_dump()
     for policy, options in _OPTIONS_OF.get(type(base), {}).items():
         if written.get(policy, below[policy]) != below[policy]:
-            # Another policy has other parameters: the global options do not apply to it.
+            # The global options are parameters of another policy.
             below[options] = {}
     return type(base).model_validate(deep_merge(below, written))
 
 
 def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
-    """Resolve a camera's settings without checking them. Anchors that nobody spaced are no further apart than its
-    window is long."""
+    """Resolve a camera's settings without checking them. An anchor interval that is not set anywhere is capped at the
+    window's length."""
     sampling, window = overlay(config.sampling, entry.sampling), overlay(config.window, entry.window)
     if not any(each and "anchor_interval_s" in each.model_fields_set for each in (config.sampling, entry.sampling)):
         interval = min(sampling.anchor_interval_s, window.length_s)
@@ -221,13 +221,13 @@ def resolve(config: SightlineConfig, entry: CameraEntry) -> CameraConfig:
 
 
 def every_camera(config: SightlineConfig) -> CameraConfig:
-    """Settings of a camera without its own."""
+    """Resolved settings of a camera that overrides nothing."""
     return resolve(config, CameraEntry(name="every-camera"))
 
 
 def camera_settings(config: SightlineConfig, camera: str | CameraEntry) -> CameraConfig:
-    """Resolved and checked settings of a camera of the file (by name) or of one added at run time (by entry). Raises
-    ``ConfigError``: no camera of that name, or settings that contradict each other."""
+    """Resolve and check the settings of a camera in the configuration (by name) or of one added at run time (by entry).
+    Raises ``ConfigError``: no camera of that name, or contradicting settings."""
     if isinstance(camera, str):
         entries = [entry for entry in config.cameras if entry.name == camera]
         if not entries:
@@ -242,7 +242,7 @@ def camera_settings(config: SightlineConfig, camera: str | CameraEntry) -> Camer
 
 
 class SightlineConfig(Section):
-    """Everything a cluster is started with. Sections apply to every camera unless a camera overrides them."""
+    """Configuration of a cluster. Camera sections apply to every camera unless it overrides them."""
 
     model: ModelConfig = Field(default_factory=ModelConfig)
     """The model and its device."""
@@ -250,17 +250,17 @@ class SightlineConfig(Section):
     """Inference engine: native computes only what changed; vllm runs windows on vLLM, which must be installed
     (docs/vllm.md); simulated runs no model and is for load tests only."""
     vllm: VllmConfig = Field(default_factory=VllmConfig)
-    """How windows run on vLLM, with engine: vllm."""
+    """Settings of vLLM, with engine: vllm."""
     simulated: SimulatedConfig = Field(default_factory=SimulatedConfig)
     """Step times and answers of the simulated engine."""
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     """Sampling of frames."""
     pruning: PruningConfig = Field(default_factory=PruningConfig)
-    """Pruning policy of patches."""
+    """Pruning of patches."""
     window: WindowConfig = Field(default_factory=WindowConfig)
     """The window a question is answered on."""
     memory: MemoryConfig = Field(default_factory=MemoryConfig)
-    """A camera's memory beyond its window."""
+    """Each camera's memory of video beyond its window."""
     source: SourceConfig = Field(default_factory=SourceConfig)
     """Connections to cameras."""
     questions: list[QuestionConfig] = Field(default_factory=list)
@@ -268,7 +268,7 @@ class SightlineConfig(Section):
     cameras: list[CameraEntry] = Field(default_factory=list)
     """The cameras; more can be added at run time."""
     tiers: TiersConfig = Field(default_factory=TiersConfig)
-    """Storage tiers of cameras' memory."""
+    """Storage tiers of camera memories."""
     asking: AskingConfig = Field(default_factory=AskingConfig)
     """Free questions about what a camera has seen, and their limits."""
     alerts: AlertsConfig = Field(default_factory=AlertsConfig)
@@ -276,13 +276,13 @@ class SightlineConfig(Section):
     clips: ClipsConfig = Field(default_factory=ClipsConfig)
     """Snapshots and clips of incidents, and their limits."""
     scheduling: SchedulingConfig = Field(default_factory=SchedulingConfig)
-    """Admission, placement and the quality ladder."""
+    """Admission, the quality ladder and the order of windows."""
     gateway: GatewayConfig = Field(default_factory=GatewayConfig)
     """Ports and limits of the gateway."""
     security: SecurityConfig = Field(default_factory=SecurityConfig)
     """Authentication, TLS, rate limits and the audit log."""
     kubernetes: KubernetesConfig = Field(default_factory=KubernetesConfig)
-    """Cameras as resources of a Kubernetes cluster."""
+    """Cameras as resources in Kubernetes."""
     tracing: TracingConfig = Field(default_factory=TracingConfig)
     """Traces of windows, from packet to alert."""
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)

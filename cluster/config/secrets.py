@@ -1,4 +1,4 @@
-"""Loads TLS files and the memory key that the configuration names."""
+"""Loads the TLS files and the memory key named in the configuration."""
 
 from hashlib import blake2b
 from pathlib import Path
@@ -11,7 +11,7 @@ _LEAST_SECRET_BYTES = 16
 
 
 def tls_files(security: SecurityConfig) -> TlsFiles | None:
-    """Certificate of the gateway's ports; ``None``: no TLS. Raises ``ConfigError``: it cannot be used."""
+    """TLS files of the gateway's ports; ``None`` without TLS. Raises ``ConfigError``: they cannot be used."""
     tls = security.tls
     if tls.certificate is None or tls.key is None:
         return None
@@ -21,7 +21,7 @@ def tls_files(security: SecurityConfig) -> TlsFiles | None:
 
 
 def memory_secret(security: SecurityConfig) -> bytes:
-    """Key of the digests over stored memory, 32 bytes; empty where no file is named. Raises ``ConfigError``: the file
+    """Key of the digests over stored memory, 32 bytes; empty if no file is configured. Raises ``ConfigError``: the file
     cannot be read, or holds less than 16 bytes after stripping white space."""
     if security.memory_key_file is None:
         return b""
@@ -33,14 +33,14 @@ def memory_secret(security: SecurityConfig) -> bytes:
         ) from None
     if len(secret) < _LEAST_SECRET_BYTES:
         raise ConfigError(
-            f"security.memory_key_file {security.memory_key_file} holds {len(secret)} bytes; a secret has "
-            f"{_LEAST_SECRET_BYTES} or more: `openssl rand -hex 32` makes one"
+            f"security.memory_key_file {security.memory_key_file} holds {len(secret)} bytes; a secret needs at least "
+            f"{_LEAST_SECRET_BYTES}: `openssl rand -hex 32` makes one"
         )
     return blake2b(secret, digest_size=32, person=b"sightline memory").digest()
 
 
 def peer_tls(security: SecurityConfig) -> PeerTls | None:
-    """TLS between the processes of the cluster, for one of them; ``None``: no TLS. Raises ``ConfigError``: the
+    """Mutual TLS of one process with the cluster's others; ``None`` without TLS. Raises ``ConfigError``: the
     certificate cannot be used."""
     inner = security.internal_tls
     if inner.certificate is None or inner.key is None or inner.ca is None:

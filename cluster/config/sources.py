@@ -1,4 +1,4 @@
-"""Checks of cameras' sources: their schemes, and which files of the decoders' machines they may open."""
+"""Checks camera sources: their schemes, and which files on the decoders' machines they may open."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _LOCAL_SCHEMES = ("", "file", DEVICE_SCHEME)
 
 
 def check_address(source: SourceAddress) -> SourceAddress:
-    """Check the form of an address. Raises ``ValueError``: an unknown scheme, an address without host or path, or one
-    with a control character, which FFmpeg would write into its request."""
+    """Check an address's syntax. Raises ``ValueError``: an unknown scheme, no host or path, or a control character,
+    which FFmpeg would write into its request."""
     schemes = (*NETWORK_SCHEMES, "file", DEVICE_SCHEME, DEMO_SCHEME)
     if source.scheme and source.scheme not in schemes:
         known = ", ".join(schemes)
@@ -41,21 +41,21 @@ def check_address(source: SourceAddress) -> SourceAddress:
 
 
 def local_path(source: SourceAddress) -> Path | None:
-    """Path of a file or device; None of a bundled clip, of a camera in the network and of one that pushes."""
+    """Path of a file or device; None for bundled clips, network cameras and pushing cameras."""
     if not source or source.scheme not in _LOCAL_SCHEMES:
         return None
     return Path(unquote(urlsplit(source.reveal()).path) if source.scheme else source.reveal())
 
 
 def bundled_remark(config: SightlineConfig, camera: CameraConfig) -> str:
-    """Notice that the bundled model knows no such pictures or questions; empty of others, and of those that it knows. A
-    file is a drawn scene where its truth is beside it; what is pushed may be one."""
+    """Warning that the bundled model was not trained on a camera's pictures or questions; empty if it was, and for
+    other models. A file counts as a synthetic scene if its ground truth is beside it; pushed video may be one."""
     if config.engine == "simulated" or config.model.name not in BUNDLED:
         return ""
     taught, path = _taught(config.model.name), local_path(camera.source)
     drawn = path is None and camera.source.scheme in ("", DEMO_SCHEME)
     if path is not None:
-        # A folder that this user may not look into, a name that is too long, or "/".
+        # An unreadable folder, a name that is too long, or "/".
         with suppress(OSError, ValueError):
             drawn = path.with_suffix(".json").exists()
     unknown = [repr(each.text) for each in camera.questions if each.text not in taught]
@@ -74,22 +74,22 @@ def _taught(model: str) -> frozenset[str]:
 
 
 def decoder_roots(config: SightlineConfig) -> list[str]:
-    """``security.file_roots`` for a decoder, which is not given the configuration's cameras: their files beside the
-    folders of other cameras."""
+    """``security.file_roots`` for a decoder: the folders for added cameras, and the files of the configuration's
+    cameras, which a decoder does not know."""
     written = [path for entry in config.cameras if (path := local_path(entry.source)) is not None]
     return [str(path) for path in (*_added_roots(config), *written)]
 
 
 def file_roots(config: SightlineConfig, source: SourceAddress) -> tuple[Path, ...] | None:
-    """Folders one of which must hold the file or device of a camera; None: it is a bundled clip or written in the
-    configuration itself, and may be anywhere."""
+    """Folders one of which must hold a camera's file or device; None if it may be anywhere, as a bundled clip or a
+    source in the configuration may."""
     if source.scheme == DEMO_SCHEME or any(entry.source == source for entry in config.cameras):
         return None
     return _added_roots(config)
 
 
 def _added_roots(config: SightlineConfig) -> tuple[Path, ...]:
-    """Folders of files that others than the configuration name."""
+    """Folders for files that are named outside the configuration."""
     roots = config.security.file_roots
     if roots is None:
         roots = ["."] if config.cluster.ray_address is None else []
@@ -97,9 +97,8 @@ def _added_roots(config: SightlineConfig) -> tuple[Path, ...]:
 
 
 def check_files(config: SightlineConfig, *entries: CameraEntry) -> None:
-    """Check that the sources of cameras that are files or devices, and their ``ca_file``, may be opened and, where
-    decoders run on this machine, that sources exist. Of what may not be opened it does not tell whether it exists.
-    Raises ``InvalidConfigError``: one may not, or does not."""
+    """Check that file and device sources, and each ``ca_file``, may be opened and, if decoders run on this machine,
+    that the sources exist. Errors never reveal whether a forbidden file exists. Raises ``InvalidConfigError``."""
     written = {config.source.ca_file, *(each.source_options.ca_file for each in config.cameras if each.source_options)}
     for entry in entries:
         ca_file = entry.source_options.ca_file if entry.source_options is not None else None

@@ -1,1 +1,1 @@
-"""Camera table, placement, admission, demand estimation and the quality ladder. Plain state, no processes."""
+"""Camera table, placement, admission, demand estimation and the quality ladder: plain state, no processes."""

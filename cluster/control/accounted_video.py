@@ -1,8 +1,8 @@
-"""Which part of a camera's video is accounted for: finds windows in no count where decoder and replica died together.
+"""Tracks which part of a camera's video is accounted for, to find windows lost when decoder and replica die together.
 
-A replica counts the windows that a dying decoder leaves out, and a decoder those that a dying replica takes with it.
-Where both die, nobody is left who knows. Both therefore report until where they have answered or counted every window,
-and the controller counts from there to the first frame of the next replica.
+A replica counts the windows lost with a decoder, and a decoder those lost with a replica; if both die, nobody is left
+to count. Both therefore report how far they have answered or counted every window, and the controller counts from
+there to the first frame of the next replica.
 """
 
 import math
@@ -12,10 +12,10 @@ from cluster.types import MICROSECONDS
 from cluster.types.reports import ROUNDING, AccountedSpan, CameraMoment, CameraReport, StreamReport, gap_s
 
 LATE_REPORTS_S, LATE_HEARTBEATS = 3.0, 3
-"""Age of the next replica's first frame before the gap is counted: last reports may still shorten it."""
+"""Minimum age of the next replica's first frame when a gap is counted: until then, late reports may shorten it."""
 
 LEAST_S = 0.2
-"""Shorter gaps are the reports' way to the controller."""
+"""Shortest gap: less is the reports' delay on the way to the controller."""
 
 
 @dataclass(slots=True)
@@ -30,10 +30,10 @@ class _Gap:
 
 @dataclass(slots=True)
 class AccountedVideo:
-    """Of one camera, reported of every ``heartbeat_s``; moments are on the controller's clock, monotonic seconds.
+    """Accounted video of one camera, reported every ``heartbeat_s``; moments are on the controller's monotonic clock.
 
-    A gap opens with the first frame of a decoder's new run. The replica that had the camera before it counts what is
-    missing, and the gap closes when it has. Where another replica has the camera instead, the controller counts.
+    A gap opens with the first frame of a decoder's new run. If the same replica still has the camera, it counts what is
+    missing, which closes the gap; if another replica has it, the controller counts.
     """
 
     heartbeat_s: float = 1.0
@@ -42,7 +42,7 @@ class AccountedVideo:
     _since_s: float = -math.inf
 
     def reset(self, now_s: float) -> None:
-        """No window before ``now_s`` is due that is not accounted for: the camera was paused, or nothing was asked."""
+        """Treat everything before ``now_s`` as accounted for: the camera was paused, or no question was asked."""
         self._until = self._gap = None
         self._since_s = now_s
 
@@ -65,7 +65,7 @@ class AccountedVideo:
             self._gap.begin = _later(self._gap.begin, span.end)
 
     def add_replica(self, report: StreamReport, now_s: float, stride_s: float) -> int:
-        """Record a replica's report, which came at ``now_s``; returns how many windows are found to be in no count."""
+        """Record a replica's report, received at ``now_s``; returns how many uncounted windows were found lost."""
         spans = [_here(span, now_s - report.now_s) for span in (report.accounted_before, report.accounted) if span]
         return sum(self._add_span(span, now_s, stride_s) for span in spans if span.end.at_s > self._since_s)
 
@@ -92,6 +92,6 @@ def _later(first: CameraMoment | None, last: CameraMoment) -> CameraMoment:
 
 
 def _here(span: AccountedSpan, ahead_s: float) -> AccountedSpan:
-    """On the controller's clock, which is so many seconds ahead of the reporting process's."""
+    """Convert to the controller's clock, which is ``ahead_s`` seconds ahead of the reporting process's."""
     begin, end = span.begin, span.end
     return AccountedSpan(CameraMoment(begin.pts, begin.at_s + ahead_s), CameraMoment(end.pts, end.at_s + ahead_s))

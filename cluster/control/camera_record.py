@@ -32,10 +32,10 @@ Loads = tuple[float, ...]
 class FleetCamera(CameraOnLadder):
     """A camera of the fleet.
 
-    ``unit``: loads at each rung at the declared rate, all windows computed, at the cost model's seconds and with
-    ``unit_kept``; ``needed``: those times the measured factor. ``held``: on its replica at full quality.
+    ``unit``: predicted loads at each rung at the declared rate, with every window computed and ``unit_kept`` tokens
+    kept; ``needed``: these times the measured factor. ``held``: memory on its replica at full quality.
 
-    ``idle``: it has sent nothing yet. What it needs counts for admission and placement, but its ``loads`` are zero.
+    ``idle``: it has sent nothing yet. ``needed`` counts for admission and placement, but its ``loads`` are zero.
     """
 
     estimate: DemandEstimate
@@ -52,21 +52,21 @@ class FleetCamera(CameraOnLadder):
         self.use_estimate()
 
     def use_estimate(self) -> None:
-        """Apply what is declared and measured by now."""
+        """Apply the current declaration and measurements."""
         estimate = self.estimate
         self.priority = estimate.declared.priority
         self.needed = tuple([each * estimate.factor for each in self.unit])
         self.loads = tuple(0.0 for _ in self.needed) if self.idle else self.needed
 
     def windows_per_s(self, rung: Rung) -> float:
-        """At that rung, gated ones included."""
+        """Windows per second at a rung, gated ones included."""
         return 0.0 if rung.shed else self.estimate.rate / stride_at(self.estimate.declared, rung)
 
 
 @dataclass(frozen=True, slots=True)
 class CameraMove:
-    """A camera changes its replica; ``to`` is ``None`` when there is none. ``warm``: its owner is alive and can hand
-    its state over, so that nothing is recomputed."""
+    """A camera's move between replicas; ``None`` for no replica. ``warm``: its owner is alive and can hand its state
+    over, so that nothing is recomputed."""
 
     camera: str
     source: str | None
@@ -76,7 +76,7 @@ class CameraMove:
 
 @dataclass(frozen=True, slots=True)
 class CameraPlan:
-    """How a camera is to run, and why."""
+    """Replica and rung of a camera, and the reason."""
 
     camera: str
     owner: str | None
@@ -86,7 +86,7 @@ class CameraPlan:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Processes of a camera; ``None`` where none is ready for it."""
+    """Processes of a camera; ``None`` if none is ready for it."""
 
     decoder: str | None
     decoder_address: str | None
@@ -110,7 +110,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class CameraAssignment:
-    """A camera a decoder must run at ``rung``. Without ``geometry`` no replica has ever been ready, and it has to wait.
+    """A camera that a decoder must run at ``rung``; it waits while ``geometry`` is None, before any replica was ready.
     A different ``life`` means a different camera, even with the same settings."""
 
     settings: CameraConfig
@@ -122,9 +122,9 @@ class CameraAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """All cameras of one decoder at one ``version`` of the table; ``alive``: addresses of all live replicas;
-    ``geometry``: of the model, None before a replica was ready; ``kept``: names of those that are as the decoder was
-    told last, which are not among ``cameras``."""
+    """All cameras of one decoder at one ``version`` of the table. ``alive``: addresses of all live replicas;
+    ``geometry``: of the model, None before a replica was ready; ``kept``: names of cameras unchanged since the last
+    assignment, which are not repeated in ``cameras``."""
 
     version: int
     cameras: tuple[CameraAssignment, ...]
@@ -138,8 +138,8 @@ Info = TypeVar("Info", DecoderInfo, ReplicaInfo)
 
 @dataclass(slots=True)
 class Member(Generic[Info]):
-    """A member that is assumed to be alive. ``seen_s``: time of its last heartbeat; ``load``: a replica's last report,
-    which came at ``load_s``; ``busy``: a decoder's busy share; ``empty``: it ran no camera then, and will get none."""
+    """A live decoder or replica. ``seen_s``: time of its last heartbeat; ``load``, ``load_s``: a replica's last report
+    and its time; ``busy``: a decoder's busy share; ``empty``: a decoder that is draining and ran no camera then."""
 
     info: Info
     seen_s: float
@@ -149,7 +149,7 @@ class Member(Generic[Info]):
     empty: bool = False
 
     def load_since(self, load: ReplicaReport, now_s: float) -> tuple[float, int, int] | None:
-        """Busy share without questions, steps and computed windows since the last report; ``None`` at the first."""
+        """Busy share (free questions excluded), steps and windows since the last report; ``None`` at the first."""
         before = self.load
         if before is None or now_s <= self.load_s:
             return None
@@ -157,21 +157,21 @@ class Member(Generic[Info]):
         return busy_s / (now_s - self.load_s), load.steps - before.steps, load.windows - before.windows
 
     def replica_status(self, name: str, **found: Any) -> ReplicaStatus:
-        """Status of a replica as an operator sees it; ``found``: what the fleet knows of it."""
-        told = ("held", "backlog_s", "trouble", "memory")
-        reported = {key: getattr(self.load, key) for key in told if self.load is not None}
+        """Status of a replica for operators; ``found``: fields from the fleet."""
+        names = ("held", "backlog_s", "trouble", "memory")
+        reported = {key: getattr(self.load, key) for key in names if self.load is not None}
         return ReplicaStatus(name, self.info.address, **reported, **found)
 
 
 _OF_DECODER = ("state", "reason", "retry_in_s", "codec", "width", "height", "cue", "decode", "last_frame_age_s")
 _OF_REPLICA = ("latency_s", "last_answers", "memory_bytes", "memory_frames", "memory_oldest_s", "memory_state")
-"""Fields of a camera's status that the reports of its decoder and its replica have as well."""
+"""Fields of a camera's status copied from its decoder's and its replica's reports."""
 
 
 @dataclass(slots=True)
 class CameraRecord:
     """``manager``: who alone may change it; ``life``: see :class:`CameraStatus`; ``declared``: version of its settings;
-    ``counted``: when its replica's last report came, and the rung it had, where counts can go on from that."""
+    ``counted``: time and rung of its replica's last report, if counts can continue from it."""
 
     settings: CameraConfig
     manager: str = CLUSTER
@@ -184,22 +184,22 @@ class CameraRecord:
     video: AccountedVideo = field(default_factory=AccountedVideo)
 
     def add_decoder(self, report: CameraReport, now_s: float) -> None:
-        """Record a decoder's report, also of one that has lost the camera: it counted until it heard of that."""
+        """Record a decoder's report, also from a former decoder of the camera, which counted until it was told."""
         self.totals.update(report.run, report.counts)
         if not self.settings.paused:
             self.video.add_decoder(report, now_s)
 
     def add_replica(self, report: StreamReport, rung: str, now_s: float) -> Measured | None:
-        """Record a report of its replica, which came at ``now_s``; returns the counts since the last one, ``None``
-        across a ladder step, a restart or a move."""
+        """Record its replica's report, received at ``now_s``; returns the counts since the last one, ``None`` across a
+        ladder step, a restart or a move."""
         stream, counted = self.stream, self.counted
         self.stream, self.counted = report, (now_s, rung)
         if stream is None or counted is None or (stream.run, counted[1]) != (report.run, rung):
             return None
         grown: dict[str, int] = {}
-        # Most heartbeats come between two windows.
+        # Skipped for most heartbeats, which come between two windows.
         if stream.counts != report.counts or stream.computed != report.computed:
-            # Demand is of computed windows.
+            # Demand is about computed windows, so that `computed` replaces the token counts of all.
             before, now = {**stream.counts, **stream.computed}, {**report.counts, **report.computed}
             grown = {key: value - before.get(key, 0) for key, value in now.items()}
             if min(grown.values(), default=0) < 0:
@@ -215,7 +215,7 @@ class CameraRecord:
         )
 
     def count_lost(self, report: StreamReport, rung: Rung, now_s: float) -> int:
-        """Count windows that a replica's report shows to be in no count; returns how many."""
+        """Count windows that a replica's report shows to be uncounted so far; returns how many."""
         if self.settings.paused:
             return 0
         window = self.settings.window
@@ -225,7 +225,7 @@ class CameraRecord:
         return lost
 
     def status(self, route: Route, **scheduled: Any) -> CameraStatus:
-        """Status of the camera; ``scheduled``: fields that the scheduler knows."""
+        """Status of the camera; ``scheduled``: fields from the scheduler."""
         name = self.settings.name
         report, stream = self.report, self.stream or StreamReport(name)
         if self.settings.paused:
@@ -249,28 +249,28 @@ class CameraRecord:
 
 
 ORDERS = 256
-"""Most deletions that one heartbeat orders of a replica; the next one continues."""
+"""Maximum deletions ordered from a replica per heartbeat; the next one continues."""
 
 
 class DeletionTracker:
-    """Tracks which replicas must still delete the memory of removed cameras, which are told apart by their lives: there
-    may be another camera of the name by then.
+    """Tracks which replicas must still delete the memory of removed cameras, identified by their lives, since another
+    camera may have the name by then.
 
     Args:
-        replicas: configured number; while fewer are alive, one that is down may hold something.
-        pending: names by lives, of deletions begun before this process started.
-        limit: most pending deletions, and most remembered after completion.
+        replicas: configured number; while fewer are alive, one that is down may still hold something.
+        pending: life -> name, of deletions begun before this process started.
+        limit: maximum pending deletions, and maximum completed ones remembered.
     """
 
     def __init__(self, replicas: int, pending: Mapping[str, str] | None = None, *, limit: int = 4096) -> None:
         self._replicas, self._limit = replicas, limit
         self.pending: OrderedDict[str, str] = OrderedDict(pending or {})
         self._confirmed: dict[str, set[str]] = {}
-        # For replicas that received frames of a removed camera from a decoder that learnt of it late.
+        # For replicas that got frames of a removed camera from a decoder that learnt of the removal late.
         self._done: OrderedDict[str, str] = OrderedDict()
 
     def add(self, life: str, camera: str) -> dict[str, str]:
-        """Add a removed camera. Returns those whose deletion is given up, because too many wait."""
+        """Add a removed camera. Returns those whose deletion is given up because too many are pending."""
         self.pending[life] = camera
         lost = dict(self.pending.popitem(last=False) for _ in range(len(self.pending) - self._limit))
         for each in lost:
@@ -278,8 +278,8 @@ class DeletionTracker:
         return lost
 
     def orders_for(self, instance: str, reported: Iterable[str] = ()) -> dict[str, str]:
-        """Names by lives whose deletion is to be ordered from a replica: those it has not confirmed, and those it
-        ``reported`` although they were removed."""
+        """Deletions (life -> name) to order from a replica: those it has not confirmed, and those it ``reported``
+        although they were removed."""
         orders = {life: name for life, name in self.pending.items() if instance not in self._confirmed.get(life, ())}
         removed = ChainMap(self.pending, self._done)
         orders |= {life: removed[life] for life in reported if life in removed}

@@ -1,4 +1,4 @@
-"""How many decoders a cluster runs, by how busy they are; those that are there, and the cameras placed on each."""
+"""Autoscaling of decoders by their busy share, and the table of decoders with the cameras placed on each."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from cluster.types.reports import DecoderInfo, DecoderNumbers
 log = logging.getLogger(__name__)
 
 HIGH, LOW = 0.75, 0.5
-"""Mean busy share above which a decoder is added, and the one the others may have at most without it."""
+"""Mean busy share above which a decoder is added, and below which the others must stay for one to be removed."""
 
 CALM_HOLDS = 4
-"""Load is followed after one hold, quiet after so many: to decode too little costs windows, too much only a core."""
+"""Holds of low load before a decoder is removed, one before one is added: too few decoders cost windows, too many only
+cores."""
 
 
 @dataclass(slots=True)
 class DecoderCount:
-    """Call :meth:`decide` about once a second; seconds of any clock.
+    """Wanted number of decoders, ``count``; call :meth:`decide` about once a second, with any clock.
 
-    One decoder is added or removed at a time, and the next step waits for a hold of its own. While one is missing (it
-    starts, or no node has room for it), shares say nothing, and nothing changes. ``hold_s``: seconds for which the load
-    must last; ``count``: how many are wanted.
+    One decoder is added or removed at a time, each after a hold of its own. While one is missing (it is starting, or no
+    node has room for it), shares are meaningless and nothing changes. ``hold_s``: how long load must last, in seconds.
     """
 
     least: int
@@ -43,7 +43,7 @@ class DecoderCount:
 
     @classmethod
     def configured(cls, config: ClusterConfig, count: int) -> DecoderCount:
-        """As the configuration says; ``count``: wanted before this controller, 0 if none was."""
+        """Create from the configuration; ``count``: number wanted by an earlier controller, 0 if there was none."""
         return cls(config.decoders, config.max_decoders or config.decoders, config.decoders_hold_s, count)
 
     @property
@@ -51,11 +51,11 @@ class DecoderCount:
         return decoder_names(self.count)
 
     def numbers(self, running: int) -> DecoderNumbers | None:
-        """For operators; ``None`` where the number is fixed."""
+        """Numbers for operators; ``None`` if the number is fixed."""
         return DecoderNumbers(running, self.count, self.least, self.most) if self.most > self.least else None
 
     def decide(self, busy: Mapping[str, float], now_s: float) -> bool:
-        """Decide by the busy share of each decoder that is there; whether another number is wanted from now on."""
+        """Update ``count`` from the busy share of each live decoder; returns whether it changed."""
         shares = [busy[name] for name in self.names if name in busy]
         mean = fmean(shares) if len(shares) == self.count else 0.0
         over = len(shares) == self.count < self.most and mean > HIGH
@@ -69,7 +69,7 @@ class DecoderCount:
         return False
 
     def _step(self, by: int, mean: float) -> bool:
-        log.info("%d decoders instead of %d: they are busy for %.0f %%", self.count + by, self.count, 100 * mean)
+        log.info("%d decoders instead of %d, which were %.0f %% busy", self.count + by, self.count, 100 * mean)
         self.count += by
         self._over_s = self._under_s = None
         metrics.fleet_wanted.labels("decoder").set(self.count)
@@ -77,12 +77,12 @@ class DecoderCount:
 
 
 def decoder_names(count: int) -> list[str]:
-    """Names of so many decoders."""
+    """Names of ``count`` decoders."""
     return [f"decoder-{number}" for number in range(count)]
 
 
 class DecoderTable:
-    """Part of the controller's :class:`~cluster.control.directory.Directory`."""
+    """Decoders and their cameras; part of the controller's :class:`~cluster.control.directory.Directory`."""
 
     def __init__(self) -> None:
         self.members: dict[str, Member[DecoderInfo]] = {}
@@ -90,11 +90,11 @@ class DecoderTable:
         self._running_on: dict[str, str] = {}
 
     def add(self, camera: str) -> None:
-        """Place a camera; a decoder that ran it when it joined keeps it."""
+        """Place a camera; a decoder that was running it when it joined keeps it."""
         self._placed.add(camera, prefer=self._running_on.pop(camera, None))
 
     def remove(self, camera: str) -> bool:
-        """Whether others moved by that."""
+        """Remove a camera; returns whether others moved."""
         return bool(self._placed.remove(camera))
 
     def owner(self, camera: str) -> str | None:
@@ -104,22 +104,22 @@ class DecoderTable:
         return self._placed.keys(name)
 
     def address(self, name: str | None) -> str | None:
-        """``host:port``; ``None`` for none."""
+        """``host:port`` of a decoder; ``None`` if unknown."""
         return self.members[name].info.address if name in self.members else None
 
     def join(self, info: DecoderInfo, now_s: float, running: Iterable[str]) -> None:
-        """It started, or met a new controller while ``running`` cameras that are not yet placed."""
+        """Add a decoder that started, or met a new controller while ``running`` cameras that are not yet placed."""
         self._running_on.update((camera, info.name) for camera in running)
         self.members[info.name] = Member(info, now_s)
         self._placed.join(info.name)
 
     def leave(self, name: str) -> None:
-        """Others take its cameras."""
+        """Remove a decoder; others take its cameras."""
         del self.members[name]
         self._placed.leave(name)
 
     def heartbeat(self, name: str, instance: str, now_s: float, *, busy: float, running: bool) -> bool:
-        """Record a heartbeat; false where it is unknown. ``running``: it has cameras, or something to say of some."""
+        """Record a heartbeat; false if the decoder is unknown. ``running``: it reported cameras."""
         member = self.members.get(name)
         if member is None or member.info.instance != instance:
             return False
@@ -128,11 +128,11 @@ class DecoderTable:
         return True
 
     def late(self, since_s: float) -> list[str]:
-        """Those without a heartbeat since then."""
+        """Decoders without a heartbeat since ``since_s``."""
         return [name for name, member in self.members.items() if member.seen_s < since_s]
 
     def keep(self, names: Collection[str]) -> bool:
-        """Move the cameras of all other decoders to these, which take cameras again; whether anything changed."""
+        """Drain all decoders but these, which take cameras again; returns whether anything changed."""
         placed = self._placed
         back = [name for name in names if placed.is_draining(name)]
         leaving = [name for name in self.members if name not in names and not placed.is_draining(name)]
@@ -142,11 +142,11 @@ class DecoderTable:
         for name in leaving:
             placed.drain(name)
         for name in (*back, *leaving):
-            # What it said last was said before.
+            # Its last heartbeat predates the change.
             self.members[name].empty = False
         return bool(back or leaving)
 
     @property
     def loads(self) -> dict[str, float]:
-        """Busy share of each, without those that are not kept and have no camera any more."""
+        """Busy share of each decoder, without drained ones that have no camera left."""
         return {name: member.busy for name, member in self.members.items() if not member.empty}

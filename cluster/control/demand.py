@@ -1,4 +1,4 @@
-"""Demand estimation: a camera's load as declared, corrected by its pictures and by counts."""
+"""Demand estimation: a camera's declared load, corrected by its pictures and by window counts."""
 
 import math
 import operator
@@ -11,13 +11,13 @@ from cluster.control.ladder import Rung
 from cluster.types.cameras import Priority
 
 STEP_WINDOWS = 8
-"""Windows assumed to share a step, and with it the step's own seconds, when loads are predicted."""
+"""Windows assumed to share a step, and its fixed ``step_s``, in predicted loads."""
 
 MEMORY_S = 60.0
 """Seconds over which counts are averaged."""
 
 MOST = 16.0
-"""Cap of measured over declared rate: one outlier must not empty a replica."""
+"""Cap of measured / declared rate: one outlier must not empty a replica."""
 
 DILATION = 1.2
 """Kept tokens over changed groups: 1.10 to 1.28 in twelve test scenes and two real clips."""
@@ -28,11 +28,11 @@ class Demand:
     """Demand of a camera at full quality.
 
     * ``frame_tokens``: visual tokens of one unpruned frame; a frame is ``temporal`` samples
-    * ``kept``: share of them that a frame between anchors keeps
-    * ``busy``: share of windows that the static gate passes
-    * ``refresh_budget``: share of the overlap that is recomputed; ``None``: its anchors
-    * ``waiting_bytes``: of its memory's waiting frames on the replica's device; 0 without one
-    * ``rate``: measured windows per second over ``1 / stride_s``
+    * ``kept``: fraction of these that a frame between anchors keeps
+    * ``busy``: fraction of windows that the static gate passes
+    * ``refresh_budget``: fraction of the overlap that is recomputed; ``None``: its anchors
+    * ``waiting_bytes``: of its memory's waiting frames on the replica's device; 0 without a memory
+    * ``rate``: measured windows per second divided by ``1 / stride_s``
     """
 
     camera: str
@@ -67,34 +67,34 @@ class Measured(NamedTuple):
 
 
 NOTHING = Measured(0.0, 0)
-"""Where counting begins."""
+"""No counts: the start of a sum."""
 
 
 def stride_at(demand: Demand, rung: Rung) -> float:
-    """A camera's stride at that rung, seconds."""
+    """A camera's stride at a rung, seconds."""
     return rung.stride_s(demand.stride_s, demand.window_s)
 
 
 def whole_share(demand: Demand, fps: float) -> float:
-    """Share of frames that are anchors, of which everything is kept."""
+    """Fraction of frames that are anchors, which are kept whole."""
     return min(1.0, demand.temporal / (fps * demand.anchor_interval_s))
 
 
 def gated_before(demand: Demand, rung: Rung) -> float:
-    """Expected gated strides, of those in a window, between its last computed window and the next: with independent
-    windows the sum of ``(1 - busy)^k``, k = 1, 2, ..., overlapped strides."""
+    """Expected gated strides within a window since the last computed one: with independent windows the sum of
+    ``(1 - busy)^k``, k = 1, 2, ..., overlapped strides."""
     still = 1.0 - min(1.0, demand.busy)
     return sum(still**k for k in range(1, _overlapped(demand, rung) + 1))
 
 
 def work(demand: Demand, rung: Rung, *, gated: float | None = None, missed: float = 0.0) -> WindowWork:
-    """Work of one computed window at that rung; none at a rung that sheds.
+    """Work of one computed window at a rung; none at a rung that sheds.
 
-    Frames of the strides since the last computed window are computed with this one: of a missed (dropped) stride what
-    it keeps, of a gated one its anchors, since a window in which any other patch is kept is not gated.
+    Frames of the strides since the last computed window are computed with this one: of a missed (dropped) stride all
+    that it keeps, of a gated one its anchors, since a window that keeps any other patch is not gated.
 
     Args:
-        gated: gated strides since the last computed window; None: as expected.
+        gated: gated strides since the last computed window; None: the expected number.
         missed: dropped strides since then.
     """
     if rung.shed:
@@ -107,7 +107,7 @@ def work(demand: Demand, rung: Rung, *, gated: float | None = None, missed: floa
     missed = min(missed, most)
     gated = min(gated_before(demand, rung) if gated is None else gated, most - missed)
     new = min(kept, kept * (1 + missed) * stride_s / demand.window_s)
-    # Tokens of anchors in the overlap, and those of them that were never computed.
+    # Anchor tokens in the overlap, and those among them that were never computed.
     anchors = (kept - new) * min(1.0, whole / _share(demand, rung))
     deferred = min(anchors, gated * stride_s * fps / demand.temporal * whole * demand.frame_tokens)
     rest = kept - new - deferred
@@ -126,30 +126,30 @@ def _overlapped(demand: Demand, rung: Rung) -> int:
 
 
 def window_tokens(demand: Demand, rung: Rung) -> float:
-    """Visual tokens of a window at that rung; none at a rung that sheds, or of a paused camera (``rate`` 0)."""
+    """Visual tokens of a window at a rung; none at a rung that sheds, or of a paused camera (``rate`` 0)."""
     frames = 0.0 if rung.shed or not demand.rate else demand.window_s * demand.fps * rung.fps / demand.temporal
     return frames * demand.frame_tokens * _share(demand, rung)
 
 
 def holding(demand: Demand, rung: Rung) -> Holding:
-    """What a camera holds on its replica at that rung."""
+    """Memory that a camera takes on its replica at a rung."""
     return Holding(window_tokens(demand, rung), demand.waiting_bytes)
 
 
 def _share(demand: Demand, rung: Rung) -> float:
-    """Share of the tokens kept: anchors are complete whatever is pruned, and at a lower rate more of the frames."""
+    """Fraction of tokens kept: anchors are whole at any pruning, and at a lower rate make up more of the frames."""
     whole = whole_share(demand, demand.fps)
     mean = whole + (1 - whole) * demand.kept
     return min(1.0, max(whole_share(demand, demand.fps * rung.fps), mean * rung.kept))
 
 
 def load(demand: Demand, rung: Rung, costs: CostModel) -> float:
-    """Replica seconds per second, gate included."""
+    """Replica seconds per second, with the effect of the static gate."""
     return demand.rate * demand.busy * declared_load(demand, rung, costs)
 
 
 def declared_load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = STEP_WINDOWS) -> float:
-    """The same for windows at the declared rate, all computed, when ``batch`` windows share a step."""
+    """:func:`load` at the declared rate without the static gate, when ``batch`` windows share a step."""
     if rung.shed:
         return 0.0
     seconds = costs.window_seconds(work(demand, rung)) + costs.step_s / batch
@@ -159,7 +159,7 @@ def declared_load(demand: Demand, rung: Rung, costs: CostModel, *, batch: int = 
 class DemandEstimate:
     """One camera's demand: first as declared, then from its pictures, then from counts.
 
-    Counts cover at least a stride and are averaged exponentially over :data:`MEMORY_S`; ``declared`` stays as given.
+    Counts cover at least a stride and are averaged exponentially over :data:`MEMORY_S`; ``declared`` never changes.
     """
 
     __slots__ = ("_counted", "_strides", "_waiting", "busy", "declared", "kept", "rate")
@@ -167,7 +167,7 @@ class DemandEstimate:
     def __init__(self, declared: Demand) -> None:
         self.declared = declared
         self._counted = False
-        # Counts since the last update, tokens as of full quality, and the strides that they cover.
+        # Counts since the last update, with tokens scaled to full quality, and the strides that they cover.
         self._waiting, self._strides = NOTHING, 0.0
         self.rate, self.busy, self.kept = declared.rate, declared.busy, declared.kept
 
@@ -177,11 +177,11 @@ class DemandEstimate:
 
     @property
     def factor(self) -> float:
-        """Factor on a load computed for windows at the declared rate, all computed."""
+        """Factor on a :func:`declared_load`."""
         return self.rate * self.busy
 
     def observe_activity(self, changed: float) -> bool:
-        """Update from the share of token groups that changed, before any counts: those and, by dilation, their
+        """Update from the fraction of token groups that changed, until there are counts: these and, by dilation, their
         neighbours are kept. Returns whether the demand changed."""
         if not self._counted:
             self.kept = min(1.0, DILATION * max(0.0, changed))

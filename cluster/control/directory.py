@@ -1,8 +1,8 @@
 """The controller's state: cameras, members, ownership, and their last reports. Plain Python, driven by calls.
 
 Two :class:`~cluster.control.placement.Placement` tables, one in the :class:`DecoderTable` and one in the fleet, place
-every camera on a decoder and on a replica. Time is an argument (``now_s``, monotonic), so that the same code runs in
-the actor, in the simulator and in tests.
+every camera on a decoder and a replica. Time is an argument (``now_s``, monotonic), so that actor, simulator and tests
+run the same code.
 """
 
 import math
@@ -38,16 +38,16 @@ from cluster.types.reports import (
 )
 
 GIVEN_UP = 1000
-"""Expired replicas that are remembered, should one come back."""
+"""Maximum expired replicas remembered in case one comes back."""
 
 
 class Directory:
-    """See the module. Methods raise ``UnknownCameraError`` for the name of no camera.
+    """See the module. Methods raise ``UnknownCameraError`` for an unknown camera.
 
-    ``version`` grows with every change that concerns decoders, and is greater than ``after``, the last version of
-    earlier controllers; ``declared``: the one at which a camera or its settings changed last; ``windows_lost``: windows
-    that died with a camera's decoder and replica, of which only this table knows. ``remark``: for people, reason of a
-    camera that runs or has ended and whose state has none."""
+    ``version`` increases with every change that concerns decoders, starting at ``after``, the last version of earlier
+    controllers; ``declared``: the version at which a camera or its settings last changed; ``windows_lost``: windows
+    lost with both decoder and replica of a camera, which only this table counts. ``remark``: returns the reason shown
+    for a running or ended camera whose state has none."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class Directory:
         remark: Callable[[CameraConfig], str] = lambda _: "",
     ) -> None:
         self.version = self.declared = after
-        # Of each decoder, the last one that concerns it: at every change of a camera, only its decoder is told anew.
+        # Last version that concerns each decoder, so that a camera's change is sent to its decoder only.
         self._concerned: dict[str, int] = {}
-        # What each was told last, and at which version.
+        # Each decoder's last assignment, and its version.
         self._assigned: dict[str, tuple[int, dict[str, CameraAssignment]]] = {}
         self.windows_lost = 0
         self._measured = quality.costs is not None
@@ -75,7 +75,7 @@ class Directory:
         self._cameras: dict[str, CameraRecord] = {}
         self.decoder_table = DecoderTable()
         self._replicas: dict[str, Member[ReplicaInfo]] = {}
-        # Instances whose cameras others have, the newest last.
+        # Expired instances, whose cameras others own; the newest last.
         self._given_up: deque[str] = deque(maxlen=GIVEN_UP)
         self._held_by: dict[str, str] = {}
         self._counted: dict[str, Mapping[str, Mapping[str, int]]] = {}
@@ -98,8 +98,8 @@ class Directory:
             life: distinguishes it from an earlier camera of its name, which processes may still report.
 
         Raises:
-            CameraExistsError: there is one of that name with other settings; the same again is no error.
-            CapacityError: no capacity even with everyone at the lowest permitted rung.
+            CameraExistsError: the name has other settings; adding the same camera again is no error.
+            CapacityError: no capacity, even with every camera at its lowest permitted rung.
         """
         self.check_add(settings, now_s, force=force)
         if settings.name in self._cameras:
@@ -113,7 +113,7 @@ class Directory:
         return admission
 
     def check_add(self, settings: CameraConfig, now_s: float = 0.0, *, force: bool = True) -> None:
-        """Whether a camera can be added. Raises like :meth:`add`."""
+        """Check that a camera can be added. Raises like :meth:`add`."""
         known = self._cameras.get(settings.name)
         if known is not None:
             if known.settings != settings:
@@ -123,11 +123,11 @@ class Directory:
         elif not force and self._admission:
             refused = self._fleet.refusal(demand_of(settings, self.geometry), now_s)
             if refused is not None:
-                raise CapacityError(f"camera {settings.name!r} is not taken: {refused.reason}")
+                raise CapacityError(f"camera {settings.name!r} is refused: {refused.reason}")
 
     def update(self, settings: CameraConfig, now_s: float = 0.0, *, manager: str = CLUSTER) -> Admission:
-        """Change a camera's settings; it keeps its place, its rung and its counts. Never refused: if it needs more
-        capacity than there is, the ladder lowers others."""
+        """Change a camera's settings; it keeps its place, rung and counts. Never refused: if capacity is short, the
+        ladder lowers others."""
         camera = self._require(settings.name)
         camera.manager = manager
         if camera.settings != settings:
@@ -143,7 +143,7 @@ class Directory:
         return self._fleet.admission_of(settings.name)
 
     def remove(self, name: str) -> None:
-        """Remove a camera; its decoder stops it at its next request."""
+        """Remove a camera; its decoder stops it at the next request."""
         self._require(name)
         del self._cameras[name]
         concerned = [self.decoder_table.owner(name)]
@@ -157,16 +157,16 @@ class Directory:
 
     @property
     def expected_cameras(self) -> list[str]:
-        """Those that are not paused, sorted."""
+        """Cameras that are not paused, sorted."""
         return [name for name in self.cameras if not self._cameras[name].settings.paused]
 
     def export_counts(self) -> dict[str, dict[str, dict[str, int]]]:
         """Counts of each camera's runs, by its life, for a later controller."""
-        # The counts of a run are replaced, never changed: they are not copied.
+        # Not copied: the counts of a run are replaced, never modified.
         return {camera.life: dict(camera.totals.runs) for camera in self._cameras.values()}
 
     def restore_counts(self, counted: Mapping[str, Mapping[str, Mapping[str, int]]]) -> None:
-        """Restore what an earlier controller exported (:meth:`export_counts`), before any camera is added."""
+        """Restore an earlier controller's :meth:`export_counts`, before any camera is added."""
         self._counted = dict(counted)
 
     @property
@@ -204,7 +204,7 @@ class Directory:
         self._replicas[name] = Member(info, now_s)
         if info.geometry != self.geometry:
             self.geometry = info.geometry
-            # A restarted controller hears of pictures before it hears of the model.
+            # A restarted controller learns of pictures before it learns of the model.
             for camera in self._cameras.values():
                 if camera.report is not None and camera.report.width:
                     observe_pictures(self._fleet, camera.settings, camera.report, self.geometry)
@@ -215,7 +215,7 @@ class Directory:
     def heartbeat_decoder(
         self, name: str, instance: str, reports: Sequence[CameraReport], now_s: float, busy: float = 0.0
     ) -> bool:
-        """Record a decoder's reports and busy share; false when it is unknown and has to join again."""
+        """Record a decoder's reports and busy share; false if it is unknown and must join again."""
         if not self.decoder_table.heartbeat(name, instance, now_s, busy=busy, running=bool(reports)):
             return False
         for report in reports:
@@ -234,7 +234,7 @@ class Directory:
     def heartbeat_replica(
         self, instance: str, reports: Iterable[StreamReport], now_s: float, load: ReplicaReport | None = None
     ) -> bool:
-        """Record a replica's reports; false when it is unknown and has to join again."""
+        """Record a replica's reports; false if it is unknown and must join again."""
         name = next((name for name, member in self._replicas.items() if member.info.instance == instance), None)
         if name is None:
             return False
@@ -261,7 +261,7 @@ class Directory:
         return True
 
     def tick(self, now_s: float) -> list[Step]:
-        """Steps on the quality ladder that are due now; assignments contain them from then on."""
+        """Take the steps on the quality ladder that are due now; assignments include them from then on."""
         steps = self._fleet.tick(now_s)
         if steps:
             self._changed(self.decoder_table.owner(step.camera) for step in steps)
@@ -272,8 +272,8 @@ class Directory:
         return {rung: counts[rung] for rung in self._rungs}
 
     def drain(self, replica: str, *, undo: bool = False) -> ReplicaStatus:
-        """Move every camera off a replica, and give it none until it is restarted; ``undo`` reverts that. Raises
-        ``NotFoundError``: no such replica; ``NotReadyError``: no other one takes cameras."""
+        """Move every camera off a replica, which gets none until it is restarted; ``undo`` reverts that. Raises
+        ``NotFoundError``: no such replica; ``NotReadyError``: no other replica takes cameras."""
         if replica not in self._replicas:
             known = ", ".join(sorted(self._replicas)) or "none"
             raise NotFoundError(f"there is no replica {replica!r}; there are: {known}")
@@ -302,8 +302,8 @@ class Directory:
         return found
 
     def expire(self, now_s: float) -> list[str]:
-        """Remove members without a heartbeat for too long; returns their names. If it is called less often than half
-        that time, this process was stalled, and all deadlines are extended."""
+        """Remove members without a heartbeat within the timeout; returns their names. If calls are more than half the
+        timeout apart, this process was stalled, and all deadlines are extended."""
         if now_s - self._looked_s > self._timeout_s / 2:
             for decoder in self.decoder_table.members.values():
                 decoder.seen_s = now_s
@@ -334,15 +334,15 @@ class Directory:
         self._changed()
 
     def was_expired(self, instance: str) -> bool:
-        """Whether a replica that comes back had been expired, and its cameras' windows counted as lost."""
+        """Whether a returning replica had expired, so that its cameras' windows were counted as lost."""
         return instance in self._given_up
 
     def heard_since(self, name: str, since_s: float) -> bool:
-        """Whether a replica has sent a heartbeat since then."""
+        """Whether a replica has sent a heartbeat since ``since_s``."""
         return name in self._replicas and self._replicas[name].seen_s > since_s
 
     def leave_replica(self, name: str) -> None:
-        """Remove a replica; others take its cameras, or they wait for it to come back."""
+        """Remove a replica; others take its cameras, which wait for a replica if there is none."""
         self._given_up.append(self._replicas.pop(name).info.instance)
         self._fleet.leave(name)
         self._changed()
@@ -352,7 +352,7 @@ class Directory:
             self._cameras[key].report = None
 
     def _changed(self, decoders: Iterable[str | None] | None = None) -> int:
-        """A new version, which concerns these decoders; None: all."""
+        """Start a new version that concerns these decoders; None: all."""
         self.version += 1
         names = self.decoder_table.members if decoders is None else filter(None, decoders)
         self._concerned |= dict.fromkeys(names, self.version)
@@ -371,11 +371,11 @@ class Directory:
         )
 
     def concerns(self, decoder: str, version: int) -> bool:
-        """Whether anything that concerns a decoder has changed since that version."""
+        """Whether anything that concerns a decoder has changed since ``version``."""
         return self._concerned.get(decoder, self.version) > version
 
     def assignment(self, decoder: str, version: int = -1) -> Assignment:
-        """What a decoder must run now; one that was told last at ``version`` is told what has changed."""
+        """What a decoder must run now; only changes if its last assignment was at ``version``."""
         addresses = {name: member.info.address for name, member in self._replicas.items()}
         wanted = {}
         for name in sorted(self.decoder_table.cameras(decoder)):
@@ -385,13 +385,13 @@ class Directory:
                 wanted[name] = CameraAssignment(camera.settings, self.geometry, address, rung, camera.life)
         told, known = self._assigned.get(decoder, (-1, {}))
         self._assigned[decoder] = self.version, wanted
-        # A ladder step, or one of a thousand cameras that are added, concerns one camera. Settings are long.
+        # Settings are long, and most changes, such as a ladder step, concern one camera of many.
         kept = frozenset(name for name, each in wanted.items() if told == version and known.get(name) == each)
         changed = tuple(each for name, each in wanted.items() if name not in kept)
         return Assignment(self.version, changed, frozenset(addresses.values()), self.geometry, kept)
 
     def status(self, name: str, *, remarks: bool = True) -> CameraStatus:
-        """Full status of one camera, without ``remarks`` for who decides by its reason."""
+        """Full status of one camera; without ``remarks`` for callers that decide by its reason."""
         camera, route, plan = self._require(name), self.route(name), self._fleet.plan(name)
         status = camera.status(
             route,
@@ -405,7 +405,7 @@ class Directory:
         return replace(status, reason=self._remark(camera.settings))
 
     def statuses(self, *, remarks: bool = True) -> Iterator[CameraStatus]:
-        """Of all cameras, sorted by name; those that are removed meanwhile are left out."""
+        """Yield the status of all cameras, sorted by name; those removed meanwhile are left out."""
         return (self.status(name, remarks=remarks) for name in self.cameras if name in self._cameras)
 
     def _lag_s(self, replica: str | None) -> float:
@@ -418,11 +418,11 @@ class Directory:
         return self._require(name).settings
 
     def settings_since(self, version: int) -> tuple[CameraConfig, ...]:
-        """Of cameras that were added or changed since that version."""
+        """Settings of cameras added or changed since ``version``."""
         return tuple(camera.settings for camera in self._cameras.values() if camera.declared > version)
 
     def pictures(self) -> dict[str, PictureHealth]:
-        """Picture statistics last reported by their decoders, by camera."""
+        """Last picture statistics reported by decoders, by camera."""
         reports = ((name, camera.report) for name, camera in self._cameras.items())
         return {name: each.picture for name, each in reports if each is not None and each.picture is not None}
 

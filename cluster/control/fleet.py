@@ -1,7 +1,7 @@
 """Fleet scheduler of the controller and the simulator: combines placement, demand, ladder and admission.
 
-Plain state changed by calls; time is the argument ``now_s``, and a time before the last one counts as the last one. A
-tick looks only at replicas of which something changed.
+Plain state changed by calls. Time is the argument ``now_s``; one before the last counts as the last. A tick only
+looks at replicas that changed.
 """
 
 import math
@@ -23,12 +23,12 @@ NOTICED = 0.15
 
 
 class Fleet:
-    """See the module. Methods raise ``UnknownCameraError`` for the name of a camera that is not in the fleet.
+    """See the module. Methods raise ``UnknownCameraError`` if the camera is not in the fleet.
 
     Args:
-        costs: of the model and the replicas' device; a replica of another speed joins with its ``capacity``.
-        settle_s: seconds after a step down before the next one on that replica, so that the first takes effect.
-        timed: whether ``costs`` are the replicas' own; otherwise nobody is refused for lack of time.
+        costs: of the model on the replicas' device; a replica of another speed joins with its ``capacity``.
+        settle_s: seconds between steps down on one replica, so that each takes effect.
+        timed: whether ``costs`` were measured on such replicas; if not, no camera is refused for lack of time.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Fleet:
     def admit(
         self, demand: Demand, now_s: float, *, force: bool = False, prefer: str | None = None, idle: bool = False
     ) -> Admission:
-        """Admit a camera if the fleet can answer it with everyone at the lowest permitted rung; a known one gets a new
-        demand and keeps its place.
+        """Admit a camera if the fleet can answer it with every camera at its lowest permitted rung; a known one gets a
+        new demand and keeps its place.
 
         Args:
             force: never refuse, as for cameras of a configuration.
-            prefer: the replica that has it already, as a restarted controller learns from its replicas.
-            idle: it sends nothing yet, and is no load until :meth:`set_connected`. Capacity is reserved all the same:
-                everyone admitted can be answered at the lowest rung when all send.
+            prefer: replica that already has it, as a restarted controller learns from its replicas.
+            idle: it sends nothing yet, and is no load until :meth:`set_connected`. Capacity is reserved nevertheless:
+                when all admitted cameras send, each can be answered at its lowest rung.
         """
         self._clock(now_s)
         if demand.camera in self._cameras:
@@ -122,7 +122,7 @@ class Fleet:
         return self._moved(self._placement.remove(name), warm=True)
 
     def set_demand(self, name: str, demand: Demand) -> None:
-        """Replace a camera's demand, dropping what was measured of another one; the same again changes nothing."""
+        """Replace a camera's demand and drop its measurements; the same demand again changes nothing."""
         camera = self._known(name)
         if demand == camera.estimate.declared:
             return
@@ -130,7 +130,7 @@ class Fleet:
         self._reload(name, camera, always=True)
 
     def set_connected(self, name: str) -> None:
-        """Count a camera as load from its first video on."""
+        """Count a camera as load, now that its first video has arrived."""
         camera = self._known(name)
         if camera.idle:
             camera.idle = False
@@ -145,7 +145,7 @@ class Fleet:
     def observe_counts(self, name: str, counts: Measured, rung: int | None = None) -> None:
         """Update a camera's demand from counts since the last call; once per window or heartbeat.
 
-        ``rung``: at which they were counted; None: the camera's.
+        ``rung``: where they were counted; None: the camera's own.
         """
         camera = self._known(name)
         if camera.estimate.observe_counts(counts, self.ladder.rungs[camera.rung if rung is None else rung]):
@@ -157,7 +157,7 @@ class Fleet:
         return camera.windows_per_s(self.ladder.rungs[camera.rung])
 
     def plan(self, name: str) -> CameraPlan:
-        """How a camera is to run now, and why."""
+        """The camera's current replica and rung, and the reason."""
         camera = self._known(name)
         return CameraPlan(name, camera.owner, self.ladder.rungs[camera.rung].name, camera.why)
 
@@ -165,8 +165,8 @@ class Fleet:
     def join(
         self, replica: str, *, capacity: float = 1.0, window_tokens: float = math.inf, waiting_bytes: float = math.inf
     ) -> list[CameraMove]:
-        """Add a ready replica, or one that was drained. ``capacity``: its speed relative to the cost model's device;
-        ``window_tokens``, ``waiting_bytes``: that it can hold (:class:`~cluster.control.admission.Holding`)."""
+        """Add a ready replica, or resume a drained one. ``capacity``: its speed relative to the cost model's device;
+        ``window_tokens``, ``waiting_bytes``: memory it offers (:class:`~cluster.control.admission.Holding`)."""
         limit = Holding(window_tokens, waiting_bytes)
         self._replicas.setdefault(replica, ReplicaLoad(capacity, limit)).draining = False
         self._count_capacity()
@@ -185,7 +185,7 @@ class Fleet:
         return moves
 
     def drain(self, replica: str) -> list[CameraMove]:
-        """Move all cameras off a replica until it joins again; the only one keeps its cameras."""
+        """Move all cameras off a replica until it joins again; the only replica keeps its cameras."""
         if replica not in self._replicas:
             return []
         self._replicas[replica].draining = self._placement.can_drain(replica)
@@ -208,9 +208,9 @@ class Fleet:
         """Record a replica's report; unknown ones are ignored.
 
         Args:
-            busy_share: on windows, of the time since its last report, 0 to 1.
+            busy_share: fraction, 0 to 1, of the time since its last report that was spent on windows.
             backlog_s: seconds of waiting work.
-            steps: of its engine since its last report, in which ``windows`` were computed.
+            steps: engine steps since its last report, in which ``windows`` were computed.
         """
         self._clock(now_s)
         known = self._replicas.get(replica)
@@ -220,16 +220,16 @@ class Fleet:
             self._dirty.add(replica)
 
     def counts_on(self, replica: str) -> tuple[int, int]:
-        """Its cameras, and those of them below full quality."""
+        """Numbers of its cameras, and of those below full quality."""
         cameras = self._replicas[replica].cameras
         return len(cameras), sum(camera.rung > 0 for camera in cameras.values())
 
     def utilisation(self, replica: str) -> float:
-        """Load over capacity, with the backlog; 1 is full."""
+        """Load / capacity, with the backlog; 1 is full."""
         return self._replicas[replica].utilisation
 
     def lag_s(self, replica: str) -> float:
-        """Expected mean lag of a window there."""
+        """Expected mean lag of a replica's windows, seconds."""
         known = self._replicas[replica]
         if known.lag_s is None:
             sending = [camera for camera in known.cameras.values() if not camera.idle]
@@ -242,7 +242,7 @@ class Fleet:
         return known.lag_s
 
     def tick(self, now_s: float) -> list[Step]:
-        """Ladder steps that are due now; touches only replicas of which something changed."""
+        """Take the ladder steps that are due now; touches only replicas that changed."""
         self._clock(now_s)
         steps: list[Step] = []
         for name in sorted(self._dirty):
@@ -264,7 +264,7 @@ class Fleet:
         self._now_s = max(self._now_s, now_s)
 
     def _step_ladder(self, name: str, replica: ReplicaLoad) -> list[Step]:
-        """Ladder steps of one replica; it stays marked while it settles or cameras may climb."""
+        """Take one replica's ladder steps; it stays marked as changed while it settles or cameras may climb."""
         utilisation = replica.utilisation
         settling = self._now_s < replica.settled_s
         over = utilisation > self.policy.high
@@ -304,7 +304,7 @@ class Fleet:
         self._weigh(name, camera)
 
     def _own(self, name: str, owner: str | None) -> str | None:
-        """Give a camera to a replica, or to none; returns the one that had it."""
+        """Assign a camera to a replica, or to none; returns its former replica."""
         camera = self._cameras[name]
         before, camera.owner = camera.owner, owner
         if before is not None:
@@ -329,7 +329,7 @@ class Fleet:
         return moves
 
     def admission_of(self, name: str) -> Admission:
-        """The admission a known camera would get if it were added now."""
+        """Admission of a known camera, as if it were added now."""
         camera = self._known(name)
         if camera.owner is None:
             return Admission("accepted", "it waits for a replica")

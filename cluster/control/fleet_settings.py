@@ -28,18 +28,18 @@ UNMEASURED = CostModel(
     spread=0.0,
     error=0.0,
 )
-"""Spreads cameras evenly by their rate, without filling any replica."""
+"""Spreads cameras evenly by their rate, without ever filling a replica."""
 
 
-# For a camera whose pictures are not known yet, and a model that is not loaded yet.
+# Assumed for a camera without pictures yet, and before a model is loaded.
 _USUAL_SIZE = (1280, 720)
 _USUAL_TOKENS, _USUAL_TEMPORAL = 256, 2
 
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """``costs``: of a replica, ``None`` if unknown: then nothing is refused for lack of time, or reduced.
-    ``admission``: refuse what does not fit, for lack of time only if ``timed``: with costs of the replicas' own."""
+    """``costs``: of a replica; ``None`` if unknown, and no camera is refused for lack of time or reduced.
+    ``admission``: refuse cameras that do not fit, in time only if ``timed``: costs were measured on such replicas."""
 
     costs: CostModel | None
     ladder: Ladder
@@ -62,11 +62,11 @@ class FleetSettings:
 
 
 ALL_EQUAL = FleetSettings(None, Ladder((FULL,), "there is none"))
-"""Without costs and without a ladder."""
+"""Settings without costs and ladder."""
 
 
 def demand_of(settings: CameraConfig, geometry: PatchGeometry | None, size: tuple[int, int] | None = None) -> Demand:
-    """A camera's demand at full quality; ``size``: of its picture, native pixels."""
+    """A camera's demand at full quality; ``size``: width and height of its pictures, native pixels."""
     window, sampling = settings.window, settings.sampling
     tokens, temporal = _USUAL_TOKENS, _USUAL_TEMPORAL
     if geometry is not None:
@@ -90,22 +90,22 @@ def demand_of(settings: CameraConfig, geometry: PatchGeometry | None, size: tupl
 def observe_pictures(
     fleet: Fleet, settings: CameraConfig, report: CameraReport, geometry: PatchGeometry | None
 ) -> None:
-    """Update the fleet's demand of a camera by its pictures' size and activity."""
+    """Update a camera's demand in the fleet from its pictures' size and activity."""
     fleet.set_demand(settings.name, demand_of(settings, geometry, report.size))
     if report.picture is not None:
         fleet.observe_activity(settings.name, report.picture.changed)
 
 
 def fleet_settings(config: SightlineConfig) -> FleetSettings:
-    """Scheduling settings of a configuration. Raises ``ConfigError``: the cost model or the ladder cannot be read, or
-    is another model's."""
+    """Scheduling settings of a configuration. Raises ``ConfigError``: cost model or ladder cannot be read, or belong to
+    another model."""
     scheduling = config.scheduling
     costs = _costs(config)
     ladder = ALL_EQUAL.ladder if costs is None or not scheduling.ladder else _ladder(config)
     if scheduling.low >= scheduling.high:
         raise ConfigError(
-            f"scheduling.low = {scheduling.low:g} must be below scheduling.high = {scheduling.high:g}: quality would "
-            "rise and fall by turns"
+            f"scheduling.low = {scheduling.low:g} must be below scheduling.high = {scheduling.high:g}, or quality "
+            "oscillates"
         )
     # Costs measured on another device may guide, but must not refuse a camera.
     timed = scheduling.costs is not None or config.engine == "simulated"
@@ -115,42 +115,42 @@ def fleet_settings(config: SightlineConfig) -> FleetSettings:
 
 
 def unknown_load(config: SightlineConfig) -> list[str]:
-    """Notice that nobody knows the load of the configured accelerator; empty where somebody does, or on a CPU."""
+    """Warning that the load of the configured accelerator is unknown; empty if there are costs, or on a CPU."""
     on_accelerator = config.engine != "simulated" and config.model.device != "cpu"
     if config.scheduling.costs is not None or not on_accelerator:
         return []
     return [
-        "scheduling.costs is not set: cameras are accepted without regard to load, and none is lowered under it; "
-        f"measure them with: sightline bench cost --model {config.model.name} --out costs.json"
+        "scheduling.costs is not set: cameras are accepted regardless of load, and none is lowered under load; "
+        f"measure costs with: sightline bench cost --model {config.model.name} --out costs.json"
     ]
 
 
 def memory_shortages(config: SightlineConfig) -> list[str]:
-    """Notices that the lowest tier, if it is not Redis, or this machine cannot hold the memories of all cameras."""
+    """Warnings that the lowest tier, unless it is Redis, or this machine cannot hold the memories of all cameras."""
     tiers, replicas = config.tiers, config.cluster.replicas
     here = config.cluster.ray_address is None and config.cluster.placement.replica is None
     host, wanted = replicas * tiers.rooms.get("host_bytes", 0), sum(_caps(config))
-    # Elsewhere each replica has a node of its own at best.
+    # On several machines, each replica has at best a node of its own.
     node = tiers.rooms.get("node_bytes", 0) * (1 if here else replicas)
     lowest = ("tiers.node_bytes", node) if node else ("tiers.host_bytes", host)
     found = room_shortage(config, *lowest) if tiers.redis_url is None and lowest[1] else []
     needed, has = min(wanted, host) + min(wanted, node) + wanted // INDEX, host_memory_bytes()
     if here and needed > has:
         found.append(
-            f"{len(config.cameras)} cameras' memories take up to {gib(needed)} of this machine's {gib(has)} in "
-            "tiers.host_bytes, tiers.node_bytes and their index; lower memory.cap or these"
+            f"memories of {len(config.cameras)} cameras take up to {gib(needed)} of this machine's {gib(has)}, in "
+            "tiers.host_bytes, tiers.node_bytes and indexes; lower memory.cap or these"
         )
     return found
 
 
 def room_shortage(config: SightlineConfig, where: str, room: int) -> list[str]:
-    """Notice that a tier of ``room`` bytes evicts memories of the configured cameras."""
+    """Warning that a tier of ``room`` bytes will evict memories of the configured cameras."""
     caps = _caps(config)
     if sum(caps) <= room:
         return []
     return [
-        f"{where} has {gib(room)}, and {len(caps)} cameras at their memory.cap take {gib(sum(caps))}: it evicts what "
-        "was unused longest; raise it, or lower memory.cap"
+        f"{where} is {gib(room)}, but {len(caps)} cameras at their memory.cap take {gib(sum(caps))}: the least "
+        "recently used are evicted; raise it, or lower memory.cap"
     ]
 
 
@@ -170,7 +170,7 @@ def _costs(config: SightlineConfig) -> CostModel | None:
     if config.engine != "native":
         return None
     if config.model.device != "cpu":
-        # The replicas' GPU is not known here.
+        # The kind of GPU is not known here.
         return None
     shipped = map(load, names())
     return next((each for each in shipped if each.model == config.model.name and "cpu" in each.device.lower()), None)

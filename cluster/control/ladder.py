@@ -1,4 +1,4 @@
-"""The quality ladder: what each rung changes, saves and costs in F1, and which cameras step down or climb."""
+"""The quality ladder: what each rung changes, saves and costs in F1, and the policy for stepping down and climbing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WEIGHTS: Mapping[Priority, float] = {Priority.CRITICAL: 16.0, Priority.NORMAL: 4
 
 
 class _Candidate(NamedTuple):
-    """A possible step; the smallest comes first."""
+    """A possible step; sorts with the best one first."""
 
     tier: int
     order: float
@@ -33,7 +33,7 @@ class CameraOnLadder:
 
     * ``rung``: its rung since ``since_s``
     * ``loads``: replica seconds per second, at each rung
-    * ``best``: its last best step down (True) and up, and what that was made of
+    * ``best``: cache of its best step down (True) and up, with the inputs that led to it
     """
 
     priority: Priority
@@ -51,7 +51,7 @@ class CameraOnLadder:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One camera changes its rung; ``at_s`` as given to the decision."""
+    """One camera's change of rung; ``at_s``: the ``now_s`` of the decision."""
 
     camera: str
     rung_from: int
@@ -64,13 +64,13 @@ class Step:
 class LadderPolicy:
     """Steps down when a replica's utilisation is above ``high``, climbs when it is below ``low``, until ``aim``.
 
-    Background and normal cameras go first, by loss times weight over saving; background ones may be shed. Critical ones
-    step only when no other can, and are never shed. Shedding a normal camera comes last of all.
+    Background and normal cameras step first, ordered by loss times weight divided by saving; background ones may be
+    shed. Critical cameras step only if no other can, and are never shed. Shedding normal cameras is the last resort.
 
     Args:
-        hold_s: seconds on a rung before a camera climbs, to prevent oscillation.
-        climb: utilisation that one decision adds at most: cameras that climb together have windows due together.
-        weights: of a camera's loss, by class.
+        hold_s: seconds on a rung before a camera may climb, to prevent oscillation.
+        climb: maximum utilisation added by one decision: cameras that climb together have windows due together.
+        weights: weight of a camera's loss, by class.
     """
 
     ladder: Ladder
@@ -88,8 +88,8 @@ class LadderPolicy:
     def decide(
         self, cameras: Mapping[str, CameraOnLadder], utilisation: float, now_s: float, *, scale: float = 1.0
     ) -> list[Step]:
-        """The steps to take now of one replica's ``cameras``, which are not changed; ``utilisation``: its load over
-        capacity, ``scale``: utilisation per unit of the cameras' loads."""
+        """The steps that one replica's ``cameras``, which are not changed, should take now. ``utilisation``: its load /
+        capacity; ``scale``: utilisation per unit of the cameras' loads."""
         reason = f"the replica is at {utilisation:.0%} of its capacity"
         reached: dict[str, int] = {}
         if utilisation > self.high:
@@ -132,7 +132,7 @@ class LadderPolicy:
             rung = reached.get(turn.camera, camera.rung)
             after = left + (camera.loads[turn.rung] - camera.loads[rung]) * scale
             if after > self.aim or (reached and after > until):
-                # A less urgent camera must not take the capacity that a more urgent one waits for.
+                # Less urgent cameras must not take the capacity that a more urgent one waits for.
                 blocked = turn.tier
                 continue
             left = after
@@ -143,21 +143,21 @@ class LadderPolicy:
         return reached
 
     def _candidates(self, cameras: Iterable[tuple[str, CameraOnLadder]], *, down: bool) -> list[_Candidate]:
-        """The best step of each camera, as a heap. Most do not change between decisions: their last one still holds."""
+        """The best step of each camera, as a heap; cached, since most cameras do not change between decisions."""
         best = self.lower if down else self.upper
         heap = []
         for name, camera in cameras:
-            asked = self, name, camera.priority, camera.loads, camera.rung
+            inputs = self, name, camera.priority, camera.loads, camera.rung
             found = camera.best.get(down)
-            if found is None or found[0] != asked:
-                found = camera.best[down] = asked, best(name, camera, camera.rung)
+            if found is None or found[0] != inputs:
+                found = camera.best[down] = inputs, best(name, camera, camera.rung)
             if found[1] is not None:
                 heap.append(found[1])
         heapify(heap)
         return heap
 
     def lower(self, name: str, camera: CameraOnLadder, rung: int) -> _Candidate | None:
-        """The best step down from ``rung``; ``None`` when none saves anything."""
+        """The best step down from ``rung``; ``None`` if none saves anything."""
         loads, worth, tiers = camera.loads, self._worth, self._tiers[camera.priority]
         load, value, weight = loads[rung], worth[rung], self.weights[camera.priority]
         best, found = (math.inf, math.inf), -1
@@ -170,7 +170,7 @@ class LadderPolicy:
         return None if found < 0 else _Candidate(int(best[0]), best[1], name, found)
 
     def upper(self, name: str, camera: CameraOnLadder, rung: int) -> _Candidate | None:
-        """The best step up from ``rung``; ``None`` at full quality. Tiers come in the opposite order."""
+        """The best step up from ``rung``; ``None`` at full quality. Tiers are in reverse order."""
         loads, worth, weight = camera.loads, self._worth, self.weights[camera.priority]
         best, found = math.inf, -1
         for place in range(rung - 1, -1, -1):
@@ -186,12 +186,12 @@ class LadderPolicy:
 
     @cached_property
     def _tiers(self) -> Mapping[Priority, tuple[int, ...]]:
-        """By class, tiers of the rungs that it may step down to."""
+        """For each class, the tiers of the rungs that it may step down to."""
         last = {each: len(self.ladder.rungs) for each in Priority} | {Priority.CRITICAL: self.ladder.floor + 1}
         return {each: tuple(self.tier(each, rung) for rung in range(last[each])) for each in Priority}
 
     def tier(self, priority: Priority, rung: int) -> int:
-        """Tier of reaching ``rung``: no step of a higher tier happens while one of a lower tier is left."""
+        """Tier of a step to ``rung``: steps of a higher tier wait until none of a lower tier is left."""
         shed = self.ladder.rungs[rung].shed
         if priority is Priority.CRITICAL:
             return 1
@@ -199,20 +199,20 @@ class LadderPolicy:
 
 
 FILE = "ladder.json"
-"""Name of a model's ladder in its folder."""
+"""File name of a ladder in its model's folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One step of reduced quality.
+    """One level of quality.
 
     * ``name``: ``full``, ``prune``, ``refresh``, ``stride``, ``fps``, ``shed``; several of a kind have a suffix
     * ``prune``: factor on the pruner's threshold; ``stride``, ``fps``: factors on the camera's stride and sampling rate
-    * ``refresh_budget``: share of the overlap that is recomputed; ``None``: the camera's own
+    * ``refresh_budget``: fraction of the overlap that is recomputed; ``None``: the camera's own
     * ``shed``: no window is answered at all
     * ``kept``: factor on the mean tokens a frame keeps, anchors included: at a lower rate more changes between two
-      frames, and more of them are anchors
-    * ``f1``: F1 at this rung over F1 at full quality; ``source``: ``measured``, or how it was derived
+      frames, and more frames are anchors
+    * ``f1``: F1 at this rung / F1 at full quality; ``source``: ``measured``, or how it was derived
     """
 
     name: str
@@ -227,13 +227,13 @@ class Rung:
 
     @property
     def value(self) -> float:
-        """F1 times the share of answers: F1 of whole videos does not include that an alert comes later at a longer
-        stride, so that each answer that it skips counts as dropped."""
+        """F1 times the fraction of answers: F1 of whole videos ignores that alerts come later at a longer stride, so
+        each answer skipped counts as dropped."""
         return 0.0 if self.shed else self.f1 / self.stride
 
     def stride_s(self, stride_s: float, window_s: float) -> float:
-        """Stride at this rung of a camera with this stride and window at full quality. Windows must touch: one that is
-        longer than the window would leave out the video in between."""
+        """Stride at this rung of a camera with this stride and window at full quality. Windows must touch: a stride
+        longer than the window would skip the video in between."""
         return min(stride_s * self.stride, max(stride_s, window_s))
 
     def __post_init__(self) -> None:
@@ -242,9 +242,9 @@ class Rung:
             if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
                 raise ConfigError(f"rung {self.name!r}: {name} is a factor above 0, not {value!r}")
         if not 0 <= self.f1 <= 1:
-            raise ConfigError(f"rung {self.name!r}: f1 is a share of full quality's, 0 to 1, not {self.f1!r}")
+            raise ConfigError(f"rung {self.name!r}: f1 is a fraction of full quality's, 0 to 1, not {self.f1!r}")
         if self.refresh_budget is not None and not 0 <= self.refresh_budget <= 1:
-            raise ConfigError(f"rung {self.name!r}: refresh_budget is a share, 0 to 1, not {self.refresh_budget!r}")
+            raise ConfigError(f"rung {self.name!r}: refresh_budget is a fraction, 0 to 1, not {self.refresh_budget!r}")
 
 
 FULL = Rung("full")
@@ -253,7 +253,7 @@ FULL = Rung("full")
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """``rungs[0]`` is full quality, each later one costs less and is worth no more; the last one sheds.
+    """Rungs from full quality down, each cheaper and of no higher F1 than the one before; only the last may shed.
 
     ``source``: one sentence on the origin of the rungs' F1.
     """
@@ -263,12 +263,12 @@ class Ladder:
 
     def __post_init__(self) -> None:
         if not self.rungs or self.rungs[0] != Rung(self.rungs[0].name, source=self.rungs[0].source):
-            raise ConfigError("a ladder begins with full quality, which changes nothing and has an f1 of 1")
+            raise ConfigError("the first rung of a ladder must be full quality, with all defaults and an f1 of 1")
         if len({rung.name for rung in self.rungs}) != len(self.rungs):
-            raise ConfigError("the rungs of a ladder must have different names")
+            raise ConfigError("the rungs of a ladder must have distinct names")
         for upper, lower in zip(self.rungs, self.rungs[1:], strict=False):
             if lower.f1 > upper.f1:
-                raise ConfigError(f"rung {lower.name!r} must not be better than {upper.name!r}, which is above it")
+                raise ConfigError(f"rung {lower.name!r} must not have a higher f1 than {upper.name!r} above it")
         if any(rung.shed for rung in self.rungs[:-1]):
             raise ConfigError("only the last rung of a ladder may shed a camera")
 
@@ -278,7 +278,7 @@ class Ladder:
         return len(self.rungs) - 1 - self.rungs[-1].shed
 
     def index_of(self, name: str) -> int:
-        """Index of the rung called ``name``. Raises ``ConfigError``: there is none."""
+        """Index of the rung ``name``. Raises ``ConfigError``: there is none."""
         for place, rung in enumerate(self.rungs):
             if rung.name == name:
                 return place
@@ -289,7 +289,7 @@ class Ladder:
 
     @classmethod
     def load(cls, path: Path) -> Ladder:
-        """Load from a file, or from a model's folder. Raises ``ConfigError``: there is none, or it is not a ladder."""
+        """Load from a file or a model's folder. Raises ``ConfigError``: the file is missing or not a ladder."""
         file = path / FILE if path.is_dir() else path
         try:
             body = json.loads(file.read_text(encoding="utf-8"))
@@ -298,7 +298,7 @@ class Ladder:
             raise ConfigError(f"there is no ladder at {file}; make one with: sightline eval ladder") from None
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{file} is not a ladder ({error!r}); write it anew with: sightline eval ladder"
+                f"{file} is not a ladder ({error!r}); regenerate it with: sightline eval ladder"
             ) from None
 
     def save(self, path: Path) -> None:
@@ -307,7 +307,7 @@ class Ladder:
 
 
 def default() -> Ladder:
-    """Default ladder for a model without its own: the usual order, with estimated costs."""
+    """Default ladder for a model without its own: the usual order of rungs, with estimated F1."""
     guess = "unmeasured: a guess"
     return Ladder(
         (

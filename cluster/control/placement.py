@@ -1,4 +1,4 @@
-"""Which member (decoder or replica) owns which camera: consistent hashing with bounded loads.
+"""Placement of cameras on members (decoders or replicas): consistent hashing with bounded loads.
 
 Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (SODA 2018): no member holds more than ``(1
 + slack)`` times the mean load; a key goes to the first member of its own preference order with free capacity. Here keys
@@ -6,8 +6,8 @@ have weights (replica seconds per second) and members may differ in capacity, so
 than one key, which for keys of weight one is the paper's ``ceil((1 + slack) * mean)``. The order is by rendezvous
 weights instead of a ring, which needs no virtual nodes.
 
-The table is also sticky, because moving a camera costs: a key moves only when its owner leaves or is drained, or when a
-change has put its owner above the bound.
+The table is also sticky, because moving a camera is expensive: a key moves only when its owner leaves or is drained, or
+when a change puts its owner above the bound.
 """
 
 import hashlib
@@ -17,17 +17,17 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-# Loads are sums of floats; two that differ by less are the same.
+# Loads are sums of floats: smaller differences are rounding errors.
 _SAME = 1e-9
 
 EVEN = 0.05
-"""Load over the mean up to which a member takes keys, and down to which one above the bound gives to a new one."""
+"""Excess over the mean up to which a member takes keys, and to which a full one gives keys to a new member."""
 
 
 class Placement:
-    """The table ``key -> member``; one owner (the controller) changes it, and every change returns what moved.
+    """The table ``key -> member``, changed only by its owner, the controller.
 
-    Every method that can move keys returns the moved ones as ``{key: new member}``, ``None`` when no member is left.
+    Methods that can move keys return the moved ones as ``{key: new member}``, ``None`` if no member is left.
     """
 
     def __init__(self, *, slack: float = 0.25) -> None:
@@ -53,26 +53,26 @@ class Placement:
 
     @property
     def max_over_mean(self) -> float:
-        """The largest load over the mean of members of equal capacity; 0 without any load."""
+        """Largest load / mean load, per capacity; 0 without any load."""
         mean = self._mean()
         return float((self._loads / self._capacity)[~self._draining].max()) / mean if mean else 0.0
 
     def owner(self, key: str) -> str | None:
-        """The member that owns ``key``; ``None`` for an unknown key, or when there is no member."""
+        """The member that owns ``key``; ``None`` for an unknown key, or without members."""
         return self._owners.get(key)
 
     def keys(self, member: str) -> set[str]:
-        """A copy of the keys ``member`` owns."""
+        """Copy of the set of keys that ``member`` owns."""
         return set(self._members.get(member, ()))
 
     def load(self, member: str) -> float:
-        """Weight of the keys ``member`` owns."""
+        """Total weight of the keys that ``member`` owns."""
         return float(self._loads[self._rows[member]])
 
     def add(self, key: str, *, weight: float = 1.0, prefer: str | None = None) -> str | None:
         """Place a new key (a known one stays where it is) and return its owner.
 
-        ``prefer``: the member that has it already, as a restarted controller learns from the members themselves.
+        ``prefer``: member that already has it, as a restarted controller learns from the members.
         """
         if key not in self._owners:
             self._owners[key] = None
@@ -86,7 +86,7 @@ class Placement:
         return self._owners[key]
 
     def remove(self, key: str) -> dict[str, str | None]:
-        """Remove a key. The bound may fall with it, so others may move."""
+        """Remove a key. The bound falls with it, so others may move."""
         if key not in self._owners:
             return {}
         self._unassign(key)
@@ -95,7 +95,7 @@ class Placement:
         return self._relieve(tight=False)
 
     def set_weight(self, key: str, weight: float) -> None:
-        """Change the weight of a known key; nothing moves by that."""
+        """Change the weight of a known key, without moving anything."""
         more = _checked(weight) - self._weights[key]
         self._weights[key] = weight
         self._total += more
@@ -104,9 +104,9 @@ class Placement:
             self._loads[self._rows[owner]] += more
 
     def join(self, member: str, *, capacity: float = 1.0) -> dict[str, str | None]:
-        """Add a member: it takes the keys without an owner, then the others' excess over their share.
+        """Add a member: it takes keys without an owner, then the excess of members above the bound.
 
-        ``capacity``: relative to the others. A member that was drained takes keys again.
+        ``capacity``: relative to the others. A drained member takes keys again.
         """
         if member in self._members:
             self._draining[self._rows[member]] = False
@@ -125,7 +125,7 @@ class Placement:
         return moved | self._relieve(tight=True)
 
     def leave(self, member: str) -> dict[str, str | None]:
-        """Remove a member; only its own keys move. If all that are left were drained, they take keys again."""
+        """Remove a member; only its own keys move. If all remaining ones are drained, they take keys again."""
         if member not in self._members:
             return {}
         orphans = self._members.pop(member)
@@ -146,8 +146,8 @@ class Placement:
         return row is not None and bool(self._draining[row])
 
     def drain(self, member: str) -> dict[str, str | None]:
-        """Move everything off a live member, and give it nothing more until it leaves or joins again. The last member
-        that is not drained keeps its keys."""
+        """Move all keys off a live member, which takes no more until it leaves or joins again. The last member that is
+        not drained keeps its keys."""
         if not self.can_drain(member):
             return {}
         self._draining[self._rows[member]] = True
@@ -163,7 +163,7 @@ class Placement:
 
     # -- one key ---------------------------------------------------------------------------------
     def _place_all(self, keys: Iterable[str]) -> dict[str, str | None]:
-        """Heaviest first: the light ones then fill the gaps."""
+        """Place keys, heaviest first, so that light ones fill the gaps."""
         moved: dict[str, str | None] = {}
         for key in sorted(keys, key=lambda key: (-self._weights[key], key)):
             self._place(key)
@@ -171,8 +171,8 @@ class Placement:
         return moved
 
     def _place(self, key: str) -> None:
-        """Some member always has capacity: were every member above ``mean + weight · (1 - 1 / n)`` less the key's
-        weight, together they would hold more than everything but the key."""
+        """Place one key. Some member always has capacity: if each held more than ``mean + weight · (1 - 1 / n)`` minus
+        the key's weight, together they would hold more than everything but the key."""
         if not len(self._names) or self._draining.all():
             return
         weight = self._weights[key]
@@ -183,19 +183,19 @@ class Placement:
             liking[~open_to] = 0
             self._assign(key, int(liking.argmax()))
         else:
-            # Only rounding errors, of an old sum.
+            # Reached only through rounding errors that accumulated in the total.
             self._assign(key, int(np.where(self._draining, np.inf, self._loads / self._capacity).argmin()))
 
     def _limits(self, weight: float) -> npt.NDArray[np.float64]:
-        """The load that each member may have after taking a key of ``weight``. Tighter than the bound for keeping keys:
-        of two cameras each decoder gets one, but neither moves when others are removed."""
+        """Maximum load of each member after taking a key of ``weight``. Tighter than the bound for keeping keys: of two
+        cameras each of two decoders gets one, but neither moves when others are removed."""
         mean = self._mean() * self._capacity
         share = self._capacity / self._capacity[~self._draining].sum()
         limits: npt.NDArray[np.float64] = np.maximum((1 + min(self.slack, EVEN)) * mean, mean + weight * (1 - share))
         return limits
 
     def _mean(self) -> float:
-        """Load per capacity."""
+        """Mean load per capacity."""
         capacity = float(self._capacity[~self._draining].sum())
         return self._total / capacity if capacity else 0.0
 
@@ -216,8 +216,8 @@ class Placement:
 
     # -- many keys -------------------------------------------------------------------------------
     def _relieve(self, *, tight: bool) -> dict[str, str | None]:
-        """Move keys off every member above its bound, those first that rank their owner lowest; ``tight``: down to the
-        bound for taking keys, else to that for keeping them."""
+        """Move keys off every member above its bound, starting with those that rank their owner lowest; ``tight``: down
+        to the limit for taking keys, else to that for keeping them."""
         if not len(self._names) or self._draining.all():
             return {}
         moved: dict[str, str | None] = {}
@@ -235,7 +235,7 @@ class Placement:
         keys, row = self._members[member], self._rows[member]
         heaviest = max(self._weights[key] for key in keys)
         same = _SAME * (1 + self._total)
-        # A load of exactly a whole key above the bound must go, one of less may stay.
+        # A load of a whole key or more above the bound must shrink, less may stay.
         limit = float(self._limits(heaviest)[row]) + same if tight else bound + heaviest - same
         load, leaving = self.load(member), []
         if load <= limit:
@@ -257,7 +257,7 @@ def _checked(weight: float) -> float:
 
 
 def _hash(name: str) -> int:
-    """Equal in every process, unlike Python's own ``hash``."""
+    """64-bit hash, equal in every process, unlike Python's ``hash``."""
     return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
 
 

@@ -8,33 +8,33 @@ from cluster.control.admission import UNBOUNDED, Holding
 from cluster.control.camera_record import FleetCamera
 
 AVERAGE_S = 16.0
-"""Averaging time of reports, seconds: in less than the usual strides, the load is that of the cameras whose windows end
-just then, and quality follows them up and down."""
+"""Averaging time of reports, seconds: over less than the usual strides, load depends on which cameras' windows happen
+to end, and quality would oscillate."""
 
 SURGE, SURGE_S = 1.25, 5.0
-"""Work over what can be done, in so many seconds, that is no chance: then these alone count."""
+"""Ratio of arriving work to capacity over ``SURGE_S`` seconds that is no chance: then only these seconds count."""
 
 SMOOTH, URGENT = 0.1, 0.5
-"""Weights per second of reports: normally, and of those that report overload."""
+"""Weights of reports, per second: normally, and under overload."""
 
 ABRUPT = 0.05
 """Relative change of the predicted load between two reports after which earlier reports are discarded."""
 
 HORIZON_S = 8.0
-"""Seconds within which a backlog is to be worked off."""
+"""Target time, in seconds, for working off a backlog."""
 
 MOST_WAITING = 0.4
-"""Cap of the backlog's utilisation: it is worked off over strides, not by shedding everyone."""
+"""Cap of the utilisation added by a backlog: it is worked off over several strides, not by shedding every camera."""
 
 
 @dataclass(slots=True)
 class ReplicaLoad:
-    """Call :meth:`changed` after any change of its ``cameras`` but :meth:`add`.
+    """Call :meth:`changed` after any change of its ``cameras`` except through :meth:`add`.
 
-    * ``limit``: what it can hold
-    * ``ratio``: measured over predicted busy seconds
-    * ``settled_s``: until then its last steps down have no full effect yet
-    * ``lag_s``: expected mean lag of a window; ``None``: unknown since the last change
+    * ``limit``: memory it offers
+    * ``ratio``: measured / predicted busy seconds
+    * ``settled_s``: time at which its last steps down have taken full effect
+    * ``lag_s``: expected mean lag of a window; ``None``: not computed since the last change
     """
 
     capacity: float
@@ -53,7 +53,7 @@ class ReplicaLoad:
     _recent_reports: deque[tuple[float, float, float]] = field(default_factory=deque)
 
     def add(self, name: str, camera: FleetCamera) -> None:
-        """Add a camera: of the loads, summed in this order, only its own is new."""
+        """Add a camera, whose load is added to the sum instead of recomputing it."""
         self.cameras[name], self.lag_s = camera, None
         if self._load is not None:
             self._load += camera.load
@@ -74,11 +74,11 @@ class ReplicaLoad:
         """Correct the prediction by the busy share and the change of the backlog.
 
         Args:
-            busy_share: of the time since the last report.
+            busy_share: busy fraction of the time since the last report.
             backlog_s: seconds of waiting work.
-            unshared_s: seconds that its steps took since the last report because they were not full: an underloaded
-                replica makes small steps, and is busier than it is loaded.
-            settle_s: seconds after which changes of many cameras have taken effect.
+            unshared_s: seconds since the last report spent on the fixed cost of steps that were not full: an
+                underloaded replica makes small steps, and is busier than its load.
+            settle_s: seconds after which an abrupt change of load has taken effect.
         """
         period_s, grown_s = now_s - self.reported_s, backlog_s - self.backlog_s
         self.reported_s, self.backlog_s, self.lag_s = now_s, max(0.0, backlog_s), None
@@ -93,7 +93,7 @@ class ReplicaLoad:
         heard_s, came_s, expected_s = self._sums(SURGE_S)
         if came_s <= SURGE * heard_s:
             heard_s, came_s, expected_s = self._sums(AVERAGE_S)
-        # Work that arrived over work that could be done.
+        # Arriving work / capacity.
         offered = max(0.0, came_s / heard_s)
         found = min(max(offered * heard_s * self.capacity / expected_s, 0.25), 4.0)
         if now_s < (self._fell_s if found > self.ratio else self._grew_s):
@@ -103,7 +103,7 @@ class ReplicaLoad:
         self.ratio += (1 - (1 - weight) ** period_s) * (found - self.ratio)
 
     def _sums(self, seconds: float) -> tuple[float, float, float]:
-        """Of the newest reports: seconds that they cover, of work that came, and of work that was predicted."""
+        """Over the newest reports: seconds covered, seconds of work that arrived, and seconds of work predicted."""
         heard_s = came_s = expected_s = 0.0
         for period_s, came, expected in reversed(self._recent_reports):
             if heard_s >= seconds:
@@ -112,7 +112,8 @@ class ReplicaLoad:
         return heard_s, came_s, expected_s
 
     def _ignore_reports_until(self, felt_s: float) -> None:
-        """Discard reports from before an abrupt change: of overload where the load fell, of underload where it grew."""
+        """After an abrupt change, discard earlier reports, and until ``felt_s`` overload if the load fell, or underload
+        if it grew."""
         before, self._before = self._before, self.load
         if abs(self.load - before) > ABRUPT * before:
             self._recent_reports.clear()
@@ -123,11 +124,11 @@ class ReplicaLoad:
 
     @property
     def predicted(self) -> float:
-        """Load over capacity, without the backlog."""
+        """Load / capacity, without the backlog."""
         return self.load / self.capacity * self.ratio
 
     @property
     def utilisation(self) -> float:
-        """Load over capacity with the backlog, to be worked off within :data:`HORIZON_S`; 1 is full."""
-        # A backlog of a second or so is the running step and the next one.
+        """Load / capacity, with the backlog to be worked off within :data:`HORIZON_S`; 1 is full."""
+        # A backlog of about a second is just the running step and the next one.
         return self.predicted + min(MOST_WAITING, max(0.0, self.backlog_s - 1.0) / HORIZON_S)

@@ -1,1 +1,1 @@
-"""A replica process: frame intake, the window queue, engine steps, free questions."""
+"""A replica process: frame intake, window queue, engine steps, free questions."""

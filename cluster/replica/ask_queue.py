@@ -1,4 +1,4 @@
-"""Free questions beside the windows: bounded in number and in their share of the engine's time."""
+"""Free questions, answered between windows: bounded in number and in their share of the engine's time."""
 
 import asyncio
 import logging
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Seconds of engine time that questions may save up while there are none.
+# Maximum engine time, in seconds, that accrues to questions while none runs.
 _SAVED_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
 class Conversation:
-    """``turns``: (question, answer); ``users``: questions that run or wait; ``over``: it cannot be continued."""
+    """``turns``: (question, answer); ``users``: running and waiting questions; ``over``: it cannot be continued."""
 
     id: str
     camera: str
@@ -38,13 +38,13 @@ class Conversation:
 
 
 class Conversations:
-    """At most ``limit`` conversations with their last ``turns`` turns, dropped after ``idle_s`` without use.
+    """At most ``limit`` conversations with their last ``turns`` turns, expiring after ``idle_s`` without use.
 
-    A conversation belongs to one camera. Its questions are answered one after the other: a second one waits for the
-    first, so that it is asked with that answer as context; a third is refused.
+    A conversation belongs to one camera. Its questions are answered one at a time: a second one waits for the first,
+    whose answer becomes part of its context; a third is refused.
 
     Args:
-        limit: above the number of concurrent questions, so that an idle conversation can make room for a new one.
+        limit: must exceed the number of concurrent questions, so that an idle conversation can be evicted.
         clock: monotonic seconds.
     """
 
@@ -64,7 +64,7 @@ class Conversations:
         """Begin one question in conversation ``id``, or in a new one if empty; :meth:`add_turn` stores its answer.
 
         Raises:
-            NotReadyError: there is no such conversation (any more).
+            NotReadyError: the conversation is unknown or has ended.
             ConfigError: it is about another camera.
             CapacityError: it already has two questions.
         """
@@ -78,7 +78,7 @@ class Conversations:
         try:
             async with conversation.turn:
                 if conversation.over:
-                    raise _over(id)
+                    raise _unknown(id)
                 yield conversation
         finally:
             conversation.users -= 1
@@ -89,7 +89,7 @@ class Conversations:
     def _find(self, camera: str, id: str) -> Conversation:
         known = self._known.get(id)
         if known is None:
-            raise _over(id)
+            raise _unknown(id)
         if known.camera != camera:
             raise ConfigError(f"conversation {id!r} is about another camera; begin a new one about camera {camera!r}")
         if known.users >= 2:
@@ -97,7 +97,7 @@ class Conversations:
         return known
 
     def add_turn(self, conversation: Conversation, question: str, answer: str) -> None:
-        """Store one turn. A new conversation can be continued once it has one."""
+        """Store one turn. A new conversation can be continued once it has a turn."""
         if conversation.over:
             return
         conversation.turns.append((question, answer))
@@ -125,7 +125,7 @@ class Conversations:
             del self._known[id]
 
 
-def _over(id: str) -> NotReadyError:
+def _unknown(id: str) -> NotReadyError:
     return NotReadyError(f"there is no conversation {id!r}, or it is over; ask without it to begin a new one")
 
 
@@ -139,9 +139,9 @@ class _Question:
 
 
 class AskQueue:
-    """Questions of one engine, answered one after the other, a step at a time.
+    """Free questions of one engine, answered one after another, a step at a time.
 
-    ``offer`` and ``len`` may be called from any thread, everything else from the engine's only. While windows wait,
+    ``offer`` and ``len`` may be called from any thread, everything else only from the engine's. While windows wait,
     questions take at most ``share`` of the time, otherwise all that is left. ``MemoryServicer`` bounds their number.
 
     Args:
@@ -165,23 +165,23 @@ class AskQueue:
         return len(self._waiting)
 
     def offer(self, spec: AskSpec, piece: Callable[[str], None], *, timeout_s: float) -> Future[AskResult]:
-        """Queue a question; ``piece`` gets the answer's text as it comes, on the engine's thread.
+        """Enqueue a question; ``piece`` receives the answer's text as it is generated, on the engine's thread.
 
-        Cancelling the future ends the question. It raises ``UnavailableError`` on timeout, and so does this call when
-        the engine has stopped.
+        Cancelling the future ends the question. It raises ``UnavailableError`` on timeout, as does this call if the
+        engine has stopped.
         """
         done: Future[AskResult] = Future()
         with self._lock:
             if self._closed:
                 raise stopping()
-            # Those whose clients left free their place there, and pile up here while the engine takes no step.
+            # Cancelled questions no longer count towards that bound, but would pile up here while the engine is busy.
             self._waiting = deque(each for each in self._waiting if not each.done.cancelled())
             self._waiting.append(_Question(spec, piece, done, self._clock() + timeout_s))
         return done
 
     def step(self, *, windows_wait: bool) -> None:
-        """Take one step of the first question, if its share allows; end cancelled and timed-out questions wherever they
-        are. ``DeviceError`` leaves them to :meth:`close`."""
+        """Take one step of the first question, if the share allows; end all cancelled and timed-out questions. After
+        ``DeviceError`` :meth:`close` ends the rest."""
         began = self._clock()
         self._saved_s = min(_SAVED_S if self._share > 0 else 0.0, self._saved_s + (began - self._last) * self._share)
         self._last = began
@@ -191,19 +191,19 @@ class AskQueue:
             first = self._waiting[0] if self._waiting else None
         if first is None or (windows_wait and self._saved_s <= 0):
             return
-        if self._over(first):
+        if self._advance(first):
             self._take(lambda each: each is first)
         if windows_wait:
-            # A long step is followed by a pause in proportion to the share.
+            # May go negative: a long step is followed by a proportional pause.
             self._saved_s -= self._clock() - began
 
     def cancel_camera(self, stream: str, error: Exception, *, waiting: bool = True) -> None:
-        """Fail the questions about a camera; without ``waiting`` only the one being answered."""
+        """Fail the questions about a camera; without ``waiting``, only the one being answered."""
         for question in self._take(lambda each: each.spec.stream == stream and (waiting or each.run is not None)):
             _fail(question, error)
 
     def close(self) -> None:
-        """Fail all questions and accept no more: the engine stops."""
+        """Fail all questions and accept no more, since the engine stops."""
         with self._lock:
             self._closed = True
         for question in self._take(lambda _: True):
@@ -217,8 +217,8 @@ class AskQueue:
                 self._waiting.remove(question)
         return taken
 
-    def _over(self, question: _Question) -> bool:
-        """Take a step; returns whether the question is finished."""
+    def _advance(self, question: _Question) -> bool:
+        """Take one step of a question; returns whether it is finished."""
         try:
             if question.run is None:
                 question.run = self._begin(question.spec)
@@ -242,7 +242,7 @@ class AskQueue:
 
 
 def stopping() -> UnavailableError:
-    """What is raised of a call that the engine thread will not carry out any more."""
+    """Error of calls that the engine thread will no longer carry out."""
     return UnavailableError("the replica is stopping; try again in a moment")
 
 

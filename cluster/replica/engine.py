@@ -1,4 +1,4 @@
-"""Creates the configured model and engine of a replica. Heavy imports happen inside the functions."""
+"""Creates a replica's configured model and engine. Heavy imports happen inside the functions."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ WARNING = "engine: simulated runs no model: its answers are drawn at random, and
 
 
 def load_configured(config: SightlineConfig, neighbours: int) -> VisionLanguageModel:
-    """Load the configured model; takes seconds to minutes. ``neighbours``: replicas on this machine's cores, with this.
-    Raises ``ModelError``: the checkpoint or the device cannot be used; ``ConfigError``: ``model.dtype`` or
-    ``model.max_pixels`` is not for it."""
+    """Load the configured model; takes seconds to minutes. ``neighbours``: replicas that share this machine's cores,
+    including this one. Raises ``ModelError``: the checkpoint or the device cannot be used; ``ConfigError``: the model
+    does not support ``model.dtype`` or ``model.max_pixels``."""
     import torch
 
     from cluster.models import load_model
@@ -89,7 +89,7 @@ def make_vllm_engine(config: SightlineConfig, model: VisionLanguageModel, tiers:
         score_bias=config.model.score_bias,
         max_new_tokens=config.model.max_new_tokens,
         release=True,
-        # Host memory of this process alone does not outlive it.
+        # A host tier alone does not outlive this process.
         tiers=tiers if len(tiers.tiers) > 1 else None,
     )
     from cluster.engine.vllm.core import VllmCollector
@@ -99,12 +99,12 @@ def make_vllm_engine(config: SightlineConfig, model: VisionLanguageModel, tiers:
 
 
 def configured_costs(config: SightlineConfig) -> CostModel:
-    """The cost model of a configuration with ``engine: simulated``. Raises ``ConfigError``: none is named, there is
-    none of that name, or it is another model's."""
+    """The cost model of a configuration with ``engine: simulated``. Raises ``ConfigError``: none is named, the name is
+    unknown, or it was measured with another model."""
     if config.simulated.costs is None:
         raise ConfigError(
-            "engine: simulated needs simulated.costs, the cost model that says how long steps take: one of "
-            f"{', '.join(names())}, or a file that `sightline bench cost --model {config.model.name} --out` wrote"
+            f"engine: simulated needs simulated.costs, the cost model for step times: one of {', '.join(names())}, or "
+            f"a file written by `sightline bench cost --model {config.model.name} --out`"
         )
     costs = load(config.simulated.costs)
     costs.check(config.model.name)
@@ -113,7 +113,7 @@ def configured_costs(config: SightlineConfig) -> CostModel:
 
 def make_simulated(config: SightlineConfig, tiers: TierStack, instance: str) -> tuple[Engine, MemoryBank]:
     """The simulated engine of replica ``instance``, for load tests, with an empty memory bank. Raises ``ConfigError``:
-    its costs or scores cannot be used; ``ModelError``: there is no such model to stand in for."""
+    its costs or scores cannot be used; ``ModelError``: the model it stands in for is unknown."""
     import torch
 
     from cluster.engine.simulated import DEMO_SCORES, ScoreStatistics, SimulatedEngine
@@ -127,7 +127,7 @@ def make_simulated(config: SightlineConfig, tiers: TierStack, instance: str) -> 
         lambda windows: costs.seconds([WindowWork.from_counts(tokens) for tokens in windows]),
         spread=costs.spread,
         scores=DEMO_SCORES if settings.scores is None else ScoreStatistics.load(settings.scores),
-        # A seed per replica, so that answers and variation are independent.
+        # One seed per replica, so that their answers and step times are independent.
         seed=zlib.crc32(f"{settings.seed}:{instance}".encode()),
     )
     return engine, MemoryBank(tiers, default=every_camera(config).memory.spec())

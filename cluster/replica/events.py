@@ -61,12 +61,12 @@ class WorkerFrames:
 
     async def on_hand_over(self, camera: str) -> HandedOver:
         self._orphans.pop(camera, None)
-        # To the end also when its decoder dies meanwhile: nobody else would delete what stays here.
+        # Shielded: if the decoder dies meanwhile, nobody else would delete what is left here.
         return await asyncio.shield(self._start(self._hand_over(camera)))
 
     async def _hand_over(self, camera: str) -> HandedOver:
         handed = await asyncio.wrap_future(self._worker.hand_over(camera))
-        # Unless it was opened here again before it could leave.
+        # Unless it was reopened here before it was handed over.
         if self._deletions is not None and camera not in self._worker.open_streams():
             await self._deletions.leave_camera(camera, elsewhere=True)
         return handed
@@ -80,11 +80,11 @@ class WorkerFrames:
         return self._worker.counts(camera)
 
     def close_orphans(self, now_s: float) -> None:
-        """Close cameras that no decoder has reopened in time."""
+        """Close cameras that no decoder has reopened within ``ORPHAN_S``."""
         for camera in [camera for camera, since in self._orphans.items() if now_s - since > ORPHAN_S]:
             del self._orphans[camera]
             self._worker.close(camera, abandoned=True)
-            # Beside the heartbeats that call this: it waits for the memory's last write.
+            # Off the heartbeat that calls this, since it waits for the memory's last write.
             self._start(self._leave(camera))
 
     def _start(self, leaving: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -100,10 +100,10 @@ class WorkerFrames:
 
 
 class ReplicaEvents:
-    """Passes the engine thread's events on: answers to subscribers, counts to ``/metrics``.
+    """Forwards the engine thread's events: answers to subscribers, counts to ``/metrics``.
 
-    ``settled``: called with a camera of which a window was answered, after its answer is handed on: should the process
-    die in between, a window is counted twice rather than not at all.
+    ``settled``: called with the camera of an answered window, after its answer was published: if the process dies in
+    between, the window is counted twice rather than not at all.
     """
 
     def __init__(
@@ -130,5 +130,5 @@ class ReplicaEvents:
         metrics.drop_window(reason, windows)
 
     def lost(self, stream: str, windows: int) -> None:
-        log.info("camera %s: %d windows lost: their video never came", stream, windows)
+        log.info("camera %s: %d windows lost: their video never arrived", stream, windows)
         metrics.lose_window(windows)

@@ -1,4 +1,4 @@
-"""gRPC ``Frames`` servicer of a replica: receives kept patches of many cameras, one stream per decoder."""
+"""gRPC ``Frames`` servicer of a replica: receives the kept patches of many cameras, one call per decoder."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ Context: TypeAlias = grpc.aio.ServicerContext
 
 
 class FrameHandler(Protocol):
-    """Implemented by the replica. Called on the event loop, one call at a time per camera, cameras concurrently.
+    """Implemented by the replica. Called on the event loop, sequentially per camera, concurrently across cameras.
 
     ``on_open`` and ``on_frame`` may raise ``SightlineError`` or ``ValueError``: the decoder is told and continues with
-    a random access frame. After ``UnknownCameraError`` of ``on_frame`` it opens the camera again first. Not returning
-    from ``on_frame`` withholds credit, which is how a busy replica slows a decoder down.
+    a random access frame. After ``UnknownCameraError`` from ``on_frame`` it reopens the camera first. Until
+    ``on_frame`` returns, credit is withheld, which is how a busy replica slows a decoder down.
     """
 
     async def on_open(self, spec: StreamSpec) -> None:
         """Open a camera, or change its questions."""
 
     async def on_frame(self, sample: FrameSample, arrived_s: float) -> None:
-        """Returns when the frame has left the replica's queue. ``arrived_s``: monotonic time of its arrival."""
+        """Return once the frame has left the replica's queue. ``arrived_s``: monotonic time of its arrival."""
 
     async def on_close(self, camera: str, flush: bool) -> None:
         """Close a camera for good; ``flush``: answer its last, incomplete window first."""
 
     async def on_hand_over(self, camera: str) -> HandedOver:
-        """Close a camera for another replica, which opens it when this has returned: answer its queued windows."""
+        """Answer a camera's queued windows and close it for another replica, which opens it after this returns."""
 
     async def on_lost(self, cameras: list[str]) -> None:
-        """The decoder's connection broke; these cameras continue after a gap, from it or from another decoder."""
+        """The decoder's connection broke; these cameras continue after a gap, from this or another decoder."""
 
     def counters(self, camera: str) -> WindowCounters: ...
 
@@ -64,7 +64,7 @@ class _Refusal(NamedTuple):
 
 
 class _Owner(NamedTuple):
-    """Connection that opened the camera last, and the ``term`` of that opening."""
+    """Connection that last opened the camera, and the ``term`` of that opening."""
 
     connection: _Connection
     term: int
@@ -74,8 +74,8 @@ class _Owner(NamedTuple):
 class _Lane:
     """One camera on one connection: a queue bounded by the credit, and the task that drains it.
 
-    ``discarding``: frames up to a fresh one; ``rejected``: why all of them, until the camera is opened (again), which
-    the decoder has been ``told``.
+    ``discarding``: drop frames up to a random access frame; ``rejected``: why all frames are refused until the camera
+    is reopened; ``told``: the decoder has been sent that refusal.
     """
 
     items: asyncio.Queue[_Arrival | _Opening | frames_pb2.StreamClose | None] = field(default_factory=asyncio.Queue)
@@ -91,22 +91,22 @@ class _Lane:
 
 
 def _sentence(error: Exception) -> str:
-    """Reason sent to the decoder. A defect is logged, and must not affect other cameras."""
+    """Reason sent to the decoder. Unexpected errors are logged, and must not affect other cameras."""
     if isinstance(error, (SightlineError, ValueError)):
         return str(error)
     log.error("the replica failed on a camera's message", exc_info=error)
     return f"the replica failed: {error!r}"
 
 
-def _taken(camera: str) -> str:
+def _taken_over(camera: str) -> str:
     return f"another decoder sends camera {camera!r} now"
 
 
 class FramesServicer(frames_pb2_grpc.FramesServicer):
-    """Memory: at most ``credit`` frames of a camera wait here; a decoder that sends more is disconnected.
+    """Queues at most ``credit`` frames per camera; a decoder that sends more is disconnected.
 
-    ``gather_s``: time for which a camera's acknowledgement waits for those of others, to share one message: each of its
-    own would cost as much as a frame. Refusals, and cameras that send faster than that, do not wait.
+    ``gather_s``: how long an acknowledgement waits to share a message with those of other cameras, since a message of
+    its own would cost as much as a frame. Refusals, and cameras that send faster than that, do not wait.
     """
 
     def __init__(self, handler: FrameHandler, *, credit: int = 64, gather_s: float = 0.1) -> None:
@@ -114,8 +114,8 @@ class FramesServicer(frames_pb2_grpc.FramesServicer):
         self._owners: dict[str, _Owner] = {}
 
     def acknowledge(self, camera: str) -> None:
-        """A window of a camera was answered. Its decoder must know before the next frame: what it does not know of is
-        counted as lost when this process dies. Call on the event loop."""
+        """Acknowledge an answered window without waiting for the camera's next frame: if this process dies, the decoder
+        counts every window not acknowledged as lost. Call on the event loop."""
         if (owner := self._owners.get(camera)) is not None:
             owner.connection.acknowledge(camera)
 
@@ -153,7 +153,7 @@ class _Connection:
             await context.write(self._gathered())
 
     async def _drain(self) -> None:
-        """The decoder half-closed the stream: still process what it sent before."""
+        """Process what the decoder sent before it half-closed the call."""
         tasks = {lane.task for lane in self._lanes.values() if lane.task is not None}
         for lane in self._lanes.values():
             lane.items.put_nowait(None)
@@ -174,14 +174,14 @@ class _Connection:
             await self._handler.on_lost(lost)
 
     def acknowledge(self, camera: str) -> None:
-        """Tell the camera's counts now, of no frame in particular."""
+        """Send the camera's counts now, without a frame."""
         if camera in self._lanes:
             self._ack(camera, 0, None, opened=True)
 
     def surrender(self, camera: str) -> None:
         """Refuse further frames of a camera that another connection has opened."""
         if (lane := self._lanes.get(camera)) is not None:
-            lane.reject(frames_pb2.FRAME_REFUSAL_NOT_OPEN, _taken(camera), told=False)
+            lane.reject(frames_pb2.FRAME_REFUSAL_NOT_OPEN, _taken_over(camera), told=False)
 
     def _owns(self, camera: str) -> bool:
         owner = self._owners.get(camera)
@@ -238,7 +238,7 @@ class _Connection:
                 if mine:
                     del self._owners[camera]
                 if item.hand_over:
-                    # Acknowledge what was processed before this replica is gone.
+                    # Send pending acknowledgements before the hand-over, which takes time.
                     self._urgent.set()
                     handed = await self._hand_over(camera, mine=mine)
                     before = self._acks.get(camera)
@@ -283,12 +283,12 @@ class _Connection:
         )
 
     async def _admit(self, lane: _Lane, opening: _Opening) -> _Refusal | None:
-        """Take ownership of the camera, in order with its frames."""
+        """Take ownership of the camera, in sequence with its frames."""
         spec, term = opening
         owner = self._owners.get(spec.stream)
         if owner is not None and owner.connection is not self:
             if term < owner.term:
-                return lane.reject(frames_pb2.FRAME_REFUSAL_NOT_OPEN, _taken(spec.stream), told=True)
+                return lane.reject(frames_pb2.FRAME_REFUSAL_NOT_OPEN, _taken_over(spec.stream), told=True)
             owner.connection.surrender(spec.stream)
         self._owners[spec.stream] = _Owner(self, term)
         lane.rejected = None
@@ -299,7 +299,7 @@ class _Connection:
         return None
 
     async def _frame(self, lane: _Lane, arrival: _Arrival) -> tuple[bool, _Refusal | None]:
-        """Whether a frame was taken, and the refusal, after which frames are discarded up to a random access frame."""
+        """Whether the frame was taken, and a refusal, after which frames are discarded up to a random access frame."""
         sample, arrived_s = arrival
         if lane.rejected is None and (not lane.discarding or sample.random_access):
             lane.discarding = False
@@ -320,8 +320,8 @@ class _Connection:
     def _ack(
         self, camera: str, index: int, refused: _Refusal | None, *, opened: bool = False, taken: bool | None = None
     ) -> None:
-        """Queue an acknowledgement; only a camera's newest one is sent, but refusals and counts of frames are kept.
-        ``taken``: whether its frame was; ``None`` without one."""
+        """Queue an acknowledgement; only a camera's newest one is sent, with refusals and frame counts of earlier ones.
+        ``taken``: whether the frame was taken; ``None`` without one."""
         before = self._acks.get(camera)
         if before is not None and opened and not before.opened:
             index, opened = before.index, False

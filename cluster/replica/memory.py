@@ -44,7 +44,7 @@ def tier_stack(
     find_node: Callable[[], str] | None = None,
     tls: PeerTls | None = None,
 ) -> TierStack:
-    """Tiers of ``tiers.levels``; ``find_node``: looks up the node's process when it stops answering."""
+    """The tiers of ``tiers.levels``; ``find_node``: looks up the node's tier process when it stops answering."""
     from cluster.memory.tiers.base import TierSettings
     from cluster.memory.tiers.stack import TierStack
 
@@ -65,12 +65,11 @@ def tier_stack(
 class WorkerMemory:
     """Passes requests of the ``Memory`` service to the engine thread; called on the event loop.
 
-    ``bank``: the engine's, whose clock thumbnails have; ``None`` if it keeps no memory, and no answer has any.
-    ``answers``: of its windows.
+    ``bank``: the engine's, whose clock thumbnails use; ``None`` if it keeps no memory. ``answers``: of its windows.
 
-    Raises:
-        UnknownCameraError: of every request: there is no such camera.
-        NotReadyError: nothing is remembered.
+    Raises, from every request:
+        UnknownCameraError: there is no such camera.
+        NotReadyError: the camera has no memory.
         ConfigError: the model cannot take the question.
     """
 
@@ -85,19 +84,19 @@ class WorkerMemory:
     ) -> None:
         self.answers = AnswerHub() if answers is None else answers
         self._worker, self._album, self._bank, self._timeout_s = worker, album, bank, timeout_s
-        # Of each camera as it was opened here last.
+        # Specification with which each camera was last opened here.
         self._specs: dict[str, StreamSpec] = {}
-        # When each camera's newest frame came, monotonic.
+        # Monotonic arrival time of each camera's newest frame.
         self._newest_s: dict[str, float] = {}
 
     def register_camera(self, spec: StreamSpec) -> None:
-        """Register an opened or changed camera: its thumbnails are kept as long as its memory; none without one."""
+        """Register an opened or changed camera; thumbnails are kept as long as its memory, and deleted without one."""
         self._specs[spec.stream] = spec
         if spec.memory is None:
             self._album.delete(spec.stream)
 
     async def ask(self, ask: AskSpec) -> AsyncGenerator[str | AskResult, None]:
-        """Yield pieces of the answer, then one result. Cancelled or closed when the caller leaves."""
+        """Yield pieces of the answer, then one result. Closing the iterator cancels the question."""
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
 
@@ -114,7 +113,7 @@ class WorkerMemory:
             try:
                 result: AskResult = await asyncio.wrap_future(done)
             except SightlineError:
-                # A replay asks of hundreds of windows, of some of which nothing is left.
+                # A replay asks about hundreds of windows, some of which are no longer held.
                 if not ask.standing:
                     metrics.asks.labels("failed").inc()
                 raise
@@ -127,7 +126,7 @@ class WorkerMemory:
     async def delete_memory(self, camera: str, ago_s: float | None, *, only_here: bool = False) -> DeletedMemory:
         """Delete what was seen more than ``ago_s`` seconds ago; ``None``: everything.
 
-        ``only_here``: another replica has the camera, and deletes what the tiers have once this has written the rest.
+        ``only_here``: another replica has the camera and deletes it in the tiers, once this one has written the rest.
         """
         before_s, bank = ago_s, self._bank
         if before_s is not None and bank is not None and (camera in bank or not only_here):
@@ -137,18 +136,18 @@ class WorkerMemory:
                 before_s -= time.monotonic() - await asyncio.wrap_future(asked)
         deletion = await asyncio.wrap_future(self._worker.delete_memory(camera, before_s, only_open=only_here))
         self.answers.forget(lambda name: name == camera, ago_s or 0.0)
-        # Before the tiers are waited for, which may be down.
+        # Before waiting for the tiers, which may be down.
         self._delete_pictures(camera, 0.0 if ago_s is None else ago_s)
-        forgotten: DeletedMemory = await asyncio.wrap_future(deletion)
+        deleted: DeletedMemory = await asyncio.wrap_future(deletion)
         if only_here:
             await self.delete_copies(camera)
-        return forgotten
+        return deleted
 
     async def describe(self, camera: str) -> MemoryStatus:
         status = await self._status(camera)
         if self._bank is None:
             return status
-        # Windows do not wait for the tiers.
+        # Off the engine thread: windows must not wait for the tiers.
         usage = await asyncio.to_thread(self._bank.tiers.usage, camera)
         return replace(status, tier_bytes={**status.tier_bytes, **usage})
 
@@ -158,7 +157,7 @@ class WorkerMemory:
         )
 
     async def replay_range(self, camera: str) -> ReplayRange:
-        """What can be replayed."""
+        """The range of video that can be replayed."""
         status = await self._status(camera)
         newest = max(status.newest, self._album.newest_pts(camera) or 0)
         if newest <= 0 or (spec := self._specs.get(camera)) is None:
@@ -167,11 +166,11 @@ class WorkerMemory:
         return ReplayRange(oldest, newest, spec.window_s, spec.stride_s)
 
     async def pictures(self, camera: str, moments: Sequence[Moment]) -> list[bytes]:
-        """The thumbnail nearest to the middle of each moment, ``b""`` where there is none."""
+        """The thumbnail nearest to the middle of each moment; ``b""`` if there is none."""
         return [self._album.nearest(camera, (moment.start + moment.end) // 2) or b"" for moment in moments]
 
     def add_frame(self, sample: FrameSample) -> None:
-        """Add a frame that the engine has taken to the thumbnails, if the camera has a memory."""
+        """Add a frame that the engine has taken to the thumbnails if the camera has a memory."""
         spec = self._specs.get(sample.stream)
         if spec is not None and spec.memory is None:
             return
@@ -182,7 +181,7 @@ class WorkerMemory:
         self._expire_pictures(sample.stream)
 
     def expire_pictures(self) -> None:
-        """Delete thumbnails that are older than their camera's memory may be, also of cameras that send nothing."""
+        """Delete thumbnails older than their camera's retention, also of cameras that send nothing."""
         for camera in self._newest_s:
             self._expire_pictures(camera)
 
@@ -192,7 +191,7 @@ class WorkerMemory:
             self._delete_pictures(camera, spec.memory.retention_s)
 
     def _delete_pictures(self, camera: str, ago_s: float) -> None:
-        """Thumbnails of what was seen more than ``ago_s`` seconds ago; with 0 all of them."""
+        """Delete thumbnails of more than ``ago_s`` seconds ago; 0 deletes all."""
         newest, now_s = self._album.newest_pts(camera), time.monotonic()
         left_s = ago_s - (now_s - self._newest_s.get(camera, now_s))
         self._album.delete(camera, newest - round(left_s * MICROSECONDS) if newest is not None and left_s > 0 else None)
@@ -202,14 +201,14 @@ class WorkerMemory:
         await asyncio.wrap_future(self._worker.remove_camera(camera, life))
 
     def delete_pictures(self, camera: str) -> None:
-        """Delete the thumbnails of a camera that is not here any more."""
+        """Delete the thumbnails of a camera that has left this replica."""
         self._specs.pop(camera, None)
         self._newest_s.pop(camera, None)
         self._album.delete(camera)
 
     async def delete_copies(self, camera: str, *, elsewhere: bool = True) -> None:
-        """Delete what only this process has of a camera that is not open here, once its last write is done.
-        ``elsewhere``: another one has it; if not, a memory that no lower tier holds stays."""
+        """Delete this process's own copies of a camera that is closed here, once its last write is done. ``elsewhere``:
+        another replica has the camera; if not, a memory that no shared tier holds is kept."""
         if self._bank is not None and self._bank.tiers.shared:
             await asyncio.to_thread(self._bank.drop_copies, camera)
         elif elsewhere:
@@ -225,28 +224,28 @@ class WorkerMemory:
 
 
 class MemoryDeletions:
-    """Carries out the controller's orders to delete removed cameras' memory, outside the heartbeats that bring them.
+    """Carries out the controller's orders to delete removed cameras' memories, off the heartbeats that bring them.
 
-    A deletion is :attr:`done` when no tier holds anything of the camera: a tier that is down deletes once it is back.
+    A deletion is :attr:`done` once no tier holds anything of the camera: a tier that is down deletes when it is back.
     """
 
     def __init__(self, memory: WorkerMemory, conversations: Conversations, bank: MemoryBank) -> None:
         self._memory, self._conversations, self._bank = memory, conversations, bank
-        # By name: life of the camera that was opened here last.
+        # By name: life of the camera last opened here.
         self._lives: dict[str, str] = {}
         self._orders: dict[str, str] = {}
-        # Deleted here, but maybe not yet in every tier.
+        # Deleted here, but perhaps not yet in every tier.
         self._deleted: dict[str, str] = {}
         self._running: asyncio.Task[None] | None = None
 
     @property
     def done(self) -> set[str]:
-        """Lives of deletions that every tier has carried out."""
+        """Lives of the cameras that every tier has deleted."""
         deleting = self._bank.tiers.deleting
         return {life for life, camera in self._deleted.items() if camera not in deleting}
 
     def open_camera(self, spec: StreamSpec) -> None:
-        """A camera is about to be opened: it gets nothing of an earlier one of its name."""
+        """Call before opening a camera: discards what is left here of an earlier one of the same name."""
         if self._lives.setdefault(spec.stream, spec.life) != spec.life:
             self._end_camera(spec.stream)
             self._lives[spec.stream] = spec.life
@@ -257,13 +256,13 @@ class MemoryDeletions:
         self._memory.answers.forget(lambda name: name == camera)
 
     def schedule(self, orders: Mapping[str, str]) -> None:
-        """Schedule deletions, names of removed cameras by their lives, without waiting."""
+        """Schedule deletions (life -> name of the removed camera) without waiting."""
         self._orders |= {life: camera for life, camera in orders.items() if life not in self._deleted}
         if self._orders and (self._running is None or self._running.done()):
             self._running = asyncio.create_task(self._run())
 
     async def leave_camera(self, camera: str, *, elsewhere: bool) -> None:
-        """Delete what only this process has of a camera that it has closed; see :meth:`WorkerMemory.delete_copies`."""
+        """Delete this process's copies of a camera that it has closed; see :meth:`WorkerMemory.delete_copies`."""
         try:
             self._memory.delete_pictures(camera)
             self._conversations.end_camera(camera)
@@ -272,14 +271,14 @@ class MemoryDeletions:
             log.exception("what is left here of camera %s could not be deleted", camera)
 
     async def surrender_all(self, worker: EngineWorker) -> None:
-        """Close every camera without writing anything: other replicas have them."""
+        """Close every camera without saving anything: other replicas own them."""
         cameras = worker.open_streams()
         await asyncio.wrap_future(worker.release_all())
         for camera in cameras:
             await self.leave_camera(camera, elsewhere=True)
 
     async def wait_until_done(self) -> None:
-        """Wait for all deletions, as far as the tiers can carry them out now."""
+        """Wait until every scheduled deletion was tried; tiers that are down delete later."""
         if self._running is not None:
             await self._running
 
@@ -304,7 +303,7 @@ class MemoryDeletions:
 
 _BYTES = {"bytes_in": "in", "bytes_out": "out"}
 _EVENTS = ("hits", "misses", "retries", "stored", "evicted", "damaged", "failures")
-"""Present from the first scrape on, so that a rate starts at zero; other events appear when they happen."""
+"""Exported from the first scrape on, so that rates start at zero; other events appear when they occur."""
 
 _PREFETCHED = ("predicted", "used", "late", "wasted", "missed", "expired")
 
@@ -320,8 +319,8 @@ class MemoryCollector(Collector):
     """Prometheus collector of one process's tiers; register it beside :data:`cluster.metrics.REGISTRY`.
 
     Args:
-        tiers: of the process.
-        prefetched: counts of its prefetchers.
+        tiers: the process's tiers.
+        prefetched: returns the counts of its prefetchers.
     """
 
     def __init__(self, tiers: TierStack, prefetched: Callable[[], PrefetchStats]) -> None:
@@ -329,7 +328,7 @@ class MemoryCollector(Collector):
         self._bytes = {tier.name: 0 for tier in tiers.tiers}
 
     def refresh(self) -> None:
-        """Query the tiers' sizes, each up to its deadline: too slow for a scrape."""
+        """Query the tiers' sizes, which is too slow for a scrape: each may take up to its deadline."""
         self._bytes = {tier.name: tier.nbytes() for tier in self._tiers.tiers}
 
     def collect(self) -> Iterator[Metric]:
@@ -338,17 +337,15 @@ class MemoryCollector(Collector):
         yield from self._of_prefetch()
 
     def _of_tiers(self) -> Iterator[Metric]:
-        held = GaugeMetricFamily("sightline_tier_bytes", "KV that a tier holds.", labels=["tier"])
+        held = GaugeMetricFamily("sightline_tier_bytes", "KV held by a tier, in bytes.", labels=["tier"])
         up = GaugeMetricFamily("sightline_tier_up", "1 when a tier works.", labels=["tier"])
-        blocks = CounterMetricFamily(
-            "sightline_tier_blocks", "Blocks of a tier by what became of them.", labels=["tier", "event"]
-        )
+        blocks = CounterMetricFamily("sightline_tier_blocks", "Blocks of a tier, by event.", labels=["tier", "event"])
         moved = CounterMetricFamily(
             "sightline_tier_moved_bytes", "Bytes into and out of a tier.", labels=["tier", "direction"]
         )
         for name, state in self._tiers.states().items():
             held.add_metric([name], self._bytes[name])
-            # Not of one that answers and takes nothing: full, read-only, without a disk to save to.
+            # Also 0 for a tier that answers but cannot store: full, read-only, or without a disk to save to.
             up.add_metric([name], float(not state.trouble))
             for event, count in ({**dict.fromkeys(_EVENTS, 0), **state.counts}).items():
                 if event not in _BYTES:
@@ -366,25 +363,25 @@ class MemoryCollector(Collector):
         )
         yield _counter(
             "sightline_memory_lost",
-            "What memories lost: frames that no tier took in time, tokens whose blocks are gone or damaged.",
+            "Losses of memories: frames that no tier took in time, tokens whose blocks are missing or damaged.",
             "kind",
             LOST,
         )
         yield GaugeMetricFamily(
-            "sightline_memory_deletions", "Cameras that a tier has not deleted yet.", len(self._tiers.deleting)
+            "sightline_memory_deletions", "Cameras that some tier has yet to delete.", len(self._tiers.deleting)
         )
 
     def _of_prefetch(self) -> Iterator[Metric]:
         stats = self._prefetched()
         yield _counter(
             "sightline_prefetch_blocks",
-            "Blocks that questions read: predicted, of these used, late or wasted; missed were not predicted.",
+            "Blocks prefetched for questions: predicted, of these used, late or wasted; missed were not predicted.",
             "event",
             {event: getattr(stats, event) for event in _PREFETCHED},
         )
         yield CounterMetricFamily(
-            "sightline_prefetch_transfer_seconds", "Seconds in which blocks were being loaded.", stats.transfer_s
+            "sightline_prefetch_transfer_seconds", "Seconds spent loading blocks.", stats.transfer_s
         )
         yield CounterMetricFamily(
-            "sightline_prefetch_waited_seconds", "Seconds of them in which the computation stood still.", stats.waited_s
+            "sightline_prefetch_waited_seconds", "Seconds of these that computation waited.", stats.waited_s
         )

@@ -1,4 +1,4 @@
-"""gRPC ``Memory`` servicer of a replica: free questions about a camera's past, and deleting its memory."""
+"""gRPC ``Memory`` servicer of a replica: free questions about a camera's past, replays, and deletion of its memory."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ log = logging.getLogger(__name__)
 
 SERVICE = "sightline.v1.Memory"
 USUAL_REPLAYED, MOST_REPLAYED = 240, 480
-"""Windows of a replay."""
+"""Default and maximum number of windows of a replay."""
 
 Context: TypeAlias = grpc.aio.ServicerContext
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayRange:
-    """``oldest``, ``newest``: the camera's microseconds of which something is held, in the window or remembered;
+    """``oldest``, ``newest``: bounds, in microseconds on the camera's clock, of what window and memory hold;
     ``length_s``, ``stride_s``: of its windows."""
 
     oldest: int
@@ -53,11 +53,11 @@ class ReplayRange:
 
     def spans(self, since_s: float | None, most: int) -> list[tuple[int, int]]:
         """Windows to replay, ``(start, end)`` on the camera's clock, oldest first, ending whole strides before the
-        newest frame; at most ``most``: where there are more, every second, third … is left out.
+        newest frame.
 
         Args:
-            since_s: seconds before the newest frame in which they end; None: all that is held.
-            most: of them.
+            since_s: only windows that end within this many seconds of the newest frame; None: all that is held.
+            most: maximum number of windows; if there are more, only every second, third, … is replayed.
         """
         length, stride = round(self.length_s * MICROSECONDS), round(self.stride_s * MICROSECONDS)
         held = self.newest - self.oldest
@@ -69,17 +69,17 @@ class ReplayRange:
 
 
 class MemoryServicer(memory_pb2_grpc.MemoryServicer):
-    """Memory: ``max_asks`` questions under way or waiting, and ``conversations``.
+    """Serves ``Memory``, with at most ``max_asks`` running and waiting questions.
 
     Args:
         handler: the replica.
-        conversations: for follow-up questions; by default 64, or twice as many as questions.
+        conversations: for follow-up questions; by default at most 64, or twice ``max_asks`` if that is more.
         max_asks: concurrent questions; one more is refused with ``CapacityError``.
         max_new_tokens: limit and default of an answer's tokens.
-        ask_s, call_s: longest duration of an answer, and of any other call, whatever the client allows.
+        ask_s, call_s: timeout of an answer, and of any other call, whatever deadline the client sets.
 
     Raises:
-        ValueError: there may be as many questions as conversations.
+        ValueError: ``max_asks`` is not below the limit of conversations.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
             history = turns_from_proto(request)
             if history is not None:
                 result = await self._relay(ask_from_proto(request, self._longest, history), context)
-                await self._tell(request, context, result)
+                await self._write_result(request, context, result)
                 return
             async with self._conversations.begin_turn(request.camera, request.conversation) as conversation:
                 ask = ask_from_proto(request, self._longest, list(conversation.turns))
                 result = await self._relay(ask, context)
                 self._conversations.add_turn(conversation, ask.text, result.text)
-                await self._tell(request, context, result, conversation.id)
+                await self._write_result(request, context, result, conversation.id)
 
     async def Replay(self, request: memory_pb2.ReplayRequest, context: Context) -> None:
         async with self._answering(self._ask_s), self._place():
@@ -128,7 +128,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
                 try:
                     score = (await self._relay(ask, context)).yes
                 except NotReadyError:
-                    # Nothing of this window is left; that it was asked for is still progress.
+                    # Nothing of this window is left; it still counts as progress.
                     score = None
                 replayed = memory_pb2.ReplayedWindow(
                     start=span[0],
@@ -155,7 +155,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         async with self._answering(self._call_s):
             return status_to_proto(await self._handler.describe(check_camera(request.camera)))
 
-    async def _tell(
+    async def _write_result(
         self, request: memory_pb2.AskRequest, context: Context, result: AskResult, conversation: str = ""
     ) -> None:
         pictures = await self._pictures(result) if request.with_pictures else ()
@@ -163,7 +163,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         await context.write(memory_pb2.AskEvent(result=told))
 
     async def _relay(self, ask: AskSpec, context: Context) -> AskResult:
-        """Yield the pieces; always closes the handler's iterator, so that its work ends at once."""
+        """Write an answer's pieces and return its result; always closes the handler's iterator, which ends its work."""
         async with aclosing(self._handler.ask(ask)) as events:
             async for event in events:
                 if isinstance(event, AskResult):
@@ -173,7 +173,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
         raise RuntimeError(f"the answer about camera {ask.stream!r} ended without a result")
 
     async def _pictures(self, result: AskResult) -> Sequence[bytes]:
-        """Thumbnails of an answer; without them if they fail."""
+        """Thumbnails of an answer; none if fetching them fails."""
         try:
             pictures = await self._handler.pictures(result.stream, result.moments)
         except SightlineError as error:
@@ -191,7 +191,7 @@ class MemoryServicer(memory_pb2_grpc.MemoryServicer):
 
     @asynccontextmanager
     async def _answering(self, limit_s: float) -> AsyncIterator[None]:
-        """Says how long the call may take when it takes longer."""
+        """Limit a call to ``limit_s``; the ``TimeoutError`` states the limit."""
         try:
             async with asyncio.timeout(limit_s) as limit:
                 yield

@@ -1,4 +1,4 @@
-"""Moves frames into the engine and windows through queue and engine, on the engine thread."""
+"""Pushes frames into the engine, and windows through queue and engine, on the engine thread."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REST_S = 0.5
-"""Seconds between two steps while the engine is unavailable; windows wait that long."""
+"""Seconds between attempts to call an unavailable engine; windows stay queued meanwhile."""
 
 
 class StepTimeEstimator:
     """Predicts the compute time of windows; used on the engine thread.
 
-    Without a cost model, it is proportional to the tokens computed, at a time per token estimated from the steps.
+    Without a cost model the time is proportional to the computed tokens, at a rate learnt from the steps.
     """
 
     def __init__(self, costs: CostModel | None = None) -> None:
         self._costs = costs
-        # Measured over predicted seconds.
+        # Measured / predicted seconds.
         self._ratio = 0.0 if costs is None else 1.0
         self._cameras: dict[str, float] = {}
         self._mean = 0.0
 
     def expected_s(self, stream: str) -> float:
-        """Seconds that a camera's next window adds to a step; the mean of the others for an unknown camera."""
+        """Seconds that a camera's next window adds to a step; the mean of all cameras for an unknown one."""
         return self._ratio * self._cameras.get(stream, self._mean)
 
     def observe(self, answers: Sequence[Answer], seconds: float) -> None:
@@ -69,7 +69,7 @@ class StepTimeEstimator:
 
 @dataclass(frozen=True, slots=True)
 class PendingFrame:
-    """A frame that waits for the engine thread."""
+    """A frame waiting for the engine thread."""
 
     sample: FrameSample
     arrived_s: float
@@ -84,10 +84,10 @@ def _new_id() -> str:
 class OpenStream:
     """State of an open camera.
 
-    ``ending``: its source ended, and it is closed once nothing waits; ``broken``: why only a frame that depends on none
-    before it is accepted; ``accounting``: of its strides; ``before``: counts of earlier times it was open;
-    ``computed``: see :class:`StreamReport`; ``leaving``: future of its hand-over; ``incarnation``: changes whenever
-    window numbering restarts; ``run``: id of the counts.
+    ``ending``: its source ended; it is closed once nothing waits. ``broken``: why only a random access frame is
+    accepted. ``before``: counts when it was last closed here; ``computed``: see :class:`StreamReport`; ``leaving``:
+    future of its pending hand-over; ``incarnation``: changes whenever window numbering restarts; ``run``: id of the
+    counts.
     """
 
     spec: StreamSpec
@@ -118,7 +118,7 @@ class OpenStream:
         return stream
 
     def change_spec(self, spec: StreamSpec) -> None:
-        """Apply another specification: earlier answers belong to other questions."""
+        """Apply a new specification; last answers are kept of unchanged questions only."""
         asked = {(question.id, question.text) for question in self.spec.questions}
         same = {question.id for question in spec.questions if (question.id, question.text) in asked}
         self.last_answers = {each: last for each, last in self.last_answers.items() if each in same}
@@ -157,7 +157,7 @@ class OpenStream:
             life=spec.life,
             run=self.run,
             now_s=time.monotonic(),
-            # A patient camera's frames wait for each other: their arrival is no clock.
+            # Frames of a patient camera are held back, so their arrival is no clock.
             accounted=None if spec.patient else self.accounting.accounted(settled, spec.stride_s),
             accounted_before=self.accounted_before,
         )
@@ -170,24 +170,23 @@ class WorkerEvents(Protocol):
         """One window was answered; ``late``: after the next one was due."""
 
     def batch(self, windows: int) -> None:
-        """So many windows were computed together, gated ones not counted."""
+        """Windows were computed in one step; gated ones are not counted."""
 
     def dropped(self, stream: str, reason: str, windows: int) -> None:
         """Windows were dropped; ``reason`` is a :class:`DropReason` or ``failed``."""
 
     def lost(self, stream: str, windows: int) -> None:
-        """Windows of which video never came, or an open one lost when its camera was reset."""
+        """Windows were lost: their video never arrived, or their camera was reset."""
 
 
 @dataclass(slots=True)
 class StepRunner:
     """Moves frames from cameras' inboxes into the engine, and batches of windows through it, on the engine thread.
 
-    * ``streams``: open cameras by name; ``lock``: guards their inboxes and what they report
-    * ``queue``: of windows; ``pace``: estimates their time
+    * ``streams``: open cameras by name; ``lock``: guards their inboxes and report fields
     * ``max_batch``, ``step_budget_s``: see :class:`~cluster.replica.worker.EngineWorker`
     * ``failures``: consecutive steps in which every window failed; ``began_s``: monotonic time of the last engine call
-    * ``steps``: so far, in which ``windows`` were computed
+    * ``steps``, ``windows``: steps that computed something so far, and the windows computed in them
     * ``trouble``: why the engine was unavailable at the last attempt, empty if it was not
     """
 
@@ -196,7 +195,7 @@ class StepRunner:
     streams: Mapping[str, OpenStream]
     lock: threading.Condition
     queue: WindowQueue
-    pace: StepTimeEstimator
+    estimator: StepTimeEstimator
     max_batch: int
     step_budget_s: float
     failures: int = 0
@@ -205,12 +204,12 @@ class StepRunner:
     steps: int = 0
     windows: int = 0
     _rested_s: float = 0.0
-    # Compute time ahead of windows since the last step.
+    # Seconds spent on prefilling ahead since the last step.
     _ahead_s: float = 0.0
 
     def take_frames(self, stream: OpenStream) -> Literal["stays", "ended", "leaves"]:
-        """Process every frame of a camera that may be taken now. ``ended``: its source had ended, and its last window
-        is answered; ``leaves``: it is to be handed over, and nothing of it waits here."""
+        """Push every frame of a camera that need not wait. ``ended``: its source has ended, and its last window is
+        answered; ``leaves``: it is being handed over, and nothing of it waits here."""
         while stream.inbox and not self.must_wait(stream):
             with self.lock:
                 offer = stream.inbox.popleft()
@@ -219,7 +218,7 @@ class StepRunner:
             except DeviceError:
                 raise
             except Exception as error:
-                # Whatever one camera sends, the others go on; its decoder is told, and goes on with a fresh frame.
+                # One camera's frame must not stop the others; its decoder is told and continues with a fresh frame.
                 offer.taken.set_exception(error)
             else:
                 offer.taken.set_result(None)
@@ -231,7 +230,7 @@ class StepRunner:
         return "stays"
 
     def must_wait(self, stream: OpenStream) -> bool:
-        """Whether its next frame must wait: a fresh one discards waiting windows; a patient camera must lose none."""
+        """Whether the next frame must wait: a fresh one discards waiting windows; a patient camera must lose none."""
         waiting = self.queue.waiting(stream.spec.stream)
         return waiting > 0 and (stream.spec.patient or not self._continues(stream, stream.inbox[0]))
 
@@ -241,7 +240,7 @@ class StepRunner:
         return not anew and stream.accounting.continues(offer.sample, offer.arrived_s, patient=stream.spec.patient)
 
     def count_lost(self, stream: OpenStream, windows: int) -> None:
-        """Count windows of which video never came."""
+        """Count windows whose video never arrived."""
         if windows:
             stream.counts["windows_lost"] += windows
             self.events.lost(stream.spec.stream, windows)
@@ -269,29 +268,29 @@ class StepRunner:
             self._enqueue(stream, self.engine.flush(stream.spec.stream))
 
     def _enqueue(self, stream: OpenStream, requests: Sequence[WindowRequest], *, again: bool = False) -> None:
-        """Queue closed windows of a camera; ``again``: they could not be started."""
+        """Enqueue closed windows of a camera; ``again``: they could not be started."""
         spec = stream.spec
         for request in requests:
             for gone in self.queue.offer(
                 request,
                 stride_s=spec.stride_s,
-                # An answer started later than a window's length is about a past scene.
+                # An answer started more than a window's length late is about a past scene.
                 late_s=spec.window_s,
                 patient=spec.patient or stream.ending,
                 priority=Priority.of(spec.priority),
-                seconds=self.pace.expected_s(spec.stream),
+                seconds=self.estimator.expected_s(spec.stream),
                 again=again,
             ):
                 self._drop(gone.request.stream, gone.reason)
 
     @property
     def backoff_s(self) -> float | None:
-        """Seconds until an unavailable engine is called again; ``None`` when it may be called now."""
+        """Seconds until an unavailable engine is called again; ``None`` if it may be called now."""
         left = self._rested_s - time.monotonic()
         return left if left > 0 else None
 
     def step(self) -> None:
-        """Answer one batch: the most urgent windows."""
+        """Answer one batch of the most urgent windows."""
         batch = self.queue.take_batch(self.max_batch, time.monotonic(), self.step_budget_s)
         for gone in batch.dropped:
             self._drop(gone.request.stream, gone.reason)
@@ -301,7 +300,7 @@ class StepRunner:
             self._answer(batch.requests)
             self.failures = 0
         except UnavailableError as error:
-            self._put_back(batch.requests, error)
+            self._requeue(batch.requests, error)
         except DeviceError:
             raise
         except Exception:
@@ -309,20 +308,20 @@ class StepRunner:
             self._answer_singly(batch.requests)
 
     def prefill_ahead(self) -> bool:
-        """Compute ahead of windows that have not ended; returns whether there may be more to do."""
+        """Prefill open windows ahead of their end; returns whether there may be more to do."""
         self.began_s = time.monotonic()
         try:
             return self.engine.prefill_ahead()
         except DeviceError:
             raise
         except Exception:
-            log.exception("computing ahead of windows failed; they are computed at their end")
+            log.exception("prefilling open windows failed; they are computed when they end")
             return False
         finally:
             self._ahead_s += time.monotonic() - self.began_s
 
-    def _put_back(self, requests: Sequence[WindowRequest], error: UnavailableError) -> None:
-        """Requeue windows while the engine is unavailable, which is not their fault."""
+    def _requeue(self, requests: Sequence[WindowRequest], error: UnavailableError) -> None:
+        """Requeue windows and back off: the engine is unavailable."""
         self.failures += 1
         self.trouble = str(error)
         self._rested_s = time.monotonic() + REST_S
@@ -337,7 +336,7 @@ class StepRunner:
             try:
                 self._answer([request])
             except UnavailableError as error:
-                self._put_back(requests[place:], error)
+                self._requeue(requests[place:], error)
                 return
             except DeviceError:
                 raise
@@ -362,7 +361,7 @@ class StepRunner:
         following = self.queue.peek(self.max_batch)
         answers = self.engine.step(requests, following)
         self.trouble = ""
-        self.pace.observe(answers, time.monotonic() - self.began_s + self._ahead_s)
+        self.estimator.observe(answers, time.monotonic() - self.began_s + self._ahead_s)
         self._ahead_s = 0.0
         computed = len({answer.stream for answer in answers if not answer.gated})
         self.steps += computed > 0

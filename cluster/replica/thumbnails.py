@@ -13,7 +13,7 @@ from cluster.types import MICROSECONDS, FrameSample, PatchGrid, UInt8Array
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """``canvas``: the current picture as the model sees it. ``times`` ascend; ``files`` and ``nbytes`` are theirs."""
+    """``canvas``: the current picture as the model sees it; ``times`` (ascending), ``files``: of the thumbnails."""
 
     grid: PatchGrid
     canvas: UInt8Array
@@ -33,10 +33,10 @@ class _Stream:
 class ThumbnailStore:
     """Small JPEGs of every stream, at most one per ``every_s`` of the memory's time. Thread-safe.
 
-    A stream's thumbnails take at most ``cap_bytes``. When one more does not fit, every second one of the older half is
-    deleted, so that old ones get sparser evenly. Each stream also has a canvas onto which the patches of each frame are
-    drawn: patches are shrunk by an integer factor as long as the canvas stays as wide as the thumbnails, usually to
-    half the model's resolution.
+    A stream's thumbnails take at most ``cap_bytes``. When another does not fit, every second one of the older half is
+    deleted, which thins out old ones evenly. Each stream also has a canvas onto which the patches of each frame are
+    drawn, shrunk by the largest integer factor that keeps it as wide as the thumbnails, usually to half the model's
+    resolution.
 
     Args:
         width: of the thumbnails in pixels; smaller pictures keep their size.
@@ -56,7 +56,7 @@ class ThumbnailStore:
     def add_frame(self, sample: FrameSample) -> None:
         """Draw a frame's patches onto the canvas, and store a thumbnail if one is due; ``pts`` is the memory's time.
 
-        That does not go back unless the memory begins anew: thumbnails of that time and later are deleted.
+        It goes back only when the memory restarts, which deletes the thumbnails of that time and later.
         """
         with self._lock:
             stream = self._streams.get(sample.stream)
@@ -72,7 +72,7 @@ class ThumbnailStore:
                 self._encode(stream, sample.pts)
 
     def nearest(self, stream: str, pts: int) -> bytes | None:
-        """JPEG nearest to ``pts`` (microseconds), None if none is within ``every_s``."""
+        """JPEG nearest to ``pts`` (microseconds); None if none is within ``every_s``."""
         with self._lock:
             held = self._streams.get(stream)
             if held is None or not held.times:
@@ -83,7 +83,7 @@ class ThumbnailStore:
             return held.files[nearest] if abs(held.times[nearest] - pts) <= self._every else None
 
     def newest_pts(self, stream: str) -> int | None:
-        """Time of the latest frame, None before the first."""
+        """Time of the latest frame; None before the first."""
         with self._lock:
             held = self._streams.get(stream)
             return None if held is None else held.latest
@@ -119,15 +119,15 @@ def _side(grid: PatchGrid, width: int) -> int:
 
 
 def _canvas(grid: PatchGrid, width: int) -> UInt8Array:
-    """Grey canvas ``[height, width, 3]`` of a scene of which nothing is known yet."""
+    """Grey canvas ``[height, width, 3]`` of a scene not seen yet."""
     side = _side(grid, width)
     return np.full((grid.rows * side, grid.cols * side, 3), 128, dtype=np.uint8)
 
 
 def _draw(sample: FrameSample, canvas: UInt8Array) -> None:
-    """Draw the newest of the frame's ``T`` samples onto the canvas, at its scale.
+    """Draw the kept patches of the newest of the frame's ``T`` samples onto the canvas, at its scale.
 
-    The order of patches is that of :class:`~cluster.types.FrameSample`. Only kept patches are drawn.
+    Patches are ordered as in :class:`~cluster.types.FrameSample`.
     """
     grid = sample.grid
     merge, side = grid.merge, canvas.shape[0] // grid.rows

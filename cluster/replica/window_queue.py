@@ -2,9 +2,8 @@
 
 Classes precede deadlines: critical, then normal, then background. Skipping a window does not affect later answers: the
 engine's next window of that camera computes what the skipped one would have. So when the engine cannot keep up, the
-newest window of a camera replaces its oldest waiting one, *and takes its place in the order*: whoever waited longest is
-next, with a window that has just come. Otherwise an overloaded queue would answer every window just before it becomes
-worthless.
+newest window of a camera replaces its oldest waiting one *and takes its place in the order*: the camera that waited
+longest is next, with a fresh window. Otherwise an overloaded queue would answer every window just before it expires.
 """
 
 import math
@@ -41,7 +40,7 @@ class DroppedWindow:
 
 
 class Batch(NamedTuple):
-    """Windows that :meth:`WindowQueue.take_batch` hands to the engine, and those it dropped as too late."""
+    """Windows that :meth:`WindowQueue.take_batch` hands to the engine, and those it dropped as late."""
 
     requests: list[WindowRequest]
     dropped: list[DroppedWindow]
@@ -54,16 +53,16 @@ class _Waiting(NamedTuple):
     seconds: float
 
 
-# Same as ``_Waiting(...)`` and ``Batch(...)`` in a third of the time: they are created for every window and step.
+# Like ``_Waiting(...)`` and ``Batch(...)`` in a third of the time: they are created for every window and step.
 _new_waiting: Callable[[tuple[WindowRequest, float, float, float]], _Waiting] = partial(tuple.__new__, _Waiting)
 _new_batch: Callable[[tuple[list[WindowRequest], list[DroppedWindow]]], Batch] = partial(tuple.__new__, Batch)
 
 _VOID = 64
-"""Void entries that a heap may hold besides as many as there are cameras."""
+"""Slack, in entries, before a heap is purged of void ones."""
 
 
 class _Camera:
-    """``turn``, ``served_s``: when its first and its last taken window are due; ``ticket``: of its valid heap entry."""
+    """``turn``, ``served_s``: due times of its first and its last taken window; ``ticket``: of its valid heap entry."""
 
     __slots__ = ("rank", "served_s", "ticket", "turn", "windows")
 
@@ -78,8 +77,8 @@ class _Camera:
 class Deadline:
     """Earliest deadline first: a window is due one stride after its arrival.
 
-    A camera that sends faster than declared is due no sooner than a stride after its last window was, so that it takes
-    nothing from others (a constant bandwidth server: Abeni and Buttazzo, RTSS 1998).
+    A camera that sends faster than declared is due no sooner than a stride after its last window, so that it takes no
+    time from others (a constant bandwidth server: Abeni and Buttazzo, RTSS 1998).
     """
 
     @staticmethod
@@ -90,7 +89,7 @@ class Deadline:
 
 
 class Arrival:
-    """First come, first served: the baseline."""
+    """First come, first served; the baseline."""
 
     @staticmethod
     def due_s(arrived_s: float, stride_s: float, served_s: float) -> float:  # noqa: ARG004
@@ -98,10 +97,10 @@ class Arrival:
 
 
 class WindowQueue:
-    """At most ``per_stream`` waiting windows of a camera, and at most ``capacity`` in total; every call is O(log n).
+    """At most ``per_stream`` waiting windows of a camera, and ``capacity`` in total; :meth:`offer` is O(log n).
 
-    A *patient* camera (a file read as fast as possible) loses nothing to newer windows and is never late: its feeder
-    must stop while it has a window waiting. Above ``capacity`` its windows are dropped as others are.
+    A *patient* camera (a file read as fast as possible) loses no window to newer ones and is never late: its feeder
+    must pause while one waits. Above ``capacity`` its windows are dropped like any other.
     """
 
     def __init__(self, *, per_stream: int = 1, capacity: int = 1024, order: str = "deadline") -> None:
@@ -138,15 +137,15 @@ class WindowQueue:
         seconds: float = 0.0,
         again: bool = False,
     ) -> list[DroppedWindow]:
-        """Queue a window; returns those dropped for it.
+        """Enqueue a window; returns those dropped for it.
 
         Args:
-            stride_s: it is due that long after its last frame arrived.
-            late_s: seconds after the arrival of its last frame from which an answer is worthless.
-            patient: drop its windows only where the queue as a whole is full.
+            stride_s: seconds after the arrival of its last frame at which it is due.
+            late_s: seconds after the arrival of its last frame at which an answer becomes worthless.
+            patient: drop the camera's windows only if the whole queue is full.
             priority: class of the camera.
             seconds: expected time that it adds to a step.
-            again: it could not be started: it goes ahead of its camera's newer ones, as if it had never been taken.
+            again: it could not be started, and goes before its camera's newer ones as if it had never been taken.
         """
         until_s = math.inf if patient else request.arrived_s + late_s
         if until_s < self._late_s:
@@ -177,11 +176,11 @@ class WindowQueue:
         return dropped
 
     def take_batch(self, max_batch: int, now_s: float, budget_s: float = math.inf) -> Batch:
-        """Up to ``max_batch`` windows, one per camera, the most urgent class first and then by due time.
+        """Take up to ``max_batch`` windows, one per camera, the most urgent class first and then by due time.
 
         Args:
-            now_s: the same monotonic clock as ``WindowRequest.arrived_s``.
-            budget_s: limit of the windows' summed seconds; the first is taken in any case.
+            now_s: on the monotonic clock of ``WindowRequest.arrived_s``.
+            budget_s: limit of the windows' summed ``seconds``; the first is taken in any case.
         """
         dropped: list[DroppedWindow] = []
         crowded = len(self._cameras) > 2 * self.capacity
@@ -220,7 +219,7 @@ class WindowQueue:
         return _new_batch((requests, dropped))
 
     def peek(self, count: int) -> list[WindowRequest]:
-        """The first ``count`` windows of the next batch, if none comes before them; O(n)."""
+        """The first ``count`` windows of the next batch, unless more urgent ones arrive; O(n)."""
         found: list[WindowRequest] = []
         for heap in self._heaps:
             waiting = (entry for entry in heap if entry[2].ticket == entry[1])
@@ -228,7 +227,7 @@ class WindowQueue:
         return found
 
     def discard(self, stream: str) -> list[WindowRequest]:
-        """Remove a camera that was closed or restarted; returns its waiting windows, which do not count as drops."""
+        """Remove a closed or restarted camera; returns its waiting windows, which do not count as drops."""
         camera = self._cameras.pop(stream, None)
         if camera is None:
             return []
@@ -236,7 +235,7 @@ class WindowQueue:
         camera.windows.clear()
         camera.ticket = 0
         self._size -= len(gone)
-        self._tidy(camera.rank)
+        self._purge(camera.rank)
         return gone
 
     def _due(self, camera: _Camera, waiting: _Waiting) -> float:
@@ -247,17 +246,17 @@ class WindowQueue:
         self._tickets += 1
         camera.ticket = self._tickets
         heappush(self._heaps[camera.rank], (camera.turn, camera.ticket, camera))
-        self._tidy(camera.rank)
+        self._purge(camera.rank)
 
-    def _tidy(self, rank: int) -> None:
-        """Rebuild a heap once void entries outnumber waiting cameras by much."""
+    def _purge(self, rank: int) -> None:
+        """Rebuild a heap once void entries far outnumber cameras."""
         heap = self._heaps[rank]
         if len(heap) > 2 * len(self._cameras) + _VOID:
             heap[:] = [entry for entry in heap if entry[2].ticket == entry[1]]
             heapify(heap)
 
     def _sweep(self, now_s: float, dropped: list[DroppedWindow]) -> None:
-        """Drop late windows wherever they are, and remove cameras with neither waiting windows nor a deadline."""
+        """Drop late windows of every camera, and remove cameras with neither waiting windows nor a pending deadline."""
         self._swept_s, self._late_s = now_s, math.inf
         idle = []
         for name, camera in self._cameras.items():
@@ -269,7 +268,7 @@ class WindowQueue:
             del self._cameras[name]
 
     def _drop(self, camera: _Camera, reason: DropReason) -> DroppedWindow:
-        """Drop the oldest window of a camera; the next one takes its place in the order."""
+        """Drop the oldest window of a camera; its next one takes the place in the order."""
         self._size -= 1
         gone = camera.windows.popleft()
         if not camera.windows:
@@ -277,13 +276,13 @@ class WindowQueue:
         return DroppedWindow(gone.request, reason)
 
     def _cancel_late(self, camera: _Camera, now_s: float, dropped: list[DroppedWindow]) -> bool:
-        """Drop windows that are too late; returns whether none is left."""
+        """Drop a camera's late windows; returns whether none is left."""
         while camera.windows and camera.windows[0].until_s < now_s:
             dropped.append(self._drop(camera, DropReason.LATE))
         return not camera.windows
 
     def _overflow(self) -> DroppedWindow:
-        """Drop the first due window of the least urgent class: no other has waited longer."""
+        """Drop the earliest due window of the least urgent class."""
         for heap in reversed(self._heaps):
             while heap:
                 _, ticket, camera = heap[0]

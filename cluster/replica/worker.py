@@ -1,8 +1,8 @@
-"""The engine thread of a replica: frames in, batches of windows through the engine, answers out.
+"""The engine thread of a replica: takes frames, runs batches of windows through the engine, emits answers.
 
-Everything that touches the engine runs on this one thread. Other threads only add work to bounded inboxes. Between two
-steps the thread takes every waiting frame (cheap), which closes windows, then answers one batch of them: the most
-urgent ones, limited to a step of bounded length, so that an urgent window never waits long.
+Everything that touches the engine runs on this one thread; other threads only enqueue work into bounded inboxes. In
+each iteration the thread pushes every waiting frame (cheap), which closes windows, then answers one batch of the most
+urgent windows. The length of a step is bounded, so that an urgent window never waits long.
 """
 
 import logging
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 KEPT_REPORTS = 1024
-"""Closed cameras whose last report is kept for the next heartbeat."""
+"""Maximum closed cameras whose last report is kept for heartbeats."""
 
 MAX_FAILURES = 3
-"""Consecutive steps that may fail on every window before the replica counts as broken."""
+"""Consecutive steps failing on every window after which the replica counts as broken."""
 
 
 class EngineWorker:
@@ -44,16 +44,16 @@ class EngineWorker:
 
     Args:
         engine: used only on the worker's thread.
-        events: receives what happens there.
-        max_batch: most windows answered together; ``step_budget_s``: time limit of a step of more than one window,
-            predicted by ``costs`` (``None``: in proportion to tokens) and measured steps.
-        per_stream: windows of one camera that may wait (see :class:`WindowQueue`).
+        events: receives the worker's events, on its thread.
+        max_batch: maximum windows per step; ``step_budget_s``: time limit of a step of more than one window, predicted
+            from ``costs`` (``None``: proportional to tokens) and measured steps.
+        per_stream: maximum waiting windows of one camera (see :class:`WindowQueue`).
         order: scheduling policy of the queue, by name.
-        inbox: frames of one camera that may wait for the thread.
+        inbox: maximum frames of one camera waiting for the thread.
         stall_s: seconds one engine call may take before :meth:`check` reports the engine as stuck.
-        absent_s: seconds without :meth:`confirm_ownership` after which no frame is accepted and no window answered
-            until then: this process stood still, and others may have its cameras.
-        ask_share: share of the time that free questions may take while windows wait.
+        absent_s: seconds without :meth:`confirm_ownership` after which frames and windows wait for the next one: this
+            process was suspended, and other replicas may own its cameras.
+        ask_share: fraction of the time that free questions may take while windows wait.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class EngineWorker:
     ) -> None:
         self._engine = engine
         self._asks = AskQueue(engine.ask, share=ask_share)
-        self._pace = StepTimeEstimator(costs)
+        self._estimator = StepTimeEstimator(costs)
         self._inbox = inbox
         self._stall_s = stall_s
         self._absent_s, self._confirmed_s = absent_s, time.monotonic()
@@ -85,7 +85,7 @@ class EngineWorker:
         self._stopping = self._ended = False
         self._busy_since: float | None = None
         self._busy_s = self._asked_s = 0.0
-        # Whether there may be more to compute of windows that have not ended.
+        # Whether open windows may have more to prefill.
         self._ahead = False
         self._steps = StepRunner(
             engine,
@@ -93,11 +93,11 @@ class EngineWorker:
             self._streams,
             self._wake,
             queue=self._queue,
-            pace=self._pace,
+            estimator=self._estimator,
             max_batch=max_batch,
             step_budget_s=step_budget_s,
         )
-        # Why the engine can never be called again.
+        # Why the engine is unusable for good.
         self._broken = ""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -106,7 +106,7 @@ class EngineWorker:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> bool:
-        """Finish the current step and end; false when it did not end in time."""
+        """Stop after the current step; false if the thread did not end in time."""
         with self._wake:
             self._stopping = True
             self._wake.notify_all()
@@ -120,22 +120,22 @@ class EngineWorker:
             self._wake.notify_all()
 
     def release_all(self) -> Future[None]:
-        """Close every camera without answering or writing: others own them, and count their windows here as lost."""
-        return self.call_on_engine_thread(lambda _: self._surrender())
+        """Close every camera without answering or saving: other replicas own them and count windows here as lost."""
+        return self.call_on_engine_thread(lambda _: self._release_all())
 
     def prepare(self, spec: StreamSpec) -> None:
-        """Fetch another process's saved state before :meth:`open`, and raise like it; does not wait for the engine."""
+        """Prefetch another process's saved state before :meth:`open`, off the engine thread; raises the same errors."""
         self._engine.prepare(spec)
 
     def open(self, spec: StreamSpec) -> Future[None]:
         """Admit a camera, or change its questions and policies; done when the engine has accepted it. The future raises
-        ``ConfigError`` when it cannot."""
+        ``ConfigError`` if the engine cannot."""
         return self.call_on_engine_thread(lambda _: self._admit(spec))
 
     def offer(self, sample: FrameSample, arrived_s: float | None = None) -> Future[None]:
-        """Hand over a frame of an open camera, which came at ``arrived_s`` (monotonic; default now); done when taken.
+        """Enqueue a frame of an open camera that arrived at ``arrived_s`` (monotonic; default now); done when taken.
 
-        The future raises ``ValueError`` when the engine cannot use it: the camera must continue with a fresh one.
+        The future raises ``ValueError`` if the engine cannot use it: the camera must continue with a fresh frame.
 
         Raises:
             CapacityError: too many frames wait already.
@@ -157,7 +157,7 @@ class EngineWorker:
         return taken
 
     def ask(self, ask: AskSpec, piece: Callable[[str], None], *, timeout_s: float) -> Future[AskResult]:
-        """Answer a free question beside the windows. Raises ``UnavailableError``: the worker has stopped."""
+        """Enqueue a free question, answered between windows. Raises ``UnavailableError``: the worker has stopped."""
         with self._wake:
             done = self._asks.offer(ask, piece, timeout_s=timeout_s)
             self._wake.notify_all()
@@ -179,10 +179,10 @@ class EngineWorker:
     def delete_memory(
         self, stream: str, ago_s: float | None = None, *, only_open: bool = False
     ) -> Future[Future[DeletedMemory]]:
-        """See ``Engine.delete_memory``, whose future is the result; ``only_open``: nothing of a camera that is not. A
-        running answer may use what is deleted: it ends with ``NotReadyError``."""
+        """See ``Engine.delete_memory``, whose future is the result; ``only_open``: do nothing unless the camera is
+        open. A running answer may use what is deleted, and fails with ``NotReadyError``."""
 
-        def forget(engine: "Engine") -> Future[DeletedMemory]:
+        def delete(engine: "Engine") -> Future[DeletedMemory]:
             if only_open and stream not in self._streams:
                 nothing: Future[DeletedMemory] = _future()
                 nothing.set_result(DeletedMemory(0, 0))
@@ -191,20 +191,20 @@ class EngineWorker:
             self._asks.cancel_camera(stream, error, waiting=False)
             return engine.delete_memory(stream, ago_s)
 
-        return self.call_on_engine_thread(forget)
+        return self.call_on_engine_thread(delete)
 
     def close(self, stream: str, *, flush: bool = False, abandoned: bool = False) -> None:
-        """Close a camera at once, failing its questions, or with ``flush`` after its last, incomplete window was
-        answered; its memory stays. ``abandoned``: its decoder is gone, and windows missed until now are lost."""
+        """Close a camera at once, failing its questions, or with ``flush`` once its last, incomplete window is
+        answered; its memory stays. ``abandoned``: its decoder died; windows missed until now are lost."""
         self._command(lambda _: self._close(stream, flush, abandoned))
 
     def hand_over(self, stream: str) -> Future[HandedOver]:
-        """Close a camera for another replica, once its queued windows are answered: when done, its state is in the
-        tiers, if the engine can save it. Otherwise the caller counts the open window."""
-        return self._command(partial(self._leave, stream))
+        """Close a camera for another replica once its queued windows are answered. When done, its state is in the tiers
+        if the engine could save it; otherwise the caller counts the open window."""
+        return self._command(partial(self._request_hand_over, stream))
 
     def remove_camera(self, stream: str, life: str) -> Future[None]:
-        """Close a removed camera and delete its memory in every tier; one of its name with another ``life`` stays."""
+        """Close a removed camera and delete its memory in every tier; a namesake with another ``life`` is kept."""
         return self.call_on_engine_thread(lambda _: self._remove(stream, life))
 
     def counts(self, stream: str) -> WindowCounters:
@@ -225,7 +225,7 @@ class EngineWorker:
             return list(self._streams)
 
     def depths(self) -> dict[str, int]:
-        """Waiting items by queue."""
+        """Length of each queue, by name."""
         with self._wake:
             frames = sum(len(s.inbox) for s in self._streams.values())
             return {"windows": len(self._queue), "frames": frames, "questions": len(self._asks)}
@@ -234,7 +234,7 @@ class EngineWorker:
         """Load report for the heartbeat."""
         with self._wake:
             waiting = {name: self._queue.waiting(name) for name in self._streams}
-        backlog_s = sum(count * self._pace.expected_s(name) for name, count in waiting.items() if count)
+        backlog_s = sum(count * self._estimator.expected_s(name) for name, count in waiting.items() if count)
         since = self._busy_since
         # Count the elapsed part of a running step.
         busy_s = self._busy_s + (0.0 if since is None else time.monotonic() - since)
@@ -243,14 +243,14 @@ class EngineWorker:
         )
 
     def check(self) -> None:
-        """Whether the engine thread is alive and moving. Raises ``RuntimeError``: it is dead, stuck, or fails on every
+        """Check that the engine thread makes progress. Raises ``RuntimeError``: it is dead, stuck, or fails on every
         window."""
         if not self._thread.is_alive():
             raise RuntimeError(self._broken or "the engine thread has died")
         if self._steps.failures >= MAX_FAILURES:
             raise RuntimeError(f"the engine failed on every window of its last {self._steps.failures} batches")
         busy_since = self._busy_since
-        # Each window of a batch may have been a call of its own.
+        # Windows of a failed batch are retried in one engine call each.
         if busy_since is not None and time.monotonic() - max(busy_since, self._steps.began_s) > self._stall_s:
             raise RuntimeError(f"the engine has made no progress for more than {self._stall_s:g} s")
 
@@ -269,7 +269,7 @@ class EngineWorker:
         try:
             self._serve()
         except DeviceError as error:
-            # What the engine holds is lost; the next process takes windows and memories from the tiers.
+            # The engine's state is lost; the next process restores windows and memories from the tiers.
             self._broken = str(error)
             log.critical("the engine stops: %s", error)
         finally:
@@ -296,7 +296,7 @@ class EngineWorker:
                 for name, stream in list(self._streams.items()):
                     match self._steps.take_frames(stream):
                         case "ended":
-                            self._let_go(name)
+                            self._remove_stream(name)
                         case "leaves":
                             self._hand_over(name, stream)
                 if self._steps.backoff_s is None:
@@ -329,7 +329,7 @@ class EngineWorker:
         before = open_here.spec.life if open_here is not None else closed.life if closed is not None else spec.life
         try:
             if before != spec.life:
-                # The removed camera may not be closed or deleted yet; the new one must not continue its window.
+                # The removed namesake may not be closed or deleted yet; the new camera must not continue its window.
                 self._remove(spec.stream, before)
             Priority.of(spec.priority)
             self._engine.admit(spec)
@@ -345,7 +345,7 @@ class EngineWorker:
             else:
                 known.change_spec(spec)
                 known.ending = False
-                self._stay(known)
+                self._cancel_hand_over(known)
 
     def _close(self, name: str, flush: bool, abandoned: bool) -> None:
         stream = self._streams.get(name)
@@ -357,9 +357,9 @@ class EngineWorker:
             stream.ending = True
         else:
             self._asks.cancel_camera(name, UnavailableError(f"camera {name!r} was closed here; ask again in a moment"))
-            self._let_go(name)
+            self._remove_stream(name)
 
-    def _leave(self, name: str, done: Future[HandedOver]) -> None:
+    def _request_hand_over(self, name: str, done: Future[HandedOver]) -> None:
         stream = self._streams.get(name)
         if stream is None or stream.leaving is not None:
             done.set_result(HandedOver(False, WindowCounters()))
@@ -367,8 +367,7 @@ class EngineWorker:
             stream.leaving = done
 
     @staticmethod
-    def _stay(stream: OpenStream) -> None:
-        """Resume a camera whose hand-over was cancelled."""
+    def _cancel_hand_over(stream: OpenStream) -> None:
         if stream.leaving is not None:
             stream.leaving.set_result(HandedOver(False, stream.windows()))
             stream.leaving = None
@@ -386,7 +385,7 @@ class EngineWorker:
             log.exception("camera %s could not be handed over", name)
             saved.set_result(False)
         done, stream.leaving = stream.leaving, None
-        self._let_go(name)
+        self._remove_stream(name)
         assert done is not None
         counts = stream.windows()
         saved.add_done_callback(lambda saved: done.set_result(HandedOver(saved.result(), counts)))
@@ -396,7 +395,7 @@ class EngineWorker:
         if stream is None or stream.spec.life == life:
             self._asks.cancel_camera(name, UnknownCameraError(f"camera {name!r} was removed"))
             if stream is not None:
-                self._let_go(name, save=False)
+                self._remove_stream(name, save=False)
         try:
             self._engine.delete_memory(name, life=life)
         except NotReadyError:
@@ -405,32 +404,32 @@ class EngineWorker:
             if name in self._closed and self._closed[name].life == life:
                 del self._closed[name]
 
-    def _surrender(self) -> None:
+    def _release_all(self) -> None:
         for name in list(self._streams):
             self._asks.cancel_camera(
                 name, UnavailableError(f"camera {name!r} is at another replica; ask again in a moment")
             )
-            self._let_go(name, save=False)
+            self._remove_stream(name, save=False)
 
     def _is_confirmed(self) -> bool:
         return time.monotonic() - self._confirmed_s <= self._absent_s
 
-    def _let_go(self, name: str, *, save: bool = True) -> None:
+    def _remove_stream(self, name: str, *, save: bool = True) -> None:
         self._queue.discard(name)
-        self._pace.remove_stream(name)
+        self._estimator.remove_stream(name)
         self._engine.evict(name, save=save)
         with self._wake:
             gone = self._streams.pop(name)
             self._closed[name] = gone.report()
             if len(self._closed) > KEPT_REPORTS:
                 del self._closed[next(iter(self._closed))]
-        self._stay(gone)
+        self._cancel_hand_over(gone)
         for offer in gone.inbox:
             offer.taken.set_exception(UnknownCameraError(f"camera {name!r} was closed"))
 
 
 def _future() -> Future[Any]:
-    """A future that its waiter cannot cancel: the engine thread will set it in any case."""
+    """A future that waiters cannot cancel, since the engine thread sets it in any case."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future

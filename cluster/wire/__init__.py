@@ -1,7 +1,7 @@
-"""Everything that crosses a process border: conversions, servers and clients over ``protos/sightline/v1``."""
+"""Everything that crosses process boundaries: conversions, servers and clients for ``protos/sightline/v1``."""
 
 import os
 
-# Core writes to standard error whatever goes wrong with a connection or a port; we report it ourselves, in one
-# sentence. Only works before grpc is imported; set the variable to INFO or DEBUG to see it all.
+# gRPC's core logs every connection and port error to standard error; we report those ourselves, in one sentence.
+# Must be set before grpc is imported; set it to INFO or DEBUG to see them.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,5 +1,4 @@
-"""Answers and events to whoever watches cameras, through bounded queues where the newest win (``FanOut``);
-``Results``."""
+"""Fans answers and events out to watchers through bounded queues that drop the oldest; the ``Results`` servicer."""
 
 from __future__ import annotations
 
@@ -21,24 +20,24 @@ from cluster.wire.convert import answer_to_proto
 T = TypeVar("T")
 
 RECENT_S = 60.0
-"""What is no older than this is sent first to watchers who ask for it."""
+"""Age, in seconds, up to which items are replayed to watchers who ask for recent ones."""
 RECENT_ANSWERS = 20_000
-"""Most answers of that time that are kept: 300 a second, some 10 MB."""
+"""Maximum recent answers kept: 300 per second, about 10 MB."""
 
 
 AT_ONCE = 200
-"""Of what there may be thousands, so many are done before others have their turn."""
+"""Items processed before yielding to the event loop."""
 REST, MOST_REST_S = 4.0, 10.0
 
 
 def rest_s(poll_s: float, took_s: float) -> float:
-    """Pause before the next look at all cameras: longer after one that took long, as of many thousand cameras, since it
-    costs the controller as much; but what is new must not wait for the controller's worst answer many times over."""
+    """Pause between polls of all cameras: in proportion to the last poll's duration, which is load on the controller
+    and grows with the number of cameras, but bounded so that one slow reply does not delay news for long."""
     return max(poll_s, min(MOST_REST_S, REST * took_s))
 
 
 async def giving_way(items: Iterable[T]) -> AsyncIterator[T]:
-    """Each of them; others have their turn in between."""
+    """Yield the items, returning control to the event loop every ``AT_ONCE`` items."""
     for number, item in enumerate(items, 1):
         yield item
         if number % AT_ONCE == 0:
@@ -46,7 +45,7 @@ async def giving_way(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 class Published(NamedTuple, Generic[T]):
-    """``number``-th of the server; ``at_s``: monotonic."""
+    """An item with its sequence ``number`` on this server and monotonic time ``at_s``."""
 
     number: int
     at_s: float
@@ -54,8 +53,8 @@ class Published(NamedTuple, Generic[T]):
 
 
 class Subscription(Generic[T]):
-    """One watcher's queue: an async iterator of ``(item, missed)``, ``missed`` counting items lost before it.
-    ``number``, ``at_s``: of the item that came last; before the first, the number from which on they come."""
+    """One watcher's queue: an async iterator of ``(item, missed)``, where ``missed`` counts items lost before it.
+    ``number``, ``at_s``: of the last item yielded; before the first, ``number`` is that after which items follow."""
 
     def __init__(self, hub: FanOut[T], cameras: frozenset[str], limit: int, seen: Callable[[str], bool]) -> None:
         self._hub = hub
@@ -90,11 +89,11 @@ class Subscription(Generic[T]):
             await self._ready.wait()
 
     def miss(self, count: int) -> None:
-        """Called by the hub under its lock: so many items, of any camera, were lost on the way to it."""
+        """Record items lost upstream, of any camera. The hub calls this with its lock held."""
         self._missed += count
 
     def put(self, camera: str, item: Published[T]) -> int:
-        """Called by the hub under its lock; returns how many items this one pushed out."""
+        """Enqueue an item; returns how many were evicted for it. The hub calls this with its lock held."""
         if (self._cameras and camera not in self._cameras) or not self._seen(camera):
             return 0
         lost = 0
@@ -102,7 +101,7 @@ class Subscription(Generic[T]):
         if len(self._queue) >= self._limit:
             _, before = self._queue.popleft()
             lost = 1
-            # What was lost is told with the next answer the watcher does get.
+            # The loss is reported with the next item that the watcher does get.
             missed_now = before + 1
             if self._queue:
                 head, head_missed = self._queue[0]
@@ -114,7 +113,7 @@ class Subscription(Generic[T]):
         return lost
 
     def close(self) -> None:
-        """Called by the hub under its lock: the iterator ends after what is queued."""
+        """End the iterator after what is queued. The hub calls this with its lock held."""
         self._closed = True
         self.wake()
 
@@ -124,18 +123,18 @@ class Subscription(Generic[T]):
 
 
 class FanOut(Generic[T]):
-    """Publish from any thread, subscribe on an event loop. Memory: ``limit`` items per subscriber.
+    """Publish from any thread, subscribe on an event loop. Holds at most ``limit`` items per subscriber.
 
     Args:
-        camera_of: the camera that an item is of.
-        recent: most items of the last ``RECENT_S`` held for watchers who ask for them.
+        camera_of: returns the camera of an item.
+        recent: maximum items of the last ``RECENT_S`` kept for watchers who ask for them.
     """
 
     def __init__(self, camera_of: Callable[[T], str], *, limit: int = 256, recent: int = 0) -> None:
         self._camera_of = camera_of
         self.lock = threading.Lock()
         self._recent: deque[Published[T]] = deque(maxlen=recent)
-        # Numbers of a process's items are above those of all that began before it.
+        # Numbers start above those of every process that started earlier.
         self._began = time.time_ns()
         self._limit = limit
         self._subscriptions: set[Subscription[T]] = set()
@@ -144,7 +143,7 @@ class FanOut(Generic[T]):
         self.missed = 0
 
     def publish(self, items: Iterable[T], missed: int = 0) -> None:
-        """Hand items to every subscriber; never blocks. ``missed``: items lost on the way here, before these."""
+        """Hand items to every subscriber without blocking. ``missed``: items lost upstream before these."""
         with self.lock:
             self.missed += missed
             for subscription in self._subscriptions if missed else ():
@@ -161,7 +160,7 @@ class FanOut(Generic[T]):
                     self.missed += subscription.put(camera, published)
 
     def forget(self, gone: Callable[[str], bool], ago_s: float = 0.0) -> None:
-        """Nobody gets any more what is recent of cameras that are ``gone`` and older than so many seconds."""
+        """Drop recent items, older than ``ago_s`` seconds, of cameras that are ``gone``."""
         with self.lock:
             before_s = time.monotonic() - ago_s
             kept = (each for each in self._recent if each.at_s > before_s or not gone(self._camera_of(each.item)))
@@ -176,10 +175,10 @@ class FanOut(Generic[T]):
         recent: bool = False,
         after: int = 0,
     ) -> Subscription[T]:
-        """Items from now on, of ``cameras`` or (empty) of all, as far as they are ``seen``; a context manager.
+        """Subscribe to items of ``cameras`` (empty: all) that are ``seen``, from now on; a context manager.
 
-        ``recent``: those of the last ``RECENT_S`` first. ``after``: first those since the one of this number, as far as
-        they are still here; the others count as missed."""
+        ``recent``: start with those of the last ``RECENT_S``. ``after``: start after the item of this number; items no
+        longer kept count as missed."""
         with self.lock:
             newest, since_s = self._began + self.published, time.monotonic() - RECENT_S
             if 0 < after <= newest:
@@ -213,24 +212,24 @@ class FanOut(Generic[T]):
 
 
 NUMBER = "number"
-"""Initial metadata of ``Watch``: number of the answer before the first."""
+"""Initial metadata key of ``Watch``: number of the answer before the first."""
 
 
 class AnswerHub(FanOut[Answer]):
-    """Answers by their cameras."""
+    """Fans out answers by camera."""
 
     def __init__(self, **limits: int) -> None:
         super().__init__(lambda answer: answer.stream, **limits)
 
 
 class ResultsServicer(results_pb2_grpc.ResultsServicer):
-    """``Watch`` over a hub. A client that reads slowly loses the oldest answers; only its own queue fills."""
+    """Serves ``Watch`` from a hub. A slow client fills only its own queue, and loses the oldest answers."""
 
     def __init__(self, hub: AnswerHub, *, most: int = 1024) -> None:
         self._hub, self._places = hub, SharedPlaces(most, "clients watch already; close one of them")
 
     async def Watch(self, request: results_pb2.WatchRequest, context: grpc.aio.ServicerContext) -> None:
-        """See protos/sightline/v1/results.proto; initial metadata tells the client that it is subscribed."""
+        """See protos/sightline/v1/results.proto; initial metadata confirms the subscription."""
         seen = current_principal().sees
         with (
             self._places.taken(),

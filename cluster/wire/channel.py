@@ -1,4 +1,4 @@
-"""Channels: one set of options for every client, and channels shared by address."""
+"""gRPC channels: one set of options for every client, channels pooled by address, and reads and writes of calls."""
 
 import asyncio
 import contextlib
@@ -19,11 +19,11 @@ _STATUS_S = 5.0
 
 
 class CallEndedError(Exception):
-    """Nothing more can be written; reading gives the call's status."""
+    """Nothing more can be written; reading yields the call's status."""
 
 
 async def write(call: Call, message: Any) -> None:
-    """Send one message, or its bytes, waiting for flow control. Raises ``CallEndedError``: it is over, or was never
+    """Send one message, or its bytes, waiting for flow control. Raises ``CallEndedError``: the call has ended, or never
     connected."""
     if call.done():
         raise CallEndedError
@@ -37,7 +37,7 @@ async def write(call: Call, message: Any) -> None:
 
 
 async def finish(call: Call) -> None:
-    """After :class:`CallEndedError`: core normally delivers the status by itself; if not, cancel for the reader."""
+    """After :class:`CallEndedError`: cancel the call for its reader, unless core delivers a status by itself first."""
     await asyncio.sleep(_STATUS_S)
     call.cancel()
 
@@ -46,9 +46,8 @@ async def read(call: Call) -> Any:
     """The next message, or ``grpc.aio.EOF``.
 
     Raises:
-        grpc.aio.AioRpcError: the server ended the call, or the connection did.
-        UnavailableError: :func:`finish` ended it. ``CancelledError`` is then not meant for the reader's task, which
-            would end with it for good.
+        grpc.aio.AioRpcError: the server ended the call, or the connection broke.
+        UnavailableError: :func:`finish` cancelled the call; its ``CancelledError`` must not end the reader's task.
     """
     try:
         return await call.read()
@@ -71,11 +70,11 @@ async def first_reply(call: Call, opening: Any, timeout_s: float) -> Any:
 ChannelOptions = list[tuple[str, int | str]]
 
 CLUSTER_MESSAGE_BYTES = 64 * 2**20
-"""Largest message inside the cluster: a complete frame of 2 x 2048 x 2048 pixels takes 25 MiB."""
+"""Maximum message size inside the cluster: a complete frame of 2 x 2048 x 2048 pixels takes 25 MiB."""
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """``host:port`` (IPv6 in brackets) as its two parts. Raises ``ConfigError``: anything else."""
+    """Split ``host:port`` (IPv6 in brackets). Raises ``ConfigError``: anything else."""
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(f"{address!r} is not an address; write HOST:PORT, as in 127.0.0.1:50051")
@@ -83,10 +82,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def channel_options(address: str, *, internal: bool) -> ChannelOptions:
-    """``internal`` calls and those to this machine never go through an HTTP proxy from the environment.
+    """Options of a channel; ``internal`` ones and those to this machine bypass HTTP proxies from the environment.
 
-    Connecting again is fast (0.1 to 2 s) because gRPC's default of up to two minutes would outlast our own deadlines;
-    pools are local so that one caller's failed connects do not hold back another's.
+    Reconnection backoff is short (0.1 to 2 s), since gRPC's default of up to two minutes would outlast our deadlines;
+    subchannel pools are local, so that one caller's failed connection attempts do not delay another's.
     """
     options: ChannelOptions = [
         ("grpc.max_receive_message_length", CLUSTER_MESSAGE_BYTES),
@@ -108,13 +107,13 @@ Tls: TypeAlias = grpc.ChannelCredentials | PeerTls | None
 
 
 def open_channel(address: str, *, internal: bool = True, tls: Tls = None) -> grpc.aio.Channel:
-    """An unconnected ``grpc.aio`` channel, with TLS where ``tls`` is given; the caller closes it."""
+    """Open an unconnected ``grpc.aio`` channel, with TLS if ``tls`` is given; the caller closes it."""
     channel: grpc.aio.Channel = _open(grpc.aio, address, internal, tls)
     return channel
 
 
 def open_blocking_channel(address: str, *, internal: bool = True, tls: Tls = None) -> grpc.Channel:
-    """The same for calls that block their thread."""
+    """:func:`open_channel` for blocking calls."""
     channel: grpc.Channel = _open(grpc, address, internal, tls)
     return channel
 
@@ -130,9 +129,9 @@ def _open(library: Any, address: str, internal: bool, tls: Tls) -> Any:
 
 
 class ChannelPool:
-    """One channel per address while anyone uses it: a decoder that moved to another port leaves none behind.
+    """One channel per address while anyone uses it, so that none is left open to a process that moved.
 
-    After a renewal of the certificate in ``tls`` new users get a new channel; those of the old one keep theirs.
+    After the certificate in ``tls`` is renewed, new users get a new channel; users of the old one keep it.
     """
 
     def __init__(self, *, tls: PeerTls | None = None) -> None:
@@ -142,7 +141,7 @@ class ChannelPool:
 
     @asynccontextmanager
     async def lease(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
-        """The channel to ``address``; closed when its last user leaves."""
+        """Lease the channel to ``address``, which is closed when its last user leaves."""
         key = (address, 0 if self._tls is None else self._tls.renewals())
         if key not in self._channels:
             self._channels[key] = open_channel(address, tls=self._tls)

@@ -1,7 +1,7 @@
-"""Between the border types of ``cluster.types`` and the wire messages of ``protos/sightline/v1``, exactly, both ways.
+"""Lossless conversion between ``cluster.types`` and the wire messages of ``protos/sightline/v1``.
 
-Whatever comes off the wire is checked here once; a message that breaks a rule raises ``ValueError`` with one sentence,
-which the servers answer with INVALID_ARGUMENT (``cluster.wire.status``).
+Input from the wire is validated here, once; an invalid message raises ``ValueError`` with one sentence, which servers
+return as INVALID_ARGUMENT (``cluster.wire.status``).
 """
 
 import json
@@ -29,7 +29,7 @@ from cluster.wire.mapping import from_message, to_message
 
 CHANNELS = 3
 MAX_CELLS = 1 << 20
-"""Largest ``rows * cols`` taken off the wire: 14336 x 14336 pixels at 14-pixel patches."""
+"""Largest ``rows * cols`` accepted from the wire: 14336 x 14336 pixels at 14-pixel patches."""
 
 CODECS = frozenset({"h264", "hevc", "av1", "vp9", "vp8", "mjpeg", "mpeg4"})
 MAX_EXTRADATA_BYTES = 2**16
@@ -37,13 +37,13 @@ MAX_SIDE = 16384
 MAX_NAME = 128
 OPEN_TAG, BATCH_TAG, END_TAG = 0x0A, 0x12, 0x1A
 MAX_FIELDS = 2**16 + 2
-"""Fields of a message: packets as many as any credit allows."""
+"""Maximum fields of a message: as many packets as any credit allows."""
 
 _STATE_PREFIX = "CAMERA_STATE_"
 
 
 def packet_to_proto(packet: EncodedPacket) -> ingest_pb2.Packet:
-    """The codec is not in the message: it was said once, in ``Open``."""
+    """Convert a packet, without its codec, which ``Open`` states once."""
     return ingest_pb2.Packet(
         data=packet.data,
         pts=packet.pts,
@@ -65,8 +65,8 @@ def opening_of(header: StreamHeader, camera: str, session: str) -> ingest_pb2.Pu
 
 
 def push_from_bytes(data: bytes) -> ingest_pb2.PushRequest:
-    """A message of a push, taken apart if it is not of too many packets: an empty one comes in two bytes and would take
-    80 of memory. Raises ``CapacityError``; ``DecodeError``: it is no message."""
+    """Parse a message of a push, after counting its packets: an empty one takes two bytes on the wire, but 80 in
+    memory. Raises ``CapacityError``: too many packets; ``DecodeError``: not a message."""
     at = count = 0
     while at < len(data):
         tag, at, size, shift = data[at], at + 1, 0, 0
@@ -80,13 +80,13 @@ def push_from_bytes(data: bytes) -> ingest_pb2.PushRequest:
         count += 1
         if count > MAX_FIELDS:
             raise CapacityError(f"a message has more than {MAX_FIELDS - 2} packets; send fewer at a time")
-        # A batch's tag is followed by its packets', which have that of an opening.
+        # Step into a batch: its packets are fields with the same tag as an opening.
         at += 0 if tag == BATCH_TAG else size
     return ingest_pb2.PushRequest.FromString(data)
 
 
 def opening_from_proto(request: ingest_pb2.PushRequest) -> ingest_pb2.Open:
-    """The inverse of :func:`opening_of`. Raises ``ValueError``: it is not ``open``, or asks for what cannot be."""
+    """The inverse of :func:`opening_of`. Raises ``ValueError``: not ``open``, or a field is invalid."""
     if request.WhichOneof("message") != "open":
         raise ValueError("the first message of a push must be `open`")
     opened = request.open
@@ -104,7 +104,7 @@ def opening_from_proto(request: ingest_pb2.PushRequest) -> ingest_pb2.Open:
 
 
 def frame_to_proto(sample: FrameSample) -> frames_pb2.Frame:
-    """One sample as a message; costs one copy of the kept patches."""
+    """Convert one sample, with one copy of the kept patches."""
     mask, patches = np.packbits(sample.mask).tobytes(), sample.patches.tobytes()
     return to_message(frames_pb2.Frame, sample, mask=mask, patches=patches)
 
@@ -160,12 +160,12 @@ def _mask(message: frames_pb2.Frame, grid: PatchGrid, what: str) -> BoolGrid:
 
 
 def answer_to_proto(answer: Answer, missed: int = 0, number: int = 0, waited_s: float = 0.0) -> results_pb2.Answer:
-    """``missed``: answers the receiver lost before this one, the server's ``number``-th; it ``waited_s`` there."""
+    """Convert the server's ``number``-th answer, which was queued for ``waited_s``; ``missed``: answers lost before."""
     return to_message(results_pb2.Answer, answer, missed=missed, number=number, age_s=answer.age_s + waited_s)
 
 
 def answer_from_proto(message: results_pb2.Answer) -> Answer:
-    """The inverse of :func:`answer_to_proto`, without what belongs to the connection."""
+    """The inverse of :func:`answer_to_proto`, without the connection's fields."""
     return from_message(Answer, message)
 
 
@@ -174,13 +174,13 @@ def spec_to_json(spec: StreamSpec) -> str:
     return json.dumps(asdict(spec), allow_nan=False, separators=(",", ":"))
 
 
-# As a list: a dataclass alone takes no configuration of the adapter's.
+# A list, since an adapter's configuration does not apply to a bare dataclass.
 _SPECS = TypeAdapter(list[StreamSpec], config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False))
 
 
 def spec_from_json(text: str) -> StreamSpec:
     """The inverse of :func:`spec_to_json`. Raises ``ValueError``: not JSON, an unknown or missing key, or a value of
-    another type."""
+    the wrong type."""
     try:
         return _SPECS.validate_json(f"[{text}]")[0]
     except ValidationError as error:
@@ -190,7 +190,7 @@ def spec_from_json(text: str) -> StreamSpec:
 
 
 def question_from_proto(message: cameras_pb2.Question) -> Question:
-    """A threshold of 0 on the wire means the default, 0.5. Raises ``ValueError``: a threshold outside 0..1."""
+    """Convert a question; a threshold of 0 means the default, 0.5. Raises ``ValueError``: a threshold outside 0..1."""
     if not 0.0 <= message.threshold <= 1.0:
         raise ValueError(f"question {message.id!r} has a threshold of {message.threshold}; it must lie in 0..1")
     return Question(message.id, message.text, message.threshold or 0.5, message.explain)
@@ -202,15 +202,14 @@ def status_to_proto(status: CameraStatus) -> cameras_pb2.CameraStatus:
 
 
 def status_from_proto(message: cameras_pb2.CameraStatus) -> CameraStatus:
-    """The inverse of :func:`status_to_proto`; a state this version does not know reads as ``waiting``."""
+    """The inverse of :func:`status_to_proto`; an unknown state becomes ``waiting``."""
     known = message.state in cameras_pb2.CameraState.values() and message.state
     state = cameras_pb2.CameraState.Name(message.state).removeprefix(_STATE_PREFIX).lower() if known else "waiting"
     return from_message(CameraStatus, message, state=state)
 
 
 def settings_from_json(text: str) -> dict[str, Any]:
-    """Settings of a camera as requests have them; none where the text is empty. Raises ``ConfigError``: not a JSON
-    object."""
+    """Parse a request's camera settings; empty text means none. Raises ``ConfigError``: not a JSON object."""
     if not text:
         return {}
     try:

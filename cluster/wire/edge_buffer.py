@@ -1,4 +1,4 @@
-"""The edge agent's memory: packets read but not yet acknowledged, bounded, dropping whole GOPs when it must."""
+"""The edge agent's bounded buffer of packets not yet acknowledged; when full, it drops whole GOPs."""
 
 import threading
 from collections import deque
@@ -17,9 +17,9 @@ class _Entry(NamedTuple):
 class EdgeBuffer:
     """Filled by the source's thread, emptied by the event loop. Thread-safe.
 
-    An *epoch* is the stretch of a stream under one header; a camera that comes back with another picture size starts
-    the next. ``lossless``: a full buffer makes :meth:`put` wait (a file); otherwise (a live camera) the oldest GOP that
-    is not under way is dropped and counted, so that the newest video wins and what remains can be decoded.
+    An *epoch* is the part of the video under one header; a camera that reconnects with another picture size starts the
+    next. ``lossless``: a full buffer blocks :meth:`put` (files); otherwise (live cameras) the oldest GOP not in flight
+    is dropped and counted, so that the newest video is kept and remains decodable.
     """
 
     def __init__(self, max_packets: int, max_bytes: int, *, lossless: bool, wake: Callable[[], None]) -> None:
@@ -39,18 +39,18 @@ class EdgeBuffer:
 
     # -- the source's thread --------------------------------------------------------------------
     def begin(self, header: StreamHeader) -> None:
-        """Packets from now on belong to ``header``."""
+        """Start an epoch if ``header`` is new; it applies to all packets from now on."""
         with self._changed:
             if not self._headers or header != self._headers[-1]:
                 self._headers.append(header)
         self._wake()
 
     def put(self, packet: EncodedPacket) -> None:
-        """Take a packet in; one larger than the whole buffer is let in alone."""
+        """Append a packet; one larger than the whole buffer is accepted if it is alone."""
         with self._changed:
             if self._lossless:
                 self._changed.wait_for(lambda: self._closed or self._fits(packet))
-            elif not self._make_room(packet):
+            elif not self._evict_for(packet):
                 self.dropped += 1
                 return
             if self._closed:
@@ -62,20 +62,20 @@ class EdgeBuffer:
             self._wake()
 
     def finish(self) -> None:
-        """The source has ended: no packet follows."""
+        """Mark the end of the source: no packet follows."""
         with self._changed:
             self.finished = True
         self._wake()
 
     # -- the event loop -------------------------------------------------------------------------
     def header(self, epoch: int) -> StreamHeader | None:
-        """The header of an epoch, None while it has not begun."""
+        """The header of an epoch; None if it has not begun."""
         with self._changed:
             return self._headers[epoch] if epoch < len(self._headers) else None
 
     @property
     def epoch(self) -> int:
-        """The epoch of the oldest packet held, or the newest begun."""
+        """The epoch of the oldest buffered packet, or the newest epoch without one."""
         with self._changed:
             for queue in (self._unacked, self._unsent):
                 if queue:
@@ -92,7 +92,7 @@ class EdgeBuffer:
         return len(self._unsent)
 
     def take(self, epoch: int, max_packets: int, max_bytes: int) -> list[EncodedPacket]:
-        """The next unsent packets of ``epoch``, at least one if there is any; they count as in flight."""
+        """Take the next unsent packets of ``epoch``, at least one if there is any; they count as in flight."""
         taken: list[EncodedPacket] = []
         size = 0
         with self._changed:
@@ -106,14 +106,14 @@ class EdgeBuffer:
         return taken
 
     def is_over(self, epoch: int) -> bool:
-        """Nothing of this epoch is unsent, and nothing will come."""
+        """Whether nothing of this epoch is unsent or still to come."""
         with self._changed:
             if self._unsent:
                 return self._unsent[0].epoch > epoch
             return self.finished or len(self._headers) - 1 > epoch
 
     def acknowledge(self, next_sequence: int) -> tuple[int, int]:
-        """Forget every packet below ``next_sequence``; returns how many packets and bytes that were."""
+        """Drop every packet below ``next_sequence``; returns the number of packets and bytes."""
         packets = size = 0
         with self._changed:
             for queue in (self._unacked, self._unsent):
@@ -125,13 +125,13 @@ class EdgeBuffer:
         return packets, size
 
     def rewind(self) -> None:
-        """The connection broke: everything unacknowledged is to be sent again."""
+        """Return everything unacknowledged to the unsent packets, after the connection broke."""
         with self._changed:
             self._unsent.extendleft(reversed(self._unacked))
             self._unacked.clear()
 
     def close(self) -> None:
-        """Unblock :meth:`put`; what it brings is discarded."""
+        """Unblock :meth:`put`, which discards packets from now on."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -141,8 +141,8 @@ class EdgeBuffer:
         held = len(self._unsent) + len(self._unacked)
         return held == 0 or (held < self._max_packets and self.bytes + len(packet.data) <= self._max_bytes)
 
-    def _make_room(self, packet: EncodedPacket) -> bool:
-        """Whether ``packet`` may be appended, after dropping older GOPs as needed."""
+    def _evict_for(self, packet: EncodedPacket) -> bool:
+        """Drop older GOPs as needed; returns whether ``packet`` may be appended."""
         if self._until_keyframe and not packet.keyframe:
             return False
         self._until_keyframe = False
@@ -152,7 +152,7 @@ class EdgeBuffer:
                 return False
             self._drop_oldest_gop()
             if not self._unsent and not packet.keyframe:
-                # Its own GOP is gone.
+                # Its own GOP was dropped.
                 self._until_keyframe = True
                 return False
         return True

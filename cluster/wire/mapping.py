@@ -1,6 +1,6 @@
-"""The mapper between dataclasses and protobuf messages: fields correspond by name, ``stream`` is ``camera``.
+"""Maps dataclasses to protobuf messages and back: fields correspond by name, except that ``stream`` is ``camera``.
 
-Another name is in the field's metadata: ``field(metadata={"wire": "event"})``, an empty one of what is not sent.
+A field's metadata may give another name, ``field(metadata={"wire": "event"})``, or an empty one to leave it out.
 """
 
 import functools
@@ -20,17 +20,17 @@ def _wire_name(field: Field[Any]) -> str:
 
 
 def to_message(kind: type[M], value: Any, /, omit: Collection[str] = (), **given: Any) -> M:
-    """``value`` as a message: dataclasses in it become messages, sequences repeated fields; None is left out.
+    """Convert ``value``: nested dataclasses become messages, sequences repeated fields; None is left unset.
 
-    ``omit``: fields of ``value`` that the message has not; ``given``: fields of the message that are not, or not as
-    they are, in ``value``.
+    ``omit``: fields of ``value`` that the message lacks; ``given``: fields of the message that ``value`` lacks, or
+    holds in another form.
     """
     return kind(**_body(value, (*omit, *given)), **given)
 
 
 def from_message(kind: type[T], message: Message, /, **given: Any) -> T:
-    """The inverse of :func:`to_message`: an absent field is None where the dataclass allows it, else its default on
-    the wire. ``given``: fields of ``kind`` that are not, or not as they are, in ``message``."""
+    """The inverse of :func:`to_message`: an unset field is None where the dataclass allows it, else its wire default.
+    ``given``: fields of ``kind`` that ``message`` lacks, or holds in another form."""
     read = (each for each in _fields(kind) if each.name not in given)  # type: ignore[arg-type]
     return kind(**{each.name: each.read(message) for each in read}, **given)
 

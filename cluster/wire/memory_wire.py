@@ -1,6 +1,6 @@
-"""Questions about the past, their results and a memory's status, between border types and ``memory.proto``.
+"""Converts free questions, their results and a memory's status to and from ``memory.proto``.
 
-Whatever comes off the wire is checked here once, with one sentence about what is wrong.
+Input from the wire is validated here, once; errors say in one sentence what is wrong.
 """
 
 import math
@@ -15,24 +15,24 @@ from cluster.types import MICROSECONDS, AskResult, AskSpec, DeletedMemory, Memor
 from cluster.wire.mapping import from_message, to_message
 
 MAX_QUESTION = 2_000
-"""Characters of a question."""
+"""Maximum characters of a question."""
 MAX_ANSWER = 8_000
-"""Characters of an answer in a conversation that a client keeps."""
+"""Maximum characters of an answer in a conversation history sent by a client."""
 MAX_TURNS = 16
-"""Turns of such a conversation that count, the last ones."""
+"""Turns used of such a history, the last ones."""
 MAX_PICTURES_BYTES = 768 * 2**10
-"""Of all pictures of one answer: every server of ours takes messages of a megabyte."""
+"""Maximum bytes of all pictures of one answer: every Sightline server accepts messages of a megabyte."""
 
 MAX_NAME = 256
 
-# Control characters, and halves of characters: what a terminal or a file that is not UTF-8 leaves behind.
+# Control characters and surrogates, which terminals and files that are not UTF-8 leave behind.
 _NOT_TEXT = ("Cc", "Cs")
 _LAYOUT = "\t\n\r"
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a client gets at the end of an answer; ``pictures``: one JPEG per moment, empty where there is none."""
+    """Final event of an answer; ``pictures``: one JPEG per moment, empty where there is none."""
 
     result: AskResult
     conversation: str
@@ -41,9 +41,8 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class CameraTold:
-    """One camera's answer to a question to all: ``told``, or None and the ``error``, which is none of a camera that
-    remembers nothing of that time (``empty``). ``incidents``: for each moment, the one whose clip shows it, or empty.
-    """
+    """One camera's answer to a question to all: ``told``, or None and an ``error``, unless the camera has no memory of
+    that time (``empty``). ``incidents``: for each moment, the id of the one whose clip shows it, or empty."""
 
     camera: str
     told: Told | None = None
@@ -54,8 +53,8 @@ class CameraTold:
 
 @dataclass(frozen=True, slots=True)
 class AskAllProgress:
-    """Cameras asked in all, those that answered, those that could not, those that remember nothing of that time
-    (``empty``); ``tokens`` of text so far. ``finished``: the last one."""
+    """Cameras asked in total, answered, failed, and without memory of that time (``empty``); ``tokens`` of text so far;
+    ``finished``: this is the last event."""
 
     cameras: int
     answered: int
@@ -67,7 +66,7 @@ class AskAllProgress:
 
 @dataclass(frozen=True, slots=True)
 class RankedMoment:
-    """A moment of one camera; ``rank`` is P(yes) of its answer times its share of the attention."""
+    """A moment of one camera; ``rank`` is P(yes) of its answer times the moment's share of the attention."""
 
     camera: str
     rank: float
@@ -95,7 +94,7 @@ def ranked(answers: Iterable[CameraTold]) -> list[RankedMoment]:
 
 
 def all_from_proto(message: memory_pb2.AskAllEvent) -> CameraTold | AskAllProgress:
-    """An event of ``AskAll``."""
+    """Convert an event of ``AskAll``."""
     if message.WhichOneof("event") == "progress":
         return from_message(AskAllProgress, message.progress)
     answer = message.answer
@@ -104,27 +103,27 @@ def all_from_proto(message: memory_pb2.AskAllEvent) -> CameraTold | AskAllProgre
 
 
 def ago_s(result: AskResult, moment: Moment) -> float:
-    """Seconds from a moment's start to the newest frame that the answer may know of."""
+    """Seconds from a moment's start to the newest frame available to the answer."""
     return max(0.0, (result.newest - moment.start) / MICROSECONDS)
 
 
 def check_camera(camera: str) -> str:
-    """Raises ``ConfigError`` where no camera is named, or not in text."""
+    """Validate a camera's name. Raises ``ConfigError``: none, too long, or not text."""
     if not camera:
         raise ConfigError("no camera is named; say which one is meant")
     return check_name(camera, "the camera's name")
 
 
 def check_name(name: str, what: str) -> str:
-    """Raises ``ConfigError`` for what no camera and no conversation is called."""
+    """Validate the name of a camera or conversation. Raises ``ConfigError``: too long, or not text."""
     if len(name) > MAX_NAME or any(unicodedata.category(letter) in _NOT_TEXT for letter in name):
         raise ConfigError(f"{what} is longer than {MAX_NAME} characters, or not text")
     return name
 
 
 def check_question(text: str) -> str:
-    """The question without white space around it. Raises ``ConfigError``: it is empty, longer than ``MAX_QUESTION``
-    characters, or not text."""
+    """Strip and validate a question. Raises ``ConfigError``: empty, longer than ``MAX_QUESTION`` characters, or not
+    text."""
     text = text.strip()
     if not text:
         raise ConfigError("the question is empty; ask something, as in: what happened at the gate?")
@@ -139,12 +138,12 @@ def check_question(text: str) -> str:
 
 
 def turns_from_proto(request: memory_pb2.AskRequest) -> list[tuple[str, str]] | None:
-    """The conversation that the client keeps itself, ``None`` where it does not. Raises ``ConfigError``: it names one
-    of ours as well, or a turn is not text or too long."""
+    """The history that the client sends itself, ``None`` if it sends none. Raises ``ConfigError``: the request also
+    names a conversation, or a turn is too long or not text."""
     if not request.HasField("history"):
         return None
     if request.conversation:
-        raise ConfigError("a question has a conversation or a history, not both; leave one of them away")
+        raise ConfigError("a question has a conversation or a history, not both; omit one of them")
     turns = [(check_question(turn.question), turn.answer.strip()) for turn in request.history.turns[-MAX_TURNS:]]
     for _, answer in turns:
         if len(answer) > MAX_ANSWER or _not_text(answer):
@@ -153,24 +152,24 @@ def turns_from_proto(request: memory_pb2.AskRequest) -> list[tuple[str, str]] | 
 
 
 def _not_text(text: str) -> str:
-    """The first control character or half of a character, but for layout; empty without one."""
+    """The first control character (other than white space) or surrogate; empty if there is none."""
     return next((each for each in text if unicodedata.category(each) in _NOT_TEXT and each not in _LAYOUT), "")
 
 
 def check_seconds(value: float, what: str) -> float | None:
-    """Seconds off the wire; 0 is ``None``. Raises ``ConfigError``: negative, or no number."""
+    """Validate seconds from the wire; 0 becomes ``None``. Raises ``ConfigError``: negative, or not finite."""
     if not math.isfinite(value) or value < 0:
         raise ConfigError(f"{what} is {value:g}; it is a number of seconds, and 0 means everything")
     return value or None
 
 
 def ask_from_proto(request: memory_pb2.AskRequest, longest: int, turns: Sequence[tuple[str, str]] = ()) -> AskSpec:
-    """A question as the engine takes it; ``longest``: most tokens of an answer, and how many it has unless it says.
-    Raises ``ConfigError``: see :func:`check_question`, :func:`check_seconds`; or a longer answer than the longest."""
+    """Convert a question for the engine; ``longest``: limit and default of the answer's tokens. Raises ``ConfigError``:
+    see :func:`check_question`, :func:`check_seconds`; or the answer may exceed ``longest``."""
     if request.max_new_tokens > longest:
         raise ConfigError(
             f"max_new_tokens is {request.max_new_tokens}; answers have at most {longest:,} tokens here "
-            "(asking.max_new_tokens), and 0 means as many"
+            "(asking.max_new_tokens), which 0 stands for"
         )
     return AskSpec(
         stream=check_camera(request.camera),
@@ -182,7 +181,7 @@ def ask_from_proto(request: memory_pb2.AskRequest, longest: int, turns: Sequence
 
 
 def told_to_proto(told: Told) -> memory_pb2.AskResult:
-    """A result as a message. Pictures that no longer fit ``MAX_PICTURES_BYTES``, lightest moments first, stay away.
+    """Convert a result, omitting pictures that no longer fit ``MAX_PICTURES_BYTES``, those of the lightest moments.
     Raises ``ValueError``: there are pictures, but not one per moment."""
     result, room, moments = told.result, MAX_PICTURES_BYTES, []
     for moment, picture in zip(result.moments, told.pictures or [b""] * len(result.moments), strict=True):
@@ -193,18 +192,18 @@ def told_to_proto(told: Told) -> memory_pb2.AskResult:
 
 
 def told_from_proto(message: memory_pb2.AskResult, camera: str) -> Told:
-    """The inverse of :func:`told_to_proto`; a message says nothing of its camera."""
+    """The inverse of :func:`told_to_proto`; the message does not name its camera."""
     pictures = tuple(moment.picture for moment in message.moments)
     return Told(from_message(AskResult, message, stream=camera), message.conversation, pictures)
 
 
 @dataclass(frozen=True, slots=True)
 class ForgottenCamera:
-    """What is gone of a camera.
+    """What was deleted of a camera.
 
     * ``frames``, ``bytes``: of its memory
-    * ``files``, ``file_bytes``: snapshots and clips, and their bytes together with those of packets held for clips
-    * ``incidents``, ``alerts``: records that are gone or lost what they said of before, and what was made of them
+    * ``files``, ``file_bytes``: snapshots and clips; their bytes include those of packets held for clips
+    * ``incidents``, ``alerts``: incidents deleted or stripped of what they said about that time, and their alerts
     """
 
     frames: int
@@ -216,12 +215,12 @@ class ForgottenCamera:
 
 
 def forgotten_to_proto(forgotten: DeletedMemory) -> memory_pb2.ForgetResponse:
-    """Frames that come in meanwhile can make a memory grow while it forgets: that is nothing, not less than nothing."""
+    """Convert counts of a deletion; negative ones, of a memory that grew faster than it was deleted, become 0."""
     return memory_pb2.ForgetResponse(frames=max(0, forgotten.frames), bytes=max(0, forgotten.bytes))
 
 
 def status_to_proto(status: MemoryStatus) -> memory_pb2.MemoryStatus:
-    """A memory's status as a message."""
+    """Convert a memory's status."""
     names = {**status.tier_bytes, **status.tier_states}
     return to_message(
         memory_pb2.MemoryStatus,

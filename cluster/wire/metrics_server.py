@@ -1,4 +1,4 @@
-"""``/metrics`` over HTTP: of one process, or of all on one page, each sample with the process that it is of."""
+"""``/metrics`` over HTTP: of one process, or of all on one page, each sample labelled with its process."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from cluster.wire.tls import PeerTls
 
 STALL_S = 10.0
-"""A client may take so long for a request, its TLS handshake included."""
+"""Timeout, in seconds, of a client's request, its TLS handshake included."""
 
 
 def _merge(merged: dict[str, Metric], process: str, families: Iterable[Metric]) -> None:
-    """Add a process's families to those of others, by name, with a label ``process``."""
+    """Merge a process's families into those of others, by name, with a label ``process``."""
     for family in families:
         target = merged.get(family.name)
         if target is None:
@@ -40,12 +40,12 @@ def _merge(merged: dict[str, Metric], process: str, families: Iterable[Metric]) 
 
 
 class FederatedCollector(Collector):
-    """The metrics of processes, each sample with a ``process`` label, gathered when scraped.
+    """Gathers the metrics of several processes when scraped, each sample with a ``process`` label.
 
-    ``addresses``: process name -> ``host:port`` of its ``/metrics``, empty where nobody knows it. ``own`` adds
-    registries of this process under their names. A process that does not answer within ``timeout_s`` is left out, and
-    ``sightline_process_up{process}`` is 0 for it. ``others``: processes with a public page of their own, and whether
-    they are up, which is all that is shown of them. ``tls``: of this cluster's processes.
+    ``addresses``: process name -> ``host:port`` of its ``/metrics``, empty if unknown. ``own``: registries of this
+    process by name. A process that does not answer within ``timeout_s`` is left out, with
+    ``sightline_process_up{process}`` at 0. ``others``: processes that publish their own page, of which only whether
+    they are up is shown. ``tls``: of this cluster's processes.
     """
 
     MAX_BYTES = 16 * 2**20
@@ -79,13 +79,13 @@ class FederatedCollector(Collector):
             yield up
 
     def _scrape(self, addresses: dict[str, str]) -> dict[str, str]:
-        """Pages by process, of those that answered in time."""
+        """Pages of the processes that answered in time."""
         if not addresses:
             return {}
         pool = ThreadPoolExecutor(max_workers=min(32, len(addresses)), thread_name_prefix="scrape")
         pages: dict[Future[str], str] = {pool.submit(self._fetch, where): name for name, where in addresses.items()}
         done, _ = wait(pages, timeout=2 * self._timeout_s)
-        # A process that drips bytes may keep its thread for longer; the scrape does not wait for it.
+        # A process that sends byte by byte may keep its thread busy; the scrape does not wait for it.
         pool.shutdown(wait=False, cancel_futures=True)
         return {pages[future]: future.result() for future in done if future.exception() is None}
 
@@ -105,7 +105,7 @@ class FederatedCollector(Collector):
 
 
 class _Connection(http.client.HTTPConnection):
-    """To a process at an address, which has a certificate for the cluster's name and not for where it is."""
+    """Connection to a process whose certificate is for the cluster's name, not for its address."""
 
     def __init__(self, address: str, timeout_s: float, tls: PeerTls | None) -> None:
         host, _, port = address.rpartition(":")
@@ -121,8 +121,8 @@ class _Connection(http.client.HTTPConnection):
 class MetricsServer:
     """``/metrics`` over HTTP on a thread of its own, until :meth:`close`.
 
-    ``ports``: the first free one is taken; ``tls``: over HTTPS, and only for processes of this cluster. Raises
-    ``SightlineError``: no port is free, or it may not be opened."""
+    ``ports``: the first free one is taken; ``tls``: serve HTTPS, to processes of this cluster only. Raises
+    ``SightlineError``: no port is free, or none may be opened."""
 
     def __init__(
         self,
@@ -154,8 +154,8 @@ class MetricsServer:
 def serve_metrics(
     host: str, ports: Iterable[int], process: Callable[[], str], *, tls: PeerTls | None = None
 ) -> MetricsServer:
-    """Serve this process's ``/metrics``, each sample with its name, for as long as it lives. Raises ``SightlineError``:
-    no port is free, or it may not be opened."""
+    """Serve this process's ``/metrics``, each sample labelled with its name, as long as it lives. Raises
+    ``SightlineError``: no port is free, or none may be opened."""
     page = CollectorRegistry(auto_describe=False)
     page.register(FederatedCollector(dict, lambda: {process(): REGISTRY}))
     return MetricsServer(host, ports, page, tls=tls)
@@ -165,7 +165,7 @@ class _Quiet(WSGIRequestHandler):
     timeout = STALL_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A scrape every few seconds is nothing to write down."""
+        """Do not log scrapes."""
 
 
 def _server_class(host: str, tls: PeerTls | None) -> type[ThreadingWSGIServer]:
@@ -176,13 +176,13 @@ def _server_class(host: str, tls: PeerTls | None) -> type[ThreadingWSGIServer]:
         def get_request(self) -> Any:
             connection, client = super().get_request()
             if tls is not None:
-                # The handshake follows on the request's own thread: who is slow holds up nobody.
+                # The handshake happens on the request's own thread, so that a slow client blocks no other.
                 connection = tls.server_context().wrap_socket(
                     connection, server_side=True, do_handshake_on_connect=False
                 )
             return connection, client
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Clients that leave, or show no certificate, are no errors of ours."""
+            """Ignore clients that disconnect or show no certificate."""
 
     return Server

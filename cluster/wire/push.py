@@ -1,4 +1,4 @@
-"""``PushAgent``: the edge's side of ``Ingest``. Reads a source and sends its packets, through every interruption."""
+"""``PushAgent``: the edge side of ``Ingest``. Reads a source and sends its packets, across interruptions."""
 
 import asyncio
 import contextlib
@@ -36,11 +36,11 @@ _EXHAUSTED_TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class PushOptions:
-    """Batches leave when full (``batch_packets``, ``batch_bytes``) or ``flush_s`` after their first packet.
+    """Batches are sent when full (``batch_packets``, ``batch_bytes``) or ``flush_s`` after their first packet.
 
-    The buffer holds what is not acknowledged: at 25 fps, 4096 packets are 160 s of interruption. ``give_up_s``: seconds
-    without a connection after which :meth:`PushAgent.run` fails; None tries for ever. ``reply_s``: seconds the gateway
-    may take to answer the opening.
+    The buffer holds unacknowledged packets: at 25 fps, 4096 of them bridge 160 s of interruption. ``give_up_s``:
+    seconds without a connection after which :meth:`PushAgent.run` fails; None retries forever. ``reply_s``: timeout of
+    the gateway's reply to the opening.
     """
 
     batch_packets: int = 16
@@ -56,11 +56,11 @@ class PushOptions:
 
 @dataclass(frozen=True, slots=True)
 class PushStatus:
-    """How a push is doing. ``state`` and ``reason``: of the connection, or of the source while that is the trouble.
+    """Progress of a push. ``state`` and ``reason``: of the connection, or of the source while it is the problem.
 
-    ``packets`` and ``bytes`` count what the cluster took over, ``read`` what the source gave, ``dropped`` what this
-    agent dropped because its buffer was full, ``cluster_dropped`` what the cluster did,
-    ``reconnects`` connections that broke.
+    ``packets`` and ``bytes`` count what the cluster acknowledged, ``read`` packets read from the source, ``dropped``
+    those dropped here because the buffer was full, ``cluster_dropped`` those dropped by the cluster, ``reconnects``
+    broken connections.
     """
 
     state: CameraState = CameraState.CONNECTING
@@ -78,7 +78,7 @@ class PushAgent:
 
     Args:
         on_progress: called on the event loop at every change of state and every ``progress_s`` while packets move.
-        credentials: reads token and TLS, with every connection: an agent outlives them; none unless given.
+        credentials: reads token and TLS files for every connection, since an agent outlives them; none by default.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class PushAgent:
         self._acknowledged = 0
 
     async def run(self) -> PushStatus:
-        """Until the source has ended and the cluster has taken everything over. Raises ``SourceError``: the source
-        cannot be read; ``SightlineError``: the gateway refuses for good (unknown camera, bad packets, another agent
-        pushes), or could not be reached for ``give_up_s``."""
+        """Push until the source has ended and the cluster has acknowledged everything. Raises ``SourceError``: the
+        source cannot be read; ``SightlineError``: the gateway refuses permanently (unknown camera, bad packets, another
+        agent pushes), or was unreachable for ``give_up_s``."""
         self._loop = asyncio.get_running_loop()
         reader = threading.Thread(target=self._read, name=f"push {self._camera}", daemon=True)
         reader.start()
@@ -145,7 +145,7 @@ class PushAgent:
             self._buffer.finish()
 
     def _on_header(self, header: StreamHeader) -> None:
-        # Whatever was sent while the source was away is missing: a hole in the numbers says so.
+        # Video sent while the source was disconnected is missing, which a gap in the sequence numbers reports.
         self._offset = None if self._numbered else 0
         self._buffer.begin(header)
 
@@ -168,7 +168,7 @@ class PushAgent:
 
     # -- the event loop -------------------------------------------------------------------------
     async def _send(self) -> None:
-        """One connection after another until the end is confirmed."""
+        """Open one connection after another until the end is confirmed."""
         down_since = time.monotonic()
         attempt = exhausted = 0
         while True:
@@ -184,11 +184,11 @@ class PushAgent:
                 error: SightlineError = to_error(failure)
                 if failure.code() is Code.UNIMPLEMENTED and not is_ours(failure):
                     error = UnavailableError(f"{self._address} answers, but it is no Sightline gateway")
-                # Before it is connected it has only come at a time when too many do.
+                # Refused before it was connected, the agent has merely come when too many others did.
                 refused = failure.code() is Code.RESOURCE_EXHAUSTED and self._was_connected
                 exhausted = exhausted + 1 if refused else 0
                 occupied = failure.code() is Code.ALREADY_EXISTS and time.monotonic() - down_since > _OCCUPIED_S
-                # Where the gateway has been, one that speaks no language of ours is a proxy before it.
+                # If the gateway was reached before, a reply that is not its own comes from a proxy in front of it.
                 for_good = failure.code() in _FOR_GOOD and (is_ours(failure) or not self.status.packets)
                 if for_good or exhausted >= _EXHAUSTED_TRIES or occupied:
                     raise error from None
@@ -214,9 +214,9 @@ class PushAgent:
         self._tls = credentials.channel_credentials()
 
     async def _connection(self) -> bool:
-        """Sends one epoch over one connection; True when the source's end was confirmed."""
+        """Send one epoch over one connection; True once the source's end is confirmed."""
         self._was_connected = False
-        # In the middle of a renewal a file may be missing: those that were read before are tried.
+        # During a renewal a file may be missing: try those read before.
         with contextlib.suppress(ConfigError):
             self._read_credentials()
         epoch = await self._begun()
@@ -240,7 +240,7 @@ class PushAgent:
                 call.cancel()
 
     async def _begun(self) -> int | None:
-        """The epoch to send next; None when the source ended before it gave a header."""
+        """The epoch to send next; None if the source ended before its first header."""
         while True:
             self._changed.clear()
             epoch = self._buffer.epoch
@@ -269,7 +269,7 @@ class PushAgent:
                 self._changed.clear()
                 credit = self._credit - self._buffer.in_flight
                 wanted = min(options.batch_packets, self._buffer.waiting)
-                # Sending in scraps as credit trickles in would waste it; an idle connection sends what it may.
+                # Full batches only, since sending as credit trickles in is wasteful; an idle connection sends any.
                 if 0 < wanted <= credit or (self._buffer.in_flight == 0 and credit > 0 and wanted):
                     if wanted < options.batch_packets and not self._buffer.finished:
                         await asyncio.sleep(options.flush_s)

@@ -25,7 +25,7 @@ from cluster.wire.tls import PeerTls, TlsFiles, server_credentials
 HEALTH = "grpc.health.v1.Health"
 READ_S = 5.0
 MOST_READING = 3
-"""Requests that are being read at once: each may be as large as the server's largest message."""
+"""Maximum requests being read at once: each may be as large as the server's largest message."""
 MOST_WATCHING = 64
 
 Context: TypeAlias = grpc.aio.ServicerContext
@@ -35,9 +35,9 @@ Status = health_pb2.HealthCheckResponse
 class HealthServicer:
     """``Check`` and ``Watch`` of the services ``names`` and of the server as a whole: SERVING until :meth:`shut_down`.
 
-    An unknown name gets NOT_FOUND from ``Check``; ``Watch`` says SERVICE_UNKNOWN and ends. Of calls that hold
-    something, one more than may be ends the oldest of the peer that has most with RESOURCE_EXHAUSTED: a probe sends all
-    of its request at once and is answered however many others do not.
+    An unknown name gets NOT_FOUND from ``Check``; ``Watch`` says SERVICE_UNKNOWN and ends. Calls that hold resources
+    are limited: one too many evicts the oldest of the peer with the most, with RESOURCE_EXHAUSTED. A probe that sends
+    its whole request at once is thus always answered.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class HealthServicer:
         self._over = asyncio.Event()
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Serve it, as methods whose requests gRPC does not read by itself."""
+        """Add its methods to a server, as streams, so that gRPC does not read their requests by itself."""
         types = health_pb2.HealthCheckRequest.FromString, health_pb2.HealthCheckResponse.SerializeToString
         methods = {
             "Check": grpc.stream_unary_rpc_method_handler(self._check, *types),
@@ -56,7 +56,7 @@ class HealthServicer:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(HEALTH, methods),))
 
     def shut_down(self) -> None:
-        """Say NOT_SERVING from here on, and end every ``Watch`` with it."""
+        """Report NOT_SERVING from now on, and end every ``Watch`` with it."""
         self._over.set()
 
     def _status(self, name: str) -> health_pb2.HealthCheckResponse:
@@ -84,7 +84,7 @@ class HealthServicer:
 
     @asynccontextmanager
     async def _held(self, pool: AnonymousPool[asyncio.Timeout], context: Context) -> AsyncIterator[None]:
-        """Room for what is done inside, until a newer call takes it."""
+        """Hold a place in ``pool`` for the block, until a newer call evicts it."""
         try:
             async with asyncio.timeout(None) as deadline:
                 evicted = pool.add(deadline, host_of(context.peer()))
@@ -95,16 +95,16 @@ class HealthServicer:
                 finally:
                     pool.discard(deadline)
         except TimeoutError:
-            raise CapacityError("this took too long, or others came; ask again") from None
+            raise CapacityError("this took too long, or too many others called; ask again") from None
 
 
 def host_of(peer: str) -> str:
-    """The address without the port of ``ServicerContext.peer()``, as in ``ipv4:10.0.0.7:4711``."""
+    """Address without port of ``ServicerContext.peer()``, as in ``ipv4:10.0.0.7:4711``."""
     return peer.rpartition(":")[0]
 
 
 async def is_serving(address: str, *, timeout_s: float = 1.0, tls: PeerTls | None = None) -> bool | None:
-    """Whether the server at ``host:port`` says SERVING; ``None``: nothing was heard from there within ``timeout_s``."""
+    """Whether the server at ``host:port`` reports SERVING; ``None``: no reply within ``timeout_s``."""
     async with open_channel(address, tls=tls) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
@@ -116,14 +116,14 @@ async def is_serving(address: str, *, timeout_s: float = 1.0, tls: PeerTls | Non
 
 MAX_PACKET_BYTES = 4 * 2**20
 HANDSHAKE_MS = 10_000
-"""Longest that TLS and HTTP/2's first frames of a stranger may take."""
+"""Timeout, in milliseconds, of a stranger's TLS handshake and first HTTP/2 frames."""
 
 
 def push_message_bytes(max_packet_bytes: int) -> int:
-    """Message limit of a server that takes packets of ``max_packet_bytes``.
+    """Message limit of a server that accepts packets of ``max_packet_bytes``.
 
-    A megabyte more: a packet somewhat over the limit still arrives and is refused with our sentence, not gRPC's, and
-    batches of small packets pass under a small limit.
+    A megabyte more, so that a packet slightly over the limit arrives and is refused with our sentence instead of
+    gRPC's, and batches of small packets pass under a small limit.
     """
     return max_packet_bytes + 2**20
 
@@ -133,15 +133,15 @@ _parse_push = parsing(push_from_bytes, "/sightline.v1.Ingest/Push")
 
 
 async def read_open(context: Context, open_s: float = OPEN_S) -> ingest_pb2.Open:
-    """The first message of a push, which may come as bytes. Raises ``TimeoutError``: none came within ``open_s``;
-    ``ValueError``: it is not ``open``, or asks for what cannot be; ``ConfigError``: it is no message."""
+    """Read the first message of a push, which may be bytes. Raises ``TimeoutError``: none within ``open_s``;
+    ``ValueError``: not ``open``, or a field is invalid; ``ConfigError``: not a message."""
     first = await read_one(context, open_s)
     return opening_from_proto(_parse_push(first) if isinstance(first, bytes) else first)
 
 
 class Replies:
-    """Writes one reply at a time; one that is not taken stays pending, as core cannot withdraw it, and takes no status
-    beside it: left by an error, this waits until nothing is pending."""
+    """Writes one reply at a time. A reply that is not read stays pending, since core cannot withdraw it and sends no
+    status before it; leaving by an error therefore waits until nothing is pending."""
 
     def __init__(self, context: Context, reply_s: float = REPLY_S) -> None:
         self._context = context
@@ -156,7 +156,7 @@ class Replies:
             await self._drained()
 
     async def send(self, reply: ingest_pb2.PushReply | bytes) -> None:
-        """Tell the pusher. Raises ``CapacityError``: it has not read earlier replies for ``reply_s``."""
+        """Send a reply. Raises ``CapacityError``: the agent has not read earlier replies for ``reply_s``."""
         await self._drained()
         self._pending = asyncio.create_task(self._write(reply))
         await asyncio.wait({self._pending}, timeout=self._reply_s)
@@ -172,17 +172,17 @@ class Replies:
             await asyncio.wait({self._pending})
 
     async def _write(self, reply: ingest_pb2.PushReply | bytes) -> None:
-        # A write that fails has lost its connection, which ends the handler from the other side.
+        # A failed write means a lost connection, which also ends the handler's reads.
         with contextlib.suppress(Exception):
             await self._context.write(reply)
 
 
 class RpcServer:
-    """Add services, :meth:`bind`, :meth:`start`, :meth:`stop`; must be made on the event loop it runs on.
+    """Add services, :meth:`bind`, :meth:`start`, :meth:`stop`; must be created on the event loop it runs on.
 
-    ``guard``: who decides over every call; ``tls``: certificate of its ports, with ``PeerTls`` for processes of this
-    cluster alone; ``max_connections``: of a server that strangers reach, see :func:`_public`. Raises ``ConfigError``
-    when that cannot be used.
+    ``guard``: interceptor that authorises every call; ``tls``: certificate of its ports, with ``PeerTls`` for processes
+    of this cluster only; ``max_connections``: for servers that strangers reach, see :func:`_public`. Raises
+    ``ConfigError``: the certificate cannot be used.
     """
 
     def __init__(
@@ -200,9 +200,9 @@ class RpcServer:
             interceptors=[explaining] if guard is None else [explaining, guard],
             options=[
                 ("grpc.max_receive_message_length", max_message_bytes),
-                # Lists of a fleet's cameras are larger than what strangers may send.
+                # Replies may be larger than requests from strangers: a fleet's camera list, for one.
                 ("grpc.max_send_message_length", CLUSTER_MESSAGE_BYTES),
-                # Without it a second server would silently share the port.
+                # Otherwise a second server would silently share the port.
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", 10_000),
@@ -217,8 +217,8 @@ class RpcServer:
         self.services: dict[str, Any] = {}
 
     def add(self, *servicers: Any) -> None:
-        """Serve these; each extends one or several generated servicers, whose names are those of its services. One with
-        ``handlers`` of its own has them for its methods."""
+        """Add servicers; each extends one or more generated ones, which name its services. An attribute ``handlers``
+        replaces the generated method handlers."""
         for servicer in servicers:
             for base in type(servicer).__mro__:
                 package, _, stubs = base.__module__.rpartition(".")
@@ -232,7 +232,7 @@ class RpcServer:
 
     def bind(self, host: str, port: int, *, setting: str = "gateway.port") -> int:
         """Listen on ``host:port`` (0 takes any free port); returns the port. Raises ``ConfigError``: the port is in use
-        or the address is not this machine's; ``setting`` is what to change."""
+        or the address is not this machine's; the message says to change ``setting``."""
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if self._tls is None:
@@ -244,44 +244,42 @@ class RpcServer:
         return bound
 
     async def start(self) -> None:
-        """Serve; from here on the health service says SERVING for every service and for the server as a whole."""
+        """Start serving; the health service then reports SERVING for every service and for the server as a whole."""
         reflection.enable_server_reflection([*self.services, HEALTH, reflection.SERVICE_NAME], self._server)
         self._health.names = frozenset(self.services)
         await self._server.start()
 
     async def stop(self, grace_s: float = 2.0) -> None:
-        """Say NOT_SERVING, refuse new calls, give running ones ``grace_s`` seconds, then cancel them."""
+        """Report NOT_SERVING, refuse new calls, give running ones ``grace_s`` seconds, then cancel them."""
         self._health.shut_down()
         await asyncio.wait_for(self._server.stop(grace_s), grace_s + 5.0)
 
 
 def _public(max_connections: int) -> list[tuple[str, int]]:
-    """What callers may cost before anybody knows who they are: up to 60 KiB each connection, and 32 KiB each call that
-    nobody has looked at.
+    """Options that bound the cost of unauthenticated callers: 60 KiB per connection, 32 KiB per pending call.
 
-    gRPC tells connections neither by peer nor by token: at ``max_connections`` it closes new ones, until those that do
-    nothing end.
+    gRPC cannot tell connections apart by peer or token: at ``max_connections`` it closes new ones until idle ones end.
     """
     return [
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-        # Without a call; clients connect again when they have one.
+        # Idle means without calls; clients reconnect when they have one.
         ("grpc.max_connection_idle_ms", 30_000),
         ("grpc.max_concurrent_streams", 256),
-        # Calls that wait for this process to look at them: from the one on some are refused, from the other on all.
+        # Calls pending acceptance: from the first limit on some are refused, from the second on all.
         ("grpc.server.max_pending_requests", 256),
         ("grpc.server.max_pending_requests_hard_limit", 512),
-        # A stream that nobody reads gets 32 KiB and no more; as gRPC measures the network, it gives 4 MiB. A message
-        # that is being read gets what it needs.
+        # At most 32 KiB are buffered for a stream that nobody reads; with its bandwidth probe gRPC would allow 4 MiB.
+        # A message being read gets what it needs.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", 32 * 1024),
-        # Nobody's gzip is unpacked; who sends some is told that it is no message.
+        # Compressed messages are not decompressed, and are refused as invalid.
         ("grpc.per_message_decompression", 0),
     ]
 
 
 def _why_not(host: str, port: int, setting: str) -> str:
-    """gRPC keeps the operating system's reason to its log: ask again with a plain socket."""
+    """Why binding failed, found with a plain socket: gRPC only logs the operating system's reason."""
     try:
         family, kind, proto, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, proto) as probe:

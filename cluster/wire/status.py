@@ -1,6 +1,6 @@
-"""Errors and gRPC status codes, both ways: every failed call carries one sentence a user can act on.
+"""Maps errors to gRPC statuses and back: every failed call carries one sentence a user can act on.
 
-A status made here is marked in the trailing metadata, so that a client can tell our sentence from gRPC's own text.
+Statuses made here are marked in the trailing metadata, so that clients can tell our sentences from gRPC's own text.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ _CODES: tuple[tuple[type[BaseException], grpc.StatusCode], ...] = (
     (ValueError, Code.INVALID_ARGUMENT),
     (TimeoutError, Code.DEADLINE_EXCEEDED),
 )
-# The first error of each code, and of what a client cannot tell from an absent server.
+# The first error of each code; codes that a client cannot tell from an absent server become UnavailableError.
 _ERRORS: dict[grpc.StatusCode, type[SightlineError]] = {
     code: kind for kind, code in reversed(_CODES) if issubclass(kind, SightlineError)
 }
@@ -63,7 +63,7 @@ _ERRORS |= dict.fromkeys((Code.DEADLINE_EXCEEDED, Code.ABORTED), UnavailableErro
 
 
 class RefusedError(SightlineError):
-    """The far server refused with ``code``; its sentence is passed on as it is."""
+    """The upstream server refused with ``code``; its sentence is forwarded unchanged."""
 
     def __init__(self, code: grpc.StatusCode, message: str) -> None:
         super().__init__(message)
@@ -71,15 +71,15 @@ class RefusedError(SightlineError):
 
 
 def as_refused(error: Exception) -> Exception:
-    """What was raised on purpose as if the far server had sent it: callers cannot tell by the answer who of the two
-    refused. Anything else stays what it is, and is logged by whoever answers the caller."""
+    """Turn an error raised on purpose into one that the upstream server could have sent, so that callers cannot tell
+    which of the two refused. Anything else is returned unchanged, to be logged where the call ends."""
     code = code_of(error)
     return error if code is Code.INTERNAL else RefusedError(code, sentence_of(error))
 
 
 def sentence_of(error: BaseException) -> str:
-    """What a caller is told of an error. In one that was raised on purpose, secrets are hidden by their form alone: it
-    may quote its caller, who would see by what is hidden that a guessed word is a camera's password."""
+    """The sentence of an error for its caller. In errors raised on purpose, secrets are redacted by form only: these
+    may quote the caller, to whom redacting known secrets would confirm a guessed password."""
     meant = isinstance(error, SightlineError) or code_of(error) is not Code.INTERNAL
     return redact(shortened(str(error)), KnownSecrets() if meant else KNOWN) or type(error).__name__
 
@@ -93,11 +93,11 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 @contextlib.asynccontextmanager
 async def explained(context: grpc.aio.ServicerContext, peer: str | None = None) -> AsyncIterator[None]:
-    """Ends the call with code and sentence of the error that is raised inside, or where the caller's certificate is not
-    for ``peer``.
+    """End the call with code and sentence of an error raised inside, or if the caller's certificate is not for
+    ``peer``.
 
-    Waits as long as the client leaves earlier replies unread, or until its connection is gone: the status comes after
-    them, and ``grpc.aio`` has no way to reset a stream.
+    Waits until the client has read earlier replies or its connection is gone: the status is sent after them, and
+    ``grpc.aio`` cannot reset a stream.
     """
     try:
         try:
@@ -105,7 +105,7 @@ async def explained(context: grpc.aio.ServicerContext, peer: str | None = None) 
                 raise UnauthenticatedError(f"the caller's certificate is not for {peer}")
             yield
         except (grpc.aio.AbortError, grpc.aio.InternalError, NotImplementedError):
-            # Ended already; the client has left; the service has no such method.
+            # Already ended; the client has left; the method is not implemented.
             raise
         except Exception as error:
             code = code_of(error)
@@ -113,46 +113,46 @@ async def explained(context: grpc.aio.ServicerContext, peer: str | None = None) 
                 log.error("call failed", exc_info=error)
             await context.abort(code, sentence_of(error), ((MARK, type(error).__name__),))
     except grpc.aio.InternalError:
-        # There is nobody to tell, and nothing here that failed. Anything else would be logged.
+        # The client has left, and nothing failed here; grpc.aio would log any other exception.
         raise asyncio.CancelledError from None
 
 
 def is_ours(error: grpc.RpcError) -> bool:
-    """Whether the far server ended the call on purpose, with a sentence of its own."""
+    """Whether a Sightline server ended the call on purpose, with its own sentence."""
     return any(key == MARK for key, _ in error.trailing_metadata() or ())
 
 
 def to_error(error: grpc.RpcError) -> SightlineError:
-    """The error a caller of the far server should see; gRPC's own failures come as :class:`UnavailableError`."""
+    """The error that a caller of the server should see; gRPC's own failures become :class:`UnavailableError`."""
     sentence = error.details() or f"the call ended with {error.code().name}"
     if is_ours(error):
         return _ERRORS.get(error.code(), SightlineError)(sentence)
     if error.code() is Code.CANCELLED:
-        # All that core says where more calls came than a server looks at.
-        return UnavailableError("the other side has too many calls to look at; try again in a moment")
+        # All that core reports if a server has too many pending calls.
+        return UnavailableError("the server has too many pending calls; try again in a moment")
     if error.code() in (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
         return UnavailableError(sentence)
     if error.code() is Code.RESOURCE_EXHAUSTED:
         if "larger than max" in sentence:
-            sentence = f"the message is too large for the other side ({sentence}); see gateway.max_packet_bytes"
+            sentence = f"the message is too large for the server ({sentence}); see gateway.max_packet_bytes"
         return CapacityError(sentence)
     return SightlineError(f"{error.code().name}: {sentence}")
 
 
 def as_told(error: grpc.aio.AioRpcError, what: str) -> SightlineError:
-    """The far side's own sentence as it is; what gRPC says in one of ours."""
+    """The error of a call to ``what``: a sentence of its own unchanged, gRPC's text wrapped in one of ours."""
     if is_ours(error):
         return RefusedError(error.code(), error.details() or error.code().name)
     return UnavailableError(f"{what} does not answer; try again in a moment ({error.details()})")
 
 
 READ_S = 30.0
-"""Longest that the one message of a unary request may take, once its headers are there."""
+"""Timeout, in seconds, of a unary request's message once its headers have arrived."""
 
 
 class Explaining(grpc.aio.ServerInterceptor):
-    """First of a server's interceptors: those behind it and the services raise their errors, see messages only, and may
-    refuse a call before its message is read. ``peer``: what the certificate of every caller is for."""
+    """A server's first interceptor: later ones and the services raise plain errors, receive valid messages only, and
+    can refuse a call before its message is read. ``peer``: name in the certificate of every caller."""
 
     def __init__(self, read_s: float = READ_S, *, peer: str | None = None) -> None:
         self._read_s, self._peer = read_s, peer
@@ -172,7 +172,7 @@ class Explaining(grpc.aio.ServerInterceptor):
             return self._unary(handler, parse)
         kind = "stream_stream" if handler.response_streaming else "stream_unary"
         behavior, handler = getattr(handler, kind), handler._replace(request_deserializer=parse)
-        # Reflection's yields.
+        # Reflection yields its replies.
         if inspect.isasyncgenfunction(behavior):
             return handler
         return handler._replace(**{kind: self._explaining(behavior)})
@@ -185,7 +185,7 @@ class Explaining(grpc.aio.ServerInterceptor):
         return serve
 
     def _unary(self, handler: Any, parse: Callable[[bytes], Any]) -> grpc.RpcMethodHandler:
-        """The same on the wire, but read here: of a call that takes one message gRPC would read it first."""
+        """Serve a unary request as a stream, the same on the wire: gRPC would read its message before anything else."""
         streams = bool(handler.response_streaming)
         behavior = handler.unary_stream if streams else handler.unary_unary
 
@@ -205,22 +205,20 @@ class Explaining(grpc.aio.ServerInterceptor):
 
 
 def parsing(parse: Callable[[bytes], Any], method: str) -> Callable[[bytes], Any]:
-    """Whoever reads the message ends the call with what it raises: ``ConfigError``."""
+    """Wrap ``parse`` so that invalid messages raise ``ConfigError`` in whoever reads them, which ends the call."""
 
     def read(data: bytes) -> Any:
         try:
             return parse(data)
         except DecodeError:
-            raise ConfigError(
-                f"what was sent to {method} is no message of its kind; use the protos of this version, uncompressed"
-            ) from None
+            raise ConfigError(f"invalid message for {method}; use the protos of this version, uncompressed") from None
 
     return read
 
 
 async def read_one(context: Any, read_s: float) -> Any:
-    """The only message of a call. Raises ``TimeoutError``: it was not complete within ``read_s``; ``ConfigError``:
-    there is none, or none of its kind."""
+    """Read the only message of a call. Raises ``TimeoutError``: it was not complete within ``read_s``;
+    ``ConfigError``: it is missing or invalid."""
     try:
         async with asyncio.timeout(read_s):
             request = await context.read()

@@ -1,4 +1,4 @@
-"""TLS of every port: certificates from files, read again when they change, so that a renewed one needs no restart."""
+"""TLS of every port: certificate files are reloaded when they change, so that renewals need no restart."""
 
 import logging
 import os
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 def expiry_s(certificate: Path) -> float:
-    """When the first certificate of a PEM file ends, seconds since 1970. Raises OSError and ValueError."""
-    # Only servers have certificates; the edge agent is installed without it.
+    """Expiry of a PEM file's first certificate, seconds since 1970. Raises OSError and ValueError."""
+    # Imported here, since the edge agent, which serves nothing, is installed without it.
     from cryptography import x509
 
     return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc.timestamp()
@@ -30,8 +30,8 @@ def expiry_s(certificate: Path) -> float:
 class TlsFiles:
     """PEM files of a server.
 
-    * ``certificate``: its chain; ``key``: the private key
-    * ``client_ca``: clients must show a certificate that this authority signed; ``None`` asks none of them
+    * ``certificate``: its certificate chain; ``key``: its private key
+    * ``client_ca``: authority that must have signed clients' certificates; ``None`` requires none
     """
 
     certificate: Path
@@ -39,8 +39,8 @@ class TlsFiles:
     client_ca: Path | None = None
 
     def context(self) -> ssl.SSLContext:
-        """For a server of Python's own. Raises ``ConfigError``: certificate and key cannot be read, or do not belong
-        together."""
+        """TLS context for Python's own servers. Raises ``ConfigError``: certificate and key cannot be read, or do not
+        match."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
@@ -58,15 +58,15 @@ class TlsFiles:
         return context
 
     def stamp(self) -> tuple[tuple[int, int], ...]:
-        """Changes when a file does."""
+        """Modification times and inodes, which change with the files."""
         files = [self.certificate, self.key, *([self.client_ca] if self.client_ca else [])]
         return tuple((status.st_mtime_ns, status.st_ino) for status in (file.stat() for file in files))
 
 
 class Reloading(Generic[T]):
-    """What ``make`` makes of files, made again when they change; what was there stays while the new ones are of no use.
+    """Caches what ``make`` builds from files, rebuilding it when they change; the old value stays while that fails.
 
-    It is another object then: an authority that was read into a context stays trusted there.
+    A rebuild is a new object, since an authority once loaded into a context stays trusted there.
     """
 
     def __init__(self, files: TlsFiles, make: Callable[[], T]) -> None:
@@ -76,15 +76,15 @@ class Reloading(Generic[T]):
         self.renewals = 0
 
     def newest(self) -> T:
-        """What the files are now; ask with every connection."""
+        """The current value; call for every connection."""
         with self._lock:
             try:
                 stamp = self._files.stamp()
                 if stamp != self._stamp:
-                    # A renewal writes one file after the other: a pair that does not fit is looked at again.
+                    # A renewal writes one file after another: a pair that does not match yet is tried again.
                     self._made, self._stamp, self._told = self._make(), stamp, ""
                     self.renewals += 1
-                    log.info("certificate %s was read again", self._files.certificate)
+                    log.info("certificate %s was reloaded", self._files.certificate)
             except (ConfigError, OSError) as error:
                 if self._told != str(error):
                     self._told = str(error)
@@ -93,8 +93,8 @@ class Reloading(Generic[T]):
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """For a gRPC server; asked again with every connection. Raises ``ConfigError``: the files are missing or do not
-    belong together."""
+    """Credentials of a gRPC server, refreshed with every connection. Raises ``ConfigError``: the files are missing or
+    do not match."""
     reloading = Reloading(files, lambda: _configuration(files))
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
@@ -107,7 +107,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
 
 def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
-    # Which gRPC takes however little they fit together.
+    # Validates the files: gRPC accepts a certificate and key that do not match.
     files.context()
     authority = files.client_ca.read_bytes() if files.client_ca is not None else None
     pair = (files.key.read_bytes(), files.certificate.read_bytes())
@@ -115,24 +115,23 @@ def _configuration(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
 
 
 class PeerTls:
-    """TLS between the processes of one cluster: each shows its certificate to every other, as server and as client.
+    """Mutual TLS between the processes of one cluster, each of which is server and client.
 
-    All certificates are for ``name``, and that is what is checked in place of the address at which a process is found:
-    addresses come and go with processes. Files are read again when they change. What runs goes on over the connection
-    it has; every new one uses the new certificate. Raises ``ConfigError``: the files are missing or do not belong
-    together."""
+    All certificates are for ``name``, which is verified instead of the address, since addresses change with processes.
+    Files are reloaded when they change: established connections stay, new ones use the new certificate. Raises
+    ``ConfigError``: the files are missing or do not match."""
 
     def __init__(self, files: TlsFiles, name: str = "sightline") -> None:
         self.files, self.name = files, name
         self._reloading = Reloading(files, self._read)
 
     def renewals(self) -> int:
-        """How often the files were read again: a channel that was opened before the last time has an old one."""
+        """Number of reloads; a channel opened before the last one has an old certificate."""
         self._reloading.newest()
         return self._reloading.renewals
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """For a channel to another process, with the newest certificate."""
+        """Credentials for a channel to another process, with the newest certificate."""
         return self._reloading.newest()[0]
 
     def options(self) -> list[tuple[str, str]]:
@@ -140,11 +139,11 @@ class PeerTls:
         return [("grpc.ssl_target_name_override", self.name)]
 
     def server_context(self) -> ssl.SSLContext:
-        """For a server of Python's own; ask for it with every connection."""
+        """TLS context for Python's own servers; call for every connection."""
         return self._reloading.newest()[1]
 
     def client_context(self) -> ssl.SSLContext:
-        """For a client of Python's own, which must ask for :attr:`name` (``server_hostname``)."""
+        """TLS context for Python's own clients, which must set ``server_hostname`` to :attr:`name`."""
         return self._reloading.newest()[2]
 
     def _read(self) -> tuple[grpc.ChannelCredentials, ssl.SSLContext, ssl.SSLContext]:
@@ -160,11 +159,11 @@ class PeerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
-    """What a client brings along.
+    """Credentials of a client.
 
-    * ``token``: secret sent with every call; never over a connection without TLS to another machine
-    * ``tls``: talk TLS; ``authority``: PEM file of who signed the server's certificate, ``None`` the system's own
-    * ``certificate``, ``key``: PEM files of the client's own, where the server asks for one
+    * ``token``: secret sent with every call; never without TLS to another machine
+    * ``tls``: use TLS; ``authority``: PEM file of the authority of the server's certificate, ``None``: the system's
+    * ``certificate``, ``key``: PEM files of the client certificate, if the server requires one
     """
 
     token: str = field(default="", repr=False)
@@ -175,9 +174,9 @@ class ClientCredentials:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
-        """``SIGHTLINE_TOKEN`` or ``SIGHTLINE_TOKEN_FILE``, ``SIGHTLINE_TLS=1``, ``SIGHTLINE_CA``, ``SIGHTLINE_CERT``
-        and ``SIGHTLINE_KEY``; any of the last three means TLS. Raises ``ConfigError``: the token's file cannot be read,
-        or one of certificate and key is missing."""
+        """Read ``SIGHTLINE_TOKEN`` or ``SIGHTLINE_TOKEN_FILE``, ``SIGHTLINE_TLS=1``, ``SIGHTLINE_CA``,
+        ``SIGHTLINE_CERT`` and ``SIGHTLINE_KEY``; any of the last three implies TLS. Raises ``ConfigError``: the token
+        file cannot be read, or only one of certificate and key is given."""
         paths = [Path(value) if (value := environment.get(f"SIGHTLINE_{name}")) else None for name in _FILES]
         authority, certificate, key = paths
         if (certificate is None) != (key is None):
@@ -189,7 +188,7 @@ class ClientCredentials:
         return cls(token, wanted or any(paths), authority, certificate, key)
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """For a channel; ``None``: without TLS. Raises ``ConfigError``: a file cannot be read."""
+        """Credentials for a channel; ``None`` without TLS. Raises ``ConfigError``: a file cannot be read."""
         if not self.tls:
             return None
         authority, certificate, key = (
@@ -199,8 +198,8 @@ class ClientCredentials:
         return grpc.ssl_channel_credentials(authority, key, certificate)
 
     def http_context(self) -> ssl.SSLContext | None:
-        """For an HTTP client of Python's own; ``None``: without TLS. Raises ``ConfigError``: a file cannot be read, or
-        is no certificate or key."""
+        """TLS context for Python's HTTP clients; ``None`` without TLS. Raises ``ConfigError``: a file cannot be read,
+        or is not a certificate or key."""
         if not self.tls:
             return None
         try:
@@ -214,7 +213,7 @@ class ClientCredentials:
         return context
 
     def metadata(self, *, loopback: bool) -> tuple[tuple[str, str], ...]:
-        """What goes along with every call. Raises ``ConfigError``: the token would be readable on the way."""
+        """Metadata of every call. Raises ``ConfigError``: the token would cross the network unencrypted."""
         if not self.token:
             return ()
         if not self.tls and not loopback:

@@ -30,11 +30,11 @@ def sink(kind: str, **options):
         (lambda: sink("alertmanager", url="http://h/", hold_s=0.0), "hold_s must be above 0"),
         (
             lambda: sink("alertmanager", url="http://h/", hold_s=60),
-            "alerts.sinks[0].options.hold_s: must be longer than alerts.update_s = 60",
+            "alerts.sinks[0].options.hold_s: must exceed alerts.update_s = 60",
         ),
         (
             lambda: load(update_s="2h", sinks=[{"name": "a", "kind": "alertmanager", "options": {"url": "http://h/"}}]),
-            "alerts.sinks[0].options.hold_s: must be longer than alerts.update_s = 7200",
+            "alerts.sinks[0].options.hold_s: must exceed alerts.update_s = 7200",
         ),
         (lambda: load(sinks=[{"name": "a", "kind": "log"}] * 2), "alerts.sinks: two sinks are called 'a'"),
         (lambda: load(consecutive=0), "alerts.consecutive: "),

@@ -43,7 +43,7 @@ def test_csv_with_errors_by_line() -> None:
     wrong = errors(CSV)
     assert wrong.keys() == {5, 6, 7, 8, 9}
     assert "unknown scheme" in wrong[5]
-    assert wrong[6] == "the name is that of line 2 already"
+    assert wrong[6] == "line 2 already has this name"
     assert wrong[7] == "a camera needs a name"
     assert "priority" in wrong[8]
     assert "quotes" in wrong[9] or "columns" in wrong[9]

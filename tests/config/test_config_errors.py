@@ -38,7 +38,7 @@ WRONG = {
         "model: {dtype: bfloat}",
         "1: model.dtype: must be 'float32', 'bfloat16', 'float16' or 'float8', not 'bfloat'; did you",
     ),
-    "float8 on vLLM": ("engine: vllm\nmodel: {dtype: float8}", "2: model.dtype: float8 is of the native engine"),
+    "float8 on vLLM": ("engine: vllm\nmodel: {dtype: float8}", "2: model.dtype: float8 needs the native engine"),
     "wrong device": (
         "model: {device: cuda:1}",
         "1: model.device: must be cpu, cuda or cuda:0 (CUDA_VISIBLE_DEVICES chooses the card), not 'cuda:1'",
@@ -56,7 +56,7 @@ WRONG = {
         "questions:\n  - {id: q, text: t}\n  - {id: q, text: u}",
         "3: questions[1].id: two questions are called 'q'; ids must be unique",
     ),
-    "no question": ("cameras:\n  - name: a", "2: cameras[0].questions: camera 'a' has no question; give it one here"),
+    "no question": ("cameras:\n  - name: a", "2: cameras[0].questions: camera 'a' has no question; add one here"),
     "stride over window": (
         "window:\n  stride_s: 50",
         "2: window.stride_s: must not exceed the window's length_s = 40, not 50",
@@ -84,12 +84,12 @@ WRONG = {
     ),
     "decoders upside down": (
         "cluster: {decoders: 3, max_decoders: 2}",
-        "1: cluster.max_decoders: must be decoders = 3 or more, not 2",
+        "1: cluster.max_decoders: must be at least decoders = 3, not 2",
     ),
     "gateways on one machine": (
         "cluster: {gateways: 2}",
-        "1: cluster.gateways: 2 gateways on the same ports need a node each; name in cluster.placement.gateway a Ray "
-        "resource of which each such node offers 1, or set gateway.port and gateway.http_port to 0",
+        "1: cluster.gateways: 2 gateways on the same ports need a node each; set cluster.placement.gateway to a Ray "
+        "resource of which each such node offers 1, or gateway.port and gateway.http_port to 0",
     ),
     "one port for two": (
         "gateway: {port: 99, http_port: 99}",
@@ -97,7 +97,7 @@ WRONG = {
     ),
     "a port that other processes take": (
         "cluster: {metrics_port: 9460}",
-        "gateway.http_port: must not be of 9460 to 9475, which other processes take from cluster.metrics_port on",
+        "gateway.http_port: must not be in 9460 to 9475, which other processes use from cluster.metrics_port on",
     ),
     "a packet that never fits": (
         "gateway: {max_packet_bytes: 60000000}",

@@ -186,7 +186,7 @@ WRONG = {
     ),
     "frames that read no memory": (
         QUESTIONS + "memory: {frame_retrieval: resv}\ncameras:\n- name: a\n  memory: {enabled: false}",
-        "memory.frame_retrieval: 'resv' reads a memory, and memory.enabled is off; enable it, or set null",
+        "memory.frame_retrieval: 'resv' reads the memory, but memory.enabled is off; enable it, or set null",
     ),
     "frames that read the memory of an engine without": (
         "engine: vllm\nmemory: {frame_retrieval: resv}",
@@ -194,7 +194,7 @@ WRONG = {
     ),
     "options of no policy": (
         "memory: {frame_retrieval_options: {ratio: 0.5}}",
-        "1: memory.frame_retrieval_options: are of no policy; name one with frame_retrieval, or leave them out",
+        "1: memory.frame_retrieval_options: belong to no policy; name one with frame_retrieval, or omit them",
     ),
     "no share of what frames read": (
         "memory: {frame_retrieval: resv, frame_retrieval_options: {ratio: 2}}",
@@ -226,7 +226,7 @@ WRONG = {
     ),
     "a Redis elsewhere and no key": (
         "tiers: {redis_url: 'redis://r'}",
-        "security.memory_key_file: whoever can write to a Redis on another machine could forge what cameras remember",
+        "security.memory_key_file: anyone who can write to a Redis on another machine could forge memories",
     ),
     "no Redis address": (
         "tiers: {redis_url: 'http://u:hunter2@r'}",
@@ -324,5 +324,5 @@ def test_lengths_of_time(written, seconds):
 
 @pytest.mark.parametrize("written", ["", "-1s", "2 weeks", "h", True, None, "1h30m"])
 def test_what_is_no_length_of_time(written):
-    with pytest.raises(ValueError, match="must be a number of seconds, or a length of time like"):
+    with pytest.raises(ValueError, match="must be a number of seconds, or a duration like"):
         parse_duration(written)

@@ -45,7 +45,7 @@ def test_days_and_hours(schedule: dict, moment: str, zone: str, asked: bool) -> 
     [
         ({"hours": ["8-18"]}, "hours are written like"),
         ({"hours": ["08:00-25:00"]}, "hours are written like"),
-        ({"hours": ["08:00-08:00"]}, "begin and end at the same time"),
+        ({"hours": ["08:00-08:00"]}, "start and end at the same time"),
         ({"timezone": "Mars/Olympus"}, "there is no time zone 'Mars/Olympus'"),
         ({"timezone": "../../etc/passwd"}, "there is no time zone"),
         ({"days": []}, "days"),

@@ -27,7 +27,7 @@ def test_clips_that_do_not_go_together(clips, says):
 def test_what_would_have_no_effect_is_refused():
     with pytest.raises(InvalidConfigError, match="longest_s = 5 must be at least first_s = 30"):
         load_config(None, {"alerts": {"retry": {"first_s": 30, "longest_s": 5}}})
-    with pytest.raises(InvalidConfigError, match="levels leaves out redis, so that nothing would be kept at redis_url"):
+    with pytest.raises(InvalidConfigError, match="levels omits redis, so nothing would be stored at redis_url"):
         load_config(None, {"tiers": {"levels": ["host", "node"], "redis_url": "redis://localhost"}})
     with pytest.raises(InvalidConfigError, match="levels must name host, redis in this order"):
         load_config(None, {"tiers": {"levels": ["redis", "host"], "redis_url": "redis://localhost"}})

@@ -69,8 +69,8 @@ def test_a_folder_of_state_belongs_to_one_cluster(tmp_path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"cannot be kept in .*--state none"):
+    with pytest.raises(ConfigError, match=r"cannot be stored in .*--state none"):
         lock_state(tmp_path / "file" / "state")
     (tmp_path / "cameras.sqlite").mkdir()
-    with pytest.raises(ConfigError, match="cameras cannot be kept"):
+    with pytest.raises(ConfigError, match="cameras cannot be stored"):
         FileTable(tmp_path / "cameras.sqlite")

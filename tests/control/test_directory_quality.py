@@ -63,7 +63,7 @@ def test_cameras_are_taken_until_none_fits_even_at_the_lowest_quality() -> None:
     assert verdicts[:9] == ["accepted"] * 9
     assert set(verdicts[9:]) == {"reduced"}
     before = (made.version, made.cameras)
-    sentence = "camera .late. is not taken: the fleet is full .* streams like this one too many, or .* replicas too few"
+    sentence = "camera .late. is refused: the fleet is full .* cameras like this one too many, or .* replicas too few"
     with pytest.raises(CapacityError, match=sentence):
         made.add(camera("late"), 1.0, force=False)
     assert (made.version, made.cameras) == before

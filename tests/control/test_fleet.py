@@ -115,7 +115,7 @@ def test_a_camera_whose_window_does_not_fit_the_memory_is_refused_with_the_numbe
     # Five seconds of a frame a second of 256 tokens, of which an eighth (anchors) and a fifth of the rest are kept.
     verdicts = [made.admit(demand(f"c{n}"), 0.0) for n in range(5)]
     assert [told.verdict for told in verdicts] == ["accepted"] * 4 + ["refused"]
-    assert "1600 tokens, and with the 384 of this camera 320 are too many" in verdicts[4].reason
+    assert "1600 tokens, and this camera's 384 would exceed that by 320" in verdicts[4].reason
     assert verdicts[4].missing_streams == pytest.approx(320 / 384)
     assert made.admit(demand("forced"), 0.0, force=True).verdict == "accepted"
     for gone in ("c0", "forced"):
@@ -124,7 +124,7 @@ def test_a_camera_whose_window_does_not_fit_the_memory_is_refused_with_the_numbe
     # One that is found to keep 96 % between anchors has 1280 * (0.125 + 0.875 * 0.96) = 1235 tokens.
     made.observe_activity("c1", 0.8)
     made.remove("again")
-    assert "with the 384 of this camera 787 are too many" in made.admit(demand("again"), 0.0).reason
+    assert "this camera's 384 would exceed that by 787" in made.admit(demand("again"), 0.0).reason
 
 
 def test_a_camera_whose_memory_does_not_fit_the_devices_is_refused_with_the_number() -> None:
@@ -134,7 +134,7 @@ def test_a_camera_whose_memory_does_not_fit_the_devices_is_refused_with_the_numb
     # Of 3 MiB each: three fit ten, in whole.
     verdicts = [made.admit(demand(f"c{n}", waiting_bytes=3 * 2**20), 0.0) for n in range(4)]
     assert [told.verdict for told in verdicts] == ["accepted"] * 3 + ["refused"]
-    assert "10.0 MiB, and with the 3.0 MiB of this camera 2.0 MiB are too many" in verdicts[3].reason
+    assert "10.0 MiB, and this camera's 3.0 MiB would exceed that by 2.0 MiB" in verdicts[3].reason
     assert verdicts[3].missing_streams == pytest.approx(2 / 3)
     assert made.admit(demand("forgetful"), 0.0).verdict == "accepted", "one without a memory takes none"
     made.remove("c0")

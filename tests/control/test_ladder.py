@@ -186,10 +186,10 @@ def test_a_ladder_comes_back_from_its_file_and_from_a_models_folder(tmp_path) ->
     [
         ([], "full quality"),
         ([{"name": "full", "stride": 2.0}], "full quality"),
-        ([{"name": "full"}, {"name": "full"}], "different names"),
-        ([{"name": "full"}, {"name": "a", "f1": 0.5}, {"name": "b", "f1": 0.6}], "must not be better"),
+        ([{"name": "full"}, {"name": "full"}], "distinct names"),
+        ([{"name": "full"}, {"name": "a", "f1": 0.5}, {"name": "b", "f1": 0.6}], "must not have a higher f1"),
         ([{"name": "full"}, {"name": "a", "shed": True}, {"name": "b"}], "last rung"),
-        ([{"name": "full"}, {"name": "a", "f1": 1.5}], "share of full"),
+        ([{"name": "full"}, {"name": "a", "f1": 1.5}], "fraction of full"),
         ([{"name": "full"}, {"name": "a", "fps": 0}], "above 0"),
         ([{"name": "full"}, {"name": "a", "refresh_budget": 7}], "0 to 1"),
         ([{"name": "full", "speed": 3}], "speed"),

@@ -412,7 +412,7 @@ async def test_clients_say_what_the_door_said(monkeypatch, tmp_path):
 
 
 def test_a_gateway_open_to_all_must_be_wanted_in_words():
-    with pytest.raises(ConfigError, match=r"gateway\.host: 0\.0\.0\.0 lets other machines in"):
+    with pytest.raises(ConfigError, match=r"gateway\.host: 0\.0\.0\.0 accepts other machines without authentication"):
         load_config(None, {"gateway": {"host": "0.0.0.0"}})
     load_config(None, {"gateway": {"host": "0.0.0.0"}, "security": {"allow_unauthenticated": True}})
     load_config(None, {"gateway": {"host": "0.0.0.0"}, "security": {"tokens_file": "tokens.json"}})

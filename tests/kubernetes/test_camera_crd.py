@@ -103,7 +103,7 @@ def test_descriptions_name_the_keys_of_a_resource():
     """Not those of a configuration, as ``length_s``: `kubectl explain` shows them."""
     described = [node["description"] for _, node in nodes(SPEC) if "description" in node]
     assert [text for text in described if re.search(r"[a-z]_s\b", text)] == []
-    assert "Seconds between two answers; must not exceed lengthSeconds." in described
+    assert "Seconds between answers; must not exceed lengthSeconds." in described
 
 
 def test_every_key_of_a_camera_is_there_under_its_own_name():

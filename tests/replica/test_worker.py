@@ -120,7 +120,7 @@ def test_what_fails_before_a_window_ends_is_computed_at_its_end(start, recorder,
     feed(worker, "a", 2)
     recorder.wait(lambda r: r.answers)
     assert tried
-    assert "computing ahead of windows failed" in caplog.text
+    assert "prefilling open windows failed" in caplog.text
     worker.check()
 
 

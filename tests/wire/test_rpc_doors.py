@@ -143,8 +143,8 @@ async def test_calls_that_a_server_has_no_time_to_look_at_are_refused_with_a_sen
         await asyncio.sleep(0)
         time.sleep(2.0)  # noqa: ASYNC251
         assert await flooding == {
-            "this gateway requires a token; set SIGHTLINE_TOKEN or send a bearer token",
-            "the other side has too many calls to look at; try again in a moment",
+"this gateway requires a token; set SIGHTLINE_TOKEN or send a bearer token",
+            "the server has too many pending calls; try again in a moment",
         }
 
 

@@ -73,14 +73,14 @@ async def test_junk(kind, caplog):
     assert is_ours(caught.value)
     error = to_error(caught.value)
     assert isinstance(error, ConfigError)
-    assert "is no message of its kind" in str(error)
+    assert "invalid message for " in str(error)
     assert caplog.records == []
 
 
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("Received message larger than max (9 vs. 4)", "the message is too large for the other side (Received"),
+        ("Received message larger than max (9 vs. 4)", "the message is too large for the server (Received"),
         ("received metadata size exceeds hard limit", "received metadata size exceeds hard limit"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Cameras as declared: their table, their managers, and the changes between two declarations."""
+"""Declared cameras: their table, their managers, and the changes between two declarations."""

@@ -1,4 +1,4 @@
-"""Cameras as declared, their managers, who alone may change them, and the changes between two declarations."""
+"""Declared cameras, the managers who alone may change them, and the changes between two declarations."""
 
 import json
 import re
@@ -29,34 +29,34 @@ _WHOSE = {
 
 
 def manager_from_outside(name: str) -> str:
-    """Validate a manager name from the network; empty means ``cluster``. Raises ``ConfigError``: an invalid name, or
-    that of a part of the cluster itself."""
+    """Validate a manager name from the network; empty means ``cluster``. Raises ``ConfigError``: an invalid or reserved
+    name."""
     if name in (CONFIGURATION, KUBERNETES):
-        raise ConfigError(f"a manager must not be called {name!r}, which is a part of the cluster itself")
+        raise ConfigError(f"a manager must not be called {name!r}, which is reserved for the cluster itself")
     if name and not _NAME.fullmatch(name):
         raise ConfigError(f"a manager's name is up to 63 letters, digits, _ . and -, not {name[:80]!r}")
     return name or CLUSTER
 
 
 def check_manager(camera: str, owner: str, asking: str, *, takeover: bool = False) -> None:
-    """Check that ``asking`` may change a camera of ``owner``. Raises ``ManagedElsewhereError``: it belongs to another
-    manager, and is not to be taken over."""
+    """Check that the manager ``asking`` may change a camera of ``owner``. Raises ``ManagedElsewhereError``: it belongs
+    to another manager, without ``takeover``."""
     if owner != asking and not takeover:
         whose = _WHOSE.get(owner, f"belongs to the files that were applied as {owner!r}")
         raise ManagedElsewhereError(f"camera {camera!r} {whose}; change it there, or take it over (--takeover)")
 
 
 class ManagedCamera(Section):
-    """The controller's persistent record of a camera, beside its resolved settings."""
+    """The controller's persistent record of a camera, unresolved."""
 
-    entry: CameraEntry = Field(description="The keys that were written.")
-    manager: str = Field(default=CLUSTER, description="Who alone may change it.")
-    uid: str = Field(default="", description="Of the Kubernetes object it was made from; another is another camera.")
-    life: str = Field(default="", description="Given when it is added; another when it is removed and added again.")
+    entry: CameraEntry = Field(description="The keys that were given.")
+    manager: str = Field(default=CLUSTER, description="Who alone may change the camera.")
+    uid: str = Field(default="", description="UID of its Kubernetes object; another UID means another camera.")
+    life: str = Field(default="", description="Id assigned when added; a camera added again gets another one.")
     revision: str = Field(
-        default="", description="Another one after every change; of one to be changed, what was read."
+        default="", description="Id assigned at every change; in an update, the revision that was read."
     )
-    trouble: str = Field(default="", exclude=True, description="Why its stored entry is left out; empty if it is not.")
+    trouble: str = Field(default="", exclude=True, description="Why the stored entry is left out; empty if it is used.")
 
     def to_json(self) -> str:
         """Inverse of ``ManagedCamera.model_validate_json``, with secrets; unset keys stay unset."""
@@ -64,12 +64,12 @@ class ManagedCamera(Section):
 
 
 def unique_id() -> str:
-    """For the life of a camera that is added, and the revision of one that is changed."""
+    """Random id, for lives and revisions of cameras."""
     return uuid.uuid4().hex[:16]
 
 
 def written_keys(entry: CameraEntry) -> dict[str, Any]:
-    """The keys of a camera that were given: plain values, and the source as a :class:`SourceAddress`."""
+    """The keys that were given for a camera, as plain values, and the source as a :class:`SourceAddress`."""
     body: dict[str, Any] = entry.model_dump(mode="json", exclude_unset=True)
     if "source" in body:
         body["source"] = entry.source or None
@@ -82,7 +82,7 @@ def settings_of(entry: CameraEntry) -> dict[str, Any]:
 
 
 def entry_to_json(entry: CameraEntry, *, secrets: bool) -> str:
-    """:func:`written_keys` as JSON, the source in full only with ``secrets``."""
+    """:func:`written_keys` as JSON; the source is unmasked only with ``secrets``."""
     return json.dumps(written_keys(entry), default=SourceAddress.reveal if secrets else str)
 
 
@@ -92,8 +92,8 @@ def entry_from_json(text: str) -> CameraEntry:
 
 
 def with_variables(entry: dict[str, Any], taken: Collection[str] = ()) -> tuple[dict[str, Any], list[str]]:
-    """A camera exported without secrets, with a variable reference in place of each secret, and the variables' names.
-    ``taken``: names used by other cameras."""
+    """Replace each masked secret of an exported camera by a variable reference; returns the entry and the variables'
+    names. ``taken``: names used by other cameras."""
     first, *others = str(entry.get("source", "")).split(HIDDEN)
     if not others:
         return entry, []
@@ -103,7 +103,7 @@ def with_variables(entry: dict[str, Any], taken: Collection[str] = ()) -> tuple[
     source = first
     for other in others:
         variable, number = plain, 2
-        # Not copied for each of thousands of cameras.
+        # Two lookups, since copying `taken` for each of thousands of cameras is slow.
         while variable in taken or variable in variables:
             variable, number = f"{plain}_{number}", number + 1
         variables.append(variable)
@@ -113,7 +113,7 @@ def with_variables(entry: dict[str, Any], taken: Collection[str] = ()) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Change of one camera. ``conflict``: it belongs to ``owner``, and stays; ``takeover``: it is taken from that."""
+    """Change of one camera. ``conflict``: ``owner`` has it and keeps it; ``takeover``: it is taken from ``owner``."""
 
     kind: Literal["add", "update", "remove", "same", "conflict", "takeover"]
     name: str
@@ -140,8 +140,8 @@ def plan(
     prune: bool = False,
     takeover: bool = False,
 ) -> list[Change]:
-    """Changes by name, from the cluster's ``present`` cameras to those that ``manager`` wants. ``prune``: remove others
-    of this manager; ``takeover``: take wanted cameras over from other managers."""
+    """Changes from the cluster's ``present`` cameras to those that ``manager`` wants, sorted by name. ``prune``: remove
+    this manager's other cameras; ``takeover``: take wanted cameras over from other managers."""
     known = {camera.entry.name: camera for camera in present}
     found = []
     for entry in sorted(wanted, key=lambda entry: entry.name):
@@ -164,7 +164,7 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class CameraChanges:
-    """``cameras``: the new table; ``changed``: new or other settings; ``left``: declared, but owned by others."""
+    """``cameras``: the new table; ``changed``: new or changed cameras; ``left``: declared, but owned by others."""
 
     cameras: list[ManagedCamera]
     changed: list[ManagedCamera]
@@ -175,8 +175,8 @@ class CameraChanges:
 def merge_configuration(
     last: Sequence[CameraEntry], now: Sequence[CameraEntry], cameras: Sequence[ManagedCamera]
 ) -> CameraChanges:
-    """Apply the difference between the ``last`` configuration and the one of ``now`` to the cameras it manages.
-    Unchanged entries change nothing, so that a camera that was removed or taken over stays so."""
+    """Apply the difference between the ``last`` configuration's cameras and those of ``now`` to the ``cameras`` it
+    manages. Unchanged entries change nothing, so that cameras removed or taken over at run time stay so."""
     before = {entry.name: written_keys(entry) for entry in last}
     known = {camera.entry.name: camera for camera in cameras}
     changed, left = [], []

@@ -1,5 +1,5 @@
-"""The controller's cameras as declared, beside the directory that places them, and how they are stored, so that a
-restarted controller knows cameras added at run time."""
+"""The controller's declared cameras, kept consistent with the directory that places them, and their storage, from which
+a restarted controller restores cameras added at run time."""
 
 import asyncio
 import json
@@ -41,20 +41,20 @@ COUNTED = "counted"
 DECODERS = "decoders"
 VERSION = "version"
 MOST_CHANGES = 2**30
-"""Beyond the versions that one controller gives its table."""
+"""More than the versions that any controller gives its table."""
 CAMERA = "camera/"
 REMOVED = "removed/"
 
 
 class Table(Protocol):
-    """Keys and values; ``durable``: it outlives the cluster, whose end then deletes nothing."""
+    """Key-value store; ``durable``: it outlives the cluster, whose end then deletes nothing."""
 
     durable: bool
 
     def get(self, key: str) -> bytes | None: ...
 
     def write(self, put: Mapping[str, bytes], delete: Sequence[str] = ()) -> None:
-        """Put values, then delete keys: all or nothing in a durable table."""
+        """Put values, then delete keys; atomic in a durable table."""
         ...
 
     def keys(self, prefix: str) -> list[str]:
@@ -63,9 +63,9 @@ class Table(Protocol):
 
 
 class FileTable:
-    """A :class:`Table` in a SQLite file that only its owner may read: sources hold passwords. Raises ``ConfigError``:
-    the file cannot be opened or written; ``UnavailableError``: from all methods, the disk is full or fails; nothing was
-    changed."""
+    """A :class:`Table` in a SQLite file, readable only by its owner, since sources hold passwords. Raises
+    ``ConfigError``: the file cannot be opened or written. All methods raise ``UnavailableError``: the disk is full or
+    fails; nothing was changed."""
 
     durable = True
 
@@ -79,7 +79,7 @@ class FileTable:
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value BLOB NOT NULL)")
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"the cameras cannot be kept in {path}: {error}; choose another --state") from None
+            raise ConfigError(f"cameras cannot be stored in {path}: {error}; choose another --state") from None
 
     def get(self, key: str) -> bytes | None:
         return next((bytes(value) for (value,) in self._read("SELECT value FROM kept WHERE key = ?", key)), None)
@@ -92,7 +92,7 @@ class FileTable:
                 self._connection.executemany("DELETE FROM kept WHERE key = ?", [(key,) for key in delete])
         except sqlite3.Error as error:
             raise UnavailableError(
-                f"the cameras cannot be written to {self._path}: {error}; make room there, and try again"
+                f"cameras cannot be written to {self._path}: {error}; free disk space there, and try again"
             ) from error
 
     def keys(self, prefix: str) -> list[str]:
@@ -103,7 +103,7 @@ class FileTable:
             with self._lock:
                 return self._connection.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            raise UnavailableError(f"the cameras cannot be read from {self._path}: {error}") from error
+            raise UnavailableError(f"cameras cannot be read from {self._path}: {error}") from error
 
 
 class CameraStore:
@@ -113,13 +113,13 @@ class CameraStore:
         self._table = table
 
     def begin(self, run_id: str) -> bool:
-        """Note the run that uses the store; returns whether it did so before: its controller was restarted."""
+        """Record the run that uses the store; returns whether it already was, as after a restart of the controller."""
         before = self._table.get(RUN)
         self._table.write({RUN: run_id.encode()})
         return before == run_id.encode()
 
     def later_version(self, version: int) -> int:
-        """The version, or one that is later than all of earlier controllers: the clock may have been set back."""
+        """``version``, or one above all those of earlier controllers: the clock may have been set back."""
         version = max(version, int(self._table.get(VERSION) or 0) + MOST_CHANGES)
         self._table.write({VERSION: b"%d" % version})
         return version
@@ -129,7 +129,7 @@ class CameraStore:
         return [_stored(name, value) for name, value in values if value is not None]
 
     def follow(self, configuration: Sequence[CameraEntry]) -> CameraChanges:
-        """Apply the changes from the last configuration's cameras (none at first) to this one's to those stored."""
+        """Apply the changes since the last configuration's cameras (none at first) to the stored cameras."""
         value = self._table.get(SEEDED)
         last = [_last(entry) for entry in json.loads(value)] if value is not None else []
         found = merge_configuration(last, configuration, self.load())
@@ -143,15 +143,15 @@ class CameraStore:
         self._table.write(_as_kept(cameras))
 
     def remove(self, life: str, name: str) -> None:
-        """Delete a camera, of which every replica must delete the memory."""
+        """Delete a camera, and record that every replica must delete its memory."""
         self._table.write({REMOVED + life: name.encode()}, [CAMERA + name])
 
     def removed(self) -> dict[str, str]:
-        """Names by lives of removed cameras that not every replica has deleted yet."""
+        """Removed cameras (life -> name) that not every replica has deleted yet."""
         return {key.removeprefix(REMOVED): (self._table.get(key) or b"").decode() for key in self._table.keys(REMOVED)}
 
     def put_deleted(self, lives: Iterable[str]) -> None:
-        """Removed cameras that all replicas have deleted."""
+        """Record removed cameras that all replicas have deleted."""
         self._table.write({}, [REMOVED + life for life in lives])
 
     def counted(self) -> dict[str, dict[str, dict[str, int]]]:
@@ -164,20 +164,20 @@ class CameraStore:
         self._table.write({COUNTED: json.dumps(counted).encode()})
 
     def decoders(self) -> int:
-        """Number of decoders that were wanted last; 0 before the first :meth:`put_decoders`."""
+        """Last wanted number of decoders; 0 before the first :meth:`put_decoders`."""
         return int(self._table.get(DECODERS) or 0)
 
     def put_decoders(self, count: int) -> None:
         self._table.write({DECODERS: b"%d" % count})
 
     def end(self) -> None:
-        """Delete everything, unless the table is to outlive the cluster."""
+        """Delete everything, unless the table outlives the cluster."""
         if not self._table.durable:
             self._table.write({}, self._table.keys(""))
 
 
 def _stored(name: str, value: bytes) -> ManagedCamera:
-    """A stored camera; with ``trouble``, and nothing but its name, where this version does not know its keys."""
+    """Parse a stored camera; one with keys unknown to this version has ``trouble``, and an entry of its name alone."""
     try:
         return ManagedCamera.model_validate_json(value)
     except ValidationError as error:
@@ -187,7 +187,7 @@ def _stored(name: str, value: bytes) -> ManagedCamera:
 
 
 def _last(text: str) -> CameraEntry:
-    """An entry of the last configuration; where this version does not know its keys, one that differs from any."""
+    """Parse an entry of the last configuration; one with keys unknown to this version then differs from any other."""
     try:
         return entry_from_json(text)
     except ValidationError:
@@ -195,7 +195,7 @@ def _last(text: str) -> CameraEntry:
 
 
 def _named(name: str) -> CameraEntry:
-    """An entry of a name alone, which this version may not allow."""
+    """An entry of a name alone, not validated: this version may not allow it."""
     return CameraEntry.model_construct(name=name)
 
 
@@ -204,19 +204,19 @@ def _as_kept(cameras: Iterable[ManagedCamera]) -> dict[str, bytes]:
 
 
 def lock_state(folder: Path) -> FolderLock:
-    """Lock a cluster's folder of state: two clusters would overwrite each other's. Raises ``ConfigError``: it cannot be
-    made or written, or another cluster uses it."""
+    """Lock a cluster's state folder, which two clusters would overwrite. Raises ``ConfigError``: it cannot be created
+    or written, or another cluster uses it."""
     try:
         return FolderLock(folder, "folder with --state (cluster.state_dir)", wait_s=0.0)
     except OSError as error:
         raise ConfigError(
-            f"the state cannot be kept in {folder}: {error.strerror or error}; choose another folder with --state, "
-            "or --state none to lose added cameras and incidents when the cluster ends"
+            f"state cannot be stored in {folder}: {error.strerror or error}; choose another folder with --state, "
+            "or --state none to lose added cameras and incidents when the cluster stops"
         ) from None
 
 
 class CameraTable:
-    """Resolves declarations against the configuration, and keeps them and the directory consistent."""
+    """Resolves declared cameras against the configuration, and keeps them consistent with the directory."""
 
     def __init__(self, config: SightlineConfig, directory: Directory) -> None:
         self._config = config
@@ -226,18 +226,18 @@ class CameraTable:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Lives of cameras, by name, that do not fit this version or configuration. They are not removed."""
+        """Lives, by name, of cameras that do not fit this version or configuration. They are not removed."""
         return {name: managed.life for name, managed in self._left_out.items()}
 
     def load(self, cameras: Iterable[ManagedCamera], now_s: float) -> None:
-        """Restore cameras at the start. One that does not fit the configuration is left out, and stays stored."""
+        """Restore cameras at start. One that does not fit the configuration is left out, but stays stored."""
         for managed in cameras:
             try:
                 if managed.trouble:
                     raise ConfigError(managed.trouble)
                 settings = camera_settings(self._config, managed.entry)
             except ConfigError as error:
-                log.error("camera %s is left out, add it anew or remove it: %s", managed.entry.name, error)
+                log.error("camera %s is left out; add it again or remove it: %s", managed.entry.name, error)
                 self._left_out[managed.entry.name] = managed.model_copy(update={"trouble": str(error)})
                 continue
             self._directory.add(settings, now_s, manager=managed.manager, life=managed.life)
@@ -246,12 +246,13 @@ class CameraTable:
     def check_add(
         self, managed: ManagedCamera, now_s: float, *, force: bool = False, takeover: bool = False
     ) -> ManagedCamera:
-        """A camera to add, with its life, to be applied. One that was left out goes on with the new settings.
+        """Check a camera to add; returns it with its life, for :meth:`apply`. One that was left out continues with the
+        new settings.
 
         Raises:
             CameraExistsError: the name is taken, with other settings.
-            ManagedElsewhereError: the name is taken by another manager, unless it is to be taken over.
-            ConfigError: settings that contradict each other, or a file that may not be opened or does not exist.
+            ManagedElsewhereError: the name is taken by another manager, without ``takeover``.
+            ConfigError: contradicting settings, or a file that may not be opened or does not exist.
             CapacityError: no capacity, unless ``force`` is set.
         """
         name = managed.entry.name
@@ -267,14 +268,14 @@ class CameraTable:
         return _alive(managed, known or left)
 
     def check_update(self, managed: ManagedCamera, *, takeover: bool = False) -> ManagedCamera:
-        """A camera with all settings replaced and its life kept, to be applied; see :meth:`Directory.update`. A source
-        as it is shown, with its secrets hidden, stays as it is.
+        """Check a camera with all settings replaced; returns it with its life, for :meth:`apply`. A source given as
+        displayed, with its secrets masked, is unchanged.
 
         Raises:
             UnknownCameraError: there is none.
-            ManagedElsewhereError: it belongs to another manager, and is not to be taken over.
-            NotReadyError: it was changed since the ``revision`` that the new settings were made from.
-            ConfigError: settings that contradict each other, or a file that may not be opened or does not exist.
+            ManagedElsewhereError: it belongs to another manager, without ``takeover``.
+            NotReadyError: it was changed since the ``revision`` on which the new settings are based.
+            ConfigError: contradicting settings, or a file that may not be opened or does not exist.
         """
         managed = managed.model_copy(update={"entry": self.restore_secrets(managed.entry)})
         check_files(self._config, managed.entry)
@@ -282,7 +283,7 @@ class CameraTable:
         self._directory.settings(settings.name)
         known = self._check_manager(settings.name, managed.manager, takeover=takeover)
         updated = _alive(managed, known)
-        # A call whose reply was lost is repeated with the revision from before it.
+        # A call repeated because its reply was lost has the revision from before it.
         if known.revision not in (updated.revision, managed.revision) and managed.revision:
             raise NotReadyError(
                 f"the settings of camera {settings.name!r} were changed elsewhere since they were read, and nothing is "
@@ -291,7 +292,7 @@ class CameraTable:
         return updated
 
     def apply(self, managed: ManagedCamera, now_s: float) -> ManagedCamera:
-        """Add or change a camera that was checked."""
+        """Add or change a checked camera."""
         settings = camera_settings(self._config, managed.entry)
         if settings.name in self._managed:
             self._directory.update(settings, now_s, manager=managed.manager)
@@ -302,30 +303,30 @@ class CameraTable:
         return managed
 
     def remove(self, name: str) -> None:
-        """Remove a camera that was checked."""
+        """Remove a checked camera."""
         if name not in self._left_out:
             self._directory.remove(name)
         self._managed.pop(name, None)
         self._left_out.pop(name, None)
 
     def check_remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> str:
-        """Life of a camera to remove. Raises ``UnknownCameraError``, and ``ManagedElsewhereError``: it belongs to
-        another manager than ``manager`` (None: not checked), and is not taken over."""
+        """Check a camera to remove; returns its life. Raises ``UnknownCameraError``, and ``ManagedElsewhereError``: it
+        belongs to another manager than ``manager`` (None: not checked), without ``takeover``."""
         if name not in self._left_out:
             self._directory.settings(name)
         return self._check_manager(name, manager, takeover=takeover).life
 
     def _check_manager(self, name: str, manager: str | None, *, takeover: bool) -> ManagedCamera:
-        """A camera that there is, if ``manager`` (None: not checked) may change it. Raises ``ManagedElsewhereError``:
-        it belongs to another one, and is not to be taken over."""
+        """An existing camera, if ``manager`` (None: not checked) may change it. Raises ``ManagedElsewhereError``: it
+        belongs to another manager, without ``takeover``."""
         known = self._left_out.get(name) or self._managed[name]
         if manager is not None:
             check_manager(name, known.manager, manager, takeover=takeover)
         return known
 
     def restore_secrets(self, entry: CameraEntry) -> CameraEntry:
-        """The entry with the source of the camera of its name, if it has exactly that with its secrets hidden. Raises
-        ``ConfigError``: another source with hidden secrets."""
+        """The entry with its camera's stored source, if its own is exactly that with the secrets masked. Raises
+        ``ConfigError``: another source with masked secrets."""
         known = self._managed.get(entry.name)
         if known is not None and HIDDEN in entry.source.reveal() and entry.source.reveal() == str(known.entry.source):
             return entry.model_copy(update={"source": known.entry.source})
@@ -333,18 +334,18 @@ class CameraTable:
         return entry
 
     def check_test(self, entry: CameraEntry) -> CameraEntry:
-        """A camera whose source is to be tested, with its secrets and the settings that it would run with. Raises
-        ``ConfigError``: settings that contradict each other, or a source that may not be opened."""
+        """Check a camera whose source is to be tested; returns it with its secrets and resolved settings. Raises
+        ``ConfigError``: contradicting settings, or a source that may not be opened."""
         entry = self.restore_secrets(entry)
         check_files(self._config, entry)
         camera = camera_settings(self._config, entry)
-        # Decoders are not given the cluster's own sections, nor what its tiers hold of a memory.
+        # Decoders know neither the cluster's own sections nor the tiers that bound a memory.
         sections = ("sampling", "pruning", "window", "source_options", "decode")
         return entry.model_copy(update={name: getattr(camera, name) for name in sections} | {"memory": None})
 
     def managed(self, names: Sequence[str] = (), *, left_out: bool = False) -> list[ManagedCamera]:
-        """Sorted by name; all of them without ``names``, with those that were ``left_out``, if they are asked for.
-        Raises ``UnknownCameraError``: there is none of a name."""
+        """Cameras sorted by name: those of ``names``, or all; ``left_out``: include those left out. Raises
+        ``UnknownCameraError``: there is none of a name."""
         for name in names:
             self._directory.settings(name)
         known = self._managed | (self._left_out if left_out else {})
@@ -352,8 +353,8 @@ class CameraTable:
 
 
 class StoredCameras:
-    """Changes of a table's cameras, in order: each is checked, stored, and only then made. It is written on a thread of
-    its own, so that a slow disk holds up nobody else; what cannot be stored changes nothing."""
+    """Serialises changes of a table's cameras: each is checked, stored, and only then applied. A thread of its own
+    writes, so that a slow disk blocks nothing else; a change that cannot be stored is not applied."""
 
     def __init__(self, table: CameraTable, store: CameraStore) -> None:
         self._table = table
@@ -376,7 +377,7 @@ class StoredCameras:
             return self._table.apply(managed, time.monotonic())
 
     async def remove(self, name: str, *, manager: str | None = None, takeover: bool = False) -> str:
-        """See :meth:`CameraTable.remove`; returns the life. Raises ``UnavailableError`` too: it cannot be stored."""
+        """See :meth:`CameraTable.check_remove`. Raises ``UnavailableError`` as well: it cannot be stored."""
         async with self._one_by_one:
             life = self._table.check_remove(name, manager=manager, takeover=takeover)
             await self.write(self._store.remove, life, name)
@@ -384,17 +385,17 @@ class StoredCameras:
             return life
 
     async def write(self, call: Callable[..., None], *given: object) -> None:
-        """A call of the store, after those before it. Raises ``UnavailableError``: the disk does not take it."""
+        """Run a call of the store, after earlier ones. Raises ``UnavailableError``: it cannot be stored."""
         await asyncio.get_running_loop().run_in_executor(self._thread, call, *given)
 
 
 def _refuse_hidden(entry: CameraEntry) -> None:
     if HIDDEN in entry.source.reveal():
-        raise ConfigError(f"the source {entry.source} has {HIDDEN} in place of a secret; write the secret in its place")
+        raise ConfigError(f"the source {entry.source} has {HIDDEN} in place of a secret; replace it by the secret")
 
 
 def _alive(managed: ManagedCamera, known: ManagedCamera | None) -> ManagedCamera:
-    """Copy with the life of the ``known`` camera, or with a new one, and a new revision if anything differs."""
+    """Copy with the life of the ``known`` camera, or a new one, and a new revision if anything differs."""
     revision = unique_id()
     if (
         known is not None

@@ -1,4 +1,4 @@
-"""Cost model: seconds of a step of windows, linear in the work of its windows."""
+"""Cost model: duration of an engine step, linear in the work of its windows."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SHIPPED = Path(__file__).parent
 
 
 def names() -> list[str]:
-    """Names of the cost models that come with Sightline."""
+    """Names of the cost models shipped with Sightline."""
     return sorted(path.stem for path in SHIPPED.glob("*.json"))
 
 
 def load(name_or_path: str | Path) -> CostModel:
-    """Load a shipped cost model by its name, or any by its path. Raises ``ConfigError``: there is none, or the file is
-    not a cost model."""
+    """Load a shipped cost model by name, or any by path. Raises ``ConfigError``: the file is missing or not a cost
+    model."""
     path = Path(name_or_path)
     if str(name_or_path) in names():
         path = SHIPPED / f"{name_or_path}.json"
@@ -35,11 +35,11 @@ def load(name_or_path: str | Path) -> CostModel:
         body = json.loads(path.read_text(encoding="utf-8"))
     except OSError:
         raise ConfigError(
-            f"there is no cost model {str(name_or_path)!r}; give a file that sightline bench cost --out wrote, or one "
+            f"there is no cost model {str(name_or_path)!r}; give a file written by sightline bench cost --out, or one "
             f"of: {', '.join(names())}"
         ) from None
     except ValueError as error:
-        raise ConfigError(f"{path} is not JSON ({error}); write it anew with: sightline bench cost --out") from None
+        raise ConfigError(f"{path} is not JSON ({error}); regenerate it with: sightline bench cost --out") from None
     wanted = {field.name for field in fields(CostModel)}
     if not isinstance(body, dict) or set(body) != wanted:
         raise ConfigError(
@@ -56,7 +56,7 @@ def save(costs: CostModel, path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WindowWork:
-    """Work of one window; floats, because expected values are also used.
+    """Work of one window; floats, since it may be an expected value.
 
     * ``encoded``: visual tokens through the tower
     * ``computed``: tokens through the language model: refreshed, new and the questions'
@@ -69,8 +69,8 @@ class WindowWork:
 
     @classmethod
     def from_layout(cls, *, kept: float, new: float, refreshed: float, query: float, encoded: float) -> WindowWork:
-        """Work of a window of ``kept`` visual tokens: new tokens attend to the rest and on average half of themselves,
-        refreshed ones, which are spread over the rest, to half of that, question tokens to everything."""
+        """Work of a window of ``kept`` visual tokens. New tokens attend to the rest and on average to half of the new
+        ones; refreshed ones, spread over the rest, to half of it; question tokens to everything."""
         rest = max(0.0, kept - new)
         attended = new * (rest + new / 2) + refreshed * rest / 2 + query * kept
         return cls(encoded, refreshed + new + query, attended)
@@ -89,9 +89,9 @@ class CostModel:
     attended·attended_s)``.
 
     * ``model``, ``device``: what was measured; ``source``: one sentence on the origin of the numbers
-    * ``spread``: standard deviation of the log of measured over predicted
+    * ``spread``: standard deviation of log(measured / predicted)
     * ``error``: median relative error of the fit
-    * ``window_tokens``: tokens of windows that a replica holds there, for planners; ``None``: not known
+    * ``window_tokens``: tokens of windows that a replica on this device holds, for planners; ``None``: not known
     """
 
     model: str
@@ -113,7 +113,7 @@ class CostModel:
             if known and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
                 raise ConfigError(f"a cost model's {field.name} must be a number of at least 0, not {value!r}")
         if not self.window_s + self.encoded_s + self.computed_s + self.attended_s > 0:
-            raise ConfigError("a cost model in which windows cost nothing cannot place or admit anything")
+            raise ConfigError("a cost model must have a positive cost per window, or nothing can be placed or admitted")
 
     def window_seconds(self, work: WindowWork) -> float:
         """Seconds that one more window adds to a step."""
@@ -129,7 +129,7 @@ class CostModel:
         return self.step_s + sum(map(self.window_seconds, works)) if works else 0.0
 
     def check(self, model: str) -> None:
-        """Check that these are costs of ``model``. Raises ``ConfigError``: they are another model's."""
+        """Check that these are costs of ``model``. Raises ``ConfigError``: they belong to another model."""
         if model != self.model:
             raise ConfigError(
                 f"these costs are of model {self.model!r} on {self.device}, not of {model!r}; "
@@ -138,7 +138,7 @@ class CostModel:
 
 
 LEAST_STEPS = 8
-"""Fewest timed steps from which five coefficients are fitted."""
+"""Minimum timed steps for fitting five coefficients."""
 
 Timed = tuple[Sequence[WindowWork], float]
 
@@ -146,13 +146,13 @@ Timed = tuple[Sequence[WindowWork], float]
 def fit(steps: Sequence[Timed], *, model: str, device: str, source: str) -> CostModel:
     """Fit a cost model to ``steps`` (windows stepped together, seconds) by non-negative least squares.
 
-    A negative coefficient would make some window free. Errors are relative to the step's seconds, so that short steps
-    weigh as much as long ones. Raises ``ConfigError``: too few steps, or one without windows or time.
+    A negative coefficient could make a window free. Errors are relative to the step's duration, so that short steps
+    weigh as much as long ones. Raises ``ConfigError``: too few steps, or one without windows or duration.
     """
     if len(steps) < LEAST_STEPS:
         raise ConfigError(f"a cost model needs at least {LEAST_STEPS} timed steps, not {len(steps)}")
     if any(not works or not seconds > 0 for works, seconds in steps):
-        raise ConfigError("a timed step has at least one window and took some time")
+        raise ConfigError("a timed step needs at least one window and a positive duration")
     rows = np.array(
         [
             [
@@ -168,7 +168,7 @@ def fit(steps: Sequence[Timed], *, model: str, device: str, source: str) -> Cost
     found = _non_negative(rows / seconds[:, None], np.ones(len(steps)))
     ratio = seconds / np.maximum(rows @ found, 1e-12)
     error = statistics.median(np.abs(1 / ratio - 1).tolist())
-    # Of the middle two thirds: a step that something else delayed must not count as spread.
+    # From the middle two thirds, since a step delayed by something else must not count as spread.
     low, high = np.quantile(np.log(ratio), [0.16, 0.84])
     names = ("step_s", "window_s", "encoded_s", "computed_s", "attended_s")
     coefficients = {name: float(value) for name, value in zip(names, found, strict=True)}
@@ -176,8 +176,8 @@ def fit(steps: Sequence[Timed], *, model: str, device: str, source: str) -> Cost
 
 
 def _non_negative(rows: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """``x >= 0`` that minimises ``|rows x - wanted|``; exact. With five columns, trying every set of non-zero ones (the
-    minimum is the free minimum of one of them) is simpler than an active-set method."""
+    """Exact ``x >= 0`` that minimises ``|rows x - wanted|``. With five columns, trying every set of non-zero ones (the
+    minimum is the unconstrained minimum on one of them) is simpler than an active-set method."""
     columns = rows.shape[1]
     scale = np.abs(rows).max(axis=0)
     scale[scale == 0] = 1.0

@@ -80,7 +80,7 @@ def test_cameras_are_taken_reduced_refused_and_forced(cli, serve):
     refused = results[-1]
     assert refused.stdout == ""
     [line] = refused.stderr.strip().splitlines()
-    assert "camera 'cam-3' is not taken: the fleet is full" in line
+    assert "camera 'cam-3' is refused: the fleet is full" in line
     assert "replicas too few" in line
     forced = add("cam-3", "--force")
     assert forced.returncode == 0

@@ -176,7 +176,7 @@ def test_memories_that_the_tiers_cannot_hold_are_warned_of(monkeypatch):
     cameras = [{"name": f"c{n}", "questions": [{"id": "q", "text": "Fire?"}]} for n in range(24)]
     # 7/8 of 176 MiB by tokens of 30,016 bytes.
     held = found(model=seven, cameras=cameras[:23])["memory.cap"].found
-    assert "176MiB a camera hold about 5,379 tokens, 1.3 min" in held
+    assert "176MiB per camera hold about 5,379 tokens, or 1.3 min" in held
 
     def short(**config):
         return [pair for pair in cautions(model=seven, **config) if "memory.cap" in "".join(pair)]

@@ -398,7 +398,7 @@ def test_groups_may_be_inside_and_names_are_told_apart_from_tokens():
     [
         ({"issuer": "http://sso.example"}, "must begin with https://"),
         ({"issuer": "sso"}, "must be an address"),
-        ({"scopes": ["profile"]}, "must have openid"),
+        ({"scopes": ["profile"]}, "must include openid"),
         ({"groups": []}, "at least 1"),
         ({"groups": [{"group": "g", "roles": ["king"]}]}, "king"),
         ({"client_secret_file": "/nowhere"}, "cannot be read"),
