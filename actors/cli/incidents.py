@@ -387,7 +387,7 @@ def troubles(status: Outbox) -> list[str]:
     if status.lost:
         lines.append(f"{status.lost} alerts were lost")
     if status.answers_missed:
-        lines.append(f"{status.answers_missed} answers reached alerting too late or never")
+        lines.append(f"{status.answers_missed} answers never reached alerting, or too late")
     for letter in status.dead:
         incident = letter.event.incident
         what = f"{letter.event.kind} of {incident.subject} at {incident.camera}"

@@ -24,7 +24,7 @@ def test_a_token_is_made_listed_and_revoked(run, tmp_path):
     code, secret, err = run("create", "room", "--role", "ask", "--role", "ingest", "--camera", "gate-*", "--days", "9")
     secret = secret.strip()
     assert code == 0
-    assert "this secret is not, keep it" in err
+    assert "keep its secret, which is not stored" in err
     principal = TokenFile(tmp_path / "tokens.json").verify(secret)
     assert (principal.name, principal.roles) == ("room", {Role.ASK, Role.INGEST})
     assert principal.cameras == ("gate-*",)
