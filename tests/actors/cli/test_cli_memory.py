@@ -177,7 +177,7 @@ WRONG = {
     "no conversation": (["ask", "gate", "q", "--conversation", "x"], 1, "there is no conversation 'x'"),
     "unwritable": (["ask", "gate", "q", "--pictures", "/dev/null/x"], 1, "cannot write /dev/null/x"),
     "a camera": (["cameras", "remove", "gate"], 2, "this deletes everything that camera 'gate' has seen; add --yes"),
-    "everything": (["forget", "gate"], 2, "this deletes everything that camera 'gate' has seen; add --yes, or --before"),
+    "everything": (["forget", "gate"], 2, "everything that camera 'gate' has seen; add --yes, or --before"),
     "before when": (["forget", "gate", "--before", "-1h"], 2, "--before '-1h' is not a duration"),
     "nobody": (["memory", "gate", "-g", "127.0.0.1:1"], 1, "no Sightline gateway answers at 127.0.0.1:1"),
 }
