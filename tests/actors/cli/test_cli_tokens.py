@@ -44,7 +44,7 @@ def test_a_token_is_made_listed_and_revoked(run, tmp_path):
     ("arguments", "why"),
     [
         (["create", "room", "--role", "king"], "there is no role 'king'; there are: ingest, view, ask, admin"),
-        (["create", "other", "--role", "view"], "there is a token 'other' already"),
+        (["create", "other", "--role", "view"], "a token 'other' already exists"),
         (["create", "room", "--role", "view", "--days", "inf"], "Invalid value for '--days'"),
         (["create", "room", "--role", "view", "--days", "0"], "Invalid value for '--days'"),
         (["revoke", "room"], "there is no token 'room'"),
