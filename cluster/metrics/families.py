@@ -224,7 +224,7 @@ node_tier_seconds = histogram(
 )
 node_tier_blocks = counter(
     "sightline_node_tier_blocks",
-    "Blocks requested from a node's tier: hit, miss, pending (being written), retry (busy).",
+    "Blocks requested from a node's tier: hit, miss, retry (unavailable now).",
     ["method", "outcome"],
 )
 node_tier_moved_bytes = counter(

@@ -62,4 +62,4 @@ def test_mistakes_are_one_line(run, arguments, why):
 def test_nothing_to_list_says_how_to_begin(run):
     code, _, err = run("list")
     assert code == 2
-    assert "`sightline tokens create` makes one" in err
+    assert "create the file with `sightline tokens create`" in err
