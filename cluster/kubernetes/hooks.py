@@ -3,7 +3,7 @@
 * ``update``, after ``helm upgrade`` and ``rollback``: copies pod counts and templates to the service's Ray clusters,
   which KubeRay leaves unchanged
 * ``uninstall``, before ``helm uninstall``: deletes the service and waits until its Ray clusters are gone, because
-  KubeRay then empties the Redis of Ray's tables, which must still exist
+  KubeRay first empties the Redis of Ray's tables, which must still exist then
 """
 
 import sys

@@ -21,7 +21,7 @@ histogram = partial(Histogram, registry=REGISTRY)
 
 windows = counter(
     "sightline_windows",
-    "Windows by result; late ones were answered after the next was due, and also count as done. reason: of drops.",
+    "Windows by result; late ones, answered after the next was due, are also done. reason is set when dropped.",
     ["result", "reason"],
 )
 tokens = counter(
