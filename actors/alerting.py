@@ -34,19 +34,19 @@ log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 ANSWERS = 50_000
-"""Answers that may wait for alerting: it processes thousands a second, and a lost one may be an alert."""
+"""Capacity of the queue of answers: alerting processes thousands a second, and a lost one may be an alert."""
 
 FOLDER, KNOWN = "clips", "clips-cameras.json"
 AGAIN_S = 600.0
-"""Age up to which unfinished clips of incidents are recorded again after a restart, from what is still available."""
+"""Maximum age at which unfinished clips are recorded again after a restart, from the footage still available."""
 ABANDONED_S = 60.0
-"""Age of a temporary folder, which is written to every few seconds, to which no restarted process comes back."""
+"""Age after which a temporary folder, otherwise written every few seconds, is abandoned: no restart will reuse it."""
 REACH_S = 30.0
-"""Extra lookback of a clip: it begins with a keyframe, and its decoder answers a little later."""
+"""Extra lookback of a clip: it starts at a keyframe, and its decoder answers with a delay."""
 
 
 class Alerting(InnerProcess):
-    """Ray actor. After a restart it continues from its file, with the answers of the last minute from the replicas."""
+    """Ray actor. After a restart it resumes from its database and the replicas' answers of the last minute."""
 
     def __init__(self, config: SightlineConfig, run_id: str, host: str | None) -> None:
         super().__init__(config, ALERTING, "alerting", host)
@@ -67,16 +67,16 @@ class Alerting(InnerProcess):
         self._tasks: list[asyncio.Task[None]] = []
 
     async def ready(self) -> str:
-        """``host:port`` of its gRPC, once it listens. Raises ``ConfigError``: another cluster uses the folder, or its
-        database has another schema version."""
+        """``host:port`` of its gRPC server, once it listens. Raises ``ConfigError``: another cluster uses the folder,
+        or its database has another schema version."""
         return await asyncio.shield(self._started)
 
     async def disk_trouble(self) -> str:
-        """What is wrong with the disk of incidents, or soon is; empty otherwise."""
+        """Current or imminent problem of the incidents' disk; empty if none."""
         return (await self._service.outbox()).disk
 
     async def stop(self) -> None:
-        """Stop; pending alerts stay in the folder, unless that ends with the cluster."""
+        """Stop; pending alerts stay in the folder, unless it is private and deleted with the cluster."""
         for task in self._tasks:
             task.cancel()
         await self._merger.stop()
@@ -90,7 +90,7 @@ class Alerting(InnerProcess):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _start(self) -> str:
-        # Before anything is opened: another cluster's clips in the making are not to be touched.
+        # Before opening anything: another cluster's unfinished clips must not be touched.
         await asyncio.to_thread(self._lock_folders)
         if self._private:
             loop = asyncio.get_running_loop()
@@ -98,7 +98,7 @@ class Alerting(InnerProcess):
         self._footage = self._footage_collector()
         self._service.routes.use_pictures(self._footage.snapshot)
         await self._service.start(self._footage.cameras)
-        # Where nothing is recorded, pending clips become missing ones.
+        # With recording off, pending clips become missing ones.
         records = self._config.clips.enabled
         self._footage.start(lambda: self._service.pending_clips(time.time() - AGAIN_S if records else math.inf))
         self._server.add(IncidentsServicer(self._service))
@@ -141,7 +141,7 @@ class Alerting(InnerProcess):
                 if folder:
                     self._locks.append(FolderLock(folder, setting))
             except OSError as error:
-                # Alerts go out from memory until the folder can be written.
+                # Alerts are sent from memory until the folder becomes writable.
                 log.error("cannot lock %s: %s", folder, error)
 
     def _on_event(self, event: AlertEvent) -> None:
@@ -158,7 +158,7 @@ class Alerting(InnerProcess):
 
     async def _take_answers(self) -> None:
         with self._hub.subscribe() as answers:
-            # Until then it has no camera's rules.
+            # Until then it knows no camera's rules.
             await self._cameras_known.wait()
             async for answer, missed in answers:
                 if self._traces is not None:
@@ -181,7 +181,7 @@ class Alerting(InnerProcess):
             await asyncio.sleep(pause_s)
 
     def _extend_lookback(self, cameras: Sequence[CameraConfig]) -> None:
-        """The longer its windows and strides, up to those of overload, the later a camera's clips are begun."""
+        """Extend the clip lookback: longer windows and strides, overload included, start a camera's clips later."""
         store = self._footage.store
         for each in cameras:
             slowest_s = max(each.window.stride_s, each.window.length_s)
@@ -189,7 +189,7 @@ class Alerting(InnerProcess):
             store.clip_lookback_s = max(store.clip_lookback_s, reach_s)
 
     async def _retain_footage(self) -> None:
-        """Apart from watching: a slow disk must not hold up rules and health checks."""
+        """Separate from :meth:`_watch_cameras`: a slow disk must not delay rules and health checks."""
         while True:
             await self._lives_changed.wait()
             self._lives_changed.clear()
@@ -201,12 +201,12 @@ async def _decoder_of(camera: str) -> str:
 
 
 def private_folder(run_id: str) -> Path:
-    """Folder of alerting's files when ``alerts.folder`` is not set; it is deleted with the cluster."""
+    """Folder of alerting's files if ``alerts.folder`` is not set; deleted with the cluster."""
     return Path(tempfile.gettempdir(), f"sightline-alerts-{run_id}")
 
 
 def delete_abandoned(own: Path) -> None:
-    """Delete such folders of clusters that were killed: incidents and clips would stay for ever."""
+    """Delete the private folders of killed clusters: their incidents and clips would stay forever."""
     for folder in set(own.parent.glob(private_folder("*").name)) - {own}:
         with contextlib.suppress(ConfigError, OSError):
             if max(each.stat().st_mtime for each in (folder, *folder.iterdir())) < time.time() - ABANDONED_S:

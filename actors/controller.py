@@ -1,8 +1,8 @@
 """The controller actor: sole owner of the camera table. State and rules are in ``cluster.control.directory``.
 
-It stores the cameras in ``cluster.state_dir`` or Ray's key-value store, so that a restarted controller knows those
-added at run time; it learns who runs them from the decoders and replicas, which join again when it no longer knows
-their heartbeat.
+Cameras are stored in ``cluster.state_dir`` or Ray's key-value store, so that a restarted controller still has those
+added at run time. It learns who runs them from the decoders and replicas, which re-register when their heartbeat is
+not recognised.
 """
 
 import asyncio
@@ -47,10 +47,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FORGET_HEARTBEATS = 4
-"""Heartbeats for which a removal waits until every live replica has deleted the camera's memory."""
+"""Maximum heartbeats that a removal waits for every live replica to delete the camera's memory."""
 
 COUNT_REPLICAS_S = 5.0
-"""Interval of per-replica metrics, and of storing counts."""
+"""Interval, in seconds, of updating per-replica metrics and storing counters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Controller(InnerProcess):
             heartbeat_s=config.cluster.heartbeat_s,
             heartbeat_timeout_s=config.cluster.heartbeat_timeout_s,
             quality=fleet_settings(config),
-            # Milliseconds grow faster than versions: those of earlier controllers are all smaller.
+            # Milliseconds grow faster than versions, so all versions of earlier controllers are smaller.
             after=self._kv.later_version(time.time_ns() // 1_000_000),
             remark=partial(bundled_remark, config),
         )
@@ -87,7 +87,7 @@ class Controller(InnerProcess):
         self._fleet_metrics = metrics.FleetMetrics(wanted)
         self._deletions = DeletionTracker(config.cluster.replicas, self._kv.removed())
         self._failure: SightlineError | None = None
-        # In memory alone: they hold tokens, which nothing writes to a disk.
+        # In memory only: sessions hold tokens, which must not reach a disk.
         self._sessions = Sessions()
         self._changed, self._settled = asyncio.Condition(), asyncio.Event()
         self._shown = self._kept = -1
@@ -98,7 +98,7 @@ class Controller(InnerProcess):
         self._background: set[asyncio.Task[Any]] = {run_task(self._settle()), run_task(self._watch_heartbeats())}
 
     async def stop(self) -> None:
-        """Delete the state kept for a restart of this process."""
+        """Delete the state that a restart of this process would use."""
         self._kv.end()
 
     # -- cameras --------------------------------------------------------------------------------
@@ -107,23 +107,23 @@ class Controller(InnerProcess):
 
         Raises:
             CameraExistsError: the name is taken, with other settings.
-            ManagedElsewhereError: the name is taken by another manager, unless it is to be taken over.
+            ManagedElsewhereError: another manager has the name, and ``takeover`` is not set.
             ConfigError: settings that contradict each other.
             CapacityError: no capacity, unless ``force`` is set.
-            UnavailableError: it cannot be stored, as for changing and removing one; nothing has changed.
+            UnavailableError: the change cannot be stored, as in updates and removals; nothing has changed.
         """
         await self._until_settled()
-        # It goes on when its caller no longer waits, as the thread that stores it does.
-        return await asyncio.shield(self._spawn(self._told(self._stored.add(managed, force=force, takeover=takeover))))
+        # Not cancelled with the caller, because the storing thread cannot be.
+        return await asyncio.shield(self._spawn(self._apply(self._stored.add(managed, force=force, takeover=takeover))))
 
     async def update_camera(self, managed: ManagedCamera, takeover: bool = False) -> CameraStatus:
         """Change a camera's settings; see :meth:`Directory.update`. Raises as :meth:`CameraTable.check_update` and
         :meth:`StoredCameras.update` do."""
         await self._until_settled()
-        return await asyncio.shield(self._spawn(self._told(self._stored.update(managed, takeover=takeover))))
+        return await asyncio.shield(self._spawn(self._apply(self._stored.update(managed, takeover=takeover))))
 
     async def tested_source(self, entry: CameraEntry) -> tuple[str, CameraEntry]:
-        """Where to test a camera's source, ``host:port`` of a decoder, and the camera with its secrets. Raises
+        """Decoder on which to test a camera's source, ``host:port``, and the camera with its secrets. Raises
         ``ConfigError`` and ``UnavailableError``."""
         await self._until_settled()
         entry = self._table.check_test(entry)
@@ -131,7 +131,7 @@ class Controller(InnerProcess):
         return known or await self.any_decoder(), entry
 
     async def any_decoder(self) -> str:
-        """``host:port`` of a decoder. Raises ``UnavailableError``."""
+        """``host:port`` of a random decoder. Raises ``UnavailableError``."""
         await self._until_settled()
         decoders = [info.address for info in self._directory.decoders.values()]
         if not decoders:
@@ -143,25 +143,25 @@ class Controller(InnerProcess):
         await self._until_settled()
         return self._table.managed(names, left_out=left_out)
 
-    async def _told(self, change: Coroutine[Any, Any, ManagedCamera]) -> CameraStatus:
+    async def _apply(self, change: Coroutine[Any, Any, ManagedCamera]) -> CameraStatus:
         managed = await change
         await self._notify()
         return self._directory.status(managed.entry.name)
 
     async def remove_camera(self, name: str, manager: str | None = None, takeover: bool = False) -> None:
-        """Remove a camera and order every replica to delete its memory, now or when it is back. Raises
+        """Remove a camera and order every replica to delete its memory, now or when it rejoins. Raises
         ``UnknownCameraError`` and ``ManagedElsewhereError``."""
         await self._until_settled()
-        life = await asyncio.shield(self._spawn(self._removed(name, manager, takeover)))
-        # Those that are down are not waited for.
+        life = await asyncio.shield(self._spawn(self._remove(name, manager, takeover)))
+        # Bounded: replicas may be down.
         timeout_s = FORGET_HEARTBEATS * self._config.cluster.heartbeat_s
         await self._wait_for(lambda: life not in self._deletions.pending, timeout_s)
 
-    async def _removed(self, name: str, manager: str | None, takeover: bool) -> str:
+    async def _remove(self, name: str, manager: str | None, takeover: bool) -> str:
         life = await self._stored.remove(name, manager=manager, takeover=takeover)
         if lost := self._deletions.add(life, name):
             names = ", ".join(lost.values())
-            log.warning("too many deletions wait for a replica: the memory of %s is left to expire", names)
+            log.warning("too many deletions are pending at replicas: the memory of %s is left to expire", names)
             self._spawn(self._write(self._kv.put_deleted, lost))
         await self._notify()
         return life
@@ -177,15 +177,15 @@ class Controller(InnerProcess):
         return self._directory.status(name)
 
     async def where(self, name: str) -> Route:
-        """Processes of a camera. Raises ``UnknownCameraError``, and ``UnavailableError`` until cameras are placed:
-        behind thousands of agents that waited here, no decoder could join."""
+        """Processes of a camera. Raises ``UnknownCameraError``, and ``UnavailableError`` until cameras are placed: if
+        thousands of agents waited here instead, no decoder could join."""
         self._check_settled()
         return self._directory.route(name)
 
     async def camera_states(self, version: int) -> CameraStates:
-        """All cameras as alerting needs them, with those settings that have changed since ``version``."""
+        """All cameras as alerting needs them, with the settings changed since ``version``."""
         await self._until_settled()
-        # All before the statuses: what changes meanwhile is told the next time, and no camera seems to be removed.
+        # Read before the statuses: later changes are reported next time, and no camera seems removed.
         directory, left = self._directory, self._table.left_out
         now, settings = directory.declared, directory.settings_since(version)
         return CameraStates(now, settings, tuple(await self.list_cameras(remarks=False)), directory.pictures(), left)
@@ -202,14 +202,14 @@ class Controller(InnerProcess):
         """See :meth:`Directory.drain`; not kept across restarts of the controller."""
         await self._until_settled()
         status = self._directory.drain(name, undo=undo)
-        log.info("%s %s", name, "takes cameras again" if undo else "is drained")
+        log.info("%s %s", name, "accepts cameras again" if undo else "is drained")
         await self._notify()
         return status
 
     # -- members --------------------------------------------------------------------------------
     async def register_decoder(self, info: DecoderInfo, running: Sequence[str]) -> None:
         """Register a decoder, after its start or this controller's."""
-        # Not those of the directory: one that takes longer to start than heartbeats may be away is no longer there.
+        # The directory cannot tell a restart: it drops a decoder that takes longer to start than the heartbeat timeout.
         if self._seen_decoders.get(info.name, info.instance) != info.instance:
             metrics.restarts.labels("decoder").inc()
         self._seen_decoders[info.name] = info.instance
@@ -226,26 +226,26 @@ class Controller(InnerProcess):
         name = self._directory.join_replica(info, time.monotonic(), known_as=known_as, streams=streams)
         log.info("%s joined at %s", name, info.address)
         if len(self._directory.replicas) > self._config.cluster.replicas:
-            # It replaces a dead one; do not wait for the heartbeat timeout.
+            # It replaces a dead replica: find that without waiting for the heartbeat timeout.
             for other in self._directory.replicas.keys() - {name}:
                 self._spawn_probe(other)
         await self._notify()
         return name
 
     async def pending_deletions(self, instance: str) -> dict[str, str]:
-        """Cameras whose memory a replica must delete before it takes any; see :meth:`DeletionTracker.orders_for`."""
+        """Cameras whose memory a replica must delete before it gets any; see :meth:`DeletionTracker.orders_for`."""
         return self._deletions.orders_for(instance)
 
     async def was_expired(self, instance: str) -> bool:
-        """Whether a replica that comes back must close its cameras: it was expired, and others have them."""
+        """Whether a returning replica must close its cameras: it was expired, and others have them."""
         return self._directory.was_expired(instance)
 
     async def heartbeat_decoder(self, name: str, instance: str, reports: Sequence[CameraReport], busy: float) -> bool:
-        """Record a heartbeat. False: join again."""
+        """Record a heartbeat; false: the decoder must register again."""
         return self._directory.heartbeat_decoder(name, instance, reports, time.monotonic(), busy)
 
     async def decoder_names(self) -> list[str]:
-        """Decoders that must run: those that are wanted, and others until they have no camera."""
+        """Decoders that must run: the wanted ones, and others until they have no camera."""
         await self._until_settled()
         return sorted({*self._decoders.names, *self._directory.decoder_table.loads})
 
@@ -256,7 +256,7 @@ class Controller(InnerProcess):
         forgotten: Sequence[str] = (),
         load: ReplicaReport | None = None,
     ) -> dict[str, str] | None:
-        """Record a heartbeat and confirmed deletions (``forgotten``). Returns pending deletions; None: join again."""
+        """Record a heartbeat and confirmed deletions (``forgotten``); returns pending ones. ``None``: register anew."""
         lost = self._directory.windows_lost
         if not self._directory.heartbeat_replica(instance, reports, time.monotonic(), load):
             return None
@@ -268,19 +268,19 @@ class Controller(InnerProcess):
         return self._deletions.orders_for(instance, [report.life for report in reports])
 
     async def report_broken(self, address: str) -> None:
-        """A decoder lost its connection to the replica there: probe it now, before the heartbeat timeout."""
+        """Probe the replica at ``address``, to which a decoder lost its connection, before the heartbeat timeout."""
         for name, known in self._replica_addresses().items():
             if known == address:
                 self._spawn_probe(name)
 
     async def assignment(self, decoder: str, version: int, timeout_s: float) -> Assignment:
-        """What ``decoder`` must run, once that differs from ``version``, or after ``timeout_s``."""
+        """What ``decoder`` must run, once it differs from ``version`` or after ``timeout_s`` (long polling)."""
         await self._until_settled()
         await self._wait_for(lambda: self._directory.concerns(decoder, version), timeout_s)
         return self._directory.assignment(decoder, version)
 
     async def replicas(self, known: dict[str, str], timeout_s: float) -> dict[str, str]:
-        """Name -> address of all replicas, once they differ from ``known``; the same after ``timeout_s``."""
+        """Name -> address of all replicas, once they differ from ``known`` or after ``timeout_s`` (long polling)."""
         await self._wait_for(lambda: self._replica_addresses() != known, timeout_s)
         return self._replica_addresses()
 
@@ -312,7 +312,7 @@ class Controller(InnerProcess):
 
     # -- inside ---------------------------------------------------------------------------------
     async def _write(self, call: Callable[..., None], *given: object) -> None:
-        # A deletion that stays stored is ordered again after a restart.
+        # On failure, a deletion stays stored and is ordered again after a restart.
         try:
             await self._stored.write(call, *given)
         except UnavailableError as error:
@@ -330,7 +330,7 @@ class Controller(InnerProcess):
             raise UnavailableError("the controller has just restarted; try again in a moment")
 
     async def _wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        """Whether ``condition`` comes true, after whatever notifies, within ``timeout_s``."""
+        """Whether ``condition``, checked at every notification, becomes true within ``timeout_s``."""
         try:
             async with asyncio.timeout(timeout_s), self._changed:
                 return await self._changed.wait_for(condition)
@@ -342,29 +342,29 @@ class Controller(InnerProcess):
             self._changed.notify_all()
 
     async def _settle(self) -> None:
-        """Place the cameras once the decoders are there; after a restart, once everyone is back, so that none moves."""
-        found = await self._until_kept(lambda: self._kv.follow(self._config.cameras))
+        """Place the cameras once the decoders have joined; after a restart, replicas too, so that no camera moves."""
+        found = await self._retry_store(lambda: self._kv.follow(self._config.cameras))
         for camera in found.removed:
             self._deletions.add(camera.life, camera.entry.name)
         for name in found.left:
-            log.warning("camera %s is in the configuration, but another manager has it: it stays as it is", name)
-        # Replicas of a new cluster hold no cameras, so that none can move.
+            log.warning("camera %s is in the configuration, but belongs to another manager: left unchanged", name)
+        # Replicas of a new cluster hold no cameras, so none can move.
         here, cluster, decoders = self._directory, self._config.cluster, self._decoders.count
         replicas = cluster.replicas if self._restarted else 0
         if not await self._wait_for(
             lambda: len(here.decoders) >= decoders and len(here.replicas) >= replicas, cluster.heartbeat_timeout_s
         ):
-            log.warning("not every decoder and replica came back within %g s", cluster.heartbeat_timeout_s)
-        self._directory.restore_counts(await self._until_kept(self._kv.counted))
+            log.warning("not every decoder and replica joined within %g s", cluster.heartbeat_timeout_s)
+        self._directory.restore_counts(await self._retry_store(self._kv.counted))
         for camera in found.cameras:
             self._table.load([camera], time.monotonic())
-            # Thousands take seconds, in which heartbeats go on.
+            # Thousands take seconds; let heartbeats through meanwhile.
             await asyncio.sleep(0)
         self._settled.set()
         await self._notify()
 
-    async def _until_kept(self, call: Callable[[], T]) -> T:
-        """What a call to the store returns, once the disk takes it."""
+    async def _retry_store(self, call: Callable[[], T]) -> T:
+        """Retry a call to the store until the disk accepts it."""
         while True:
             try:
                 return await asyncio.to_thread(call)
@@ -378,7 +378,7 @@ class Controller(InnerProcess):
             try:
                 await self._watch_members()
             except Exception:
-                log.exception("what is done at every heartbeat failed, and is tried at the next")
+                log.exception("the work of this heartbeat failed; retrying at the next")
 
     async def _watch_members(self) -> None:
         if gone := self._directory.expire(time.monotonic()):
@@ -388,14 +388,14 @@ class Controller(InnerProcess):
         if self._settled.is_set():
             if self._decoders.decide(self._directory.decoder_table.loads, time.monotonic()):
                 self._spawn(self._write(self._kv.put_decoders, self._decoders.count))
-                # One that is taken away and added again later has not died.
+                # A decoder removed and added again later has not died.
                 left = self._seen_decoders.items()
                 self._seen_decoders = {name: each for name, each in left if name in self._decoders.names}
             if self._directory.keep_decoders(self._decoders.names):
                 await self._notify()
 
     async def _tick_fleet(self) -> None:
-        """Run the periodic tick of the directory: ladder steps and moves."""
+        """Run the directory's periodic tick: ladder steps and moves."""
         steps = self._directory.tick(now_s := time.monotonic())
         for step in steps:
             metrics.ladder_steps.labels("down" if step.rung_to > step.rung_from else "up").inc()
@@ -406,8 +406,8 @@ class Controller(InnerProcess):
             self._fleet_metrics.set_members({"decoder": len(directory.decoders), "replica": len(directory.replicas)})
             self._fleet_metrics.set_replicas(directory.replica_statuses())
             if self._settled.is_set() and directory.version != self._kept and not self._keeping.locked():
-                # Members or cameras changed: some runs may have ended, and only this process has their counts.
-                self._spawn(self._keep_counted(directory.export_counts(), directory.version))
+                # Members or cameras changed: runs may have ended whose counters only this process has.
+                self._spawn(self._store_counts(directory.export_counts(), directory.version))
         if self._directory.version != self._shown:
             self._shown = self._directory.version
             self._fleet_metrics.set_expected_cameras(self._directory.expected_cameras)
@@ -416,14 +416,14 @@ class Controller(InnerProcess):
         if steps:
             await self._notify()
 
-    async def _keep_counted(self, counts: dict[str, dict[str, dict[str, int]]], version: int) -> None:
-        """Beside the heartbeats, which a slow disk must not hold up."""
+    async def _store_counts(self, counts: dict[str, dict[str, dict[str, int]]], version: int) -> None:
+        """Runs as a task of its own: a slow disk must not delay heartbeats."""
         async with self._keeping:
             try:
                 await asyncio.to_thread(self._kv.put_counted, counts)
                 self._kept = version
             except Exception:
-                log.exception("what was counted is not stored, and is tried again")
+                log.exception("cannot store the counters; retrying")
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
@@ -441,7 +441,7 @@ class Controller(InnerProcess):
         began_s = time.monotonic()
         serving = await is_serving(info.address, timeout_s=1.0, tls=self._tls)
         if serving is None:
-            # It may be busy. If so, it sends a heartbeat.
+            # It may just be busy: then a heartbeat arrives.
             await asyncio.sleep(2 * self._config.cluster.heartbeat_s)
             serving = self._directory.heard_since(replica, began_s)
         if not serving and self._directory.replicas.get(replica) == info:

@@ -1,5 +1,5 @@
-"""What a gateway asks of other processes: the controller as directory of cameras, replicas and sessions; where pages of
-metrics are; the other gateways."""
+"""A gateway's view of other processes: the controller as directory of cameras, replicas and sessions; metrics
+addresses; the other gateways."""
 
 import asyncio
 import logging
@@ -27,27 +27,27 @@ from cluster.security.sessions import CachedSessions, SessionStore
 log = logging.getLogger(__name__)
 
 ANSWER_S = 2.0
-"""Timeout of asking one process for its metrics address."""
+"""Timeout for asking one process for its metrics address."""
 
 
 def named(wanted: Callable[[str], bool]) -> dict[str, Any]:
-    """Handles by name of those of this cluster's processes that are ``wanted``. Blocks up to Ray's own deadline; raises
+    """Handles, by name, of this cluster's processes whose name is ``wanted``. Blocks up to Ray's own deadline; raises
     ``RayError``."""
     listed: list[Any] = ray.util.list_named_actors(all_namespaces=True)
     names = [str(each["name"]) for each in listed if each["namespace"] == NAMESPACE]
-    # One may have ended since.
+    # A process may have ended since it was listed.
     return {name: found for name in filter(wanted, names) if (found := find_actor(name)) is not None}
 
 
 def asked_directly() -> dict[str, Any]:
-    """Handles by name of the processes whose pages of metrics only they themselves know. As :func:`named`."""
+    """Handles, by name, of the processes that only know their metrics address themselves; see :func:`named`."""
     return named(lambda name: name in (ALERTING, RECONCILER) or name.startswith(TIER))
 
 
 class MetricsPages:
-    """Metrics addresses of all processes: the controller knows decoders and replicas; alerting, the reconciler and the
-    nodes' tiers are asked directly, while Ray knows their names. One that does not answer keeps its last address, or an
-    empty one, so that scraping it shows that it is down."""
+    """Metrics addresses of all processes. The controller knows those of decoders and replicas; alerting, the reconciler
+    and the nodes' tiers are asked directly, as long as Ray lists them. A process that does not answer keeps its last
+    address, or an empty one, so that scraping shows it as down."""
 
     def __init__(self, look: Callable[[], Mapping[str, Any]] = asked_directly) -> None:
         self._look = look
@@ -78,7 +78,7 @@ async def _page(name: str, handle: Any) -> str | None:
 
 
 class ControllerDirectory:
-    """``controller``, ``sessions``, and what a gateway asks of other processes."""
+    """``controller``, ``sessions``, and addresses of other processes."""
 
     def __init__(self) -> None:
         self.controller = REMOTE_CONTROLLER
@@ -86,11 +86,11 @@ class ControllerDirectory:
         self.sessions: SessionStore = CachedSessions(REMOTE_CONTROLLER)
 
     async def gateways(self, but: str) -> dict[str, Any]:
-        """Handles by name of the gateways but this one. Raises ``UnavailableError``."""
+        """Handles, by name, of all gateways except ``but``. Raises ``UnavailableError``."""
         try:
             return await asyncio.to_thread(named, lambda name: is_gateway(name) and name != but)
         except RayError as error:
-            raise UnavailableError(f"Ray does not say which gateways there are: {error}") from None
+            raise UnavailableError(f"cannot list the gateways, because Ray does not answer: {error}") from None
 
     async def alerting(self) -> str:
         """Address of ``Incidents`` behind the gateway, ``host:port``."""

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 10.0
 KEPT_REPORTS = 1024
-"""Last reports of stopped cameras, kept until the controller has them."""
+"""Maximum final reports of stopped cameras kept until the controller has them."""
 
 
 class Decoder(InnerProcess):
@@ -46,7 +46,7 @@ class Decoder(InnerProcess):
         self._instance = uuid.uuid4().hex[:12]
         self._cameras: dict[str, RunningCamera] = {}
         self._waiting: dict[str, CameraReport] = {}
-        self._last_words: list[CameraReport] = []
+        self._final_reports: list[CameraReport] = []
         self._sender = FrameSender(self._on_lost, max_queue=sender_queue(config), tls=self._tls)
         self._server = RpcServer(max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes), tls=self._tls)
         self._spans = make_spans(config.tracing, name)
@@ -109,31 +109,31 @@ class Decoder(InnerProcess):
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             self._apply_decode_pressure()
-            # Cameras that are reduced to keyframes leave slots free.
+            # Cameras reduced to keyframes leave slots free.
             busy = 1.0 if self._pressure.down else self._decode_gate.take_busy_share()
             metrics.decode_busy.set(busy)
             for camera in self._cameras.values():
                 camera.follow_schedule(time.time())
-            last_words = self._last_words
+            final = self._final_reports
             reports = [camera.report() for camera in self._cameras.values()] + list(self._waiting.values())
             try:
-                every = [*last_words, *reports]
+                every = [*final, *reports]
                 known = await REMOTE_CONTROLLER.heartbeat_decoder(self._name, self._instance, every, busy)
                 if known:
-                    told = set(map(id, last_words))
-                    self._last_words = [each for each in self._last_words if id(each) not in told]
+                    delivered = set(map(id, final))
+                    self._final_reports = [each for each in self._final_reports if id(each) not in delivered]
                 else:
                     await self._register()
             except UnavailableError as error:
-                log.warning("no heartbeat: %s", error)
+                log.warning("cannot send a heartbeat: %s", error)
 
     def _apply_decode_pressure(self) -> None:
-        """Reduce cameras to keyframes when decoding falls behind, the least important first."""
+        """Reduce cameras to keyframes when decoding falls behind, lowest priority first."""
         waits = [wait for camera in self._cameras.values() if (wait := camera.decode_backlog) is not None]
         step = self._pressure.decide(waits, time.monotonic())
         down = self._pressure.down
         for name, camera in self._cameras.items():
-            # Also a camera that was restarted in the meantime.
+            # For every camera: one may have been restarted since.
             camera.set_behind(name in down)
         if step is None:
             return
@@ -141,12 +141,12 @@ class Decoder(InnerProcess):
             logging.WARNING if step.down else logging.INFO,
             "%s: %s %s",
             step.reason,
-            "down to keyframes:" if step.down else "decoded whole again:",
+            "down to keyframes:" if step.down else "fully decoded again:",
             ", ".join(step.cameras),
         )
 
     async def _reconcile(self) -> None:
-        """Run exactly what the controller assigns, following changes."""
+        """Run exactly the cameras that the controller assigns, following changes."""
         version = -1
         while True:
             try:
@@ -154,7 +154,7 @@ class Decoder(InnerProcess):
                 await self._apply(assignment)
                 version = assignment.version
             except UnavailableError as error:
-                log.warning("no assignment: %s", error)
+                log.warning("cannot get the assignment: %s", error)
                 await asyncio.sleep(self._config.cluster.heartbeat_s / 2)
 
     async def _apply(self, assignment: Assignment) -> None:
@@ -172,18 +172,18 @@ class Decoder(InnerProcess):
         ]
         cameras = [self._cameras.pop(name) for name in gone]
         stop_s = self._config.cluster.stop_timeout_s / 2
-        moved = await asyncio.gather(*(self._goes_on(camera) for camera in cameras))
+        moved = await asyncio.gather(*(self._has_moved(camera) for camera in cameras))
         stopping = zip(cameras, moved, strict=True)
         await asyncio.gather(*(asyncio.to_thread(camera.stop, stop_s, moved=each) for camera, each in stopping))
-        self._last_words = (self._last_words + [camera.last_report() for camera in cameras])[-KEPT_REPORTS:]
+        self._final_reports = (self._final_reports + [camera.last_report() for camera in cameras])[-KEPT_REPORTS:]
         self._waiting = {}
-        # After closing cameras assigned to other decoders, so that the close does not take them away from those.
+        # After closing moved cameras, so that the close does not take them away from their new decoders.
         self._sender.confirm(assignment.version)
         for name, assigned in wanted.items():
             self._run_camera(name, assigned, assignment.alive)
 
-    async def _goes_on(self, camera: RunningCamera) -> bool:
-        """Whether another decoder goes on with a camera's window at the replica that it is sent to."""
+    async def _has_moved(self, camera: RunningCamera) -> bool:
+        """Whether another decoder continues the camera's window at the same replica."""
         try:
             route = await REMOTE_CONTROLLER.where(camera.settings.name)
         except (UnavailableError, UnknownCameraError):
@@ -225,7 +225,7 @@ class Decoder(InnerProcess):
         return camera.sink
 
     def _count(self, field: str, value: str) -> int:
-        """Cameras whose pipelines say so."""
+        """Number of cameras whose pipeline status has this value in ``field``."""
         return sum(getattr(camera.pipeline_status, field) == value for camera in list(self._cameras.values()))
 
     def _footage(self, name: str) -> CameraFootage:
@@ -235,7 +235,7 @@ class Decoder(InnerProcess):
         return camera.footage
 
     def _on_lost(self, events: list[LostCamera]) -> None:
-        """Report a broken connection or refusal, so that the controller probes the replica."""
+        """Pass losses to their cameras, and report broken connections to the controller, which probes the replica."""
         for event in events:
             if event.camera in self._cameras:
                 self._cameras[event.camera].on_lost(event)

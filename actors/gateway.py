@@ -1,5 +1,4 @@
-"""The gateway actor: the public gRPC and HTTP endpoints. What it keeps can be had anew, so that there may be
-several."""
+"""The gateway actor: the public gRPC and HTTP endpoints. All its state can be rebuilt, so several may run."""
 
 import asyncio
 import logging
@@ -40,14 +39,14 @@ log = logging.getLogger(__name__)
 
 POLL_S = 2.0
 FILES = 1024
-"""File descriptors besides those of clients' connections."""
+"""File descriptors needed besides client connections."""
 
 
 class Gateway(ActorProcess):
-    """Ray actor. Starts by itself, so that a restarted one is back on the same ports.
+    """Ray actor. Starts by itself, so that after a restart it is back on the same ports.
 
-    The first one, which is named ``gateway``, shows the metrics of all processes, and of other gateways whether they
-    answer: their own pages show the rest, so that whoever scrapes all of them gets nothing twice.
+    The first gateway, named ``gateway``, exports the metrics of all processes, but of other gateways only whether they
+    answer: they export the rest themselves, so that scraping all gateways yields nothing twice.
     """
 
     def __init__(self, config: SightlineConfig, name: str = GATEWAY) -> None:
@@ -68,7 +67,7 @@ class Gateway(ActorProcess):
         )
         self._missed = 0
         self._guard = make_guard(config.security, audit_suffix="" if name == GATEWAY else f"-{name}")
-        # Of its own ports, for clients.
+        # TLS of the public ports.
         self._public = tls_files(config.security)
         self._server = RpcServer(
             max_message_bytes=push_message_bytes(config.gateway.max_packet_bytes),
@@ -87,11 +86,11 @@ class Gateway(ActorProcess):
         ]
 
     async def ready(self) -> Addresses:
-        """Addresses, once everything listens; raises ``ConfigError`` when a port is taken."""
+        """Addresses, once everything listens. Raises ``ConfigError``: a port is taken."""
         return await asyncio.shield(self._started)
 
     async def stop(self) -> None:
-        """Stop listening; running calls get a second."""
+        """Stop listening; calls in progress get a second to finish."""
         for task in self._tasks:
             task.cancel()
         self._hub.close()
@@ -161,7 +160,7 @@ class Gateway(ActorProcess):
         return (await self._controller.replicas({}, 0.0)).values()
 
     async def forget_scores(self, camera: str, before_s: float) -> None:
-        """Delete the scores of a camera's windows that ended before this Unix time, as another gateway was told to."""
+        """Delete the scores of a camera's windows that ended before this Unix time; called by other gateways too."""
         self._hub.forget(lambda name: name == camera, time.time() - before_s)
         if self._live is not None:
             self._live.history.forget(camera, before_s)
@@ -170,19 +169,19 @@ class Gateway(ActorProcess):
         before_unix_s = time.time() - before_s
         await self.forget_scores(camera, before_unix_s)
         reply = await self._pictures.forget(camera, before_s)
-        # Last, since there is more to delete than their scores.
-        told = await self._ask_others("forget_scores", camera, before_unix_s)
-        if silent := sorted(name for name, answered in told.items() if not answered):
+        # Last: a silent gateway must not keep the rest from being deleted.
+        others = await self._ask_others("forget_scores", camera, before_unix_s)
+        if silent := sorted(name for name, answered in others.items() if not answered):
             names = ", ".join(silent)
             log.warning("scores of camera %s may still be shown by %s, which did not answer", camera, names)
             raise UnavailableError(
-                f"everything of camera {camera!r} is deleted but its last scores at {names}, which did not answer; "
-                "delete it again in a moment"
+                f"everything of camera {camera!r} is deleted except its last scores at {names}, which did not answer; "
+                "repeat the deletion in a moment"
             )
         return reply
 
     async def _ask_others(self, method: str, *arguments: Any) -> dict[str, bool]:
-        """Call a method of every other gateway; which of them answered. Raises ``UnavailableError``."""
+        """Call a method of every other gateway; returns which of them answered. Raises ``UnavailableError``."""
         others = await self._directory.gateways(but=self._name)
         answered = await asyncio.gather(*(_answers(getattr(each, method), arguments) for each in others.values()))
         return dict(zip(others, answered, strict=True))
@@ -209,7 +208,7 @@ async def _answers(method: Any, arguments: tuple[Any, ...]) -> bool:
     try:
         await await_reply(method.remote(*arguments), timeout_s=ANSWER_S)
     except Exception as error:
-        # One that does not start logs the reason itself.
+        # A gateway that does not start logs the reason itself.
         log.debug("another gateway does not answer: %s", error)
         return False
     return True

@@ -24,13 +24,13 @@ from cluster.tracing import check_tracing
 from cluster.types.cameras import several_cameras
 
 MOST_REMARKS = 5
-"""Remarks on cameras that are told; each is of all cameras that it fits."""
+"""Maximum number of remarks shown; each covers all cameras that it applies to."""
 
 
 def preflight(config: SightlineConfig) -> SightlineConfig:
-    """Check model and ports; returns the configuration with ports of 0 replaced by free ones, so that a restarted
-    gateway keeps its address (of several each takes its own when it starts), and with the default cap of memories: not
-    every node has the model's files. Raises ``ConfigError``: one sentence that names what to change."""
+    """Run every check. Returns the configuration with ports of 0 replaced by free ones, so that a restarted gateway
+    keeps its address (several gateways each choose theirs when they start), and with the default cap of memories,
+    because not every node has the model's files. Raises ``ConfigError``: one sentence that names what to change."""
     check_settings(config)
     config = config.model_copy(update={"memory": config.memory.with_cap(config.model, config.tiers)})
     if config.cluster.ray_address is not None:
@@ -42,19 +42,19 @@ def preflight(config: SightlineConfig) -> SightlineConfig:
 
 
 def free_ports(config: SightlineConfig) -> SightlineConfig:
-    """The configuration with free ports in place of those of 0, where it has one gateway. Raises ``ConfigError``: one
+    """The configuration with ports of 0 replaced by free ones if it has one gateway. Raises ``ConfigError``: a port
     cannot be used."""
     gateway = config.gateway
     if config.cluster.gateways > 1:
         if gateway.port or gateway.http_port:
             raise ConfigError(
-                f"{config.cluster.gateways} gateways on this machine cannot have the same ports; set gateway.port and "
+                f"{config.cluster.gateways} gateways on one machine cannot share ports; set gateway.port and "
                 "gateway.http_port to 0, or cluster.gateways to 1, or name a Ray cluster in cluster.ray_address"
             )
         return config
     keys = ("port", "http_port")
     found: dict[str, int] = {}
-    # One that is chosen may be the other one.
+    # A chosen port may equal the other one.
     while len(set(found.values())) < len(keys):
         found = {key: free_port(gateway.host, getattr(gateway, key), f"gateway.{key}") for key in keys}
     gateway = gateway.model_copy(update=found)
@@ -84,7 +84,7 @@ def check_settings(config: SightlineConfig) -> None:
 
 
 def check_gpus(config: SightlineConfig) -> None:
-    """Check that this machine has the GPUs of its replicas, without torch, which would take a GPU's memory. Raises
+    """Check that this machine has a GPU per replica, without torch, which would allocate GPU memory. Raises
     ``ConfigError``: it has not."""
     device = config.model.device
     if not device.startswith("cuda") or config.engine == "simulated":
@@ -93,31 +93,31 @@ def check_gpus(config: SightlineConfig) -> None:
     build = runpy.run_path(str(Path(torch.origin).with_name("version.py"))) if torch and torch.origin else {}
     if not (build.get("cuda") or build.get("hip")):
         raise ConfigError(
-            f"model.device is {device}, and the torch that is installed is a build for the CPU; install one with CUDA, "
-            "or set model.device: cpu"
+            f"model.device is {device}, but the installed torch is a CPU build; install one with CUDA, or set "
+            "model.device: cpu"
         )
     from ray._private.accelerators import get_accelerator_manager_for_resource
 
     gpus = get_accelerator_manager_for_resource("GPU")
     there, seen = gpus.get_current_node_num_accelerators(), gpus.get_current_process_visible_accelerator_ids()
     there = there if seen is None else min(there, len(seen))
-    # Ray gives each replica one; a shared one it need not know.
+    # With "cuda" Ray assigns each replica its GPU; it need not know of a shared one ("cuda:0").
     if device == "cuda" and there < config.cluster.replicas:
         raise ConfigError(
-            f"model.device is cuda, a GPU for each of {config.cluster.replicas} replicas (cluster.replicas), and Ray "
+            f"model.device is cuda, a GPU for each of {config.cluster.replicas} replicas (cluster.replicas), but Ray "
             f"finds {there} on this machine; set model.device: cuda:0 to share one, or cpu"
         )
 
 
 def cautions(config: SightlineConfig) -> list[str]:
-    """What runs otherwise than one may think, a sentence each: what that is; what to do."""
+    """What may run otherwise than expected, each as ``problem; fix``."""
     said, name = [*clip_shortages(config), *memory_shortages(config), *unknown_load(config)], config.model.name
     if config.engine == "simulated":
         said.append(WARNING)
     elif name in PRESETS:
         said.append(
-            f"model {name} has random weights: it costs what a trained one would, and its answers mean nothing; "
-            "model.name names the bundled model (demo), a checkpoint's folder or a hub id"
+            f"model {name} has random weights: it costs what a trained one would, but its answers mean nothing; set "
+            "model.name to the bundled model (demo), a checkpoint's folder or a hub id"
         )
     remarks: dict[str, list[str]] = {}
     for each in config.cameras:
@@ -127,7 +127,7 @@ def cautions(config: SightlineConfig) -> list[str]:
 
 
 def named_folders(config: SightlineConfig) -> dict[str, Path]:
-    """Folders of this machine that the configuration names, by key, those that grow most first."""
+    """Folders on this machine that the configuration names, by key, fastest-growing first."""
     folders = {
         "clips.folder": config.clips.folder,
         "alerts.folder": config.alerts.folder,
@@ -139,11 +139,11 @@ def named_folders(config: SightlineConfig) -> dict[str, Path]:
 
 
 def check_folders(config: SightlineConfig) -> None:
-    """Check that :func:`named_folders` can be made and written. Raises ``ConfigError``: one cannot."""
+    """Check that :func:`named_folders` can be created and written. Raises ``ConfigError``: one cannot."""
     for key, folder in named_folders(config).items():
         try:
             if key == "cluster.log_dir":
-                # Logs are read by whoever collects them.
+                # Not private: log collectors read it.
                 folder.mkdir(parents=True, exist_ok=True)
             else:
                 make_private_folder(folder)
@@ -156,22 +156,22 @@ def check_folders(config: SightlineConfig) -> None:
             )
 
 
-# Linux assigns connections ports from 32768 on, and Ray its workers those from 10002 to 19999.
-_UNGIVEN = range(20_000, 32_768)
+# Linux assigns ephemeral ports from 32768 on, and Ray its workers' ports from 10002 to 19999.
+_UNASSIGNED = range(20_000, 32_768)
 
 
 def free_port(host: str, port: int, key: str) -> int:
-    """``port``, or for 0 a free one outside the range of ephemeral ports, hundreds of which are used while a cluster
-    starts. Raises ``ConfigError``: it is in use, needs more rights, or the host is not this machine's."""
+    """``port``, or for 0 a free one outside the ephemeral range, hundreds of which are used while a cluster starts.
+    Raises ``ConfigError``: it is in use, needs more rights, or the host is not this machine's."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     except socket.gaierror:
         raise ConfigError(f"gateway.host {host!r} is not a known address; use 127.0.0.1 or 0.0.0.0") from None
     reason = ""
-    for candidate in [port] if port else [*random.sample(_UNGIVEN, 50), 0]:
+    for candidate in [port] if port else [*random.sample(_UNASSIGNED, 50), 0]:
         try:
             with socket.socket(family, socket.SOCK_STREAM) as probe:
-                # As servers do: a port with connections in TIME_WAIT is free.
+                # As servers do, to count ports with connections in TIME_WAIT as free.
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((host, candidate))
                 probe.listen(1)
@@ -186,11 +186,11 @@ def check_ray(address: str) -> None:
     ``ConfigError``: nothing does."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
-        return  # "auto" and the like: Ray knows where to look.
+        return  # "auto" and the like, which Ray resolves.
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
     except OSError as error:
         raise ConfigError(
             f"no Ray cluster answers at {address!r} (cluster.ray_address): {error.strerror or error}; "
-            "start one with `ray start --head`, or leave the key out to start one on this machine"
+            "start one with `ray start --head`, or omit the key to start one on this machine"
         ) from None

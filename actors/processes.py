@@ -1,4 +1,4 @@
-"""Table of a cluster's processes beside its replicas, for `sightline serve` and for Kubernetes."""
+"""Table of a cluster's processes other than replicas, for `sightline serve` and Kubernetes."""
 
 import hashlib
 import logging
@@ -39,33 +39,33 @@ from cluster.redaction import REVEAL
 log = logging.getLogger(__name__)
 
 DECODERS_S = 1.0
-"""Longest that a look at the processes waits for the controller to say which decoders there shall be."""
+"""Timeout, in seconds, for asking the controller which decoders must run."""
 
 
 def only(config: SightlineConfig, *sections: str) -> SightlineConfig:
-    """What a process is given: these sections of the configuration and the ones below, defaults for all else. What it
-    is not given it cannot read, so it need not be restarted when that changes.
+    """The part of the configuration given to a process: these sections and the common ones, defaults for the rest. A
+    process need not be restarted when a section changes that it is not given.
 
-    Every process gets model and engine, which its metrics name; security and cluster, but for the numbers
-    of processes; and whether there are incidents.
+    Common are model and engine, which metrics name; security; cluster, except for the numbers of processes; and whether
+    there are incidents.
     """
     kept = {"model", "engine", "security", "cluster", *sections}
     fields = SightlineConfig.model_fields
     given = {name: each.get_default(call_default_factory=True) for name, each in fields.items() if name not in kept}
     numbers = {"decoders": 1, "max_decoders": None, "replicas": 1}
-    given["cluster"] = _but_gateways(config.cluster).model_copy(update=numbers)
+    given["cluster"] = _without_gateways(config.cluster).model_copy(update=numbers)
     if "alerts" not in kept:
         given["alerts"] = _alerts(config)
     return config.model_copy(update=given)
 
 
 def _alerts(config: SightlineConfig, *keys: str) -> AlertsConfig:
-    """Whether there are incidents, and these keys."""
+    """``alerts`` reduced to ``enabled`` and these keys."""
     return AlertsConfig(**{key: getattr(config.alerts, key) for key in ("enabled", *keys)})
 
 
-def _but_gateways(cluster: ClusterConfig) -> ClusterConfig:
-    """Without what gateways alone are started by."""
+def _without_gateways(cluster: ClusterConfig) -> ClusterConfig:
+    """``cluster`` without the keys that only determine gateways."""
     placement = cluster.placement.model_copy(update={"gateway": None})
     return cluster.model_copy(update={"gateways": 1, "placement": placement})
 
@@ -75,9 +75,9 @@ class Process:
     """One Ray actor.
 
     * ``arguments``: of ``kind``'s constructor, the configuration first
-    * ``role``: selects its nodes, by ``cluster.placement``
-    * ``keeps_state``: its ``stop()`` deletes what a restart needs, so to be restarted it is killed instead
-    * ``node``: the Ray node it belongs to and ends with
+    * ``role``: selects its nodes through ``cluster.placement``
+    * ``keeps_state``: its ``stop()`` deletes what a restart needs, so a restart kills it instead
+    * ``node``: the Ray node that it belongs to and ends with
     """
 
     name: str
@@ -89,13 +89,13 @@ class Process:
 
     @property
     def digest(self) -> str:
-        """Digest that changes when the process must be restarted."""
+        """Digest of name and configuration; a change requires a restart."""
         config: SightlineConfig = self.arguments[0]
         return hashlib.sha256(f"{self.name}\n{config.model_dump_json(context=dict(REVEAL))}".encode()).hexdigest()
 
     def start(self, placement: PlacementConfig, *, detached: bool = False) -> Any:
-        """Start the actor and return its handle; ``detached``: it outlives the process that started it. Raises
-        ``ValueError``: there is an actor of that name."""
+        """Start the actor and return its handle; ``detached``: it outlives the process that starts it. Raises
+        ``ValueError``: an actor of that name exists."""
         where = None if self.node is None else NodeAffinitySchedulingStrategy(self.node, soft=False)
         resource = placement.of(self.role) if self.node is None else None
         remote = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=1000)(self.kind)
@@ -112,16 +112,16 @@ class Process:
 def processes(
     config: SightlineConfig, run_id: str, host: str | None, decoders: Sequence[str] | None = None
 ) -> list[Process]:
-    """Processes of every cluster, in starting order; ``host``: see :func:`actors.remote.own_host`; ``decoders``: their
-    names, where the controller has decided on them."""
+    """Processes of a cluster except tiers, in starting order; ``host``: see :func:`actors.remote.own_host`;
+    ``decoders``: their names, if the controller has chosen them."""
     decoders = decoder_names(config.cluster.decoders) if decoders is None else decoders
-    # Cameras and questions are the controller's, which hands them on: nobody else restarts when they change.
+    # The controller hands out cameras and questions: no other process restarts when they change.
     elsewhere = {"alerts", "clips", "gateway", "asking", "tracing", "kubernetes"}
     controls = only(config, *SightlineConfig.model_fields.keys() - elsewhere)
-    # It has the sessions of all gateways: theirs must not end with a change of these.
-    controls = controls.model_copy(update={"cluster": _but_gateways(config.cluster)})
+    # The controller holds the sessions of all gateways: a change of gateways must not restart it.
+    controls = controls.model_copy(update={"cluster": _without_gateways(config.cluster)})
     found = [Process(CONTROLLER, Controller, (controls, run_id, host), "control", keeps_state=True)]
-    # Of the cameras, decoders are told which files they may open.
+    # Of the configured cameras, decoders need only the files that they may open.
     allowed = config.security.model_copy(update={"file_roots": decoder_roots(config)})
     # Clips begin before the windows that open an incident.
     opens = _alerts(config, "consecutive")
@@ -129,7 +129,7 @@ def processes(
     found += [Process(name, Decoder, (decodes, name, host), "decoder") for name in decoders]
     serves = only(config, "gateway", "asking")
     there = serves.cluster.model_copy(update={"placement": config.cluster.placement})
-    # Rules are rehearsed there.
+    # Gateways rehearse rules.
     serves = serves.model_copy(update={"cluster": there, "alerts": _alerts(config, *RULE_KEYS)})
     found += [Process(name, Gateway, (serves, name), "gateway") for name in gateway_names(config.cluster.gateways)]
     if config.alerts.enabled:
@@ -143,9 +143,9 @@ def processes(
 def wanted_processes(
     config: SightlineConfig, run_id: str, host: str | None, there: Collection[str]
 ) -> dict[str, Process]:
-    """Processes that must run by now, tiers included, by name; see :func:`processes`. Where the number of decoders
-    follows the load, the controller says which; until it does, those among the processes that are ``there``, and as
-    many as at the start."""
+    """Processes that must run now, tiers included, by name; see :func:`processes`. If the number of decoders follows
+    the load, the controller chooses them; while it does not answer, they are the initial ones and those among the
+    existing processes ``there``."""
     decoders = decoder_names(config.cluster.decoders)
     if config.cluster.max_decoders is not None:
         try:
@@ -157,7 +157,7 @@ def wanted_processes(
 
 
 def tiers(config: SightlineConfig, host: str | None) -> list[Process]:
-    """Tier processes: one for each live node that may run replicas."""
+    """Tier processes: one per live node that may run replicas."""
     if not config.tiers.node:
         return []
     wanted = config.cluster.placement.replica
@@ -168,16 +168,16 @@ def tiers(config: SightlineConfig, host: str | None) -> list[Process]:
 
 
 class Watchdog:
-    """Has Ray restart processes that hang: after one answer, none for ``stall_s``. A pause between two passes, as of
-    the whole machine, counts as a quarter of that at most."""
+    """Has Ray restart hung processes: those that have answered once, and then not for ``stall_s``. A pause between two
+    passes, such as one of the whole machine, counts for at most a quarter of that."""
 
     def __init__(self, stall_s: float) -> None:
         self._stall_s, self._looked_s = stall_s, time.monotonic()
-        # By name: a call, the seconds that it has waited, and the process that answered the one before it, or 0.
+        # By name: the pending call, the seconds it has waited, and the process id that answered the previous one, or 0.
         self._asked: dict[str, tuple[Any, float, int]] = {}
 
     def running(self) -> dict[str, int]:
-        """Ids of the processes by name; 0: it has not answered since it started or died."""
+        """Process ids by name; 0: no answer since it started or died."""
         return {name: pid for name, (_, _, pid) in self._asked.items()}
 
     def restart_hung(self, names: Collection[str]) -> None:
@@ -191,11 +191,11 @@ class Watchdog:
             try:
                 pid = 0 if call is None else ray.get(call, timeout=0)
             except GetTimeoutError:
-                # Before its first answer it may be starting, or wait for a node.
+                # Before its first answer it may still be starting, or waiting for a node.
                 if not pid or waited_s < self._stall_s:
                     self._asked[name] = call, waited_s + passed_s, pid
                     continue
-                log.error("%s hangs: it does not answer any more, and is restarted", name)
+                log.error("%s hangs: it no longer answers, and is restarted", name)
                 ray.kill(process, no_restart=False)
                 pid = 0
             except RayError:

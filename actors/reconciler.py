@@ -14,11 +14,11 @@ from cluster.kubernetes.watch import CameraWatch
 log = logging.getLogger(__name__)
 
 STOP_S = 2.0
-"""Seconds that a running call gets when stopping."""
+"""Seconds that a call in progress gets when stopping."""
 
 
 class ReconcilerActor(InnerProcess):
-    """Ray actor, named ``reconciler``. Stateless: after a restart it compares everything anew."""
+    """Ray actor, named ``reconciler``. Stateless: a restart reconciles everything again."""
 
     def __init__(self, config: SightlineConfig, host: str | None) -> None:
         super().__init__(config, RECONCILER, "reconciler", host)
@@ -29,8 +29,8 @@ class ReconcilerActor(InnerProcess):
         self._started = run_task(self._start(), told=SightlineError)
 
     async def ready(self) -> bool:
-        """Wait until it has started watching; the API server may be unavailable for longer. Raises ``ConfigError``
-        without server address or identity."""
+        """Wait until the watch has started; the API server may still be unavailable. Raises ``ConfigError`` without
+        server address or identity."""
         return await asyncio.shield(self._started)
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Calls to other actors with a deadline, translating Ray's errors into Sightline's; Ray's key-value store."""
+"""Calls to other actors with deadlines and Ray's errors translated into Sightline's; Ray's key-value store."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,18 +23,18 @@ TIER = "tier-"
 """Name prefix of tiers; the id of their Ray node follows."""
 
 ANSWER_S = 8.0
-"""Deadline of a call to the controller: less than a client gives the gateway, so that it hears who does not answer."""
+"""Deadline of a call to the controller: below the client's for the gateway, so that the client learns who is silent."""
 _SESSIONS = ("begin_session", "credential_of_session", "end_session")
 REPLY_S = {"assignment": 20.0, "replicas": 20.0, "remove_camera": 60.0, **dict.fromkeys(_SESSIONS, 2.0)}
-"""The same of calls that the controller lets wait: for a change up to 10 s, or some heartbeats until a camera's memory
-is deleted; and of those for which every request with a cookie waits."""
+"""Deadlines by method where they differ: calls that the controller holds, up to 10 s for a change or some heartbeats
+for a camera's memory to be deleted; and session calls, which every request with a cookie waits for."""
 
 NODE_DIGITS = 12
-"""Digits of a Ray node's 56-digit id in the name of its tier in metrics: enough to find it in Ray's list."""
+"""Digits of a Ray node's 56-digit id used to name its tier in metrics: enough to find the node in Ray's list."""
 
 
 def gateway_names(count: int) -> list[str]:
-    """Names of so many gateways."""
+    """Names of ``count`` gateways."""
     return [GATEWAY, *(f"{GATEWAY}-{number}" for number in range(1, count))]
 
 
@@ -44,12 +44,12 @@ def is_gateway(name: str) -> bool:
 
 
 def short_tier(name: str) -> str:
-    """Name of a tier's process in metrics."""
+    """A tier's name in metrics."""
     return name[: len(TIER) + NODE_DIGITS]
 
 
 def own_host(host: str | None) -> str:
-    """Address on which a process listens for others of its cluster; ``None``: that of its Ray node."""
+    """Address on which a process listens for the rest of its cluster; ``None``: that of its Ray node."""
     return host or str(ray.util.get_node_ip_address())
 
 
@@ -58,7 +58,7 @@ ONE = "a process of the cluster"
 
 async def await_reply(reply: Awaitable[Any], *, timeout_s: float = 10.0, who: str = ONE) -> Any:
     """Await the reply of ``who`` to ``handle.method.remote(...)``; raises what the method raised. Raises
-    ``UnavailableError``: it is restarting or gone, or has not answered in time, or Ray itself does not."""
+    ``UnavailableError``: it is restarting, has ended or has not answered in time, or Ray itself does not answer."""
     try:
         return await asyncio.wait_for(reply, timeout_s)
     except (RayError, TimeoutError) as error:
@@ -74,7 +74,7 @@ def await_reply_blocking(reply: Any, *, timeout_s: float = 10.0, who: str = ONE)
 
 
 class _RemoteController:
-    """Calls the controller's methods by their names. Each raises what the method raises, and ``UnavailableError`` like
+    """Proxy for the controller's methods. Each raises what the method raises, and ``UnavailableError`` like
     :func:`await_reply`."""
 
     def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
@@ -86,7 +86,7 @@ class _RemoteController:
 
 
 REMOTE_CONTROLLER = cast("Controller", _RemoteController())
-"""The controller, from another process."""
+"""The controller, for other processes."""
 
 
 def _translated_error(error: Exception, timeout_s: float, who: str) -> Exception:
@@ -100,7 +100,7 @@ def _translated_error(error: Exception, timeout_s: float, who: str) -> Exception
 
 
 def find_actor(name: str) -> Any:
-    """Handle of an actor, valid across its restarts; ``None`` where there is none."""
+    """Handle of an actor, valid across its restarts; ``None`` if there is none."""
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
@@ -108,12 +108,12 @@ def find_actor(name: str) -> Any:
 
 
 def get_actor(name: str, absent: str) -> Any:
-    """:func:`find_actor`, which raises ``UnavailableError`` with the sentence ``absent`` where there is none, and
-    where Ray does not say."""
+    """:func:`find_actor`, but raises ``UnavailableError``: with the message ``absent`` if there is no such actor, or
+    because Ray does not answer."""
     try:
         found = find_actor(name)
     except RayError as error:
-        raise UnavailableError(f"Ray does not say where the {name} is: {error}") from None
+        raise UnavailableError(f"cannot find the {name}, because Ray does not answer: {error}") from None
     if found is None:
         raise UnavailableError(absent)
     return found

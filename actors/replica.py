@@ -1,7 +1,7 @@
 """The replica: a Ray Serve deployment around one engine.
 
 Serve starts it, restarts it when it dies, and replaces it when ``check_health`` reports a stuck engine. Frames and
-answers do not go through Serve but through the replica's own gRPC server; the controller assigns its cameras.
+answers bypass Serve: they go through the replica's own gRPC server. The controller assigns its cameras.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Replica(InnerProcess):
             if host is not None:
                 _bind_serve(host)
             engine, bank = await self._load(self._config)
-            # A collection would look through a model's objects for a tenth of a second.
+            # Garbage collection would scan the model's objects for a tenth of a second.
             gc.freeze()
             await self._start(engine, bank)
         except SightlineError as error:
@@ -70,7 +70,7 @@ class Replica(InnerProcess):
             raise
 
     async def _load(self, config: SightlineConfig) -> tuple[Engine, MemoryBank]:
-        """Create the engine and its memory over tiers of the model's fingerprint."""
+        """Create the engine, and its memory over tiers keyed by the model's fingerprint."""
         if config.engine == "simulated":
             tiers = await self._tiers(config, SIMULATED)
             return await asyncio.to_thread(make_simulated, config, tiers, self._instance)
@@ -88,7 +88,7 @@ class Replica(InnerProcess):
         return tier_stack(config, fingerprint, address, find_node=find_node, tls=self._tls)
 
     async def _open_tier(self, fingerprint: str) -> str:
-        """Open the node's tier, waiting for it: on a new node it may start after the replica."""
+        """Open the node's tier, retrying: on a new node it may start after the replica."""
         deadline = time.monotonic() + self._config.cluster.start_timeout_s
         while True:
             try:
@@ -103,7 +103,7 @@ class Replica(InnerProcess):
         self._joined_as: str | None = None
         self._loop = asyncio.get_running_loop()
         self._busy_s = 0.0
-        # When the controller was last known to have this replica, monotonic.
+        # When the controller last knew this replica, monotonic seconds.
         self._answered_s = -math.inf
         kernel = type(getattr(engine, "kernel", engine)).__name__
         metrics.attention_kernel.labels(kernel, self._config.model.device).set(1)
@@ -165,25 +165,25 @@ class Replica(InnerProcess):
         self._tasks = [run_task(work) for work in (self._heartbeat(), self._confirm(), self._run_maintenance())]
 
     def _window_settled(self, camera: str) -> None:
-        """On the engine thread, which may outlive the loop."""
+        """Called on the engine thread, which may outlive the loop."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._frames.acknowledge, camera)
 
     async def check_health(self) -> None:
-        """Called by Serve every second; an exception three times in a row gets the replica replaced."""
+        """Called by Serve every second; three consecutive exceptions get the replica replaced."""
         self._worker.check()
 
     async def __call__(self) -> str | None:
-        """The replica's name; nothing else is asked through Serve."""
+        """The replica's name; Serve routes no other request."""
         return self._joined_as
 
     async def _register(self) -> None:
-        """Register with the controller, retrying while that restarts."""
+        """Register with the controller, retrying while it restarts."""
         while True:
             try:
                 if await REMOTE_CONTROLLER.was_expired(self._instance):
                     await self._deletions.surrender_all(self._worker)
-                # Before a camera of the same name can come here and find the removed one's memory.
+                # First: a new camera of the same name must not find the removed one's memory.
                 self._deletions.schedule(await REMOTE_CONTROLLER.pending_deletions(self._instance))
                 await self._deletions.wait_until_done()
                 streams = self._worker.open_streams()
@@ -216,16 +216,16 @@ class Replica(InnerProcess):
                 self._deletions.acknowledge(forgotten)
                 self._deletions.schedule(orders)
         except UnavailableError as error:
-            log.warning("no heartbeat: %s", error)
+            log.warning("cannot send a heartbeat: %s", error)
 
     async def _confirm(self) -> None:
-        """Confirm ownership to the engine, unless this process stood still long enough to have been expired: then ask
-        the controller first. While that does not answer, it has given no camera away either."""
+        """Confirm ownership to the engine. If this process was stalled for long enough to have been expired, ask the
+        controller first; while the controller does not answer, it has not given any camera away either."""
         cluster, seen_s = self._config.cluster, time.monotonic()
         while True:
             await asyncio.sleep(cluster.heartbeat_s)
-            if (still_s := time.monotonic() - seen_s) > cluster.heartbeat_timeout_s:
-                log.warning("this process was stalled for %.0f s", still_s)
+            if (stalled_s := time.monotonic() - seen_s) > cluster.heartbeat_timeout_s:
+                log.warning("this process was stalled for %.0f s", stalled_s)
                 async with self._beating:
                     await self._send_heartbeat()
             seen_s = time.monotonic()
@@ -242,8 +242,8 @@ class Replica(InnerProcess):
         self._answered.set_memory_bytes({camera: held.nbytes for camera, held in self._bank.memory_reports().items()})
 
     async def _run_maintenance(self) -> None:
-        """Run deferred work of the memory, also without frames, so that a slow tier delays neither heartbeats nor
-        windows."""
+        """Run the memory's deferred work, also without frames. A task of its own: a slow tier must not delay heartbeats
+        or windows."""
         while True:
             await asyncio.sleep(self._config.cluster.heartbeat_s)
             try:
@@ -260,7 +260,7 @@ class Replica(InnerProcess):
 
 
 def _bind_serve(host: str) -> None:
-    """Have Serve's own server, which nobody asks, listen at this address; it would on all."""
+    """Have Serve's own server, which nobody calls, listen on this address instead of all."""
     from ray.serve._private import replica as serves
 
     bind = serves.add_port_to_grpc_server
@@ -268,7 +268,7 @@ def _bind_serve(host: str) -> None:
 
 
 def neighbours(config: SightlineConfig) -> int:
-    """Replicas that share this node's cores: as many as it offers of their Ray resource, or all where none is named."""
+    """Replicas that share this node's cores: as many as it offers of their Ray resource, or all if none is named."""
     place = config.cluster.placement.replica
     if place is None:
         return config.cluster.replicas
@@ -291,11 +291,11 @@ def _with_memory(report: StreamReport, memory: MemoryReport | None) -> StreamRep
 def replica_application(
     config: SightlineConfig, host: str | None, load: Callable[[], SightlineConfig] | None = None
 ) -> Any:
-    """The Serve application of all replicas, each of which starts with what ``load`` returns there, by default
-    ``config``. Imports Serve, which reads its flags from the environment then."""
+    """The Serve application of all replicas. Each starts with the configuration that ``load`` returns in its process,
+    by default ``config``. Imports Serve, which then reads its flags from the environment."""
     from ray import serve
 
-    # "cuda" is a GPU for each replica; "cuda:0" names one GPU that they share.
+    # "cuda": a GPU per replica; "cuda:0": one GPU shared by all.
     gpus = 1 if config.model.device == "cuda" and config.engine != "simulated" else 0
     place = config.cluster.placement.replica
     resources = {} if place is None else {place: 1.0}

@@ -34,14 +34,14 @@ log = logging.getLogger(__name__)
 APPLICATION = "sightline"
 POLL_S = 0.05
 FOLLOW_S = 1.0
-"""Interval of comparing the processes with those that are wanted."""
+"""Seconds between comparisons of the running with the wanted processes."""
 ANSWER_S = 1.0
-"""Within which a process that has started answers."""
+"""Seconds within which a started process answers."""
 
 
 class Cluster:
-    """Starts every process, waits until all are ready, and stops them all on any exit. ``on_phase`` is called with the
-    step in progress while starting."""
+    """Starts every process, waits until all are ready, and stops them all on any exit. ``on_phase`` is called with each
+    phase of starting."""
 
     def __init__(self, config: SightlineConfig, *, on_phase: Callable[[str], None] = log.info) -> None:
         self._config = config
@@ -56,8 +56,8 @@ class Cluster:
         self._ending = threading.Event()
         self._following: threading.Thread | None = None
         self.parts: dict[str, str] = {}
-        """By name: whether each process runs, and of engines, memories and the disk what is wrong, empty while nothing
-        is. Without any until all processes were seen."""
+        """State by name: of each process whether it runs; of engines, memories and the disk the problem, or empty. Has
+        no entries until every process has been seen."""
         self._replicas: dict[str, int] = {}
         self._troubles: dict[str, str] = {}
 
@@ -68,12 +68,12 @@ class Cluster:
 
     @property
     def metrics_address(self) -> str:
-        """``host:port`` of the first gateway's HTTP, and its ``/metrics`` of all processes."""
+        """``host:port`` of the first gateway's HTTP server, with the ``/metrics`` of all processes."""
         return self.gateways[0].metrics
 
     @property
     def gateways(self) -> list[Addresses]:
-        """Addresses of all gateways, as they were at the start. On nodes of their own they are the same."""
+        """Addresses of all gateways at the start; the same for gateways on nodes of their own."""
         if not self._addresses:
             raise SightlineError("the cluster is not running; call start() first")
         return self._addresses
@@ -86,8 +86,8 @@ class Cluster:
         self.stop()
 
     def start(self) -> None:
-        """Start and wait until every process is ready. Raises, with nothing left running, ``ConfigError``: model, port
-        or address are wrong; ``SightlineError``: a process did not come up within ``cluster.start_timeout_s``."""
+        """Start, and wait until every process is ready. Raises, leaving nothing running, ``ConfigError``: wrong model,
+        port or address; ``SightlineError``: a process did not start within ``cluster.start_timeout_s``."""
         config = preflight(self._config)
         atexit.register(self.stop)
         try:
@@ -107,16 +107,16 @@ class Cluster:
         return readiness
 
     def cameras(self) -> list[CameraStatus]:
-        """Status of all cameras, sorted by name; waits until a new controller knows them."""
+        """Status of all cameras, sorted by name; waits until a restarted controller knows them."""
         statuses: list[CameraStatus] = await_reply_blocking(self._actors[CONTROLLER].list_cameras.remote())
         return statuses
 
     def failure(self) -> str | None:
-        """An essential process that has died; ``None`` while the cluster runs. Call it often."""
+        """Names an essential process that has died; ``None`` while the cluster runs. Call it often."""
         return self._session.failure()
 
     def stop(self) -> None:
-        """Stop everything; idempotent, also from an exception or Ctrl-C."""
+        """Stop everything; idempotent, and safe after an exception or Ctrl-C."""
         if self._stopped:
             return
         self._stopped = True
@@ -131,14 +131,14 @@ class Cluster:
                 self._remove_actors()
         self._session.stop(timeout_s)
         if self._session.private:
-            # Alerting deletes it, unless it was killed.
+            # Alerting deletes it unless it was killed.
             shutil.rmtree(private_folder(self._run_id), ignore_errors=True)
         if self._state is not None:
             self._state.release()
 
     # -- starting -------------------------------------------------------------------------------
     def _with_state(self, config: SightlineConfig) -> SightlineConfig:
-        """Lock the folder of state; incidents and clips go there unless they have a folder of their own."""
+        """Lock the state folder; incidents and clips go there unless they have a folder of their own."""
         folder = config.cluster.state_dir
         if folder is None:
             return config
@@ -156,7 +156,7 @@ class Cluster:
         first, *others = processes(config, self._run_id, host)
         self._start_process(first, config)
         self._on_phase("starting serve")
-        # Replicas take longest: the others start meanwhile.
+        # First, because replicas take longest; the others start meanwhile.
         self._serve(config, host)
         self._on_phase("starting gateway")
         for process in (*others, *tiers(config, host)):
@@ -182,12 +182,12 @@ class Cluster:
             self._actors[process.name] = process.start(config.cluster.placement)
         except ValueError:
             raise ConfigError(
-                f"a Sightline cluster runs at Ray address {self._config.cluster.ray_address!r} already; stop it first"
+                f"a Sightline cluster already runs at Ray address {self._config.cluster.ray_address!r}; stop it first"
             ) from None
 
     def _follow_processes(self, config: SightlineConfig, host: str | None) -> None:
-        """Start those that are gone for good, as Ray does not restart one that failed while it started; start and stop
-        decoders as the controller decides."""
+        """Start processes that have ended for good, since Ray does not restart one that fails while starting; start and
+        stop decoders as the controller decides."""
         most = set(decoder_names(config.cluster.max_decoders or 0))
         watchdog = Watchdog(config.cluster.stall_timeout_s)
         while not self._ending.wait(FOLLOW_S):
@@ -196,23 +196,23 @@ class Cluster:
                 for name, process in wanted.items():
                     if find_actor(name) is None:
                         if name in self._actors:
-                            log.warning("%s has ended; it is started again", name)
+                            log.warning("%s has ended; starting it again", name)
                         self._start_process(process, config)
                 for name in (self._actors.keys() & most) - wanted.keys():
-                    # It has no camera any more.
+                    # It has no cameras left.
                     ray.kill(self._actors.pop(name))
                 watchdog.restart_hung(wanted)
-                self._look(watchdog.running())
-            except Exception as error:  # Whatever it was: nobody else starts them.
+                self._update_parts(watchdog.running())
+            except Exception as error:  # Never give up: nobody else starts them.
                 if not self._ending.is_set():
-                    log.warning("not every process is as it should be: %s", error)
+                    log.warning("could not reconcile the processes: %s", error)
 
-    def _look(self, running: dict[str, int]) -> None:
-        """Update :attr:`parts` by what the watchdog, the controller and alerting say; what they do not say stays."""
+    def _update_parts(self, running: dict[str, int]) -> None:
+        """Update :attr:`parts` from the watchdog, the controller and alerting; without an answer, entries stay."""
         with contextlib.suppress(UnavailableError):
             controller = self._actors[CONTROLLER]
             readiness = await_reply_blocking(controller.readiness.remote(), timeout_s=FOLLOW_S)
-            # One that died may come back by another name.
+            # A replica that died may return under another name.
             there = {name: info.pid for name, info in readiness.replicas.items()}
             self._replicas = dict.fromkeys(self._replicas, 0) | there
             for each in await_reply_blocking(controller.list_replicas.remote(), timeout_s=FOLLOW_S):
@@ -226,13 +226,13 @@ class Cluster:
             self.parts = lives | {name: redact(text) for name, text in self._troubles.items()}
 
     def _serve(self, config: SightlineConfig, host: str | None) -> None:
-        # Imported here: Serve reads its flags from the environment when it is imported.
+        # Imported late: Serve reads its flags from the environment on import.
         from ray import serve
         from ray.serve.api import RunTarget
 
         from actors.replica import replica_application
 
-        # Its import has just set the level to INFO, on a handler that writes across the caller's screen.
+        # Importing it has set the level to INFO, with a handler that writes to the caller's terminal.
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
         self._serving = True
@@ -257,7 +257,7 @@ class Cluster:
             time.sleep(POLL_S)
 
     def _last_words(self) -> Iterator[str]:
-        """The last exception of each process that failed, and what Serve says of the replicas."""
+        """The last exception of each failed process, and Serve's messages about the replicas."""
         for call, name in self._answered().items():
             try:
                 ray.get(call)
@@ -266,14 +266,14 @@ class Cluster:
         if self._serving:
             from ray import serve
 
-            # Where it does not answer, what is known so far is told.
+            # Without an answer from Serve, the exceptions above must do.
             with contextlib.suppress(RayError):
                 for name, deployment in serve.status().applications[APPLICATION].deployments.items():
                     if deployment.message.strip():
                         yield f"{name}: {_last_line(deployment.message)}"
 
     def _answered(self) -> dict[Any, str]:
-        """Calls of processes that have answered or failed, with their names: not of those that are still starting."""
+        """Completed calls with the names of their processes, which answered or failed; not those still starting."""
         calls = {actor.process_id.remote(): name for name, actor in self._actors.items()}
         answered = ray.wait([*calls], num_returns=len(calls), timeout=ANSWER_S)[0] if calls else []
         return {call: calls[call] for call in answered}
@@ -281,7 +281,7 @@ class Cluster:
     # -- stopping -------------------------------------------------------------------------------
     def _ask_to_stop(self, timeout_s: float) -> None:
         try:
-            # What is still starting answers only after that, and has nothing to end.
+            # A process that is still starting cannot answer yet, and has nothing to stop.
             there = self._actors if self._following is not None else set(self._answered().values())
             stopping = {actor.stop.remote(): name for name, actor in reversed(self._actors.items()) if name in there}
             late = ray.wait([*stopping], num_returns=len(stopping), timeout=timeout_s)[1] if stopping else []
@@ -302,9 +302,9 @@ class Cluster:
                 ray.kill(actor)
 
 
-def _last_line(said: object) -> str:
-    """Of a traceback the exception."""
-    return redact(str(said).strip().splitlines()[-1])
+def _last_line(text: object) -> str:
+    """Last line of a traceback: the exception."""
+    return redact(str(text).strip().splitlines()[-1])
 
 
 def _left(deadline: float) -> float:

@@ -1,15 +1,15 @@
-"""Sightline as Ray Serve applications, for whoever deploys by a Serve configuration file: KubeRay, ``serve deploy``.
+"""Sightline as Ray Serve applications, for deployment by a Serve configuration file: KubeRay, ``serve deploy``.
 
-Two applications, so that a change of cameras or alerts does not load the model anew::
+Two applications, so that a change of cameras or alerts does not reload the model::
 
     proxy_location: Disabled
     applications:
       - {name: processes, route_prefix: null, import_path: "actors.serve_app:processes", args: {configuration: ...}}
       - {name: replicas, route_prefix: null, import_path: "actors.serve_app:replicas", args: {configuration: ...}}
 
-``configuration`` is what a configuration file holds; ``${NAME}`` in it comes from the environment of Ray's processes,
-and is filled in where one starts: a password that has changed counts for pods that begin. Both must say the same;
-``replicas`` does without the sections in :data:`NOT_THE_REPLICAS`.
+``configuration`` is the content of a configuration file. ``${NAME}`` in it is read from the environment of each Ray
+process when it starts: a changed password takes effect in new pods. Both must be the same, except that ``replicas``
+needs no sections in :data:`NOT_THE_REPLICAS`.
 """
 
 from functools import partial
@@ -32,8 +32,8 @@ NOT_THE_REPLICAS = (
 
 
 def processes(args: dict[str, Any]) -> Application:
-    """Controller, gateway, decoders, alerting and tiers, run by a :class:`Supervisor`. Raises ``ConfigError``:
-    something in the configuration is wrong."""
+    """Controller, gateway, decoders, alerting and tiers, run by a :class:`Supervisor`. Raises ``ConfigError``: invalid
+    configuration."""
     given = _configuration(args)
     config = _load(given)
     place = config.cluster.placement.control
@@ -50,13 +50,13 @@ def processes(args: dict[str, Any]) -> Application:
 
 
 def replicas(args: dict[str, Any]) -> Application:
-    """The replicas. Raises ``ConfigError``: something in the configuration is wrong."""
+    """The replicas. Raises ``ConfigError``: invalid configuration."""
     given = {section: body for section, body in _configuration(args).items() if section not in NOT_THE_REPLICAS}
     return replica_application(_load(given), None, partial(load_tree, given))
 
 
 def _configuration(args: dict[str, Any]) -> dict[str, Any]:
-    # A typed parameter would do, but Serve does not see through annotations that are strings.
+    # Not a typed parameter: Serve does not resolve annotations that are strings.
     if args.keys() != {"configuration"} or not isinstance(args["configuration"], dict):
         raise ConfigError(f"args must hold configuration, a mapping, and nothing else; they hold {sorted(args)}")
     return args["configuration"]
@@ -69,7 +69,7 @@ def _load(configuration: dict[str, Any]) -> SightlineConfig:
     security = config.security
     if security.internal_tls.certificate is None and not security.allow_plain_inside:
         raise ConfigError(
-            "processes of a Ray cluster reach each other over the network, and without TLS so does whoever is on it; "
-            "give security.internal_tls its certificate, key and ca, or set security.allow_plain_inside: true"
+            "processes of a Ray cluster reach each other over the network, and without TLS so does anyone on it; set "
+            "certificate, key and ca of security.internal_tls, or security.allow_plain_inside: true"
         )
     return config

@@ -1,4 +1,4 @@
-"""A driver's connection to Ray: a private Ray on this machine, or an existing cluster."""
+"""A driver's connection to Ray: a private Ray instance on this machine, or an existing cluster."""
 
 import contextlib
 import logging
@@ -20,7 +20,7 @@ from cluster.errors import ConfigError, SightlineError, first_line
 log = logging.getLogger(__name__)
 
 FLAGS = {
-    # Serve only restarts our replicas: frames and answers go over our own gRPC servers.
+    # Serve only restarts replicas: frames and answers use their own gRPC servers.
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
     "RAY_SERVE_ENABLE_HA_PROXY": "0",
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "0",
@@ -28,30 +28,30 @@ FLAGS = {
     # A replica whose engine is stuck cannot stop gracefully.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # What a process writes, in the session's folder, is of any length otherwise.
+    # Process logs in the session folder are otherwise unbounded.
     "RAY_ROTATION_MAX_BYTES": str(10 * 2**20),
     "RAY_ROTATION_BACKUP_COUNT": "1",
     # Processes without a GPU of their own may still share one by number (model.device: cuda:0).
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""One arithmetic thread per worker: decoders run one thread per camera, the replica sets its own number."""
+"""One compute thread per process: decoders run a thread per camera, and the replica sets its own number."""
 
-# Processes of a failed start end by themselves within this, or are killed.
+# Processes of a failed start that have not ended within this are killed.
 _LEFTOVERS_S = 1.0
 
 _GCS_S = 10.0
-"""Timeout of asking an existing Ray cluster for its nodes."""
+"""Timeout for asking an existing Ray cluster for its nodes."""
 
 _KINDS = ("Alerting", "Controller", "Decoder", "Gateway", "ReconcilerActor", "ServeReplica:sightline", "TierNode")
 _ACTOR_TITLES = tuple(f"ray::{kind}" for kind in _KINDS)
 
 OBJECT_STORE_BYTES = 80 * 2**20
-"""Ray's minimum: nothing large ever goes through the object store."""
+"""Ray's minimum: nothing large goes through the object store."""
 
 
 class RaySession:
-    """Start with :meth:`start`, end with :meth:`stop`; a private Ray leaves no process behind."""
+    """Connection from :meth:`start` to :meth:`stop`; a private Ray leaves no process behind."""
 
     def __init__(self, address: str | None) -> None:
         self._address = address
@@ -67,7 +67,7 @@ class RaySession:
 
     @property
     def host(self) -> str | None:
-        """Address on which processes listen for each other; ``None``: that of their node."""
+        """Address on which processes listen for each other; ``None``: their node's."""
         return "127.0.0.1" if self.private else None
 
     @property
@@ -78,12 +78,12 @@ class RaySession:
 
     def start(self) -> None:
         """Start or connect. Raises ``ConfigError``: no Ray cluster at the configured address, or this process is
-        connected to another already; ``SightlineError``: a private Ray did not start, twice."""
+        already connected to one; ``SightlineError``: a private Ray failed to start twice."""
         if ray.is_initialized():
-            raise ConfigError("this process is connected to Ray already; run one cluster per process")
+            raise ConfigError("this process is already connected to Ray; run one cluster per process")
         os.environ.update(FLAGS)
         _mute_ray()
-        # Otherwise a call from a thread that outlives stop() would start another Ray.
+        # Otherwise a call from a thread that outlives stop() would start Ray again.
         auto_init_hook.enable_auto_connect = False
         options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
         if self.private:
@@ -98,14 +98,14 @@ class RaySession:
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise ConfigError(
                     f"no Ray cluster answers at {self._address!r} (cluster.ray_address): {first_line(error)}; "
-                    "where it asks for a token, set RAY_AUTH_MODE=token here as well"
+                    "if it requires a token, set RAY_AUTH_MODE=token here as well"
                 ) from None
         self._started = True
         self._vital = _vital_processes()
 
     def failure(self) -> str | None:
-        """An essential process that has died; ``None`` while Ray runs. Call it often: only processes seen by an earlier
-        call are found once their parents are gone."""
+        """Names an essential process that has died; ``None`` while Ray runs. Call it often: once a parent has died,
+        only children seen by an earlier call are found."""
         if self._failure is None:
             self._note_processes()
             if dead := sorted(name for name, process in self._vital.items() if not _is_alive(process)):
@@ -115,15 +115,15 @@ class RaySession:
         return self._failure
 
     def stop(self, timeout_s: float) -> None:
-        """Disconnect; a private Ray and all of its processes end within ``timeout_s``, or are killed. Local processes
-        of an existing Ray that died are killed as well."""
+        """Disconnect. A private Ray and all its processes end within ``timeout_s`` or are killed; local processes of an
+        existing Ray that died are killed as well."""
         if not self._started:
             return
         self._started = False
         failed = self.failure() is not None
         ray.shutdown()
         if self.private or failed:
-            # If Ray failed, nobody has told them to end.
+            # If Ray failed, nobody else stops them.
             _end(self._processes, _LEFTOVERS_S if failed else timeout_s)
 
     def _note_processes(self) -> None:
@@ -144,7 +144,7 @@ def _init(options: dict[str, Any]) -> None:
     if keeps:
         ray_utils.set_sigterm_handler = lambda _: None
     if options["address"] == "local":
-        # In place of a node's loopback address Ray takes its outer one, and then listens on all.
+        # Ray would replace a node's loopback address by its external one, and listen on all.
         services.resolve_ip_for_localhost = lambda host: host
     before = {key: os.environ[key] for key in ONE_THREAD if key in os.environ}
     os.environ.update(ONE_THREAD)
@@ -156,19 +156,19 @@ def _init(options: dict[str, Any]) -> None:
         os.environ.update(before)
         ray_utils.set_sigterm_handler, services.resolve_ip_for_localhost = set_handler, resolve
     if keeps:
-        # That of Ray's library aborts the process.
+        # The handler of Ray's native library aborts the process.
         signal.signal(signal.SIGTERM, handler)
 
 
 def _start_private(options: dict[str, Any]) -> None:
-    """Start Ray on this machine; retried once, as its fixed deadline of 30 s can be too short on a busy one. Raises
-    ``SightlineError``: it did not start; nothing of it is left running."""
+    """Start Ray on this machine, retrying once: its fixed deadline of 30 s can be too short on a busy machine. Raises
+    ``SightlineError``: it did not start; nothing is left running."""
     for again in (True, False):
         before = {process.pid for process in _rays_processes()}
         try:
             _init(options)
             return
-        # Ray raises a bare Exception when its node is late; an end that is asked for meanwhile leaves nothing either.
+        # Ray raises a bare Exception when its node is late; an interrupt must not leave anything running either.
         except BaseException as error:
             ray.shutdown()
             _end([process for process in _rays_processes() if process.pid not in before], _LEFTOVERS_S)
@@ -188,7 +188,7 @@ def _vital_processes() -> dict[str, psutil.Process]:
     """Essential processes of this machine's Ray node, by name."""
     node = ray._private.worker._global_node
     if node is None:
-        return {}  # A ray:// address: Ray runs on other machines.
+        return {}  # A ray:// address: Ray runs elsewhere.
     marks = {"raylet": f"--raylet_socket_name={node.raylet_socket_name}", "gcs_server": node.get_session_dir_path()}
     found = {}
     for process in psutil.process_iter():
@@ -226,7 +226,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def _end(processes: Collection[psutil.Process], timeout_s: float) -> None:
-    """Wait for terminating processes; kill what is left."""
+    """Wait for terminating processes; kill the rest."""
     _, left = psutil.wait_procs(processes, timeout=timeout_s)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -246,15 +246,14 @@ def _is_rays(process: psutil.Process) -> bool:
 
 
 def small_head() -> None:
-    """Have Ray nodes that this process starts do without its autoscaler, without what copies logs to drivers, and
-    without the dashboard's server, which the others would wait for."""
+    """Start Ray nodes from this process without autoscaler, log monitor and dashboard server, which the rest would wait
+    for."""
     for name in ("start_monitor", "start_log_monitor", "start_api_server"):
         setattr(Node, name, lambda *_, **__: None)
 
 
 def _mute_ray() -> None:
-    """Log worker deaths instead of letting Ray print them to the driver's standard error, across the CLI's live
-    table."""
+    """Log worker deaths instead of letting Ray print them to standard error, into the CLI's live table."""
     from ray._private import worker
 
     worker.print_to_stdstream = lambda data, *_, **__: log.debug("ray: %s", data.get("lines"))

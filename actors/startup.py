@@ -1,5 +1,5 @@
-"""Initialises every process of the cluster: logging to standard error, which Ray keeps in its session folder, and to
-``log_dir``; build information and zero series among its metrics."""
+"""Initialisation common to the cluster's processes: logging to standard error, which Ray stores in its session folder,
+and to ``log_dir``; the build-information metric and zero series."""
 
 import asyncio
 import fcntl
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 EXIT_S, TOLD_S = 1.0, 60.0
-"""Until a process exits of which a task has failed, and where somebody may be told of it first."""
+"""Seconds until a process exits after a task has failed, and after one whose error a caller may still collect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class Addresses:
 
 
 def run_task(work: Coroutine[Any, Any, T], *, told: type[Exception] | tuple[()] = ()) -> asyncio.Task[T]:
-    """Run what the process is of no use without: when it fails, the process exits, and Ray restarts it.
+    """Run an essential task: when it fails, the process exits and Ray restarts it. A cancelled task may end in any way.
 
-    ``told``: errors that whoever awaits the task is told of before. After a restart nobody does, and what was in the
-    way, as another's lock or port, may be gone later. A task that was cancelled may end as it likes.
+    ``told``: errors left to whoever awaits the task before the exit. After a restart nobody awaits it, and the cause,
+    such as another's lock or port, may have passed.
     """
     task = asyncio.create_task(work, name=getattr(work, "__qualname__", None))
 
@@ -57,7 +57,7 @@ def run_task(work: Coroutine[Any, Any, T], *, told: type[Exception] | tuple[()] 
             log.error("%s failed, so this process exits in %g s: %s", task.get_name(), TOLD_S, error)
         else:
             log.critical("%s failed, so this process exits to be restarted", task.get_name(), exc_info=error)
-        # Calls that wait for it have its error by then.
+        # By then, waiting calls have received the error.
         asyncio.get_running_loop().call_later(TOLD_S if isinstance(error, told) else EXIT_S, os._exit, 1)
 
     task.add_done_callback(ended)
@@ -65,18 +65,18 @@ def run_task(work: Coroutine[Any, Any, T], *, told: type[Exception] | tuple[()] 
 
 
 def show_replica(instance: str) -> socket.socket | None:
-    """List a replica that has loaded its model in ``/proc/net/unix``, until this process ends: the readiness probe of
-    its pod counts them. The caller holds the socket."""
+    """List a replica that has loaded its model in ``/proc/net/unix`` until this process ends, for its pod's readiness
+    probe, which counts them. The caller must hold the socket."""
     if sys.platform != "linux":
         return None
     shown = socket.socket(socket.AF_UNIX)
-    # An abstract name: no file is left behind, whatever ends the process.
+    # An abstract name leaves no file behind, however the process ends.
     shown.bind(f"\0sightline-replica-{instance}")
     return shown
 
 
 class ActorProcess:
-    """Base of the Ray actors: log, build information, and TLS towards the cluster's other processes."""
+    """Base of the Ray actors: logging, build information, and TLS to the cluster's other processes."""
 
     def __init__(self, config: SightlineConfig, name: str, role: Role, *, numbered: str = "") -> None:
         configure_logging(name, config.cluster, numbered=numbered)
@@ -90,26 +90,26 @@ class ActorProcess:
 
 
 class InnerProcess(ActorProcess):
-    """One that only the cluster's other processes reach, at ``host``, with its own ``/metrics`` there."""
+    """A process that only the rest of the cluster reaches, at ``host``, with its own ``/metrics`` there."""
 
     def __init__(self, config: SightlineConfig, name: str, role: Role, host: str | None, *, numbered: str = "") -> None:
         super().__init__(config, name, role, numbered=numbered)
         if role == "controller":
-            # Of ten thousand cameras, looking for cycles takes four tenths of a heartbeat. Reports are part of none.
+            # With ten thousand cameras a full collection takes 0.4 of a heartbeat; reports are never part of cycles.
             gc.set_threshold(100_000, 50, 100)
         self._host = own_host(host)
         self._page = serve_metrics(self._host, config.cluster.metrics_ports, lambda: self._name, tls=self._tls)
 
     async def metrics_address(self) -> str:
-        """``host:port`` of ``/metrics``, also while it starts."""
+        """``host:port`` of ``/metrics``, available while starting."""
         return self._page.address
 
 
 def configure_logging(process: str, cluster: ClusterConfig, *, numbered: str = "") -> None:
-    """Send records from INFO on to this process's log, formatted as ``cluster.log_format`` says.
+    """Log records from INFO up to this process's log, in ``cluster.log_format``.
 
-    ``numbered``: kind of a process that has another name after each start, whose file would stay for ever. It goes on
-    with the first one of its kind that no running process writes.
+    ``numbered``: kind of a process whose name changes with every start, which would leave a file behind each time. It
+    continues the first file of its kind that no running process writes.
     """
     redact_tracebacks()
     handlers: list[logging.Handler] = [logging.StreamHandler()]
@@ -133,22 +133,22 @@ def _free_number(folder: Path, kind: str) -> str:
             os.close(lock)
             continue
         except OSError:
-            # A file system without locks: all write the first one.
+            # A file system without locks: all write to the first file.
             pass
         break
     return f"{kind}-{number}"
 
 
 def config_digest(config: SightlineConfig) -> str:
-    """Digest of the configuration, 12 hexadecimal digits; excludes passwords, so that they cannot be guessed from
+    """Digest of the configuration, 12 hexadecimal digits, without passwords, which could otherwise be guessed from
     it."""
-    # Regardless of what else this process knows: all processes have the same digest.
+    # Without the secrets that this process has learnt: the digest must be the same in all processes.
     shown = redact_log(config.model_dump_json(), KnownSecrets())
     return hashlib.blake2b(shown.encode(), digest_size=6).hexdigest()
 
 
 def describe_process(config: SightlineConfig, role: Role) -> None:
-    """Set ``sightline_build_info`` and create this process's series at zero."""
+    """Set ``sightline_build_info`` and create this process's zero series."""
     metrics.build_info.clear()
     metrics.build_info.labels(__version__, config.engine, config.model.name, config_digest(config)).set(1)
     create_zero_series(role, sinks=[sink.name for sink in config.alerts.sinks])

@@ -1,4 +1,4 @@
-"""Keeps the processes of a cluster running where Ray Serve owns it instead of a driver, as with KubeRay."""
+"""Keeps the processes of a cluster running that Ray Serve owns instead of a driver, as with KubeRay."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 APPLICATION = "processes"
 RUN_ID = "serve"
-"""One for all upgrades, so that cameras added at run time stay."""
+"""The same across upgrades, so that cameras added at run time stay."""
 POLL_S = 2.0
 STALLED_S = 60.0
 """Seconds without a pass over all processes after which the supervisor reports itself unhealthy."""
@@ -32,14 +32,14 @@ def public_processes(config: SightlineConfig) -> list[str]:
 
 
 def check_listening(config: SightlineConfig, listening: set[str]) -> None:
-    """What is said once the time to start is up. Raises ``UnavailableError``, unless only some of several gateways are
-    missing: where their node is away, the others serve."""
+    """Report processes that missed the start timeout. Raises ``UnavailableError``, unless only some of several gateways
+    are missing: without their node, the others serve."""
     missing = [name for name in public_processes(config) if name not in listening]
     waited = f"{', '.join(missing)} did not listen within {config.cluster.start_timeout_s:g} s"
     if ALERTING in missing or not listening.intersection(gateway_names(config.cluster.gateways)):
         raise UnavailableError(
             f"{waited}; is there a node with the Ray resources cluster.placement.control and "
-            "cluster.placement.gateway? Look into the processes' logs, or raise cluster.start_timeout_s"
+            "cluster.placement.gateway? See the processes' logs, or raise cluster.start_timeout_s"
         )
     log.warning("%s; is there a node for each with the Ray resource cluster.placement.gateway?", waited)
 
@@ -47,8 +47,8 @@ def check_listening(config: SightlineConfig, listening: set[str]) -> None:
 class Supervisor:
     """Ray Serve deployment with one replica. Its processes are detached: they outlive it, and its successor finds them.
 
-    A process whose configuration changed is restarted; one that is gone for good (its node left) is started again; all
-    of them end with the application.
+    A process whose configuration changed is restarted; one that has ended for good (its node left) is started again;
+    all end with the application.
     """
 
     async def __init__(self, load: Callable[[], SightlineConfig]) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -77,13 +77,13 @@ class Supervisor:
             raise UnavailableError(f"the cluster's processes have not been checked for {silent_s:.0f} s")
 
     async def __call__(self) -> str:
-        """Nothing is asked through Serve."""
+        """Required by Serve; nothing calls it."""
         return APPLICATION
 
     async def __del__(self) -> None:
-        """Awaited by Serve. Ends every process if the application is deleted, not if this replica of it is replaced."""
+        """Awaited by Serve. Ends every process if the application is deleted, not if this replica is replaced."""
         self._ending.set()
-        # A pass under way would start again what is ended here.
+        # A pass in progress would restart what is ended here.
         await self._task
         if await asyncio.to_thread(_application_ends):
             log.info("the application ends: stopping every process")
@@ -114,13 +114,13 @@ class Supervisor:
                 await asyncio.to_thread(self._reconcile)
                 self._looked_s = time.monotonic()
                 self._looked.set()
-            except Exception as error:  # Whatever it was: nobody else starts them.
+            except Exception as error:  # Never give up: nobody else starts them.
                 log.warning("could not reconcile the processes: %s", first_line(error))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ending.wait(), POLL_S)
 
     def _reconcile(self) -> None:
-        """Start what is missing, and end what is not wanted any more or has another configuration."""
+        """Start missing processes; end those no longer wanted or with another configuration."""
         if not self._registry.is_owner():
             return
         wanted = wanted_processes(self._config, RUN_ID, None, self._registry.names())
@@ -144,8 +144,8 @@ class Supervisor:
         self._registry.clear()
 
     def _end(self, names: dict[str, bool]) -> None:
-        """End processes by name; the value says whether they also delete their state. Raises ``TimeoutError`` when a
-        name does not get free."""
+        """End processes by name; the value says whether they also delete their state. Raises ``TimeoutError``: a name
+        was not released."""
         handles = {name: handle for name in names if (handle := find_actor(name)) is not None}
         if handles:
             log.info("ending %s", ", ".join(sorted(handles)))
@@ -163,8 +163,8 @@ class Supervisor:
 
 
 class ProcessRegistry:
-    """Started processes and digests of their configuration, with the supervisor that owns them, in Ray's key-value
-    store."""
+    """Started processes with the digests of their configurations, and the supervisor that owns them, in Ray's
+    key-value store."""
 
     OWNER = "owner"
     PROCESS = "process/"
@@ -174,7 +174,7 @@ class ProcessRegistry:
         self._table = RayTable("sightline-processes")
 
     def claim(self) -> None:
-        """Take ownership; other supervisors then change nothing."""
+        """Take ownership; other supervisors change nothing from then on."""
         self._table.write({self.OWNER: self._me})
 
     def is_owner(self) -> bool:
@@ -197,7 +197,7 @@ class ProcessRegistry:
 
 
 def _application_ends() -> bool:
-    """Whether Serve deletes the application, rather than replacing one replica of this process."""
+    """Whether Serve deletes the application rather than replacing this replica."""
     from ray import serve
 
     name = serve.get_replica_context().app_name

@@ -1,6 +1,6 @@
-"""The tier actor: one per node, with host memory for its replicas' cameras. It outlives a replica.
+"""The tier actor: one per node, host memory for its replicas' cameras that outlives a replica.
 
-Every process that looks for a tier has Ray import this module, so only an actor imports what needs torch.
+Ray imports this module in every process that looks up a tier, so only the actor itself imports what needs torch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TierNode(InnerProcess):
 
     def __init__(self, config: SightlineConfig, name: str, host: str | None) -> None:
         super().__init__(config, short_tier(name), "tier", host, numbered="tier")
-        # Torch, for what opens a tier: a replica that asks for one waits for seconds only.
+        # Import torch now: a replica that opens the tier waits only seconds.
         importlib.import_module("cluster.memory.tiers.server")
         self._secret = memory_secret(config.security)
         self._opened: tuple[Arena, KVServicer, RpcServer] | None = None
@@ -55,8 +55,8 @@ class TierNode(InnerProcess):
         metrics.REGISTRY.register(self._collector)
 
     async def open(self, fingerprint: str, *, replace: bool = True) -> str:
-        """Address of ``KV`` for blocks of one model; blocks of another model are deleted. Not to ``replace`` is for a
-        replica that lost the address: a newer model's blocks stay, and it raises ``UnavailableError``."""
+        """Address of ``KV`` for blocks of one model; blocks of another model are deleted. Without ``replace``, for a
+        replica that lost the address, a newer model's blocks stay, and ``UnavailableError`` is raised."""
         async with self._opening:
             if fingerprint != self._fingerprint:
                 if self._opened is not None and not replace:

@@ -1,3 +1,3 @@
-"""Sightline's library: no Ray, nothing opened on import."""
+"""Sightline's library: independent of Ray; importing it opens nothing."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""``GatewayClient``: what the command line asks a gateway, with deadlines and errors in one sentence."""
+"""``GatewayClient``: the gateway's services as blocking methods with deadlines and one-sentence errors."""
 
 import json
 import re
@@ -51,15 +51,15 @@ TEST_S = 35.0
 class GatewayClient(AbstractContextManager["GatewayClient"]):
     """Blocking client of one gateway; a context manager.
 
-    Every method raises the :class:`SightlineError` the gateway meant (``UnknownCameraError``, ``ConfigError``, ...), or
-    ``UnavailableError`` when no gateway answers within ``deadline_s``. ``credentials``: token and TLS,
-    none unless given.
+    Every method raises the :class:`SightlineError` that the gateway reports (``UnknownCameraError``, ``ConfigError``,
+    ...), or ``UnavailableError`` when no gateway answers within ``deadline_s``. ``credentials``: token and TLS; default
+    none.
     """
 
     def __init__(self, address: str, *, deadline_s: float = 10.0, credentials: ClientCredentials | None = None) -> None:
         self.address = address
         self._deadline_s = deadline_s
-        # Memories are read and deleted in tiers that may take their time.
+        # Reading and deleting memories involves tiers that may be slow.
         self._slow_s = 3 * deadline_s
         credentials = credentials or ClientCredentials()
         self._metadata = credentials.metadata(loopback=is_loopback(split_address(address)[0]))
@@ -96,8 +96,8 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         manager: str = "",
         takeover: bool = False,
     ) -> CameraStatus:
-        """``settings``: keys of a camera as in the configuration file; ``force``: also when there is no room for it;
-        ``manager``: whose it is from now on (empty: ``cluster``); ``takeover``: also when it is another's now."""
+        """``settings``: camera keys as in the configuration file; ``force``: add it even beyond capacity; ``manager``:
+        its new manager (empty: ``cluster``); ``takeover``: take it over from its current manager."""
         request = cameras_pb2.AddCameraRequest(
             name=name,
             source=SourceAddress(source).reveal(),
@@ -119,8 +119,8 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         takeover: bool = False,
         revision: str = "",
     ) -> CameraStatus:
-        """Other settings for a camera, all of them; see :meth:`camera_add`. Questions are a key of the settings.
-        ``revision``: of the settings they were made from; ``NotReadyError``: it has others by now."""
+        """Replace a camera's settings; see :meth:`camera_add`. Questions are a key of the settings. ``revision``: that
+        of the settings these are based on. Raises ``NotReadyError``: they have changed since."""
         request = cameras_pb2.UpdateCameraRequest(
             name=name,
             source=SourceAddress(source).reveal(),
@@ -136,8 +136,8 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         self._call(self._cameras.Remove, request, self._slow_s)
 
     def cameras_export(self, names: Collection[str] = (), *, secrets: bool = False) -> list[ManagedCamera]:
-        """Cameras as they were written, sources in full only with ``secrets``; all of them without ``names``. For
-        administrators."""
+        """Cameras as configured, all if ``names`` is empty; sources are redacted without ``secrets``. Needs role
+        ``admin``."""
         request = cameras_pb2.ExportCamerasRequest(names=sorted(names), secrets=secrets)
         reply = self._call(self._cameras.Export, request)
         return [
@@ -146,20 +146,20 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         ]
 
     def replicas_and_decoders(self) -> tuple[list[ReplicaStatus], DecoderNumbers | None]:
-        """Every replica, and how many decoders run and are wanted; ``None`` where their number is fixed."""
+        """Every replica, and how many decoders run and are wanted; ``None`` if their number is fixed."""
         reply = self._call(self._replicas.List, replicas_pb2.ListReplicasRequest())
         decoders = from_message(DecoderNumbers, reply.decoders) if reply.HasField("decoders") else None
         return [from_message(ReplicaStatus, status) for status in reply.replicas], decoders
 
     def replica_drain(self, name: str, *, undo: bool = False) -> ReplicaStatus:
-        """Take the cameras off a replica, or with ``undo`` let it have some again."""
+        """Move all cameras off a replica; ``undo``: let it accept cameras again."""
         request = replicas_pb2.DrainReplicaRequest(name=name, undo=undo)
         return from_message(ReplicaStatus, self._call(self._replicas.Drain, request))
 
     def watch(self, cameras: Collection[str] = ()) -> Iterator[tuple[Answer, int]]:
-        """Answers as they come, each with how many were missed before it; ends when the gateway stops.
+        """Answers as they arrive, each with how many were missed before it; ends when the gateway stops.
 
-        Subscribed when this returns; answers published from then on arrive.
+        The subscription is active when this returns.
         """
         try:
             grpc.channel_ready_future(self._channel).result(timeout=self._deadline_s)
@@ -180,11 +180,11 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         with_pictures: bool = False,
         timeout_s: float = 120.0,
     ) -> Generator[str | memory_wire.Told, None, None]:
-        """Pieces of the answer as they come, then how it came about; closing the iterator stops the answer.
+        """Pieces of the answer as they are generated, then its result; closing the iterator cancels the answer.
 
-        Asked when the first piece is. See ``AskRequest`` for the arguments. Raises ``ConfigError``: not a question;
-        ``UnavailableError``: the answer was not complete after ``timeout_s``."""
-        # Before it goes into a message: what is no text does not fit into one.
+        The first ``next()`` sends the question. See ``AskRequest`` for the arguments. Raises ``ConfigError``: not a
+        question; ``UnavailableError``: the answer was not complete after ``timeout_s``."""
+        # Checked first: a message cannot hold strings that are not UTF-8.
         request = memory_pb2.AskRequest(
             camera=memory_wire.check_camera(camera),
             text=memory_wire.check_question(text),
@@ -214,7 +214,8 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         at_once: int = 0,
         deadline_s: float = 0.0,
     ) -> Generator[memory_wire.CameraTold | memory_wire.AskAllProgress, None, None]:
-        """Cameras' answers as they come, with progress; closing the iterator stops it. See ``AskAllRequest``."""
+        """The cameras' answers as they arrive, with progress; closing the iterator cancels the question. See
+        ``AskAllRequest``."""
         request = memory_pb2.AskAllRequest(
             text=memory_wire.check_question(text),
             cameras=list(cameras),
@@ -228,7 +229,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         yield from self._stream(call, memory_wire.all_from_proto)
 
     def forget(self, camera: str, before_s: float = 0.0) -> memory_wire.ForgottenCamera:
-        """Forget what was seen, and what was kept of incidents, more than ``before_s`` seconds ago; 0: everything."""
+        """Delete memory, footage and incidents older than ``before_s`` seconds; 0: everything."""
         request = memory_pb2.ForgetRequest(camera=memory_wire.check_camera(camera), before_s=before_s)
         return from_message(memory_wire.ForgottenCamera, self._call(self._memory.Forget, request, self._slow_s))
 
@@ -247,7 +248,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         verdict: str = "",
         limit: int = 0,
     ) -> list[Incident]:
-        """Newest first; see ``ListIncidentsRequest``."""
+        """Incidents, newest first; see ``ListIncidentsRequest``."""
         request = incidents_pb2.ListIncidentsRequest(
             camera=camera,
             subject=subject,
@@ -268,19 +269,19 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         return from_message(Incident, self._call(self._incidents.Acknowledge, request))
 
     def review(self, incident_id: str, verdict: Verdict, by: str) -> Incident:
-        """Confirm or reject an incident; an empty verdict takes back what was said."""
+        """Confirm or reject an incident; an empty verdict withdraws the review."""
         request = incidents_pb2.ReviewRequest(id=incident_id, verdict=verdict, by=by)
         return from_message(Incident, self._call(self._incidents.Review, request))
 
     def timeline(self, camera: str, since_s: float, until_s: float = 0.0) -> CameraTimeline:
-        """What a camera answered and was, by the minute; ``until_s`` 0: until now."""
+        """A camera's scores and states per minute; ``until_s`` 0: until now."""
         request = incidents_pb2.TimelineRequest(
             camera=memory_wire.check_camera(camera), since_s=since_s, until_s=until_s
         )
         return timeline_from_proto(self._call(self._incidents.Timeline, request, self._slow_s))
 
     def mute(self, camera: str, subject: str, for_s: float, by: str) -> list[Mute]:
-        """Empty names stand for all; returns the mutes that hold."""
+        """Mute for ``for_s`` seconds; empty names match all. Returns the active mutes."""
         request = incidents_pb2.MuteRequest(camera=camera, subject=subject, for_s=for_s, by=by)
         return mutes_from_proto(self._call(self._incidents.Mute, request))
 
@@ -292,36 +293,36 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         return mutes_from_proto(self._call(self._incidents.ListMutes, incidents_pb2.ListMutesRequest()))
 
     def outbox(self, dead: int = 0) -> Outbox:
-        """``dead``: most dead letters to list."""
+        """``dead``: maximum number of dead letters to list."""
         return outbox_from_proto(self._call(self._incidents.Outbox, incidents_pb2.OutboxRequest(dead=dead)))
 
     def resend(self, sink: str = "", key: str = "") -> int:
-        """Try dead letters again; how many."""
+        """Requeue dead letters; returns how many."""
         return int(self._call(self._incidents.Resend, incidents_pb2.ResendRequest(sink=sink, key=key)).count)
 
     def test_sink(self, sink: str) -> None:
-        """Send a made-up incident to one sink. Raises ``NotReadyError``: there is none; ``UnavailableError``: it
+        """Send a test incident to one sink. Raises ``UnknownCameraError``: no such sink; ``UnavailableError``: the sink
         did not accept it."""
         self._call(self._incidents.TestSink, incidents_pb2.TestSinkRequest(sink=sink), deadline_s=60.0)
 
     def follow(self, cameras: Collection[str] = (), *, opened: bool = False) -> Iterator[tuple[AlertEvent, int]]:
-        """Events as they come, each with how many were missed before it; ends when the gateway stops.
+        """Events as they arrive, each with how many were missed before it; ends when the gateway stops.
 
-        ``opened``: first one for each incident that is open.
+        ``opened``: begin with an event for each open incident.
         """
         request = incidents_pb2.FollowRequest(cameras=list(cameras), open=opened)
         call = self._incidents.Follow(request, metadata=self._metadata)
         yield from self._stream(call, lambda message: (from_message(AlertEvent, message), message.missed))
 
     def picture(self, camera: str, *, kept: bool = False, width: int = 0) -> Picture:
-        """The newest picture; ``kept``: patches that the model does not see are dark; ``width``: 0 is its own."""
+        """The newest picture; ``kept``: darken patches that the model does not see; ``width``: 0 is its own."""
         reply = self._call(self._pictures.Picture, pictures_pb2.PictureRequest(camera=camera, kept=kept, width=width))
         return from_message(Picture, reply)
 
     def footage(
         self, incident: str, kind: Kind = "clip", *, offset: int = 0, length: int = 0
     ) -> tuple[pictures_pb2.FootageAbout, Iterator[bytes]]:
-        """What the file is, and its bytes: from ``offset`` on, at most ``length`` (0: to the end)."""
+        """The file's metadata, and its bytes from ``offset`` on, at most ``length`` (0: to the end)."""
         request = pictures_pb2.FootageRequest(incident=incident, kind=kind, offset=offset, length=length)
         call = self._pictures.Footage(request, timeout=FILE_S, metadata=self._metadata)
         try:
@@ -335,7 +336,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
     def test_source(
         self, name: str, source: str | SourceAddress, settings: dict[str, Any] | None = None
     ) -> pictures_pb2.TestReply:
-        """Open a source for some seconds as the camera ``name`` would; see the proto."""
+        """Open a source for a few seconds as the camera ``name`` would; see ``TestRequest``."""
         request = pictures_pb2.TestRequest(
             camera=memory_wire.check_camera(name),
             source=SourceAddress(source).reveal(),
@@ -345,7 +346,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         return reply
 
     def discover(self, network: str, user: str = "", password: str = "") -> Generator[Discovery, None, None]:
-        """Search a network for ONVIF cameras; closing the iterator stops it. See ``DiscoverRequest``."""
+        """Search a network for ONVIF cameras; closing the iterator stops the search. See ``DiscoverRequest``."""
         request = pictures_pb2.DiscoverRequest(network=network, user=user, password=password)
         call = self._pictures.Discover(request, timeout=FILE_S, metadata=self._metadata)
         yield from self._stream(call, lambda message: from_message(Discovery, message))
@@ -354,7 +355,7 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         try:
             yield from self._stream(call, lambda part: bytes(part.data))
         except SightlineError as error:
-            raise UnavailableError(f"the file broke off: {error}") from None
+            raise UnavailableError(f"the file is incomplete: {error}") from None
 
     def _stream(self, call: Any, read: Callable[[Any], T], late: str = "") -> Generator[T, None, None]:
         try:
@@ -379,11 +380,11 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return UnavailableError(
                 late
-                or f"the gateway at {self.address} did not answer in time: it hangs, or the process that it asked does "
-                "(controller, alerting, decoder or replica); see their logs"
+                or f"the gateway at {self.address} did not answer in time: it hangs, or the process that it called "
+                "(controller, alerting, decoder or replica) does; see their logs"
             )
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-            return UnavailableError(f"{self.address} answers, but it is no Sightline gateway")
+            return UnavailableError(f"{self.address} answers, but is not a Sightline gateway")
         return to_error(error)
 
     def _unavailable(self, details: str = "") -> UnavailableError:
@@ -396,11 +397,11 @@ class GatewayClient(AbstractContextManager["GatewayClient"]):
         if details.startswith("failed to connect") and details.endswith("Socket closed"):
             return UnavailableError(
                 f"{self.address} closes connections; if it speaks TLS, set SIGHTLINE_CA or SIGHTLINE_TLS=1, and if it "
-                "asks for certificates, SIGHTLINE_CERT and SIGHTLINE_KEY"
+                "requires client certificates, SIGHTLINE_CERT and SIGHTLINE_KEY"
             )
         if is_loopback(split_address(self.address)[0]):
             return UnavailableError(f"no Sightline gateway answers at {self.address}; start one with `sightline serve`")
         return UnavailableError(
             f"no Sightline gateway answers at {self.address}; check that it runs there, listens on that port "
-            "(gateway.host, gateway.port) and no firewall is in between, and if it speaks TLS, set SIGHTLINE_CA"
+            "(gateway.host, gateway.port) and is not behind a firewall, and if it speaks TLS, set SIGHTLINE_CA"
         )

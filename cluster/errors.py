@@ -1,37 +1,37 @@
-"""Errors shown to users: each message is one sentence with the problem and its fix."""
+"""User-facing errors; each message is one sentence of the form ``problem; fix``."""
 
 from collections.abc import Sequence
 
 
 class SightlineError(Exception):
-    """Base of every error raised on purpose. ``exit_code`` is what the CLI ends with."""
+    """Base class of every deliberately raised error. ``exit_code``: the CLI's exit status."""
 
     exit_code = 1
 
 
 def at_most(most: int, lines: Sequence[str], what: str = "") -> list[str]:
-    """The first of many lines, and how many more there are of ``what``."""
+    """The first ``most`` lines, followed by ``and N more{what}`` if there are more."""
     more = len(lines) - most
     return [*lines[:most], f"and {more} more{what}"] if more > 0 else [*lines]
 
 
 def install_hint(extra: str) -> str:
-    """How to install what an extra of pyproject.toml brings; the package is on no index."""
+    """How to install an extra of pyproject.toml; the package is not published on an index."""
     return f"pip install '.[{extra}]' in a checkout of Sightline"
 
 
 class ConfigError(SightlineError):
-    """The configuration, a file it names, or a command line is wrong; nothing was started."""
+    """Invalid configuration, referenced file or command line; nothing was started."""
 
     exit_code = 2
 
 
 class ModelError(ConfigError):
-    """The model cannot be loaded: missing path, wrong family, unusable shape."""
+    """The model cannot be loaded: missing path, unsupported family, unusable shape."""
 
 
 class SourceError(SightlineError):
-    """A camera's source cannot be read. ``retryable``: trying again later may help."""
+    """A camera's source cannot be read. ``retryable``: a later attempt may succeed."""
 
     def __init__(self, message: str, *, retryable: bool) -> None:
         super().__init__(message)
@@ -43,11 +43,11 @@ class CapacityError(SightlineError):
 
 
 class NotFoundError(SightlineError):
-    """Nothing of this name or id: incident, replica, sink."""
+    """No object with this name or id: incident, replica, sink."""
 
 
 class UnknownCameraError(NotFoundError):
-    """No camera of this name. Clients raise it for whatever is not found."""
+    """No camera with this name. Clients raise it for every not-found status."""
 
 
 class CameraExistsError(SightlineError):
@@ -55,37 +55,37 @@ class CameraExistsError(SightlineError):
 
 
 class ManagedElsewhereError(CameraExistsError):
-    """The camera belongs to another manager, which has to change it, or from which it has to be taken over."""
+    """The camera belongs to another manager: change it there, or take it over."""
 
 
 class NotReadyError(SightlineError):
-    """The camera or process is not in a state that allows the call; a change is needed first, waiting does not help."""
+    """The state of the camera or process rules the call out; retrying does not help until something is changed."""
 
 
 class UnavailableError(SightlineError):
-    """The other side is not there right now; the same call may succeed later."""
+    """The peer is unavailable; the same call may succeed later."""
 
 
 class NotPlacedError(UnavailableError):
-    """No process has the camera right now, as the controller says."""
+    """According to the controller, the camera is placed on no process at the moment."""
 
 
 class NotFiniteError(SightlineError):
-    """The model computes no numbers (NaN)."""
+    """The model's outputs are not finite (NaN)."""
 
 
 class DeviceError(SightlineError):
-    """The GPU failed in a way that this process cannot continue from; a new one may."""
+    """A GPU failure that this process cannot recover from; a new process may."""
 
 
 class UnauthenticatedError(SightlineError):
-    """A call without a token, or with one that is unknown or has expired."""
+    """The call carries no token, or an unknown or expired one."""
 
 
 class ForbiddenError(SightlineError):
-    """A token that may not do this, or not with this camera."""
+    """The token does not permit this call, or not for this camera."""
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an error's message; the name of its type where it has none."""
+    """First line of an error's message, or the name of its type if the message is empty."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,4 +1,4 @@
-"""Files that appear only when they are complete, and what is said where they cannot be written or read."""
+"""Atomic file writes, JSON, and errors that say why a file cannot be read or written."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from cluster.errors import ConfigError, SightlineError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new file beside ``path``, which takes its place at the end; if writing fails, ``path`` is as before. What a
-    link leads to is replaced, and not the link; a pipe or terminal, such as /dev/stdout, is itself written. Raises
-    ``OSError``: it cannot be moved there."""
+    """A temporary file beside ``path``, renamed to it on success; on failure ``path`` is unchanged. For a symbolic
+    link, its target is replaced; a pipe or device such as /dev/stdout is written directly. Raises ``OSError``: the
+    rename failed."""
     if path.exists() and not path.is_file():
         yield path
         return
@@ -30,19 +30,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(what: object) -> Iterator[None]:
-    """Raises ``SightlineError``, which says why ``what`` cannot be written, for an ``OSError`` inside; a pipe that
-    nobody reads any more stays a ``BrokenPipeError``."""
+    """Turn an ``OSError`` in the block into a ``SightlineError`` that says why ``what`` cannot be written;
+    ``BrokenPipeError`` passes through."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
         why = error.strerror or error
-        raise SightlineError(f"cannot write {what}: {why}; choose another place or make room") from None
+        raise SightlineError(f"cannot write {what}: {why}; choose another path or free some space") from None
 
 
 def read_json(path: Path) -> Any:
-    """Parse a file. Raises ``ConfigError``: it cannot be read, or is not JSON."""
+    """Parse a JSON file. Raises ``ConfigError``: it cannot be read, or is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -52,20 +52,20 @@ def read_json(path: Path) -> Any:
 
 
 def json_text(body: Any, *, indent: int | None = 2) -> str:
-    """JSON of plain values and dataclasses. It knows neither NaN nor infinity, of what could not be measured or of a
-    model that overflows: they become null."""
+    """JSON of plain values and dataclasses. NaN and infinity, from failed measurements or an overflowing model, become
+    null."""
     known = json.loads(json.dumps(body, default=asdict), parse_constant=lambda _: None)
     return json.dumps(known, indent=indent)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file, which appears when it is complete. Raises ``SightlineError``: it cannot be written."""
+    """Write a file atomically. Raises ``SightlineError``: it cannot be written."""
     with writing(path), replacing(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
 def check_writable(folder: Path, needed_bytes: int = 1 << 16) -> None:
-    """Create the folder, and test-write ``needed_bytes`` in it, before anything expensive starts. Raises
+    """Create the folder and test-write ``needed_bytes`` to it, before anything expensive starts. Raises
     ``SightlineError``: it cannot be created or written, or the disk is full."""
     probe = folder / ".sightline-write-test"
     with writing(folder):
@@ -77,7 +77,7 @@ def check_writable(folder: Path, needed_bytes: int = 1 << 16) -> None:
 
 
 def check_file_writable(path: Path) -> None:
-    """The same of a file, and its folder. Raises ``SightlineError``: it is a folder, or cannot be written."""
+    """Check a file's folder likewise. Raises ``SightlineError``: ``path`` is a folder, or cannot be written."""
     if path.is_dir():
         raise SightlineError(f"cannot write {path}: it is a folder; name a file in it")
     check_writable(path.parent)

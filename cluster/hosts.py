@@ -1,4 +1,4 @@
-"""Host facts and process limits: loopback, folders, cores, memory, file descriptors, malloc, the parent's end."""
+"""Host facts and process limits: loopback, folders, cores, memory, file descriptors, malloc, parent death."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-# Of malloc.h.
+# From malloc.h.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 
 
@@ -27,7 +27,7 @@ def is_loopback(host: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    # A socket for both kinds of addresses shows 127.0.0.1 as ::ffff:127.0.0.1.
+    # A dual-stack socket reports 127.0.0.1 as ::ffff:127.0.0.1.
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
 
@@ -42,15 +42,15 @@ _CPU_LIMITS = (
     ("/sys/fs/cgroup/cpu.max",),
     ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
 )
-"""Files of a container's quota and its period, of both versions of control groups."""
+"""Files with a container's CPU quota and period: cgroup v2, then v1."""
 
 
 def usable_cores() -> int:
-    """Cores that this process may use: those of its affinity, fewer where its container has a limit. With a thread for
-    each core of the host it would be throttled."""
+    """Cores this process may use: its CPU affinity, capped by the container's quota. One thread per host core would be
+    throttled."""
     cores = len(os.sched_getaffinity(0))
     for files in _CPU_LIMITS:
-        # "max", or -1, where there is none.
+        # "max" or -1: no limit.
         with contextlib.suppress(OSError, ValueError):
             quota, period = map(int, " ".join(Path(file).read_text() for file in files).split())
             if quota > 0:
@@ -62,40 +62,38 @@ _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def host_memory_bytes() -> int:
-    """Memory of the host, or of its container."""
+    """Memory of the host, or the container's limit if lower."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in _MEMORY_LIMITS:
-        # "max" where there is none.
+        # "max": no limit.
         with contextlib.suppress(OSError, ValueError):
             limits.append(int(Path(file).read_text()))
     return min(limits)
 
 
 def gib(nbytes: float) -> str:
-    """``4.1 GiB``, of memory."""
+    """Format a memory size: ``4.1 GiB``."""
     return f"{nbytes / 2**30:.1f} GiB"
 
 
 def raise_file_limit(count: int) -> int:
-    """Raise the file descriptor limit to ``count``, as far as the host allows; returns the limit.
-
-    Many systems default to 1024, which as many idle connections exhaust.
-    """
+    """Raise the soft limit on file descriptors to ``count``, or to the hard limit if lower; returns how many are
+    allowed. Many systems default to 1024, which idle connections alone can exhaust."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return count
     allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed < count:
-        log.warning("%d file descriptors are wanted and %d allowed; raise the limit (ulimit -n)", count, allowed)
+        log.warning("%d file descriptors are needed, but only %d allowed; raise the limit (ulimit -n)", count, allowed)
     return allowed
 
 
 def limit_malloc_retention() -> None:
     """Make glibc return large freed blocks to the system.
 
-    By default it keeps blocks of sizes that were freed before, per thread, so a burst of large messages would stay
-    resident.
+    By default it raises its mmap threshold to sizes freed before and keeps an arena per thread, so a burst of large
+    messages would stay resident.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -104,9 +102,9 @@ def limit_malloc_retention() -> None:
 
 
 def end_with_parent() -> None:
-    """End this process of ``multiprocessing`` when its parent process ends, however it ended; without one, do nothing.
+    """Exit this ``multiprocessing`` process when its parent ends for any reason; no-op without a parent.
 
-    A pool's would wait for tasks for ever if the parent is killed.
+    Pool processes would otherwise wait for tasks forever after the parent is killed.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -121,9 +119,9 @@ def end_with_parent() -> None:
 
 @contextlib.contextmanager
 def hold_interrupts() -> Iterator[None]:
-    """Ctrl-C takes effect at the end of the block: a pool that is interrupted while it starts cannot be shut down.
+    """Defer Ctrl-C to the end of the block: a pool interrupted while it starts cannot be shut down.
 
-    Processes started in the block begin with Ctrl-C held, until :func:`start_pool_process`.
+    Processes started in the block inherit the blocked SIGINT until :func:`start_pool_process`.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -133,8 +131,8 @@ def hold_interrupts() -> Iterator[None]:
 
 
 def start_pool_process() -> None:
-    """Initializer of a pool's process: it ends with its parent, and silently with Ctrl-C, which reaches every process
-    of the terminal and only the parent reports."""
+    """Pool initializer: the process exits with its parent, and silently on Ctrl-C, which reaches every process of the
+    terminal but is reported by the parent alone."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -12,7 +12,7 @@ from cluster.redaction.known_secrets import RedactingFormatter
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 ALERTS = "sightline.alerts"
-"""Logger of the alert sink ``log``: what it writes are alerts of the cameras, at the level of their severity."""
+"""Logger of the alert sink ``log``: its records are camera alerts, logged at the level of their severity."""
 
 _PLACEHOLDER = re.compile(r"%%|(?:\b(?P<what>camera|window) )?(?P<value>%[-#0 +]*\d*(?:\.\d+)?[srdgfex])")
 
@@ -32,7 +32,7 @@ class JsonFormatter(logging.Formatter):
         self._process = process
 
     def format(self, record: logging.LogRecord) -> str:
-        """Each value redacted by itself, so that escapes of JSON hide nothing from it."""
+        """Redact each value before encoding: JSON escapes could hide a secret from the redaction."""
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {
             "time": time.replace("+00:00", "Z"),
@@ -41,7 +41,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": redact_log(shortened(record.getMessage())),
         }
-        line |= {name: redact_log(shortened(value)) for name, value in _about(record).items()}
+        line |= {name: redact_log(shortened(value)) for name, value in _context(record).items()}
         if record.exc_info:
             line["error"] = redact_log(self.formatException(record.exc_info))
         return one_line(json.dumps(line, ensure_ascii=False))
@@ -51,15 +51,15 @@ class CountingHandler(logging.Handler):
     """Counts messages by level, for alerts on logged errors."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Alerts that are written into the log are no errors of ours."""
+        """Count the record, except camera alerts: they are not errors of Sightline."""
         if record.name != ALERTS:
             level = "error" if record.levelno >= logging.ERROR else record.levelname.lower()
             metrics.log_records.labels(level).inc()
 
 
-def _about(record: logging.LogRecord) -> dict[str, str]:
-    """``camera``, ``window`` and ``trace`` of a message: said with ``extra``, or else the values that stand behind the
-    words in the message's template (``"camera %s: ..."``)."""
+def _context(record: logging.LogRecord) -> dict[str, str]:
+    """``camera``, ``window`` and ``trace`` of a record: from ``extra``, else the values after the words ``camera`` and
+    ``window`` in the message template (``"camera %s: ..."``)."""
     found: dict[str, str] = {}
     arguments = record.args if isinstance(record.args, tuple) else ()
     template = record.msg if isinstance(record.msg, str) else ""

@@ -1,7 +1,7 @@
 """Policy registries by kind and name, with lazy imports.
 
 To add a policy, write one file and add one entry here; configuration, its schema, the command line and the shared test
-matrix find it by its name. A policy's options are the fields of its dataclass, or what it takes by keyword only.
+matrix look it up by name. A policy's options are its dataclass fields or keyword-only parameters.
 """
 
 import difflib
@@ -15,11 +15,12 @@ T = TypeVar("T")
 
 
 MOST_COMPARED = 1000
-"""Among more names the nearest is hardly the one that was meant; of 10,000 it takes 20 ms of whoever serves all."""
+"""Beyond this many names none is suggested: the closest is rarely the intended one, and comparing 10,000 would stall a
+shared process for 20 ms."""
 
 
 def near(name: object, known: Collection[str]) -> str:
-    """``; did you mean 'x'?`` when one of a few ``known`` is close, else nothing."""
+    """``; did you mean 'x'?`` if a ``known`` name is close, else an empty string."""
     close = difflib.get_close_matches(str(name), known, n=1) if len(known) <= MOST_COMPARED else ()
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -27,7 +28,7 @@ def near(name: object, known: Collection[str]) -> str:
 class Registry(Generic[T]):
     """Maps names to objects that are imported on first use.
 
-    ``kind`` appears in error messages ("pruner", "refresh policy"); an entry is the object itself, or where it is, as
+    ``kind`` appears in error messages ("pruner", "refresh policy"). An entry is the object itself, or its location as
     ``"module:name"``.
     """
 
@@ -42,8 +43,8 @@ class Registry(Generic[T]):
         self._entries[name] = entry
 
     def get(self, name: str) -> T:
-        """The entry called ``name``. Raises ``ConfigError``: no such entry; the message lists what there is and the
-        nearest name."""
+        """The entry called ``name``. Raises ``ConfigError``: unknown name; the message lists the known names and
+        suggests the closest."""
         if name not in self._entries:
             raise ConfigError(self.unknown(name))
         entry = self._entries[name]

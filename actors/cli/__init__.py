@@ -1,5 +1,4 @@
-"""The console script ``sightline``. It lives above the actors because it starts them; imports are lazy, so that
-``--help`` answers at once."""
+"""The console script ``sightline``, above the actors because it starts them. Lazy imports keep ``--help`` fast."""
 
 import errno
 import os
@@ -21,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     redact_tracebacks()
     if isinstance(sys.stdout, TextIOWrapper):
-        # As on standard error: what a locale other than UTF-8 cannot show is escaped, and no reason to fail.
+        # As on standard error: escape what a non-UTF-8 locale cannot show instead of failing.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         done = command().main(
@@ -30,31 +29,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return done if isinstance(done, int) else 0
     except SightlineError as error:
-        _complain(str(error))
+        _print_error(str(error))
         return error.exit_code
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message(), file=sys.stderr)
             return error.exit_code
-        _complain(error.format_message().removesuffix("."))
+        _print_error(error.format_message().removesuffix("."))
         if context is not None:
             print(f"try: {context.command_path} --help", file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] in ("actors", "cluster", "loadtest", "sightline"):
             raise
-        _complain(f"this needs {error.name}, which is not installed: {install_hint('cluster')}")
+        _print_error(f"this needs {error.name}, which is not installed: {install_hint('cluster')}")
         return 2
     except typer.Abort as ended:
-        # Of a question that was not answered: Ctrl-C, or the end of input.
+        # A prompt was ended by Ctrl-C or by the end of input.
         return INTERRUPTED if isinstance(ended.__context__, KeyboardInterrupt) else 1
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         return _close_output(0)
     except SystemExit as ended:
-        # Of rich and typer, where the reader (`| head`) has closed the pipe.
+        # Raised by rich and typer when the reader (`| head`) has closed the pipe.
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
         return _close_output(0)
@@ -62,17 +61,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         place = f" {error.filename}" if error.filename else ""
-        _complain(f"cannot write{place}: {error.strerror}; make room, or choose another place")
+        _print_error(f"cannot write{place}: {error.strerror}; free some space, or choose another path")
         return _close_output(1)
 
 
 def _close_output(code: int) -> int:
-    """Python would complain again of what is left when it flushes at exit."""
+    """Redirect what is still buffered to /dev/null, so that Python's flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     from cluster.redaction import redact
 
     print(f"error: {redact(' '.join(message.split()))}", file=sys.stderr)

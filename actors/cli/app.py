@@ -1,4 +1,4 @@
-"""The tree of commands. Each lives in its own file and imports what it needs when it runs."""
+"""The command tree. Each command has its own file and imports its dependencies when it runs."""
 
 from inspect import cleandoc
 from typing import Annotated, Any
@@ -27,23 +27,23 @@ from actors.cli import (
 from actors.cli.demo.command import demo
 from cluster import __version__
 
-HELP = """Vision-language models on many cameras, computing only what changed.
+HELP = """Run vision-language models on thousands of cameras, computing only what changed.
 
-[bold]$ sightline demo[/bold]: everything on this machine, with four synthetic cameras
+[bold]$ sightline demo[/bold]: try it on this machine, with four synthetic cameras
 
-[bold]$ sightline serve -c configs/minimal.yaml[/bold]: a cluster of your own
+[bold]$ sightline serve -c configs/minimal.yaml[/bold]: start a cluster
 
-[bold]$ sightline watch[/bold]: its answers as they come
+[bold]$ sightline watch[/bold]: stream its answers
 """
 
 HELP_NAMES = ["-h", "--help"]
 
-# Everything after the name of a bench belongs to it, --help included.
+# Everything after the name of a benchmark is passed to it, --help included.
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 EPILOG = (
-    "[bold]Exit codes[/bold]: 0 done · 1 failed while running · 2 wrong command line or configuration, nothing was "
-    "started · 3 a camera was added that does not answer · 130 stopped with Ctrl-C."
+    "[bold]Exit codes[/bold]: 0 success · 1 failure at run time · 2 invalid command line or configuration, nothing "
+    "was started · 3 camera added, but its source does not answer · 130 interrupted with Ctrl-C."
 )
 
 
@@ -85,8 +85,8 @@ def command() -> Any:
 
 
 def _plain_help(command: Any) -> Any:
-    """The command and those below it, their help without `<bool>` behind options that take no value, and without the
-    source's line breaks in its paragraphs; typer shows both."""
+    """Remove from the help of a command and its subcommands what typer shows: `<bool>` after flags, and the docstring's
+    line breaks within paragraphs."""
     paragraphs = cleandoc(command.help or "").split("\n\n")
     command.help = "\n\n".join(" ".join(each.split("\n")) for each in paragraphs)
     for option in (*command.params, command.get_help_option(typer.Context(command, help_option_names=HELP_NAMES))):
@@ -112,9 +112,9 @@ def _options(
 
 
 def _bench(context: typer.Context) -> None:
-    """Measure something on this machine; prints a table and writes it with --json FILE.
+    """Run a benchmark on this machine; prints a table, and writes it as JSON with --json FILE.
 
-    [bold]sightline bench[/bold] lists the benches, [bold]sightline bench NAME --help[/bold] the options of one.
+    [bold]sightline bench[/bold] lists the benchmarks, [bold]sightline bench NAME --help[/bold] the options of one.
 
     $ sightline bench window --json out/window.json
     """

@@ -1,4 +1,4 @@
-"""``sightline ask``: a free question about the past of a camera, or of all."""
+"""``sightline ask``: a free question about what a camera, or every camera, has seen."""
 
 from __future__ import annotations
 
@@ -24,38 +24,39 @@ if TYPE_CHECKING:
 PROMPT = "? "
 
 MOST = 20
-"""Moments shown of a question to all cameras."""
+"""Maximum number of moments listed for a question to all cameras."""
 
 
 def ask(
     camera: Annotated[
-        str, typer.Argument(metavar="CAMERA", help="Name of the camera; with --all the question.", show_default=False)
+        str, typer.Argument(metavar="CAMERA", help="Name of the camera; with --all, the question.", show_default=False)
     ] = "",
     question: Annotated[
         str,
-        typer.Argument(metavar="QUESTION", help="The question; without it, interactive on a terminal."),
+        typer.Argument(metavar="QUESTION", help="The question. Default: interactive, on a terminal."),
     ] = "",
     since: Annotated[
-        str, typer.Option(metavar="DURATION", help="Only what was seen in the last 10m, 2h, 1d. Default: everything.")
+        str, typer.Option(metavar="DURATION", help="Only what was seen in the last 10m, 2h, 1d. Default: all of it.")
     ] = "",
     explain: Annotated[
         bool, typer.Option("--explain", help="Show the moments that support the answer, and its cost.")
     ] = False,
     pictures: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a picture of each of these moments.")
+        Path | None, typer.Option(metavar="DIR", help="Write a picture of each such moment to this folder.")
     ] = None,
     conversation: Annotated[
-        str, typer.Option(metavar="ID", help="Continue a conversation; each answer shows its id.")
+        str, typer.Option(metavar="ID", help="Continue this conversation; answers show the id.")
     ] = "",
     max_tokens: Annotated[
-        int, typer.Option(min=0, max=1024, help="Longest answer, in tokens; 0 for the cluster's limit.")
+        int, typer.Option(min=0, max=1024, help="Maximum answer length in tokens; 0: the cluster's limit.")
     ] = 0,
-    timeout: Annotated[str, typer.Option(metavar="DURATION", help="Timeout of an answer.")] = "2m",
-    every: Annotated[bool, typer.Option("--all", help="Ask all cameras; their moments are ranked.")] = False,
+    timeout: Annotated[str, typer.Option(metavar="DURATION", help="Timeout for the answer.")] = "2m",
+    every: Annotated[bool, typer.Option("--all", help="Ask all cameras and rank their moments.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option("--camera", metavar="PATTERN", help="With --all: only these, like gate-*.")
+        list[str] | None,
+        typer.Option("--camera", metavar="PATTERN", help="With --all: only these, as in gate-*; may be repeated."),
     ] = None,
-    at_once: Annotated[int, typer.Option(min=0, max=32, help="With --all: cameras at the same time; 0 is 8.")] = 0,
+    at_once: Annotated[int, typer.Option(min=0, max=32, help="With --all: cameras asked concurrently; 0: 8.")] = 0,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
@@ -77,11 +78,11 @@ def ask(
     }
     interactive = not (every or question)
     refused = {
-        'no question; write it, as in: sightline ask --all "Was there a red van?"': every and not camera,
-        'no camera; name it, as in: sightline ask gate "Who came in?"': not camera,
-        f"--all asks every camera; leave {camera!r} away, or choose with --camera {camera}": every and question,
-        "a question to all begins no conversation; leave --conversation away": every and conversation,
-        'no question; write it behind the camera, as in: sightline ask gate "Who came in?"': interactive
+        'no question; add one, as in: sightline ask --all "Was there a red van?"': every and not camera,
+        'no camera; name one, as in: sightline ask gate "Who came in?"': not camera,
+        f"--all asks every camera; leave out {camera!r}, or select with --camera {camera}": every and question,
+        "--all supports no conversations; leave out --conversation": every and conversation,
+        'no question; write one after the camera, as in: sightline ask gate "Who came in?"': interactive
         and not sys.stdin.isatty(),
         "--json needs a question on the command line": interactive and json is not None,
     }
@@ -109,8 +110,8 @@ def ask(
 
 
 def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[str, Any], shown: Shown) -> None:
-    """Read questions until the end of input. Ctrl-C cancels an answer, and at the prompt ends the command."""
-    # Arrow keys edit a question and bring former ones back.
+    """Read questions until the end of input. Ctrl-C cancels an answer; at the prompt it ends the command."""
+    # Gives input() line editing and history.
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401
     while True:
@@ -127,7 +128,7 @@ def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[st
         except KeyboardInterrupt:
             print("\nstopped")
         except (CapacityError, ConfigError, NotReadyError, UnavailableError) as error:
-            # The next question may succeed. A conversation ends with its replica: continue without it.
+            # The next question may succeed. A conversation is lost with its replica: continue without it.
             print(f"error: {error}", file=sys.stderr)
             if isinstance(error, NotReadyError):
                 conversation = ""
@@ -135,7 +136,7 @@ def _talk(client: GatewayClient, camera: str, conversation: str, wanted: dict[st
 
 @dataclass(slots=True, kw_only=True)
 class Shown:
-    """Output of an answer and its evidence."""
+    """Prints answers and their evidence."""
 
     explain: bool
     pictures: Path | None
@@ -143,7 +144,7 @@ class Shown:
     _conversation: str = ""
 
     def answer(self, question: str, events: Generator[str | Told, None, None]) -> Told:
-        """Print the pieces as they arrive, then the rest; the call has ended when this returns or raises. Raises
+        """Print the pieces as they arrive, then the evidence; the call is closed when this returns or raises. Raises
         ``SightlineError``: the answer failed, or a file cannot be written."""
         from cluster.wire.memory_wire import Told
 
@@ -171,7 +172,7 @@ class Shown:
 
         screen = console(stderr=True)
         if told.result.degraded:
-            screen.print("[yellow]part of the memory was out of reach; something may be missing from the answer[/]")
+            screen.print("[yellow]part of the memory was unreachable; the answer may be incomplete[/]")
         if remark := remark_on(question, told.result.text):
             screen.print(f"[yellow]{remark}[/]")
         if (screen.is_terminal or self.explain) and told.conversation != self._conversation:
@@ -200,7 +201,7 @@ def moment_lines(told: Told) -> list[tuple[str, str, str]]:
 
 
 def cost_lines(told: Told) -> list[str]:
-    """How far back the answer may look, and its cost."""
+    """Time span that the answer covers, and its cost."""
     from cluster.types import MICROSECONDS
 
     result = told.result
@@ -208,7 +209,7 @@ def cost_lines(told: Told) -> list[str]:
     return [
         f"looks back over {spoken((result.newest - result.oldest) / MICROSECONDS)}",
         f"read {compact(result.tokens_read)} of {compact(result.tokens_held)} tokens{share}, {size(result.bytes_read)}",
-        f"first word after {result.first_token_s:.2f} s, {result.total_s:.2f} s in all",
+        f"first token after {result.first_token_s:.2f} s, {result.total_s:.2f} s in total",
     ]
 
 
@@ -225,7 +226,7 @@ def _print_explanation(told: Told) -> None:
 
 
 def write_pictures(told: Told, folder: Path) -> list[str]:
-    """Write the available pictures, the moment of largest weight first; returns a path or ``""`` per moment. Raises
+    """Write the available pictures; returns a path or ``""`` per moment, in the order of the moments. Raises
     ``SightlineError``: a file cannot be written."""
     from cluster.types import MICROSECONDS
 
@@ -240,7 +241,7 @@ def write_pictures(told: Told, folder: Path) -> list[str]:
 
 
 def as_json(told: Told, files: list[str]) -> dict[str, Any]:
-    """The result as JSON; ``files``: of the pictures, empty when none were requested."""
+    """The result as JSON; ``files``: paths of the pictures, empty if none were requested."""
     from cluster.wire.memory_wire import ago_s
 
     body = asdict(told.result)
@@ -255,8 +256,8 @@ def as_json(told: Told, files: list[str]) -> dict[str, Any]:
 def _show_all(
     events: Generator[CameraTold | AskAllProgress, None, None], *, pictures: Path | None, json: str | None
 ) -> bool:
-    """Print answers as they come, and all moments by rank at the end; Ctrl-C stops the question and shows what came,
-    and then this is false. Raises ``SightlineError``: the question failed, or a file cannot be written."""
+    """Print answers as they arrive, then their moments by rank. Ctrl-C cancels the question, shows what has arrived and
+    makes this return false. Raises ``SightlineError``: the question failed, or a file cannot be written."""
     from cluster.wire.memory_wire import CameraTold, ranked
 
     answers: list[CameraTold] = []
@@ -304,7 +305,7 @@ def _show_all(
     ]
     shown = print_json(json, {"cameras": progress.cameras, "answers": body})
     if not progress.cameras:
-        raise NotReadyError("no camera was asked: there is none, or none that --camera names")
+        raise NotReadyError("no camera was asked: there is none, or none matches --camera")
     if not shown:
         return whole
     rows = [
@@ -316,12 +317,12 @@ def _show_all(
     missing = progress.cameras - progress.answered - progress.empty
     print(f"{progress.answered} of {progress.cameras} cameras answered")
     if progress.empty:
-        print(f"{progress.empty} with no memory of that time: {_reason(answers, empty=True)}", file=sys.stderr)
+        print(f"{progress.empty} have no memory of that time: {_reason(answers, empty=True)}", file=sys.stderr)
     if missing:
         print(f"{missing} did not: {_reason(answers, empty=False) or 'not reached in time'}", file=sys.stderr)
     return whole
 
 
 def _reason(answers: Sequence[CameraTold], *, empty: bool) -> str:
-    """What one of those without an answer says."""
+    """Reason of one of the cameras without an answer."""
     return min((each.error for each in answers if each.error and each.empty is empty), default="")

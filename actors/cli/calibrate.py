@@ -30,17 +30,17 @@ def calibrate(
         float, typer.Option(min=0.0, max=1.0, help="Share of the confirmed incidents that must still open.")
     ] = 1.0,
     since: Annotated[
-        str, typer.Option(metavar="DURATION", help="Scores to count incidents of; they are kept for 2d.")
+        str, typer.Option(metavar="DURATION", help="Period of scores to count incidents in; scores are kept for 2d.")
     ] = "1d",
-    apply: Annotated[bool, typer.Option("--apply", help="Save the proposed thresholds with the camera.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Save the proposed thresholds to the camera.")] = False,
     takeover: Takeover = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Propose a threshold per question from the incidents that were confirmed or rejected.
+    """Propose a threshold per question from confirmed and rejected incidents.
 
-    Shows what each threshold keeps of the confirmed incidents and avoids of the rejected ones, and about how many
-    incidents it would have made. Changes nothing without --apply.
+    Shows how many confirmed incidents each threshold keeps, how many rejected ones it avoids, and about how many
+    incidents it would have opened. Changes nothing without --apply.
 
     $ sightline cameras calibrate gate
 
@@ -54,8 +54,8 @@ def calibrate(
         asked = camera.entry.questions or []
         if not asked:
             raise ConfigError(
-                f"camera {name!r} asks the questions of the whole cluster; give it its own first, where it is "
-                f"defined or with `sightline cameras update {name} -q ID=TEXT`"
+                f"camera {name!r} uses the cluster's questions; give it its own first, where it is defined or with "
+                f"`sightline cameras update {name} -q ID=TEXT`"
             )
         ids = [each.id for each in asked]
         if unknown := set(question or []).difference(ids):
@@ -77,13 +77,13 @@ def calibrate(
             said = ", ".join(f"threshold of {each} is {_digits(threshold)}" for each, threshold in better.items())
             print(f"{name}: {said or 'nothing to change'}")
         elif better:
-            print("save it with the same command and `--apply`")
+            print("repeat the command with `--apply` to save")
 
 
 def _proposals(
     client: GatewayClient, name: str, asked: list[QuestionConfig], since_s: float, keep: float
 ) -> tuple[list[Proposal], list[str]]:
-    """Proposals, and why there is none for a question."""
+    """Proposals, and the reasons for questions without one."""
     from cluster.alerts.calibration import propose_threshold
 
     verdicts = ("confirmed", "rejected")
@@ -94,7 +94,7 @@ def _proposals(
         cooldown_s = timeline.cooldown_s if each.cooldown_s is None else each.cooldown_s
         try:
             bins = timeline.scores.get(each.id, ())
-            # Scores of another wording say nothing of this one's.
+            # Scores of another wording do not apply to this one.
             same = [incident for incident in reviewed if incident.question in ("", each.text)]
             found.append(propose_threshold(each.id, each.threshold, same, bins, keep=keep, cooldown_s=cooldown_s))
         except NotReadyError as error:
@@ -103,7 +103,7 @@ def _proposals(
 
 
 def _digits(threshold: float) -> str:
-    """Three, unless it has more: 0.9995 is not 1.000."""
+    """Three decimals, or all where rounding would change the value: 0.9995 is not 1.000."""
     shown = f"{threshold:.3f}"
     return shown if float(shown) == threshold else str(threshold)
 

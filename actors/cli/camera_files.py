@@ -41,23 +41,22 @@ def apply(
         typer.Option("--file", "-f", metavar="FILE", help="YAML file, folder of such files, or - for standard input."),
     ],
     prune: Annotated[
-        bool, typer.Option("--prune", help="Remove cameras that were applied earlier and are no longer declared.")
+        bool, typer.Option("--prune", help="Remove cameras that were applied earlier and are no longer in the files.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change without changing it.")] = False,
     manager: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Name of this set of files; other sets cannot change its cameras."),
+        typer.Option(metavar="NAME", help="Name for this set of files; other managers cannot change its cameras."),
     ] = "file",
     force: Annotated[bool, typer.Option("--force", help="Add cameras even if capacity is exceeded.")] = False,
     takeover: Takeover = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Make the cluster's cameras those of a file: new ones are added, others changed while they run.
+    """Apply camera files: add new cameras, and change the others while they run.
 
-    The file holds a `cameras:` list as in a configuration, or Camera resources. The cluster remembers which cameras
-    came this way, and whoever else wants to change them is told so. Where a camera of the file belongs to somebody
-    else, nothing at all is changed.
+    A file has a `cameras:` list as in a configuration, or Camera resources. The cluster records the manager of each
+    camera and refuses changes by others. If one camera in the files belongs to another manager, nothing is changed.
 
     $ sightline cameras apply -f cameras.yaml --dry-run
 
@@ -69,7 +68,7 @@ def apply(
     from cluster.kubernetes.resource import read_cameras
 
     if manager_from_outside(manager) == CLUSTER:
-        raise ConfigError("--manager must not be 'cluster', which is the command line's own name; take another")
+        raise ConfigError("--manager must not be 'cluster', which is reserved for `cameras add`; choose another")
     entries = read_cameras("standard input", _standard_input()) if file == "-" else read_cameras(Path(file))
     screen = console(stderr=json == "-")
     errors: dict[str, str] = {}
@@ -108,17 +107,17 @@ def apply(
         names = ", ".join(f"{change.name} ({change.owner})" for change in conflicts)
         raise ManagedElsewhereError(f"nothing was changed; these belong to other managers: {names}; see --takeover")
     what = "would change" if dry_run else "changed"
-    screen.print(f"{plural(done, 'camera')} {what}, {same} as they were")
+    screen.print(f"{plural(done, 'camera')} {what}, {same} unchanged")
     if errors:
         raise SightlineError(f"{plural(len(errors), 'camera')} could not be changed: {', '.join(errors)}")
 
 
 def _standard_input() -> str:
     try:
-        # Whatever the locale says, as files are read.
+        # UTF-8 in every locale, as for files.
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError:
-        raise ConfigError("standard input: is not a text in UTF-8; cameras are YAML") from None
+        raise ConfigError("standard input is not UTF-8 text; cameras are YAML") from None
 
 
 def _carry_out(
@@ -142,12 +141,10 @@ def export(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Cameras; default all.")] = None,
     output: Output = None,
     manager: Annotated[str | None, typer.Option(metavar="NAME", help="Only the cameras of this manager.")] = None,
-    secrets: Annotated[
-        bool, typer.Option("--secrets", help="Write passwords instead of references to variables.")
-    ] = False,
+    secrets: Annotated[bool, typer.Option("--secrets", help="Write passwords instead of variable references.")] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
-    """Write cameras as a file for `apply`, or to standard output, with a variable for each secret of a source.
+    """Write cameras to a file for `apply`, or to standard output, with a variable for each secret in a source.
 
     $ sightline cameras export -o cameras.yaml
     """
@@ -166,7 +163,7 @@ def export(
             entry, named = with_variables(entry, variables)
             variables |= dict.fromkeys(named, camera.entry.name)
         entries.append(entry)
-    comments = [f"Set {variable} to the password of camera {name}, escaped." for variable, name in variables.items()]
+    comments = [f"Set {variable} to camera {name}'s password, URL-escaped." for variable, name in variables.items()]
     text = as_yaml(entries, comments)
     if output is None:
         sys.stdout.write(text)
@@ -192,22 +189,21 @@ def _literal(value: object) -> dict[str, object]:
 
 def discover(
     network: Annotated[str, typer.Argument(metavar="NETWORK", help="IPv4 network, like 10.0.0.0/24.")],
-    user: Annotated[str, typer.Option(metavar="NAME", help="The cameras' user.")] = "",
+    user: Annotated[str, typer.Option(metavar="NAME", help="User name on the cameras.")] = "",
     output: Output = None,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
-    """Search a network for ONVIF cameras and list their streams, with --output as a file for `apply`; nothing is added.
+    """Search a network for ONVIF cameras and list their streams; --output writes a file for `apply`. Adds nothing.
 
-    The network must be within `security.discovery_networks`. The password of --user is read from the variable
-    CAMERA_PASSWORD, or asked for. Files refer to CAMERA_PASSWORD_ESCAPED: the same password percent-escaped, as it
-    must be in an address.
+    The network must be within `security.discovery_networks`. The password of --user is read from CAMERA_PASSWORD or
+    prompted for. The file refers to CAMERA_PASSWORD_ESCAPED: the same password, percent-escaped as URLs require.
 
     $ sightline cameras discover 10.0.0.0/24 --user viewer -o found.yaml && sightline cameras apply -f found.yaml
     """
     password = os.environ.get(PASSWORD, "") if user else ""
     if user and not password:
         if not sys.stdin.isatty():
-            raise ConfigError(f"nobody is there to ask for the password of {user!r}; set {PASSWORD}")
+            raise ConfigError(f"no terminal to ask for the password of {user!r}; set {PASSWORD}")
         password = typer.prompt("Password", hide_input=True, err=True)
     found: list[DiscoveredCamera] = []
     with connect(gateway) as client, Progress(f"searching {network}") as progress:
@@ -222,20 +218,20 @@ def discover(
             rate = f" at {stream.fps:g} fps" if stream.fps else ""
             print(f"  {stream.profile}: {stream.codec} {stream.width}x{stream.height}{rate}  {stream.source}")
     if not found:
-        print("no ONVIF camera answers")
+        print("no ONVIF camera answered")
     if output is not None:
         written = _document(found, user).encode()
         save(output, [written], len(written), str(output))
 
 
 def _document(found: list[DiscoveredCamera], user: str) -> str:
-    """The first stream of each camera, others as comments."""
+    """A file for `apply` with the first stream of each camera; its other streams are comments."""
     from urllib.parse import quote
 
     import yaml
 
     credentials = f"{quote(user, safe='')}:${{{ESCAPED}}}@" if user else ""
-    lines = ["# Keep, rename and edit what is to be added."]
+    lines = ["# Keep, rename and edit the cameras to add."]
     if user:
         lines += [f"# Set {ESCAPED} to the cameras' password, percent-escaped:", f"#   {HOW_TO_ESCAPE}"]
     lines.append("cameras:" if any(camera.streams for camera in found) else "cameras: []")

@@ -37,10 +37,10 @@ app.command("calibrate")(calibrate)
 app.command("discover")(camera_files.discover)
 
 CONNECT_S = 8.0
-"""Seconds that `add` waits for what becomes of the source: more than source.connect_timeout_s."""
+"""Seconds that `add` waits for the source to connect or fail: more than source.connect_timeout_s."""
 
 UNANSWERED = 3
-"""Exit code of `add` for a camera that is added and does not answer."""
+"""Exit code of `add` if the camera was added but its source does not answer."""
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the camera.")]
 
@@ -60,29 +60,29 @@ def add(
         list[str] | None,
         typer.Option(
             metavar="'X,Y X,Y X,Y'",
-            help="Privacy mask: corners as shares of the picture's width and height, 0..1 from the "
-            "top left; may be repeated. Blacked out before any processing.",
+            help="Privacy mask, blacked out before any processing: polygon corners as fractions of picture width and "
+            "height from the top left; may be repeated.",
         ),
     ] = None,
     zone: Annotated[
         list[str] | None,
         typer.Option(
             metavar="'X,Y X,Y X,Y'",
-            help="Part of the picture that is outlined for the model; questions name the first the red zone, then "
-            "yellow, blue, green. Written as --mask; may be repeated.",
+            help="Zone outlined for the model, written like --mask; questions call them the red, yellow, blue and "
+            "green zone, in this order. May be repeated.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Add it even if capacity is exceeded.")] = False,
-    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for what becomes of its source.")] = False,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Do not wait for the source to connect.")] = False,
     settings: Settings = None,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Add a camera; it starts at once. Where its source does not answer within 8 s, says why and ends with exit code 3:
-    it is added, and tried again.
+    """Add a camera and start it. If its source does not answer within 8 s, prints the reason and exits with code 3: the
+    camera stays, and the source is retried.
 
-    Says who answers it, how often and how soon; at which quality, where the replicas are full; or refuses it and says
-    what is missing, in cameras like it and in replicas.
+    Prints the camera's replica, window rate and expected lag, and its quality if replicas are full. A camera beyond
+    capacity is refused, with the shortfall in such cameras and in replicas.
 
     $ sightline cameras add gate rtsp://10.0.0.11/stream1 -q "fence@0.6=Is anyone climbing the fence?"
 
@@ -109,13 +109,13 @@ def add(
                 time.sleep(CONNECT_S / 40)
                 status = client.camera_get(name)
         except UnavailableError:
-            # It is added, also where the gateway is gone a moment later.
+            # The camera is added even if the gateway has become unreachable since.
             waits = False
     if print_json(json, status):
         print(f"{name}: {status.state}" + (f", {status.reason}" if status.reason else ""))
         print(expectation(status))
     if waits and status.state in ("connecting", "backoff", "error"):
-        print(f"{name} is added but does not answer: {redact(status.reason) or status.state}", file=sys.stderr)
+        print(f"{name} was added, but does not answer: {redact(status.reason) or status.state}", file=sys.stderr)
         raise typer.Exit(UNANSWERED)
 
 
@@ -130,10 +130,10 @@ def update(
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Change a camera while it runs; what is not given stays as it is.
+    """Change a running camera; what is not given stays as it is.
 
-    Questions, priority, window and memory change with the camera's window and memory kept. Another source, sampling,
-    pruning, other privacy masks or zones begin its window anew; what it remembers stays.
+    Changes of questions, priority, window or memory keep the camera's window and memory. A new source, sampling,
+    pruning, privacy masks or zones restart its window and keep its memory.
 
     $ sightline cameras update gate -q "fence@0.7=Is anyone climbing the fence?"
 
@@ -158,17 +158,16 @@ def update(
         )
     if print_json(json, status):
         print(f"{name}: changed")
-        # What the scheduler counts with of one that sends nothing is next to nothing.
+        # For a camera that sends nothing the scheduler's estimate is close to zero.
         if status.state == "running":
             print(expectation(status))
 
 
 @app.command("pause")
 def pause(name: Name, takeover: Takeover = False, gateway: Gateway = DEFAULT_GATEWAY) -> None:
-    """Stop a camera without forgetting it: neither connected nor decoded nor asked until `cameras resume`.
+    """Stop a camera but keep its memory: it is neither connected, decoded nor asked until `cameras resume`.
 
-    One that came from files with `cameras apply` stays theirs: the next `apply` of files without `paused: true` resumes
-    it.
+    A camera managed by `cameras apply` stays so: the next `apply` without `paused: true` in its file resumes it.
 
     $ sightline cameras pause gate
     """
@@ -189,10 +188,10 @@ def _set_paused(name: str, paused: bool, takeover: bool, gateway: str) -> None:
 
     with connect(gateway) as client:
         [camera] = client.cameras_export([name])
-        # As files have it: one that is not paused is the same for them as before.
+        # Files omit `paused` unless it is true: a resumed camera then equals its file again.
         settings = {key: value for key, value in settings_of(camera.entry).items() if key != "paused"}
         manager = "" if takeover or camera.manager in (CONFIGURATION, KUBERNETES) else camera.manager
-        # The source as it is shown: the cluster keeps its secrets.
+        # The source as exported, redacted: the cluster fills in its secrets.
         client.camera_update(
             name,
             str(camera.entry.source),
@@ -207,13 +206,13 @@ def _set_paused(name: str, paused: bool, takeover: bool, gateway: str) -> None:
 @app.command("test")
 def try_source(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="Address, or a file the cluster can read.")],
-    name: Annotated[str, typer.Option(metavar="NAME", help="The camera that has it or would get it.")] = "test",
+    name: Annotated[str, typer.Option(metavar="NAME", help="Camera that has or would get the source.")] = "test",
     output: Output = None,
     settings: Settings = None,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
-    """Open a source for some seconds as a camera would and say what it sends, without adding a camera; with --output
-    save a picture, as the model would see it.
+    """Open a source for a few seconds as a camera would and report what it sends, without adding a camera; --output
+    saves a picture as the model would see it.
 
     $ sightline cameras test rtsp://10.0.0.11/stream1 -o gate.jpg
     """
@@ -229,12 +228,12 @@ def try_source(
 
 @app.command("list")
 def list_cameras(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep the table up to date until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh the table until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between updates with --watch.")] = 1.0,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Show every camera: state and reason, picture and cue, windows, tokens, latency, last answers.
+    """List cameras: state and reason, picture and cue, windows, tokens, latency, last answers.
 
     $ sightline cameras list --watch
 
@@ -249,22 +248,22 @@ def list_cameras(
             return
         screen = console()
 
-        def picture() -> Group:
+        def table() -> Group:
             cameras = client.cameras_list()
             if not cameras:
                 return Group(f"no cameras{of_token()}; add one with `sightline cameras add`")
             return Group(cameras_table(cameras, screen.width), *map(Text, reasons(cameras)))
 
-        def pictures() -> Iterator[Group]:
+        def tables() -> Iterator[Group]:
             while True:
-                yield picture()
+                yield table()
                 time.sleep(interval)
 
         if not watch:
-            screen.print(picture())
+            screen.print(table())
             return
         with Live("", console=screen, auto_refresh=False) as live:
-            for each in reconnecting(client, pictures):
+            for each in reconnecting(client, tables):
                 live.update(each, refresh=True)
 
 
@@ -273,10 +272,10 @@ def picture(
     name: Name,
     output: Output = None,
     kept: Annotated[bool, typer.Option("--kept", help="Darken the patches that the model does not see.")] = False,
-    width: Annotated[int, typer.Option(min=0, help="Pixels; 0 is the model's input size.")] = 0,
+    width: Annotated[int, typer.Option(min=0, help="Width in pixels; 0: the model's input size.")] = 0,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
-    """Save a camera's newest picture (NAME.jpg), as the model sees it: after privacy masks, in its size.
+    """Save a camera's newest picture (NAME.jpg) as the model sees it: with privacy masks, at its input size.
 
     $ sightline cameras picture gate -o gate.jpg --kept
     """

@@ -7,7 +7,7 @@ import typer
 from actors.cli.options import Config, Json
 from actors.cli.output import plural, print_json
 
-app = typer.Typer(no_args_is_help=True, help="Check configuration files; print the schema they follow.")
+app = typer.Typer(no_args_is_help=True, help="Check configuration files; print their schema.")
 
 
 @app.command("check")
@@ -17,7 +17,7 @@ def check(
 ) -> None:
     """Validate a configuration; list every problem with line, key and remedy.
 
-    Nothing is started and no model is loaded. Exit code 2 when something is wrong.
+    Starts nothing and loads no model. Exits with code 2 if there is a problem.
 
     $ sightline config check -c configs/minimal.yaml
     """
@@ -51,7 +51,7 @@ def print_schema() -> None:
 
 @app.command("crd")
 def print_crd() -> None:
-    """Print the definition of the Kubernetes resource Camera, for `kubectl apply -f -`.
+    """Print the CustomResourceDefinition of Camera, for `kubectl apply -f -`.
 
     $ sightline config crd > cameras.yaml
     """

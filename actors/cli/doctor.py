@@ -1,5 +1,4 @@
-"""``sightline doctor``: what of this machine, or of a running cluster, is wrong, and what to do about it; and
-``sightline version``."""
+"""``sightline doctor``: diagnoses this machine or a running cluster and suggests remedies; ``sightline version``."""
 
 from __future__ import annotations
 
@@ -29,19 +28,19 @@ WAIT_S = 5.0
 
 def doctor(
     config: Annotated[
-        Path | None, typer.Option("--config", "-c", metavar="FILE", help="Configuration that the machine shall run.")
+        Path | None, typer.Option("--config", "-c", metavar="FILE", help="Configuration that this machine is to run.")
     ] = None,
     settings: Settings = None,
     state: State = "",
     gateway: Annotated[
-        str, typer.Option("--gateway", "-g", metavar="HOST:PORT", help="Check the running cluster of this gateway.")
+        str, typer.Option("--gateway", "-g", metavar="HOST:PORT", help="Check the running cluster behind this gateway.")
     ] = "",
     json: Json = None,
 ) -> None:
     """Check this machine: versions, GPU driver, NVDEC, disk, folders, clock, ports, Redis, model. Starts nothing. With
-    --gateway check a running cluster: cameras, quality, windows, replicas, memory's tiers, alerts and their sinks.
+    --gateway, check a running cluster: cameras, quality, windows, replicas, memory tiers, alerts and their sinks.
 
-    Exit code 1 when something is wrong; a warning leaves it 0.
+    Exits with code 1 if something is wrong; warnings alone leave it 0.
 
     $ sightline doctor -c configs/minimal.yaml
 
@@ -54,7 +53,7 @@ def doctor(
 
     if gateway:
         if config is not None or settings:
-            raise ConfigError("--gateway looks at a running cluster, --config and --set at this machine: give one")
+            raise ConfigError("--gateway checks a running cluster, --config and --set this machine; give one of them")
         with connect(gateway) as client:
             found = list(cluster_findings(client))
     else:
@@ -68,7 +67,7 @@ def doctor(
 
 
 def findings(config: SightlineConfig) -> Iterator[Finding]:
-    """Every check, in order."""
+    """Findings of every check of this machine, in order."""
     from actors.preflight import cautions, check_folders, check_ray, check_settings, free_ports
     from cluster.config.memory import held_text
     from cluster.config.root import every_camera
@@ -90,14 +89,14 @@ def findings(config: SightlineConfig) -> Iterator[Finding]:
     memory, token = every_camera(config).memory, config.memory.token_bytes(config.model)
     if memory.enabled and token and config.engine == "native":
         yield Finding("memory.cap", "ok", held_text(memory.cap or 0, token))
-    yield from (Finding.said("caution", "warning", sentence) for sentence in cautions(config))
+    yield from (Finding.from_message("caution", "warning", sentence) for sentence in cautions(config))
 
 
 def _checked(what: str, good: str, check: Callable[[], object]) -> Finding:
     try:
         check()
     except SightlineError as error:
-        return Finding.said(what, "wrong", error)
+        return Finding.from_message(what, "wrong", error)
     return Finding(what, "ok", good)
 
 
@@ -113,7 +112,7 @@ def version() -> None:
 
 
 def _installed() -> dict[str, str | None]:
-    """Versions of our main dependencies."""
+    """Versions of the main dependencies; ``None``: not installed."""
     found: dict[str, str | None] = {}
     for package in ("torch", "transformers", "av", "ray", "grpcio"):
         try:
@@ -138,9 +137,9 @@ def _gpu(config: SightlineConfig) -> Iterator[Finding]:
 
     device = config.model.device
     asked = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
-    driver = "; ".join(_said(*asked).splitlines())
+    driver = "; ".join(_output_of(*asked).splitlines())
     if device.startswith("cuda") and config.engine != "simulated":
-        # A driver is not enough, and a container may have no nvidia-smi.
+        # A driver alone is not enough, and a container may lack nvidia-smi.
         found = _checked("GPU driver", driver or f"torch works on {device}", partial(find_device, device))
         remedy = found.remedy and "install NVIDIA's driver and a build of torch with CUDA, or model.device: cpu"
         yield found._replace(remedy=remedy)
@@ -152,18 +151,18 @@ def _gpu(config: SightlineConfig) -> Iterator[Finding]:
     except NvdecError as error:
         wishes = {config.cluster.decode, *(camera.decode for camera in config.cameras)}
         state = "wrong" if "cuda" in wishes else "warning" if "auto" in wishes and not error.absent else "ok"
-        remedy = "" if state == "ok" else "give the container the capability video, or cluster.decode: cpu"
+        remedy = "" if state == "ok" else "give the container the driver capability video, or set cluster.decode: cpu"
         yield Finding("NVDEC", state, f"not used: {error}", remedy)
 
 
 def _disks(config: SightlineConfig) -> Iterator[Finding]:
-    """Free room of each disk that is written to; of several folders on one, those that grow most are named."""
+    """Free space of each disk that is written to, named by its fastest-growing folder."""
     from actors.preflight import named_folders
     from cluster.alerts.dispatcher import LEAST_FREE_BYTES
 
     seen: set[int] = set()
     for key, folder in (named_folders(config) or {"--state": Path()}).items():
-        # Path.exists raises where this user may not look; "folders" says so.
+        # Path.exists raises without permission to look; the check "folders" reports that.
         there = next(each for each in (folder, *folder.resolve().parents) if os.path.exists(each))  # noqa: PTH110
         disk = there.stat().st_dev
         if disk in seen:
@@ -171,22 +170,22 @@ def _disks(config: SightlineConfig) -> Iterator[Finding]:
         seen.add(disk)
         free = shutil.disk_usage(there).free
         short = free <= LEAST_FREE_BYTES
-        remedy = f"make room, or choose another {key}; clips stop below clips.keep_free" if short else ""
+        remedy = f"free some space, or choose another {key}; clips stop below clips.keep_free" if short else ""
         yield Finding("disk", "warning" if short else "ok", f"{size(free)} free for {folder}", remedy)
 
 
 def _clock() -> Finding:
-    synchronised = _said("timedatectl", "show", "-p", "NTPSynchronized", "--value")
+    synchronised = _output_of("timedatectl", "show", "-p", "NTPSynchronized", "--value")
     if synchronised == "yes":
         return Finding("clock", "ok", "synchronised")
     if synchronised == "no":
-        return Finding("clock", "warning", "not synchronised", "run chrony or systemd-timesyncd: incidents carry times")
-    remedy = "make sure that it is: incidents carry times"
-    return Finding("clock", "warning", "whether it is synchronised cannot be seen here", remedy)
+        return Finding("clock", "warning", "not synchronised", "run chrony or systemd-timesyncd for correct timestamps")
+    remedy = "check it on the host: incidents are timestamped"
+    return Finding("clock", "warning", "cannot tell whether it is synchronised", remedy)
 
 
 def redis_finding(config: SightlineConfig) -> Finding:
-    """Whether the Redis server of ``tiers.redis_url`` answers and is set up for memories."""
+    """Whether the Redis server of ``tiers.redis_url`` answers and is configured to store memories."""
     import redis
 
     from cluster.control.fleet_settings import room_shortage
@@ -196,7 +195,7 @@ def redis_finding(config: SightlineConfig) -> Finding:
     shown = str(SourceAddress(url))
     try:
         client = redis.Redis.from_url(url, socket_timeout=WAIT_S, socket_connect_timeout=WAIT_S)
-        # Not CONFIG, which whoever rents a server out does not let others use.
+        # Not CONFIG, which hosted Redis services disable.
         told: Any = client.info()
     except redis.RedisError as error:
         return Finding("Redis", "wrong", f"{shown}: {error}", "start it, or correct tiers.redis_url")
@@ -208,14 +207,14 @@ def redis_finding(config: SightlineConfig) -> Finding:
         return Finding("Redis", "wrong", f"{shown} is in cluster mode, which is not supported", remedy)
     if "allkeys" in policy and most:
         for sentence in room_shortage(config, f"maxmemory of {shown}", most):
-            return Finding.said("Redis", "warning", sentence)
+            return Finding.from_message("Redis", "warning", sentence)
         return Finding("Redis", "ok", f"{shown} evicts by {policy}")
-    remedy = "set maxmemory and maxmemory-policy allkeys-lru: otherwise it refuses memories when full, or is killed"
+    remedy = "set maxmemory and maxmemory-policy allkeys-lru: otherwise it rejects writes when full, or is OOM-killed"
     return Finding("Redis", "warning", f"{shown} has maxmemory {most} and maxmemory-policy {policy}", remedy)
 
 
-def _said(*command: str) -> str:
-    """Output of a program; empty where there is none or it fails."""
+def _output_of(*command: str) -> str:
+    """Standard output of a command; empty if it is missing or fails."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=WAIT_S, env={**os.environ, "LC_ALL": "C"}

@@ -1,4 +1,4 @@
-"""``sightline doctor --gateway``: what is wrong with a running cluster, as its gateway says, and what to do."""
+"""``sightline doctor --gateway``: problems of a running cluster as its gateway reports them, with remedies."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ class Finding(NamedTuple):
     remedy: str = ""
 
     @classmethod
-    def said(cls, what: str, state: str, sentence: object, remedy: str = "") -> Finding:
-        """Of a sentence with the problem and, behind a semicolon, its fix."""
-        found, _, fix = str(sentence).partition("; ")
+    def from_message(cls, what: str, state: str, message: object, remedy: str = "") -> Finding:
+        """From a message ``problem; fix``; ``remedy``: for one without a fix."""
+        found, _, fix = str(message).partition("; ")
         return cls(what, state, found, fix or remedy)
 
 
 def cluster_findings(client: GatewayClient) -> Iterator[Finding]:
-    """Every check, in order; ``wrong`` with the reason where the gateway does not answer one."""
+    """Findings of every check, in order; a check that the gateway does not answer is ``wrong``, with the reason."""
     try:
         cameras = client.cameras_list()
     except SightlineError as error:
-        yield Finding.said("gateway", "wrong", error, "start it, or name its address")
+        yield Finding.from_message("gateway", "wrong", error, "start it, or name its address")
         return
     yield Finding("gateway", "ok", f"answers at {client.address}")
     yield from camera_findings(cameras)
@@ -73,13 +73,13 @@ def _asked(what: str, ask: Callable[[], Iterator[Finding]]) -> Iterator[Finding]
     try:
         yield from ask()
     except SightlineError as error:
-        yield Finding(what, "wrong", str(error), "see the log of the process that is named, or use another token")
+        yield Finding(what, "wrong", str(error), "see the log of the named process, or use another token")
 
 
 def camera_findings(cameras: Sequence[CameraStatus]) -> Iterator[Finding]:
-    """Cameras without pictures, at reduced quality, losing windows, or decoded elsewhere than wished."""
+    """Cameras without pictures, at reduced quality, losing windows, or decoded on another device than configured."""
     if not cameras:
-        yield Finding("cameras", "warning", "there is none", "sightline cameras add NAME SOURCE")
+        yield Finding("cameras", "warning", "none", "sightline cameras add NAME SOURCE")
         return
     from cluster.types.cameras import NOT_ASKED
 
@@ -90,14 +90,14 @@ def camera_findings(cameras: Sequence[CameraStatus]) -> Iterator[Finding]:
         if (said := [f"{each.name}: {redact(each.reason or each.state)}" for each in cameras if each.state in states])
     ]
     yield from silent or [Finding("cameras", "ok", text)]
-    # Outside the hours of all its questions a camera runs as it is meant to.
+    # A camera outside the hours of all its questions runs as intended.
     running = [each for each in cameras if each.state == "running" and each.reason not in ("", NOT_ASKED)]
     shed = [each.name for each in cameras if each.rung == "shed"]
     lowered = [each.name for each in cameras if each.rung not in ("full", "shed")]
     quality = [f"{what}: {_named(names)}" for what, names in (("not answered", shed), ("lowered", lowered)) if names]
     done = sum(each.windows_done + each.windows_gated for each in cameras)
     dropped = sum(each.windows_dropped + each.windows_lost for each in cameras)
-    lost = f"{dropped} of {done + dropped} windows were dropped or lost since the cameras began"
+    lost = f"{dropped} of {done + dropped} windows were dropped or lost since the cameras started"
     yield from _any(
         ("running cameras", "warning", [f"{each.name}: {redact(each.reason)}" for each in running], STATES),
         ("quality", "wrong" if shed else "warning", quality, LOWERED),
@@ -106,16 +106,16 @@ def camera_findings(cameras: Sequence[CameraStatus]) -> Iterator[Finding]:
 
 
 def replica_findings(replicas: Sequence[ReplicaStatus]) -> Iterator[Finding]:
-    """None at all, engines that answer nothing, windows that wait, drained ones, and tiers that do not work."""
+    """Missing, failing, overloaded and drained replicas, and failing memory tiers."""
     if not replicas:
-        yield Finding("replicas", "wrong", "none is ready", "see the replicas' logs: model, memory of the GPU")
+        yield Finding("replicas", "wrong", "none is ready", "see the replicas' logs: model, GPU memory")
         return
     failing = [f"{each.name}: {each.trouble}" for each in replicas if each.trouble]
-    behind = [f"{each.name}: {each.backlog_s:.0f} s of windows wait" for each in replicas if each.backlog_s > BEHIND_S]
+    behind = [f"{each.name}: backlog of {each.backlog_s:.0f} s" for each in replicas if each.backlog_s > BEHIND_S]
     drained = [each.name for each in replicas if each.draining]
     fullest = max(each.utilisation for each in replicas)
     without = sorted({redact(each.memory) for each in replicas if each.memory})
-    remedy = "see SightlineTierDown in docs/operations.md; memories wait in the tier above meanwhile"
+    remedy = "see SightlineTierDown in docs/operations.md; until then memories wait in the tier above"
     yield from _any(
         ("replicas", "wrong", failing, "see that replica's log; Serve restarts one that hangs"),
         ("replicas", "wrong", behind, "add replicas, or lengthen window.stride_s"),
@@ -125,26 +125,26 @@ def replica_findings(replicas: Sequence[ReplicaStatus]) -> Iterator[Finding]:
 
 
 def alert_findings(outbox: Outbox) -> Iterator[Finding]:
-    """The alerts' folder, and sinks that take nothing."""
+    """The alerts' folder, and failing sinks."""
     if outbox.trouble:
         found = f"not on disk: {redact(outbox.trouble)} ({outbox.unwritten} alerts in memory)"
-        yield Finding("alerts", "wrong", found, "make room in alerts.folder, or make it writable")
+        yield Finding("alerts", "wrong", found, "free some space in alerts.folder, or make it writable")
     elif outbox.lost:
         yield Finding("alerts", "wrong", f"{outbox.lost} alerts were lost", ALERTS_LOST)
     else:
         yield Finding("alerts", "ok", f"kept; {plural(len(outbox.sinks), 'sink')}")
     if outbox.disk and not outbox.trouble:
-        yield Finding("disk", "warning", f"{size(outbox.free_bytes)} free for incidents", f"make room: {outbox.disk}")
-    # Those that are on disk now: a sink's own count goes on after they were sent again, and restarts with alerting.
+        yield Finding("disk", "warning", f"{size(outbox.free_bytes)} free for incidents", f"free space: {outbox.disk}")
+    # Dead letters now on disk: a sink's own counter does not shrink when they are resent, and restarts with alerting.
     dead = Counter(letter.sink for letter in outbox.dead)
     for name, lane in outbox.sinks.items():
         if lane.trouble or dead[name]:
-            found = redact(lane.trouble) or f"{dead[name]} alerts refused for good"
+            found = redact(lane.trouble) or f"{dead[name]} alerts permanently refused"
             yield Finding(f"sink {name}", "wrong", f"{lane.kind}: {found}", RESEND)
 
 
 def _any(*rows: tuple[str, str, Sequence[str], str]) -> list[Finding]:
-    """A finding of each row of which there are any lines."""
+    """A finding for each row that has lines."""
     return [Finding(what, state, _named(lines), remedy) for what, state, lines, remedy in rows if lines]
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def ladder(
-    results: Annotated[Path, typer.Argument(metavar="FILE", help="Written by `sightline eval accuracy --json`.")],
+    results: Annotated[Path, typer.Argument(metavar="FILE", help="Results of `sightline eval accuracy --json`.")],
     model: Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder of the checkpoint.")] = "demo",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Default: ladder.json in the model's folder.")
@@ -48,7 +48,7 @@ def ladder(
 
     place = out or Path(locate(model)) / FILE
     if not place.parent.is_dir():
-        raise ConfigError(f"there is no folder {place.parent}; name the folder of the checkpoint, or --out FILE")
+        raise ConfigError(f"there is no folder {place.parent}; name the checkpoint's folder, or give --out FILE")
     found = build_ladder(read_accuracy_results(results))
     found.save(place)
     screen = console()
@@ -65,10 +65,10 @@ def ladder(
 app = typer.Typer(no_args_is_help=True, help="Measure accuracy on labelled footage.")
 
 Checkpoint = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a checkpoint with a sightline.json.")]
-ValidationScenes = Annotated[Path, typer.Option(metavar="DIR", help="Validation scenes, never those it is judged on.")]
-WorkFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where unfinished work is kept.")]
+ValidationScenes = Annotated[Path, typer.Option(metavar="DIR", help="Validation scenes, never the test scenes.")]
+WorkFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for resumable work.")]
 
-# Scenes made by default: two of every kind and two without an event, and five times as many.
+# Scenes made by default: two per event kind and two without an event; in full runs five times as many.
 QUICK_SCENES, SCENES = 14, 70
 MOST_JOBS = 8
 
@@ -76,18 +76,18 @@ MOST_JOBS = 8
 @app.command("accuracy")
 def accuracy(
     scenes: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Made by `sightline scenes make`. Default: test scenes are made.")
+        Path | None, typer.Option(metavar="DIR", help="Output of `sightline scenes make`. Default: make test scenes.")
     ] = None,
     dataset: Annotated[Path | None, typer.Option(metavar="DIR", help="Your own footage, see --layout.")] = None,
     layout: Annotated[str, typer.Option(help="Directory layout of --dataset: ucf-crime or scenes.")] = "ucf-crime",
     validation: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Scenes to choose settings (and missing thresholds) on.")
+        Path | None, typer.Option(metavar="DIR", help="Scenes on which to choose settings and missing thresholds.")
     ] = None,
     count: Annotated[int | None, typer.Option("--count", "-n", metavar="N", min=1, help="Scenes to make.")] = None,
-    seed: Annotated[int, typer.Option(metavar="S", help="Which scenes to make.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="S", help="Seed of the scenes to make.")] = 0,
     model: Model = "demo",
     settings: Annotated[
-        str | None, typer.Option(help="basic, quick, systems, sweeps, standard, full or ladder: what is compared.")
+        str | None, typer.Option(help="What to compare: basic, quick, systems, sweeps, standard, full or ladder.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few scenes, quick settings: under five minutes.")] = False,
     window: Window = None,
@@ -95,7 +95,7 @@ def accuracy(
     fps: Fps = None,
     anchor_interval: AnchorInterval = None,
     consecutive: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Positive windows in a row that make a video positive.")
+        int, typer.Option(metavar="N", min=1, help="Consecutive positive windows that make a video positive.")
     ] = 2,
     device: Device = "cpu",
     dtype: Dtype = "float32",
@@ -103,10 +103,10 @@ def accuracy(
     json: Json = None,
     out: OutFolder = Path("out/accuracy"),
 ) -> None:
-    """Precision, recall and F1 of every pruning and refresh policy beside what they cost, against full computation.
+    """Measure precision, recall, F1 and cost of every pruning and refresh policy against full computation.
 
-    Every clip runs through the live code path: demuxer, decoder, pruner, engine. Interrupted, it goes on where it was
-    when run again with the same --out.
+    Every clip runs through the live code path: demuxer, decoder, pruner, engine. To resume an interrupted run, repeat
+    it with the same --out.
 
     $ sightline eval accuracy --quick
 
@@ -158,7 +158,7 @@ def calibrate(
     jobs: Jobs = None,
     out: WorkFolder = Path("out/calibrate"),
 ) -> None:
-    """Fit a model's score and threshold on validation scenes, in full computation, and write them into its folder.
+    """Calibrate a model's scores and threshold on validation scenes with full computation; written to its folder.
 
     $ sightline eval calibrate out/train/model --scenes out/validation
     """
@@ -185,8 +185,8 @@ def profile(
     device: Device = "cpu",
     out: WorkFolder = Path("out/profile"),
 ) -> None:
-    """Measure what each layer has to compute again where KV is reused (VLCache's profile), and write it into the
-    model's folder.
+    """Measure the share of reused tokens that each layer must recompute (VLCache's profile); written to the model's
+    folder.
 
     $ sightline eval profile out/train/model --scenes out/validation
     """
@@ -200,7 +200,7 @@ def profile(
     shares = [round(share, 4) for share in layer_profile(errors)]
     write_settings(model, {"layer_profile": shares})
     told = ", ".join(f"{error:.3f}" for error in errors)
-    text = f"error in logits, refreshed up to each depth: {told}; shares per layer {shares}, written to {model}"
+    text = f"logit error, refreshed up to each depth: {told}; shares per layer {shares}, written to {model}"
     console().print(text, markup=False)
 
 
@@ -211,7 +211,7 @@ app.command("ladder")(ladder)
 def _validation(
     model: Path, scenes: Path, device: str, out: Path
 ) -> tuple[ModelSpec, VisionLanguageModel, WindowShape, Dataset]:
-    """A checkpoint and the scenes to fit it on, in its own window."""
+    """A checkpoint, its window shape, and the validation scenes to fit it on."""
     from cluster.lab.evaluation.datasets import check_validation
     from cluster.lab.evaluation.report import check_questions
     from cluster.lab.evaluation.work import ModelSpec
@@ -237,8 +237,8 @@ def window_shape(
     fps: float | None = None,
     anchor_interval: float | None = None,
 ) -> WindowShape:
-    """The requested window, else the model's training window, else CodecSight's for footage and the demo's for scenes;
-    the default stride is a fifth of the window."""
+    """The requested window, else the model's training window, else CodecSight's for footage and the demo's for scenes.
+    The default stride is a fifth of the window."""
     from cluster.lab.evaluation.settings import WindowShape
 
     if 0 in (window, stride, fps, anchor_interval):
@@ -264,7 +264,7 @@ def _check_run(model: str, out: Path, json: str | None) -> None:
     check_json_target(json)
     check_model(model)
     if "/" not in model or Path(model).is_dir():
-        # Nothing is downloaded, and Hugging Face's progress bars would break up ours.
+        # Nothing is downloaded, and Hugging Face's progress bars would interleave with ours.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
@@ -273,7 +273,8 @@ def _default_jobs(device: str) -> int:
 
 
 def _made(out: Path, count: int, seed: int, jobs: int) -> Path:
-    """Test scenes with each kind of event in turn, made once and kept: all that a folder has are judged."""
+    """Make test scenes with each event kind in turn, or reuse them. One folder per seed and count: every scene in a
+    folder is evaluated."""
     from cluster.lab.scenes.dataset import SceneSet, make_scenes
     from cluster.lab.scenes.vocabulary import EVENT_KINDS
 
@@ -288,7 +289,7 @@ def _dataset(folder: Path, layout: str, shape: WindowShape, consecutive: int) ->
     from cluster.lab.evaluation.datasets import load_dataset
 
     needed = shape.window_s + (consecutive - 1) * shape.stride_s
-    # A container's length is that of its pictures, give or take one.
+    # A container's duration may be a picture off.
     return load_dataset(folder, layout, min_seconds=needed - 0.5)
 
 
@@ -305,7 +306,7 @@ def _evaluated(
     from cluster.lab.evaluation.run import evaluate
 
     videos = len(found.videos)
-    with Progress(f"{what} {videos} videos under {len({each.key for each in settings})} settings", 1) as bar:
+    with Progress(f"{what} {videos} videos with {len({each.key for each in settings})} settings", 1) as bar:
         return evaluate(
             found.videos,
             loaded if jobs == 1 else spec,
@@ -350,14 +351,14 @@ def _window_text(shape: WindowShape) -> str:
 
 def _latency_text(jobs: int) -> str:
     processes = f"{jobs} process{'es' if jobs > 1 else ''}"
-    return f"measured with {processes} side by side on this machine; of results that an earlier run left, as it ran"
+    return f"measured with {processes} in parallel on this machine; reused results keep those of their run"
 
 
 def finish(
     report: EvaluationReport | MemoryReport, page: Page, tables: Iterable[Table], out: Path, stem: str, json: str | None
 ) -> None:
-    """Write the report to ``out``, and its JSON also where ``--json`` says; then print the ``tables``, notes, and where
-    it was written: on standard error where the JSON is on standard output."""
+    """Write the report to ``out``, and its JSON also to ``--json``; then print the ``tables``, notes and paths, to
+    standard error if the JSON goes to standard output."""
     from cluster.lab.report.page import write_page
 
     body = report.as_json()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # Scenes made by default: number, length, and questions of each kind per scene.
 QUICK_SCENES, QUICK_SECONDS, QUICK_PER_KIND = 3, 180.0, 8
 SCENES, SECONDS, PER_KIND = 4, 3600.0, 24
-# Mean pause between two periods of activity, shorter in short scenes: something must happen in each.
+# Mean pause between periods of activity, shorter in short scenes so that each has some.
 QUIET_S, QUIET_SHARE, LEAST_QUIET_S = 30.0, 1 / 8, 8.0
 # Share of the periods of activity that are an event.
 EVENT_SHARE = 1 / 3
@@ -34,14 +34,14 @@ def memory(
         float | None, typer.Option(metavar="S", min=1.0, help="Length of each scene. Default: 3600.")
     ] = None,
     per_kind: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Most questions of each kind about a scene. Default: 24.")
+        int | None, typer.Option(metavar="N", min=1, help="Maximum questions per kind and scene. Default: 24.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Which scenes to make.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="S", min=0, help="Seed of the scenes to make.")] = 0,
     dataset: Annotated[Path | None, typer.Option(metavar="DIR", help="Videos with questions, see --layout.")] = None,
     layout: Annotated[str, typer.Option(help="Directory layout of --dataset: mlvu, videomme or rvs.")] = "mlvu",
     model: Model = "demo",
-    settings: Annotated[str, typer.Option(help="basic, quick or standard: how much is compared.")] = "quick",
-    quick: Annotated[bool, typer.Option("--quick", help="Few scenes of minutes: under five minutes.")] = False,
+    settings: Annotated[str, typer.Option(help="What to compare: basic, quick or standard.")] = "quick",
+    quick: Annotated[bool, typer.Option("--quick", help="Few, short scenes: under five minutes.")] = False,
     window: Window = None,
     stride: Stride = None,
     fps: Fps = None,
@@ -53,17 +53,17 @@ def memory(
         bool,
         typer.Option(
             "--calibrate",
-            help="Only fit the model's yes and no about events of the past, on scenes of the validation split and the "
-            "basic settings, and write it into its folder.",
+            help="Only calibrate the model's yes/no answers about past events, on validation scenes with the basic "
+            "settings, and write the result to its folder.",
         ),
     ] = False,
     json: Json = None,
     out: OutFolder = Path("out/memory"),
 ) -> None:
-    """Accuracy about the past under every way to compress, organise and retrieve, against a memory of everything.
+    """Measure accuracy about the past with every compressor, organiser and retriever, against a memory of everything.
 
-    A clip's windows are computed once; every setting is given the same KV. Interrupted, it goes on where it was when
-    run again with the same --out.
+    Each clip's windows are computed once, and every setting gets the same KV. To resume an interrupted run, repeat it
+    with the same --out.
 
     $ sightline eval memory --quick
 
@@ -78,9 +78,9 @@ def memory(
     made = {"--scenes": scenes, "--seconds": seconds, "--per-kind": per_kind, "--calibrate": calibrate or None}
     given = [name for name, value in made.items() if value is not None]
     if dataset is not None and given:
-        raise ConfigError(f"{given[0]} is for scenes that are made: give it or --dataset, not both")
+        raise ConfigError(f"{given[0]} is for generated scenes; give it or --dataset, not both")
     if calibrate and not Path(model, FILE).is_file():
-        raise ConfigError(f"--calibrate writes into a model's folder, and there is no {Path(model, FILE)}")
+        raise ConfigError(f"--calibrate writes to a model's folder, but there is no {Path(model, FILE)}")
     _check_run(model, out, json)
     from cluster.lab.evaluation.memory.report import make_page, make_report, tables
     from cluster.lab.evaluation.memory.run import evaluate_memory
@@ -106,7 +106,7 @@ def memory(
         read = load_question_dataset(dataset, layout)
         footage, skipped = list(read.videos), read.skipped
         origin = f"{len(footage)} of layout {layout}"
-    with Progress(f"remembering {len(footage)} clips under {len(compared)} settings", 1) as bar:
+    with Progress(f"evaluating {len(footage)} clips with {len(compared)} settings", 1) as bar:
         used = loaded if workers == 1 else spec
         found = evaluate_memory(footage, used, compared, shape, out, jobs=workers, on_progress=bar.count)
     if calibrate:
@@ -124,7 +124,7 @@ def memory(
 
 
 def _made(folder: Path, split: Split, count: int, seconds: float, seed: int, per_kind: int, jobs: int) -> list[Footage]:
-    """Long scenes, made once and kept."""
+    """Make long scenes, or reuse them."""
     from cluster.lab.evaluation.memory.long_scene import LongScene
     from cluster.lab.evaluation.memory.questions import Footage, generate_questions
     from cluster.lab.scenes.encode import encode_missing_clips

@@ -1,5 +1,4 @@
-"""``sightline incidents``: list, acknowledge and mute incidents, get their clips, and inspect the outbox; and
-``sightline alerts``: try the sinks."""
+"""``sightline incidents``: list, review and mute incidents, get clips, inspect the outbox; ``sightline alerts``."""
 
 from __future__ import annotations
 
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
     from cluster.alerts.incident import AlertEvent, Incident, Mute, Verdict
 
 app = typer.Typer(no_args_is_help=True, help="List, acknowledge and mute incidents.")
-alerts = typer.Typer(no_args_is_help=True, help="Try the sinks of alerts.")
+alerts = typer.Typer(no_args_is_help=True, help="Test alert sinks.")
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the incident, as shown by `incidents list`.")]
 Camera = Annotated[str, typer.Option("--camera", metavar="NAME", help="Only this camera.")]
-Subject = Annotated[str, typer.Option("--question", metavar="ID", help="Only this question, or state of a camera.")]
-By = Annotated[str, typer.Option("--by", metavar="NAME", help="Your name; default your login.")]
+Subject = Annotated[str, typer.Option("--question", metavar="ID", help="Only this question, or camera state.")]
+By = Annotated[str, typer.Option("--by", metavar="NAME", help="Your name. Default: your login.")]
 
 STYLE = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 
@@ -47,15 +46,15 @@ STYLE = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 def list_incidents(
     camera: Camera = "",
     question: Subject = "",
-    only_open: Annotated[bool, typer.Option("--open", help="Only open ones.")] = False,
-    since: Annotated[str, typer.Option(metavar="DURATION", help="Only of the last 90s, 10m, 2h, 1d.")] = "",
-    verdict: Annotated[str, typer.Option(metavar="VERDICT", help="Only confirmed, rejected or unreviewed ones.")] = "",
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Most to show.")] = 50,
-    before: Annotated[str, typer.Option(metavar="ID", help="Those that follow this one: the next page.")] = "",
+    only_open: Annotated[bool, typer.Option("--open", help="Only open incidents.")] = False,
+    since: Annotated[str, typer.Option(metavar="DURATION", help="Only from the last 90s, 10m, 2h, 1d.")] = "",
+    verdict: Annotated[str, typer.Option(metavar="VERDICT", help="Only confirmed, rejected or unreviewed.")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Maximum to show.")] = 50,
+    before: Annotated[str, typer.Option(metavar="ID", help="Continue after this incident: the next page.")] = "",
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Show incidents, the newest first.
+    """List incidents, newest first.
 
     $ sightline incidents list --open
 
@@ -73,7 +72,7 @@ def list_incidents(
             limit=limit,
         )
         if camera and not found and not before:
-            # An unknown camera is an error, not one without incidents.
+            # An unknown camera is an error, not an empty list.
             client.camera_get(camera)
     if print_json(json, found):
         console().print(_incidents_table(found) if found else f"no incidents{of_token()}", markup=False)
@@ -93,14 +92,14 @@ def show(incident: Id, gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) ->
     screen.print("\n".join(summary(detail.incident)), markup=False)
     rows = []
     for event in detail.events:
-        told = [_told(each) for each in detail.deliveries if each.event.key == event.key]
-        rows.append((event.kind, _clock(event.at_s), "muted" if event.silent else ", ".join(told)))
-    screen.print(make_table("!event|!at|told", rows))
+        sent = [_delivery_text(each) for each in detail.deliveries if each.event.key == event.key]
+        rows.append((event.kind, _clock(event.at_s), "muted" if event.silent else ", ".join(sent)))
+    screen.print(make_table("!event|!at|sent to", rows))
 
 
 @app.command("ack")
 def acknowledge(incident: Id, by: By = "", gateway: Gateway = DEFAULT_GATEWAY) -> None:
-    """Acknowledge an incident; the sinks are told once.
+    """Acknowledge an incident; the sinks are notified once.
 
     $ sightline incidents ack 3f9c2a51d07be864
     """
@@ -111,7 +110,7 @@ def acknowledge(incident: Id, by: By = "", gateway: Gateway = DEFAULT_GATEWAY) -
 
 @app.command("confirm")
 def confirm(incident: Id, by: By = "", gateway: Gateway = DEFAULT_GATEWAY) -> None:
-    """Record that an incident was a true one, for `cameras calibrate`.
+    """Mark an incident as a true alarm, for `cameras calibrate`.
 
     $ sightline incidents confirm 3f9c2a51d07be864
     """
@@ -122,10 +121,10 @@ def confirm(incident: Id, by: By = "", gateway: Gateway = DEFAULT_GATEWAY) -> No
 def reject(
     incident: Id,
     by: By = "",
-    undo: Annotated[bool, typer.Option("--undo", help="Take back what was said of it.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Withdraw the verdict instead.")] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
-    """Record that an incident was a false alarm, for `cameras calibrate`.
+    """Mark an incident as a false alarm, for `cameras calibrate`.
 
     $ sightline incidents reject 3f9c2a51d07be864
     """
@@ -144,8 +143,8 @@ def clip(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file; default ID.mp4 or ID.jpg.")
     ] = None,
-    snapshot: Annotated[bool, typer.Option("--snapshot", help="The snapshot instead of the clip.")] = False,
-    at_end: Annotated[bool, typer.Option("--end", help="The clip of its end, where clips.at_end is on.")] = False,
+    snapshot: Annotated[bool, typer.Option("--snapshot", help="Save the snapshot instead of the clip.")] = False,
+    at_end: Annotated[bool, typer.Option("--end", help="Save the clip of its end; needs clips.at_end.")] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
     """Save the clip of an incident, from before it began to after the alert.
@@ -176,8 +175,8 @@ def mute(
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Mute a camera, a question, or one at the other for a while; incidents are still recorded. Without --for and
-    --lift: show active mutes.
+    """Mute a camera, a question, or a question at one camera for a while; incidents are still recorded. Without --for
+    or --lift, lists the active mutes.
 
     $ sightline incidents mute --camera gate --for 2h
 
@@ -201,14 +200,14 @@ def mute(
 
 @app.command("follow")
 def follow(
-    cameras: Annotated[list[str] | None, typer.Argument(metavar="CAMERA", help="Only these; default all.")] = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after this many events; 0 never.")] = 0,
+    cameras: Annotated[list[str] | None, typer.Argument(metavar="CAMERA", help="Only these cameras.")] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after this many events; 0: never.")] = 0,
     only_new: Annotated[bool, typer.Option("--only-new", help="Skip incidents that are already open.")] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: JsonStream = None,
 ) -> None:
-    """Print incident events as they happen, until Ctrl-C; first those already open, and so again after the gateway
-    was gone.
+    """Print incident events as they happen, until Ctrl-C. Incidents already open come first, again after each
+    reconnection to the gateway.
 
     $ sightline incidents follow gate
 
@@ -230,11 +229,11 @@ def follow(
 
 @app.command("outbox")
 def outbox(
-    dead: Annotated[int, typer.Option(min=0, max=1000, help="Most dead letters to show.")] = 20,
+    dead: Annotated[int, typer.Option(min=0, max=1000, help="Maximum dead letters to show.")] = 20,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Show the status of the sinks: queued, delivered and dead alerts.
+    """Show each sink's queued, delivered and dead alerts.
 
     $ sightline incidents outbox
     """
@@ -255,7 +254,7 @@ def resend(
     key: Annotated[str, typer.Option(metavar="KEY", help="Only this alert.")] = "",
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
-    """Retry dead letters, after the cause at the sink was fixed.
+    """Retry dead letters once the sink has been fixed.
 
     $ sightline incidents resend --sink ops
     """
@@ -266,7 +265,7 @@ def resend(
 
 @alerts.callback()
 def _alerts() -> None:
-    """Try the sinks of alerts."""
+    """Test alert sinks."""
 
 
 @alerts.command("test")
@@ -274,7 +273,7 @@ def try_sink(
     sink: Annotated[str, typer.Argument(metavar="SINK", help="Name of the sink in alerts.sinks.")],
     gateway: Gateway = DEFAULT_GATEWAY,
 ) -> None:
-    """Send a made-up incident to one sink, and say whether it was accepted.
+    """Send a test incident to one sink, and report whether it was accepted.
 
     $ sightline alerts test telegram
     """
@@ -303,12 +302,12 @@ def _incidents_table(incidents: Sequence[Incident]) -> Table:
 
 
 def state(incident: Incident) -> Text:
-    """``open``, ``open, ann sees to it``, ``ended``; marked when it is muted."""
+    """``open``, ``open, acknowledged by ann``, ``ended``, followed by verdict and ``muted``."""
     from rich.text import Text
 
     parts = ["open" if incident.open else "ended"]
     if incident.acknowledged_by and incident.open:
-        parts.append(f"{incident.acknowledged_by} sees to it")
+        parts.append(f"acknowledged by {incident.acknowledged_by}")
     if incident.verdict:
         parts.append(incident.verdict)
     if incident.muted:
@@ -325,11 +324,11 @@ def summary(incident: Incident) -> list[str]:
         f"video {incident.start / 1e6:.1f}–{incident.end / 1e6:.1f} s of the camera's clock",
     ]
     if incident.kind == "question":
-        lines.append(f"score {incident.score:.2f} at most, {incident.windows} windows")
+        lines.append(f"highest score {incident.score:.2f}, {incident.windows} windows")
     if told := " ".join(filter(None, (incident.question, incident.text))):
         lines.append(told)
     if incident.clip == "waiting":
-        lines.append("its clip is being made")
+        lines.append("clip in progress")
     elif incident.clip in ("whole", "part"):
         lines.append(f"clip: sightline incidents clip {incident.id}")
     if incident.footage_note:
@@ -352,23 +351,23 @@ def event_line(event: AlertEvent) -> str:
 
     incident = event.incident
     style = STYLE.get(incident.severity, "")
-    said = _said(event)
+    note = _event_note(event)
     score = f"  {incident.score:.2f}" if incident.kind == "question" else ""
     return (
         f"{_clock(event.at_s)}  [{style}]{event.kind:6}[/] {escape(incident.camera):16} {escape(incident.subject):14}"
-        f"{score}  {incident.id}{'  muted' if event.silent else ''}{f'  {escape(said)}' if said else ''}"
+        f"{score}  {incident.id}{'  muted' if event.silent else ''}{f'  {escape(note)}' if note else ''}"
     )
 
 
-def _said(event: AlertEvent) -> str:
-    """What this event adds, in words."""
+def _event_note(event: AlertEvent) -> str:
+    """What this event changes, in words."""
     incident = event.incident
     if event.cause == "acknowledged":
-        return f"{incident.acknowledged_by} sees to it"
+        return f"acknowledged by {incident.acknowledged_by}"
     if event.cause == "review":
-        return f"{incident.reviewed_by} has {incident.verdict} it" if incident.verdict else "no longer reviewed"
+        return f"{incident.verdict} by {incident.reviewed_by}" if incident.verdict else "review withdrawn"
     if event.cause == "clip":
-        return incident.footage_note or "its clip is there"
+        return incident.footage_note or "clip ready"
     return incident.reason if event.kind == "end" else incident.text
 
 
@@ -377,7 +376,7 @@ def _sinks_table(status: Outbox) -> Table:
         (name, lane.kind, *map(str, (lane.waiting, lane.delivered, lane.failures, lane.dead)), works_or(lane.trouble))
         for name, lane in status.sinks.items()
     ]
-    return make_table("sink|kind|>waiting|>taken|>failed|>dead|state", rows)
+    return make_table("sink|kind|>queued|>delivered|>failed|>dead|state", rows)
 
 
 def troubles(status: Outbox) -> list[str]:
@@ -394,11 +393,11 @@ def troubles(status: Outbox) -> list[str]:
         what = f"{letter.event.kind} of {incident.subject} at {incident.camera}"
         lines.append(f"dead: {letter.event.key} ({what}) for {letter.sink}: {letter.error}")
     if status.dead:
-        lines.append("dead alerts are tried again with: sightline incidents resend")
+        lines.append("retry dead alerts with: sightline incidents resend")
     return lines
 
 
-def _told(delivery: Any) -> str:
+def _delivery_text(delivery: Any) -> str:
     if delivery.state == "delivered":
         return str(delivery.sink)
     return f"{delivery.sink} {delivery.state}{f' ({delivery.error})' if delivery.error else ''}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from loadtest.search import Search, Try
     from loadtest.target import Target
 
-HELP = "Put a fleet of simulated cameras on a real cluster: what it keeps up with, and what happens when things break."
+HELP = "Load a real cluster with simulated cameras: measure what it sustains and how it survives faults."
 app = typer.Typer(no_args_is_help=True, help=HELP)
 
 Config = Annotated[
@@ -36,7 +36,7 @@ Config = Annotated[
         "--config",
         "-c",
         metavar="FILE",
-        help="Start a cluster from this configuration; its cameras, sinks and folders of state are left out.",
+        help="Start a cluster from this configuration, without its cameras, sinks and state folders.",
     ),
 ]
 Running = Annotated[
@@ -48,7 +48,7 @@ Metrics = Annotated[
     typer.Option(
         "--metrics",
         metavar="HOST:PORT",
-        help="With --gateway: its /metrics, for losses by reason; token and TLS as for the gateway.",
+        help="With --gateway: address of its /metrics, for losses by reason; token and TLS as for the gateway.",
     ),
 ]
 ProfileName = Annotated[
@@ -67,7 +67,7 @@ def run(
     metrics: Metrics = None,
     profile: ProfileName = "steady",
     streams: Annotated[
-        int | None, typer.Option("--streams", "-n", min=1, help="Cameras. Default: the profile's.")
+        int | None, typer.Option("--streams", "-n", min=1, help="Number of cameras. Default: the profile's.")
     ] = None,
     seconds: Seconds = None,
     fault: Annotated[
@@ -78,10 +78,10 @@ def run(
     json: Json = None,
     out: Out = None,
 ) -> None:
-    """Run a fixed number of cameras, open loop: they send on schedule, whether the cluster keeps up or not.
+    """Run a fixed number of cameras, open loop: they send on schedule whether or not the cluster keeps up.
 
-    Exits with 1 when the cluster did not keep up, when a window is neither answered nor counted, or when a camera
-    failed or was not on time again after a fault.
+    Exits with code 1 if the cluster did not keep up, a window was neither answered nor counted as lost, or a camera
+    failed or was not back on time after a fault.
 
     $ sightline loadtest run -c configs/loadtest.yaml --streams 100 --out out/load.html
 
@@ -113,7 +113,7 @@ def run(
     screen.print(head, style=f"bold {'green' if good else 'red'}", markup=False)
     if others := others_text(found.ticks):
         screen.print(f"[yellow]{others}[/]")
-    _tell(screen, run_tables(found), json, run_json(facts, found), out, facts, found)
+    _report(screen, run_tables(found), json, run_json(facts, found), out, facts, found)
     if not good:
         raise SightlineError("the load test failed: " + head.rstrip("."))
 
@@ -128,7 +128,7 @@ def search(
     replicas: Annotated[
         list[int] | None, typer.Option(min=1, help="Number of replicas; repeatable, to measure scaling.")
     ] = None,
-    first: Annotated[int, typer.Option(min=1, help="Streams to begin with.")] = 8,
+    first: Annotated[int, typer.Option(min=1, help="Streams to start with.")] = 8,
     most: Annotated[int, typer.Option(min=1, help="Upper limit of the search.")] = 2048,
     state: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save the search's state here, and resume from it.")
@@ -140,8 +140,8 @@ def search(
     """Find the largest number of cameras that a cluster sustains.
 
     A count is stable when, twice in a row, the p99 lag is within a stride, at least 99 % of windows are answered, and
-    none is silently missing. Counts are doubled, then the gap is halved; then, from a fresh start at the last stable
-    count with starts evenly spaced, one stream is added at a time.
+    none is silently missing. The count is doubled, then bisected; then, restarting at the last stable count with evenly
+    spaced starts, one stream is added at a time.
 
     $ sightline loadtest search -c configs/loadtest.yaml --state out/search.json --json out/streams.json
 
@@ -155,7 +155,7 @@ def search(
     chosen = _profile(profile, measure_s=seconds)
     loaded = _config(config, gateway, settings)
     if gateway is not None and replicas:
-        raise ConfigError("--replicas is for a cluster that the search starts itself; leave --gateway out")
+        raise ConfigError("--replicas is for a cluster that the search starts itself; leave out --gateway")
     for path in (json, out, state):
         check_json_target(path)
     screen = console(stderr=json == "-")
@@ -177,15 +177,15 @@ def search(
                     on_result=progress.tried,
                 )
                 results.append(asyncio.run(searching))
-    facts = _facts("Most streams", profile, chosen, target.config, own=target.own)
+    facts = _facts("Maximum streams", profile, chosen, target.config, own=target.own)
     screen.print(f"[bold]{search_text(results)}[/]")
     body = search_json(facts, results, two_cores=_two_cores(chosen, loaded))
-    _tell(screen, search_tables(results), json, body, out, facts, results)
+    _report(screen, search_tables(results), json, body, out, facts, results)
 
 
 @app.command("profiles")
 def profiles() -> None:
-    """List the load profiles that come with Sightline.
+    """List the built-in load profiles.
 
     $ sightline loadtest profiles
     """
@@ -218,13 +218,13 @@ def _config(path: Path | None, gateway: str | None, settings: list[str] | None) 
 
     if path is None and gateway is None:
         raise ConfigError(
-            "name what to test: --config FILE of a cluster to start, or --gateway HOST:PORT of one that runs"
+            "nothing to test; give --config FILE to start a cluster, or --gateway HOST:PORT of a running one"
         )
     if gateway is not None:
         split_address(gateway)
     loaded = load_config(path, parse_settings(settings))
-    # The simulated cameras are the load; the file's and the stored ones would be additional, and nobody is to be told
-    # of what they show, nor their clips to displace real ones.
+    # The simulated cameras must be the only load; their alerts must reach nobody, and their clips must not displace
+    # real ones.
     return loaded.model_copy(
         update={
             "cameras": [],
@@ -255,7 +255,7 @@ def _target(
         else:
             target = stack.enter_context(own_cluster(config, progress.begin, credentials, redis=redis))
         if trouble := target.metrics_trouble():
-            progress.say(f"the metrics page at {target.metrics} cannot be read: {trouble}; losses have no reasons")
+            progress.say(f"the metrics page at {target.metrics} cannot be read: {trouble}; losses lack reasons")
         yield target
 
 
@@ -309,8 +309,8 @@ def _facts(title: str, name: str, profile: Profile, config: SightlineConfig, *, 
 
 
 def _two_cores(profile: Profile, config: SightlineConfig) -> bool:
-    """Whether this search measures the figure ``streams_two_cores``: what `dense` sends, at the usual windows, on the
-    simulated engine, on a machine of two cores."""
+    """Whether this search measures the figure ``streams_two_cores``: profile `dense`, default windows, simulated
+    engine, two cores."""
     from cluster.config.camera import WindowConfig
 
     dense = _profile("dense", streams=profile.streams, measure_s=profile.measure_s)
@@ -318,10 +318,10 @@ def _two_cores(profile: Profile, config: SightlineConfig) -> bool:
     return usual and len(os.sched_getaffinity(0)) == 2
 
 
-def _tell(
+def _report(
     screen: Console, tables: Sequence[Table], json: str | None, body: Any, out: Path | None, facts: Facts, found: Any
 ) -> None:
-    """Print a test's tables, then write its JSON and its page where they are asked for."""
+    """Print a test's tables, then write its JSON and its page if requested."""
     from cluster.lab.report.page import write_files
     from loadtest.report import page
 
@@ -340,7 +340,7 @@ def _list(screen: Console, rows: Sequence[tuple[str, str]]) -> None:
 
 
 class _LoadProgress(Progress):
-    """What a load test is doing, on a bar or in lines."""
+    """Progress of a load test, as a bar or as lines."""
 
     def trying(self, streams: int, phase: str) -> None:
         self.begin(f"trying {streams} streams ({phase})")

@@ -49,8 +49,8 @@ def forget(
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Delete what a camera saw: its memory in every tier, conversations, snapshots and clips, and the records of its
-    incidents. Prints what was deleted. Cannot be undone.
+    """Delete what a camera saw: its memory in every tier, conversations, snapshots, clips and incidents. Prints what
+    was deleted; cannot be undone.
 
     $ sightline forget gate --before 2h
 
@@ -87,7 +87,7 @@ def summary(status: MemoryStatus) -> list[str]:
 
 
 def tiers_table(status: MemoryStatus) -> Table:
-    """One row per tier, fastest first, and one for the frames that are in none yet."""
+    """One row per tier, fastest first, and one for frames not yet in any."""
     rows = []
     for name in {**status.tier_bytes, **status.tier_states}:
         stored = status.tier_bytes.get(name)
@@ -95,4 +95,4 @@ def tiers_table(status: MemoryStatus) -> Table:
         share = f"{100 * stored / status.cap_bytes:.0f} %" if stored is not None and status.cap_bytes else ""
         held = "" if stored is None else size(stored)
         rows.append((name, held, share, "" if trouble is None else works_or(trouble)))
-    return make_table("tier|>!holds|>!of its cap|state", rows)
+    return make_table("tier|>!holds|>!of cap|state", rows)

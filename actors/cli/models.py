@@ -1,4 +1,4 @@
-"""``sightline models``: families that are supported, and what a model needs."""
+"""``sightline models``: supported families, what a model needs, and a check of a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="List model families; show what a m
 
 @app.command("list")
 def list_models(json: Json = None) -> None:
-    """Show every family: its checkpoints by hub id, shapes and presets, and on which engines it runs.
+    """List model families: checkpoints by hub id, shapes, presets, and supported engines.
 
     $ sightline models list
 
@@ -43,7 +43,7 @@ def show(
     ],
     json: Json = None,
 ) -> None:
-    """Show a model's size, positions, tokens per frame, KV, and how many windows fit on which GPU.
+    """Show a model's size, positions, tokens per frame, KV size, and how many windows fit on each GPU.
 
     $ sightline models show qwen3_vl-8b
 
@@ -66,14 +66,14 @@ def check(
     dtype: Dtype = "float32",
     clip: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Another clip; what is true of a `scenes make` clip is read too."),
+        typer.Option(metavar="FILE", help="Another clip; the ground truth of a `scenes make` clip is used too."),
     ] = None,
     json: Json = None,
 ) -> None:
-    """Check that a model is computed right on this machine, and how fast.
+    """Check that a model is computed correctly on this machine, and how fast.
 
-    Full windows against transformers, windows with reuse against windows without, pruned answers against full ones
-    on a drawn clip. Exit code 0: right, 1: wrong, 2: refused before anything is loaded.
+    Compares full windows with transformers, windows with and without reuse, and pruned with full answers on a synthetic
+    clip. Exit code 0: right, 1: wrong, 2: refused before anything is loaded.
 
     $ sightline models check /models/mine --device cuda --dtype bfloat16 --json check.json
     """
@@ -97,7 +97,7 @@ def check(
 
 
 def verdict(report: CheckReport) -> str:
-    """The last line."""
+    """The concluding line."""
     what = f"{report.model} ({report.family}, {report.parameters / 1e6:.1f}M) on {report.device} in {report.dtype}"
     if not report.wrong:
         return f"right: {what}"

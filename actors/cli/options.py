@@ -21,8 +21,8 @@ LONGEST_S = 3_650 * 86_400.0
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Parse seconds from ``90s``, ``10m``, ``2h``, ``1d`` or several together, as in ``1h30m``; ``option``: for errors.
-    Raises ``ConfigError``: anything else, nothing at all, or more than ten years."""
+    """Parse ``90s``, ``10m``, ``2h``, ``1d`` or a sum as in ``1h30m`` into seconds; ``option``: named in errors. Raises
+    ``ConfigError``: another format, zero, or more than ten years."""
     written = text.strip().lower()
     parts = _PART.findall(written)
     units = [unit for _, unit in parts]
@@ -53,7 +53,7 @@ def spoken(seconds: float) -> str:
 Gateway = Annotated[
     str,
     typer.Option(
-        "--gateway", "-g", metavar="HOST:PORT", envvar="SIGHTLINE_GATEWAY", help="Gateway of the cluster to talk to."
+        "--gateway", "-g", metavar="HOST:PORT", envvar="SIGHTLINE_GATEWAY", help="Address of the cluster's gateway."
     ),
 ]
 DEFAULT_GATEWAY = "127.0.0.1:50051"
@@ -61,7 +61,7 @@ Config = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", help="Configuration file (YAML); see `sightline config`.")
 ]
 
-Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write it as JSON; - for standard output.")]
+Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON to FILE; - for standard output.")]
 
 JsonStream = Annotated[
     str | None, typer.Option("--json", metavar="FILE", help="Write one JSON object per line; - for standard output.")
@@ -78,22 +78,22 @@ State = Annotated[
         "--state",
         metavar="DIR",
         envvar="SIGHTLINE_STATE",
-        help="Folder of what a restart finds again: added cameras, incidents, clips. Default "
-        "$XDG_STATE_HOME/sightline or ~/.local/state/sightline; none keeps nothing.",
+        help="Folder of state that survives restarts: added cameras, incidents, clips; none: keep nothing. Default: "
+        "$XDG_STATE_HOME/sightline or ~/.local/state/sightline.",
     ),
 ]
 
-Device = Annotated[str, typer.Option(help="cpu or cuda; CUDA_VISIBLE_DEVICES chooses the card.")]
+Device = Annotated[str, typer.Option(help="cpu or cuda; CUDA_VISIBLE_DEVICES selects the GPU.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float8.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes. Default: one per core.")]
 Model = Annotated[str, typer.Option(metavar="NAME", help="demo, or the folder or hub id of a checkpoint.")]
-Window = Annotated[float | None, typer.Option(metavar="S", help="Window, seconds. Default: the model's.")]
+Window = Annotated[float | None, typer.Option(metavar="S", help="Window length, seconds. Default: the model's.")]
 Stride = Annotated[float | None, typer.Option(metavar="S", help="Seconds between windows.")]
 Fps = Annotated[float | None, typer.Option(help="Samples per second.")]
 AnchorInterval = Annotated[float | None, typer.Option(metavar="S", help="Seconds between anchors.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before everything of a camera is deleted.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without asking for confirmation.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Output file.")]
-OutFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="For the report and what is made.")]
+OutFolder = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for report and generated files.")]
 
 Questions = Annotated[
     list[str] | None,
@@ -101,7 +101,7 @@ Questions = Annotated[
         "--question",
         "-q",
         metavar="[ID[@THRESHOLD]=]TEXT",
-        help="A standing yes/no question in place of its own or the cluster's; may be repeated.",
+        help="Standing yes/no question, replacing the camera's or the cluster's; may be repeated.",
     ),
 ]
 CameraPriority = Annotated[
@@ -109,7 +109,7 @@ CameraPriority = Annotated[
     typer.Option(
         "--priority",
         metavar="CLASS",
-        help="critical: kept on time at the others' expense; normal; background: shed first.",
+        help="critical: kept on time at the expense of others; normal; background: shed first.",
     ),
 ]
 
@@ -117,23 +117,22 @@ _QUESTION = re.compile(r"(?:(?P<id>[\w.-]+)(?:@(?P<threshold>[^\s=]*))?=)?(?P<te
 
 
 def confirm_deletion(camera: str, alternative: str) -> None:
-    """Ask whether to delete everything that a camera has seen; aborts unless the answer is yes. Raises ``ConfigError``:
-    nobody is there to ask; it names ``--yes`` and the ``alternative``."""
+    """Ask for confirmation to delete everything that a camera has seen; abort without it. Raises ``ConfigError``: there
+    is no terminal to ask at; the message names ``--yes`` and the ``alternative``."""
     if not sys.stdin.isatty():
-        raise ConfigError(f"all that camera {camera!r} has seen would be deleted; add --yes, or {alternative}")
+        raise ConfigError(f"this deletes everything that camera {camera!r} has seen; add --yes, or {alternative}")
     typer.confirm(f"Delete everything that camera {camera!r} has seen?", abort=True)
 
 
 def client_credentials() -> ClientCredentials:
-    """Token and TLS from the environment (docs/operations.md). Raises ``ConfigError``: a file that it names cannot be
-    read."""
+    """Token and TLS from the environment (docs/operations.md). Raises ``ConfigError``: an unreadable file."""
     from cluster.wire.tls import ClientCredentials
 
     return ClientCredentials.from_environment()
 
 
 def of_token() -> str:
-    """What is to be said of an empty list where a token may not see all cameras."""
+    """Suffix for messages about empty lists: a token may not see all cameras."""
     return " that this token may see" if client_credentials().token else ""
 
 
@@ -145,8 +144,8 @@ def connect(gateway: str) -> GatewayClient:
 
 
 def parse_settings(settings: list[str] | None) -> dict[str, Any]:
-    """Parse ``a.b=value`` assignments into nested mappings; values are read as YAML. Raises ``ConfigError``: no ``=``
-    in it, no key before it, or a value that is not YAML."""
+    """Parse ``a.b=value`` assignments into nested mappings; values are YAML. Raises ``ConfigError``: no ``=``, no key
+    before it, or a value that is not YAML."""
     import yaml
 
     from cluster.config import deep_merge

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WIDE = 140
-"""Terminal columns from which the table shows all columns."""
+"""Terminal width from which the table shows all columns."""
 
 STATE_STYLE = {
     "running": "green",
@@ -47,7 +47,7 @@ def tokens(camera: CameraStatus) -> str:
 
 
 def windows(camera: CameraStatus) -> str:
-    """``12 (3 gated, 1 dropped)``: answered windows, and how many of them."""
+    """``12 (3 gated, 1 dropped)``: answered windows, then those gated, dropped and lost."""
     parts = [("gated", camera.windows_gated), ("dropped", camera.windows_dropped), ("lost", camera.windows_lost)]
     more = ", ".join(f"{count} {name}" for name, count in parts if count)
     return f"{camera.windows_done + camera.windows_gated}" + (f" ({more})" if more else "")
@@ -96,32 +96,32 @@ _COLUMNS: tuple[tuple[str, bool, Callable[[CameraStatus], str | Text]], ...] = (
     (">!memory", True, memory),
     ("last answers", False, last_answers),
 )
-"""Name, whether it is shown on wide terminals only, and the cell of a camera."""
+"""Header, whether only wide terminals show it, and a camera's cell."""
 
 
 def cameras_table(cameras: Sequence[CameraStatus], width: int) -> Table:
-    """One row per camera; fewer columns when it is narrow."""
+    """One row per camera; fewer columns on narrow terminals."""
     shown = [(name, cell) for name, wide, cell in _COLUMNS if width >= WIDE or not wide]
     return make_table("|".join(name for name, _ in shown), ([cell(each) for _, cell in shown] for each in cameras))
 
 
 def expectation(camera: CameraStatus) -> str:
-    """What an added camera may expect: owner, rate, lag and quality."""
+    """What to expect of an added camera: replica, window rate, lag and quality."""
     if not camera.replica:
-        return "taken; it waits for a replica"
+        return "accepted; waiting for a replica"
     rate = f"a window every {1 / camera.windows_per_s:.3g} s" if camera.windows_per_s else "no windows"
     lag = f", answered about {camera.expected_lag_s:.2g} s after its end" if camera.expected_lag_s else ""
     quality = f", at reduced quality ({camera.rung}): {camera.rung_reason}" if camera.rung_reason else ""
-    return f"taken by {camera.replica}: {rate}{lag}{quality}"
+    return f"accepted by {camera.replica}: {rate}{lag}{quality}"
 
 
 def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
-    """For each camera, lines on the reason of its state, on reduced quality, and on unreachable memory."""
+    """For each camera, lines with the reasons for its state, reduced quality and unreachable memory."""
     lines = []
     for camera in cameras:
         if camera.reason:
             retry = (
-                f"; tried again in {camera.retry_in_s:.0f} s" if camera.state == "backoff" and camera.retry_in_s else ""
+                f"; retrying in {camera.retry_in_s:.0f} s" if camera.state == "backoff" and camera.retry_in_s else ""
             )
             lines.append(f"{camera.name}: {redact(camera.reason)}{retry}")
         if camera.rung_reason:
@@ -132,12 +132,12 @@ def reasons(cameras: Sequence[CameraStatus]) -> list[str]:
 
 
 AGAIN_S = 60.0
-"""Seconds for which a gateway that is gone is tried again: it restarts in a few."""
+"""Seconds to keep trying to reach a lost gateway: it restarts in a few."""
 
 
 def reconnecting(client: GatewayClient, open_stream: Callable[[], Iterable[T]], pause_s: float = 1.0) -> Iterator[T]:
-    """Items of a stream of the gateway, which is opened again where the gateway restarts. Raises ``SightlineError``:
-    there is none, or it stays away."""
+    """Items of a gateway stream, reopened when the gateway restarts. Raises ``SightlineError``: there is no gateway, or
+    it stays unreachable."""
     gone_s: float | None = None
     begun = False
     while True:
@@ -151,20 +151,20 @@ def reconnecting(client: GatewayClient, open_stream: Callable[[], Iterable[T]], 
                 raise
             if gone_s is None:
                 gone_s = time.monotonic()
-                console(stderr=True).print(f"{error}; trying again for {AGAIN_S:.0f} s", style="yellow", markup=False)
+                console(stderr=True).print(f"{error}; retrying for {AGAIN_S:.0f} s", style="yellow", markup=False)
         time.sleep(pause_s)
 
 
 def warn_of_missed(missed: int, what: str) -> None:
-    """Say that so many answers or events did not reach this client."""
+    """Warn that ``missed`` answers or events did not reach this client."""
     if missed:
         console(stderr=True).print(
-            f"[yellow]{missed} {what} were missed: read too slowly, or a connection was broken[/]"
+            f"[yellow]{missed} {what} were missed: this client reads too slowly, or a connection broke[/]"
         )
 
 
 def trouble_lines(cameras: Sequence[CameraStatus]) -> list[str]:
-    """A line for each camera that sends no pictures and needs somebody to look after it."""
+    """A line for each camera that sends no pictures and needs attention."""
     return [f"{each.name}: {redact(each.reason)}" for each in cameras if each.state in ("backoff", "error")]
 
 
@@ -173,7 +173,7 @@ LINE_EVERY_S = 10.0
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console; in a pipe or a log with long lines, and tables as wide as COLUMNS says, or whole."""
+    """A console; in a pipe or a log lines are not wrapped, and tables as wide as COLUMNS says, or ``PIPE_COLUMNS``."""
     from rich.console import Console
 
     seen = (sys.stderr if stderr else sys.stdout).isatty()
@@ -182,8 +182,8 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def print_json(target: str | None, body: Any) -> bool:
-    """Write ``body``, which may hold dataclasses, where ``--json`` says, if it is given; returns whether people are to
-    read it as well. Raises ``SightlineError``: the file cannot be written."""
+    """Write ``body``, which may hold dataclasses, to the ``target`` of ``--json``, if any; returns whether to print it
+    for people as well. Raises ``SightlineError``: the file cannot be written."""
     if target == "-":
         print(json_text(body))
     elif target is not None:
@@ -207,7 +207,7 @@ def make_table(columns: str, rows: Iterable[Sequence[Any]]) -> Table:
     for column in columns.split("|"):
         name, whole = column.strip(), "!" in column
         justify: Literal["left", "right"] = "right" if ">" in name else "left"
-        # Where it is narrow a long word goes on in the next line: what is cut cannot be copied.
+        # Wrap long words on narrow terminals: truncated text cannot be copied.
         overflow: Literal["ellipsis", "fold"] = "ellipsis" if whole else "fold"
         table.add_column(name.strip(">!"), justify=justify, no_wrap=whole, overflow=overflow)
     for row in rows:
@@ -223,8 +223,8 @@ def works_or(trouble: str) -> Text:
 
 
 def save(path: Path, data: Iterable[bytes], size: int, what: str) -> int:
-    """Write a streamed file with a progress bar; it appears only when complete. Returns its bytes. Raises
-    ``SightlineError``: the file cannot be written (its folder must exist), or ``data`` broke off."""
+    """Write a streamed file atomically with a progress bar; returns its size in bytes. Raises ``SightlineError``: the
+    file cannot be written (its folder must exist), or ``data`` is incomplete."""
     written = 0
     with writing(path), replacing(path) as part, Progress(what, size) as progress, part.open("wb") as file:
         for each in data:
@@ -237,9 +237,9 @@ class Progress:
     """Progress on standard error: a bar on a terminal, otherwise lines of text every few seconds.
 
     Args:
-        what: stands before every text on a terminal.
-        total: of the bar; ``None`` for one that only moves.
-        screen: elsewhere than on standard error.
+        what: prefix of every text on a terminal.
+        total: of the bar; ``None``: indeterminate.
+        screen: instead of standard error.
     """
 
     def __init__(self, what: str = "", total: float | None = None, screen: Console | None = None) -> None:
@@ -267,14 +267,14 @@ class Progress:
         self._screen.print(text, markup=False)
 
     def begin(self, phase: str, total: float | None = None) -> None:
-        """Show what is done from now on."""
+        """Start a phase."""
         self.phase = phase
         self._bars.reset(self._task, total=total)
         self.show(phase)
 
     def show(self, text: str, done: float | None = None, total: float | None = None, *, key: str | None = None) -> None:
-        """Show how it goes; without a terminal also as a line, at once when ``key``, by default the phase, has
-        changed."""
+        """Update the bar; without a terminal, print a line every :data:`LINE_EVERY_S` and whenever ``key`` (default:
+        the phase) changes."""
         key = self.phase if key is None else key
         self._bars.update(self._task, description=f"{self._what}  {text}".strip(), completed=done, total=total)
         moment = time.monotonic()
@@ -283,17 +283,17 @@ class Progress:
             self.say(text)
 
     def count(self, done: int, total: int, now: str) -> None:
-        """Show ``done`` of ``total``, and what was done last."""
+        """Show ``done`` of ``total``, and the item done last."""
         self._done = done
         self.show(f"{done} of {total}  {now}", done, total)
 
     def add_file(self, made: Path) -> None:
-        """One more file of the total is made."""
+        """Count one more finished file."""
         self.count(self._done + 1, round(self._bars.tasks[0].total or 0), made.name)
 
 
 class JsonLines:
-    """One JSON object per line, to a file, (``-``) to standard output, or (``None``) nowhere; readable while it grows.
+    """One JSON object per line, to a file, to standard output (``-``) or nowhere (``None``); flushed line by line.
 
     A context manager. Raises ``SightlineError`` when the file cannot be written.
     """
@@ -321,8 +321,7 @@ class JsonLines:
 
 
 def check_json_target(target: str | Path | None) -> None:
-    """Test, before anything expensive starts, whether ``--json`` can be written. Raises ``SightlineError``: it
-    cannot."""
+    """Check that ``--json`` can be written, before anything expensive starts. Raises ``SightlineError``: it cannot."""
     if target not in (None, "-"):
         check_file_writable(Path(str(target)))
 

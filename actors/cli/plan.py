@@ -1,5 +1,5 @@
-"""``sightline plan``: predicts, from models instead of measurements, what a machine reaches; and by simulation how many
-accelerators a city's cameras need, or what a pool carries."""
+"""``sightline plan``: predicts from models what a machine reaches, and by simulation how many accelerators a city's
+cameras need or how many cameras a pool carries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cluster.lab.city.study import Trial
 
 LONGEST_H = 24 * 7
-app = typer.Typer(no_args_is_help=True, help="Predict what machines would reach, to plan capacity.")
+app = typer.Typer(no_args_is_help=True, help="Plan capacity: predict performance from models.")
 
 
 @app.command("city")
@@ -28,7 +28,7 @@ def city(
     cameras: Annotated[
         int | None,
         typer.Option(
-            "--cameras", "-n", min=1, metavar="N", help="How many. Without it: the most that the pool serves."
+            "--cameras", "-n", min=1, metavar="N", help="Number of cameras. Default: the most that the pool serves."
         ),
     ] = None,
     gpus: Annotated[
@@ -37,21 +37,21 @@ def city(
             "--gpus",
             "-g",
             metavar="KIND[=N]",
-            help="Accelerators, one replica each, as in h100=64; repeatable. KIND alone: the least number that serves "
-            "the cameras. KIND may be a cost model's name or file.",
+            help="Accelerators, one replica each, as in h100=64; repeatable. KIND alone: the smallest number that "
+            "serves the cameras. KIND may be a cost model's name or file.",
         ),
     ] = None,
     mix: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="What the cameras are: city, station, night, steady, or YAML.")
+        str, typer.Option(metavar="NAME|FILE", help="Mix of cameras: city, station, night, steady, or a YAML file.")
     ] = "city",
-    hours: Annotated[float, typer.Option(metavar="H", help="Simulated hours, of a given number of cameras.")] = 1.0,
-    start: Annotated[float, typer.Option(metavar="H", help="Time of day at which it begins.")] = 8.0,
+    hours: Annotated[float, typer.Option(metavar="H", help="Hours to simulate for a given number of cameras.")] = 1.0,
+    start: Annotated[float, typer.Option(metavar="H", help="Time of day at the start, in hours.")] = 8.0,
     event: Annotated[
         list[str] | None,
         typer.Option(
             metavar="S:WHAT:N",
-            help="At second S: kill, join or drain N replicas, controller away for N seconds, wake a share N of the "
-            "cameras; repeatable.",
+            help="At second S: kill, join or drain N replicas, stop the controller for N seconds, or wake a share N of "
+            "the cameras; repeatable.",
         ),
     ] = None,
     objective: Annotated[
@@ -62,31 +62,31 @@ def city(
         str, typer.Option(metavar="PATH", help="Quality ladder: a model's folder or file, default, or none.")
     ] = "default",
     model: Annotated[
-        str, typer.Option(metavar="NAME", help="Whose shipped cost models --gpus names.")
+        str, typer.Option(metavar="NAME", help="Model whose built-in cost models --gpus names.")
     ] = "qwen2.5-vl-7b",
-    max_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Most windows of a step.")] = 8,
+    max_batch: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum windows per step.")] = 8,
     step_budget: Annotated[
-        float, typer.Option(metavar="S", help="Most predicted seconds of a step of several windows.")
+        float, typer.Option(metavar="S", help="Maximum predicted seconds of a step with several windows.")
     ] = 1.0,
     heartbeat: Annotated[
         float, typer.Option(metavar="S", help="Seconds between a replica's reports, as cluster.heartbeat_s.")
     ] = 1.0,
-    warmup: Annotated[float, typer.Option(metavar="S", help="Seconds at the beginning that do not count.")] = 120.0,
+    warmup: Annotated[float, typer.Option(metavar="S", help="Seconds at the start that do not count.")] = 120.0,
     price: Annotated[
-        float | None, typer.Option(min=0.0, metavar="P", help="Price of an accelerator-hour, in any money.")
+        float | None, typer.Option(min=0.0, metavar="P", help="Price per accelerator-hour, in any currency.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of all random numbers.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Random seed.")] = 0,
     against: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Simulate what this load test's JSON measured, and compare.")
+        Path | None, typer.Option(metavar="FILE", help="Simulate the load test in this JSON, and compare.")
     ] = None,
     json_to: Json = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write a page with charts.")] = None,
 ) -> None:
-    """Simulate a city: production's placement, admission, queues and ladder in simulated time, with a cost model.
+    """Simulate a city: the production placement, admission, queues and ladder in simulated time, with a cost model.
 
     $ sightline plan city --cameras 130000 --gpus h100=800 --price 2.5 --out city.html
 
-    $ sightline plan city --cameras 130000 --gpus h100          # the least number of them
+    $ sightline plan city --cameras 130000 --gpus h100          # the smallest number of them
 
     $ sightline plan city --gpus h100=64 --json pool.json       # the most cameras, and how the pool scales
 
@@ -110,7 +110,7 @@ def city(
     if against is not None:
         if cameras or gpus or event or out:
             raise ConfigError(
-                "--against simulates a load test as it ran, and shows a table; leave out -n, -g, --event, -o"
+                "--against simulates a load test as it ran, and prints a table; leave out -n, -g, --event, -o"
             )
         body = _compare(screen, against, rungs, seed)
         print_json(json_to, body)
@@ -187,13 +187,13 @@ def accelerator(
             "--method",
             "-m",
             metavar="M",
-            help="How the cache is held, as in resv; repeatable. Default: software methods on GPUs, resv-dre on V-Rex.",
+            help="KV cache method, as in resv; repeatable. Default: software methods on GPUs, resv-dre on V-Rex.",
         ),
     ] = None,
     cache: Annotated[int, typer.Option(metavar="N", help="Tokens already in the cache.")] = 40_000,
-    batch: Annotated[int, typer.Option(metavar="N", help="Sequences that are computed together.")] = 1,
+    batch: Annotated[int, typer.Option(metavar="N", help="Sequences per batch.")] = 1,
     frame_tokens: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens of a frame. Default: the model's.")
+        int | None, typer.Option(metavar="N", help="Tokens per frame. Default: the model's.")
     ] = None,
     model: Annotated[str, typer.Option(metavar="NAME", help="Shape of the model.")] = "llama3-8b",
     json_to: Json = None,
@@ -202,10 +202,10 @@ def accelerator(
         typer.Option("--out", "-o", metavar="DIR", help="Write plan.html, plan.md and charts over cache lengths."),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare with every number that the paper states; 1 if too far off.")
+        bool, typer.Option("--check", help="Compare with every number in the paper; exit code 1 if too far off.")
     ] = False,
 ) -> None:
-    """Predict latency and energy of streaming video on an accelerator by V-Rex's performance model.
+    """Predict latency and energy of streaming video on an accelerator with V-Rex's performance model.
 
     $ sightline plan accelerator --platform agx-orin --platform vrex8 --cache 40000
 

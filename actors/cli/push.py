@@ -23,10 +23,10 @@ def push(
             help="A video file, or rtsp://… (or HTTP, RTMP, v4l2:///dev/video0) of a camera near this machine.",
         ),
     ],
-    camera: Annotated[str, typer.Option("--camera", metavar="NAME", help="The camera it stands for in the cluster.")],
-    loop: Annotated[bool, typer.Option("--loop", help="Files: start again at the end.")] = False,
+    camera: Annotated[str, typer.Option("--camera", metavar="NAME", help="Name of the camera in the cluster.")],
+    loop: Annotated[bool, typer.Option("--loop", help="Files: restart at the end.")] = False,
     realtime: Annotated[
-        bool, typer.Option("--realtime", help="Files: at the pace of the recording, as a camera.")
+        bool, typer.Option("--realtime", help="Files: send at recording speed, as a camera would.")
     ] = False,
     speed: Annotated[float, typer.Option(min=0.01, help="Files with --realtime: playback speed.")] = 1.0,
     give_up: Annotated[
@@ -35,9 +35,9 @@ def push(
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Send encoded packets: nothing is decoded here. Reconnects after interruptions and resumes.
+    """Send the encoded packets of a file or camera to a cluster. Decodes nothing; reconnects and resumes.
 
-    The camera must be known to the cluster as one without a source (`sightline cameras add NAME`).
+    The cluster must have the camera, added without a source (`sightline cameras add NAME`).
 
     $ sightline push recording.mp4 --gateway 10.0.0.5:50051 --camera depot --realtime --loop
 
@@ -61,7 +61,7 @@ def push(
     with Progress(f"{address} → {camera} at {gateway}") as progress:
 
         def show(status: PushStatus) -> None:
-            # An error is about to be raised, and reported like every error.
+            # An error is raised next, and reported by the caller.
             if status.state != "error":
                 progress.show(_progress_text(status, time.monotonic() - began_s), key=status.state)
 

@@ -1,4 +1,4 @@
-"""``sightline replicas``: load of each replica, and draining one that is to be stopped."""
+"""``sightline replicas``: load of each replica, and draining one before it is stopped."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the replica, 
 
 @app.command("list")
 def list_replicas(gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None:
-    """Show every replica: its cameras, its load, and its expected lag. Below it, where the number of decoders follows
-    the load, how many run and are wanted.
+    """List replicas: cameras, load and expected lag; and, if the number of decoders follows the load, how many run and
+    are wanted.
 
     $ sightline replicas list
 
@@ -44,13 +44,13 @@ def list_replicas(gateway: Gateway = DEFAULT_GATEWAY, json: Json = None) -> None
 @app.command("drain")
 def drain(
     name: Name,
-    undo: Annotated[bool, typer.Option("--undo", help="End draining: it gets cameras again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Stop draining: it gets cameras again.")] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: Json = None,
 ) -> None:
-    """Move the cameras of a replica to the others; it gets none until it is restarted.
+    """Move a replica's cameras to the others; it gets none until it is restarted.
 
-    It may be stopped once it holds no camera, which `replicas list` shows.
+    Stop it once `replicas list` shows that it holds no camera.
 
     $ sightline replicas drain replica-1
 
@@ -59,7 +59,7 @@ def drain(
     with connect(gateway) as client:
         status = client.replica_drain(name, undo=undo)
     if print_json(json, status):
-        print(f"{name}: takes cameras again" if undo else f"{name}: drained; it still holds {status.held} cameras")
+        print(f"{name}: accepts cameras again" if undo else f"{name}: drained; it still holds {status.held} cameras")
 
 
 def _replica_state(replica: ReplicaStatus) -> str:

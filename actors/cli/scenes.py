@@ -1,4 +1,4 @@
-"""``sightline scenes``: make synthetic CCTV with ground truth, and look at it."""
+"""``sightline scenes``: make synthetic CCTV clips with ground truth, and show the truth."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
 
     from cluster.lab.scenes.truth import SceneTruth
 
-app = typer.Typer(no_args_is_help=True, help="Synthetic CCTV clips with ground truth, to train and to measure on.")
+app = typer.Typer(no_args_is_help=True, help="Make synthetic CCTV clips with ground truth, to train and evaluate on.")
 
 
 @app.command("make")
 def make(
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Directory for clips and truths.")],
-    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many scenes.")] = 24,
-    seed: Annotated[int, typer.Option(metavar="S", help="Which scenes: the same seed makes the same clips.")] = 0,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for clips and ground truth.")],
+    count: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Number of scenes.")] = 24,
+    seed: Annotated[int, typer.Option(metavar="S", help="Random seed; the same seed makes the same clips.")] = 0,
     split: Annotated[
         str, typer.Option(help="train, validation or test; test has layouts and cameras that training never sees.")
     ] = "test",
     seconds: Annotated[float, typer.Option(metavar="S", help="Length of each scene, seconds.")] = 40.0,
     event: Annotated[
         list[str] | None,
-        typer.Option(metavar="KIND", help="Show this event, or none; repeated: each in turn. Default: any."),
+        typer.Option(metavar="KIND", help="Event to show, or none; if repeated, each in turn. Default: any."),
     ] = None,
     jobs: Jobs = None,
-    sheet: Annotated[bool, typer.Option("--sheet", help="Draw sheet.png too: pictures with events marked.")] = False,
+    sheet: Annotated[bool, typer.Option("--sheet", help="Also draw sheet.png: pictures with events marked.")] = False,
 ) -> None:
-    """Write scenes as MP4, the truth of each as JSON beside it, and an index, scenes.json.
+    """Write scenes as MP4, the ground truth of each as JSON beside it, and an index, scenes.json.
 
-    Run again after an interruption, it goes on where it was; with a larger --count it adds to what is there.
+    Repeat the command to resume after an interruption, or with a larger --count to add scenes.
 
     $ sightline scenes make --out out/scenes --count 60 --seed 1 --sheet
 
@@ -54,7 +54,7 @@ def make(
         made = make_scenes(out, wanted, jobs=workers, on_clip=progress.add_file)
     screen = console()
     kept = len(made.clips) - made.made
-    already = f", {kept} were there already" if kept else ""
+    already = f", {kept} already existed" if kept else ""
     screen.print(f"{plural(made.made, 'scene')} made{already}: {out / INDEX}", markup=False)
     if sheet:
         from cluster.lab.scenes.dataset import contact_sheet
@@ -68,7 +68,7 @@ def make(
 def show(
     clip: Annotated[Path, typer.Argument(metavar="CLIP", help="A clip made by `scenes make`, or its JSON file.")],
 ) -> None:
-    """Print what is true of a scene: its events, its camera, the questions and their answers.
+    """Print the ground truth of a scene: its camera, events, questions and their answers.
 
     $ sightline scenes show out/scenes/test-100000.mp4
     """

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from cluster.types import CameraStatus
 
 WATCH_S = 2.0
-"""Interval of checking that the cluster still runs."""
+"""Seconds between checks that the cluster still runs."""
 
 MOST_LINES = 10
-"""Changes that are told at each of these."""
+"""Maximum number of changes printed per check."""
 
 CONNECT_S = 5.0
-"""Seconds that cameras get to connect before *ready* is printed, with the trouble of those that have not."""
+"""Seconds that cameras get to connect before *ready* is printed, with the problems of those that have not."""
 
 
 def serve(
@@ -37,11 +37,11 @@ def serve(
     state: State = "",
     json: Json = None,
 ) -> None:
-    """Start a cluster and keep it running until Ctrl-C, SIGTERM or SIGHUP. Ends with exit code 1 when the cluster does.
+    """Start a cluster and run it until Ctrl-C, SIGTERM or SIGHUP. Exits with code 1 if the cluster ends by itself.
 
-    Starts the gateway, the controller, the decoders and the model replicas on this machine (or on the Ray cluster that
-    cluster.ray_address names), then prints where they listen. With --json the addresses are also written to FILE
-    as soon as everything is ready, for scripts that wait for it.
+    Starts the gateway, the controller, the decoders and the model replicas on this machine (or on the Ray cluster at
+    cluster.ray_address), then prints their addresses. --json also writes the addresses to FILE once everything is
+    ready, for scripts that wait for it.
 
     $ sightline serve -c configs/minimal.yaml
 
@@ -53,7 +53,7 @@ def serve(
 
     loaded = with_state(load_config(config, parse_settings(settings)), state)
     if json not in (None, "-") and Path(json).is_file() and not Path(json).is_symlink():
-        # Whoever waits for it must not find the addresses of an earlier run.
+        # A waiting script must not read the addresses of an earlier run.
         Path(json).unlink()
     check_json_target(json)
     screen = console(stderr=json == "-")
@@ -62,10 +62,10 @@ def serve(
 
     def terminate(*_: object) -> None:
         stop.set()
-        # With 0, also while the libraries are loaded: it was asked for.
+        # Exit code 0, even while the libraries are loading: the stop was requested.
         sys.exit()
 
-    # A terminal that is closed ends it as well; under nohup it goes on.
+    # Closing the terminal stops it too, except under nohup.
     hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     ends = [signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])]
     for each in ends:
@@ -80,7 +80,7 @@ def serve(
 
         def on_phase(phase: str) -> None:
             if stop.is_set():
-                # Python drops an exception that is raised while a process is forked, and Ray forks many.
+                # Python drops exceptions raised during a fork, and Ray forks many processes.
                 raise SystemExit
             show(phase)
 
@@ -92,11 +92,11 @@ def serve(
         try:
             cluster.start()
         except SystemExit:
-            # Everything that had started is stopped again by then.
+            # ``start`` has already stopped whatever had started.
             screen.print("stopped")
             return
     try:
-        # From here on they end the wait below.
+        # From here on the signals end the wait below.
         for each in ends:
             signal.signal(each, lambda *_: stop.set())
         others = {} if len(cluster.gateways) == 1 else {"gateways": [asdict(each) for each in cluster.gateways]}
@@ -117,7 +117,7 @@ def serve(
             f"metrics  {scheme}://{local(cluster.metrics_address)}/metrics\n"
             f"state    {escape(state_text(loaded))}\n"
             f"answers  sightline watch --gateway {local(cluster.gateway_address)}\n"
-            "Stop it with Ctrl-C."
+            "Stop with Ctrl-C."
         )
         known, errors = cluster.parts, console(stderr=True)
         while failure is None and not stop.wait(WATCH_S):
@@ -131,18 +131,18 @@ def serve(
         if failure is None:
             screen.print("stopped")
     if failure is not None:
-        raise SightlineError(f"the cluster has ended: {failure}; its logs say why")
+        raise SightlineError(f"the cluster has ended: {failure}; see its logs")
 
 
 def _report_unraisable(raised: sys.UnraisableHookArgs) -> None:
-    """Print what Python drops, but for an end that was asked for: the start looks for it."""
+    """Print exceptions that Python drops, except a requested exit, which ``on_phase`` raises again."""
     if raised.exc_type is not SystemExit:
         sys.__unraisablehook__(raised)
 
 
 def with_state(config: SightlineConfig, option: str) -> SightlineConfig:
-    """The configuration with the folder of state from ``--state``, itself, or the user's own folder of state. On an
-    existing Ray cluster there is none by default: its processes may be on any machine."""
+    """The configuration with the state folder from ``--state``, from itself, or the user's default. On an existing Ray
+    cluster the default is none: its processes may be on any machine."""
     folder = option or config.cluster.state_dir
     if folder is None and config.cluster.ray_address is None:
         base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
@@ -153,27 +153,27 @@ def with_state(config: SightlineConfig, option: str) -> SightlineConfig:
 
 
 def local(address: str) -> str:
-    """An address as programs of this machine use it: no certificate is for 0.0.0.0, and no token is sent there."""
+    """An address for clients on this machine: no certificate is valid for 0.0.0.0, and no token is sent there."""
     host, _, port = address.rpartition(":")
     return f"localhost:{port}" if host in ("0.0.0.0", "[::]") else address
 
 
 def state_text(config: SightlineConfig) -> str:
-    """What of the cluster's state a restart finds again."""
+    """Which state of the cluster survives a restart, and where."""
     folder, alerts = config.cluster.state_dir, config.alerts.folder
     places = {"incidents": alerts, "clips": config.clips.folder or alerts}
     there = "".join(f"; {what} are in {place}" for what, place in places.items() if place)
     if folder is None:
         lost = "" if alerts else ", and so are incidents"
-        return f"none: cameras added from now on are lost when this cluster ends{lost}{there}"
+        return f"none: added cameras are lost when this cluster ends{lost}{there}"
     kept = ", ".join(["cameras", *(what for what, place in places.items() if not place)])
-    remembered = "" if config.tiers.redis_url else "; what cameras remember ends with the cluster (tiers.redis_url)"
+    remembered = "" if config.tiers.redis_url else "; memories are lost when the cluster ends (see tiers.redis_url)"
     return f"{folder}: {kept}{there}{remembered}"
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """A line for each part of a cluster (``Cluster.parts``) that changed, :data:`MOST_LINES` at most; none at the first
-    look."""
+    """A line for each part of a cluster (``Cluster.parts``) that changed, at most :data:`MOST_LINES`; none at the first
+    check."""
     if not before:
         return []
     again = {name for name, text in now.items() if text.startswith("runs") and before.get(name, "").startswith("runs")}
@@ -187,7 +187,7 @@ def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def connected_cameras(cluster: Cluster) -> list[CameraStatus]:
-    """Status of all cameras, once none is being connected any more or :data:`CONNECT_S` have passed."""
+    """Status of all cameras, once none is still connecting or after :data:`CONNECT_S`."""
     deadline = time.monotonic() + CONNECT_S
     while True:
         cameras = cluster.cameras()

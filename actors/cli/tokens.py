@@ -11,33 +11,33 @@ from actors.cli.output import console, make_table, print_json
 from cluster.errors import ConfigError
 
 app = typer.Typer(
-    help="Make, list and revoke the API tokens of a gateway (security.tokens_file).", no_args_is_help=True
+    help="Create, list and revoke the API tokens of a gateway (security.tokens_file).", no_args_is_help=True
 )
 
 File = Annotated[
-    Path, typer.Option("--file", "-f", metavar="FILE", envvar="SIGHTLINE_TOKENS", help="The gateway's file of tokens.")
+    Path, typer.Option("--file", "-f", metavar="FILE", envvar="SIGHTLINE_TOKENS", help="The gateway's token file.")
 ]
 DEFAULT_FILE = Path("tokens.json")
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Whose it is: a person or a system.")],
+    name: Annotated[str, typer.Argument(help="Owner: a person or a system.")],
     role: Annotated[list[str], typer.Option("--role", "-r", help="ingest, view, ask or admin; may be repeated.")],
     camera: Annotated[
         list[str] | None,
         typer.Option(
             "--camera",
             metavar="PATTERN",
-            help="Cameras it is for, as in 'gate-*'; may be repeated. Default: all.",
+            help="Cameras it gives access to, as in 'gate-*'; may be repeated. Default: all.",
         ),
     ] = None,
     days: Annotated[
-        float | None, typer.Option(min=0.001, max=36_500.0, help="Expires after so many days. Default: never.")
+        float | None, typer.Option(min=0.001, max=36_500.0, help="Days until it expires. Default: never.")
     ] = None,
     file: File = DEFAULT_FILE,
 ) -> None:
-    """Create a token. Its secret is printed once, alone on standard output, and is stored nowhere.
+    """Create a token. Its secret is printed once, alone on standard output, and never stored.
 
     A running gateway accepts it within a second.
 
@@ -53,13 +53,13 @@ def create(
     secret, token = make_token(name, [Role(each) for each in role], camera or ["*"], expires_s=expires_s)
     known = read_tokens(file) if file.exists() else ()
     write_tokens(file, [*known, token])
-    console(stderr=True).print(f"{name} is in {file}; this secret is not, keep it:")
+    console(stderr=True).print(f"{name} was added to {file}; keep its secret, which is not stored:")
     print(secret)
 
 
 @app.command("list")
 def list_tokens(file: File = DEFAULT_FILE, json: Json = None) -> None:
-    """Show the tokens of a file, without their secrets, which are not stored.
+    """List the tokens in a file; their secrets are not stored.
 
     $ sightline tokens list --file tokens.json
     """
@@ -79,8 +79,8 @@ def list_tokens(file: File = DEFAULT_FILE, json: Json = None) -> None:
 
 
 @app.command()
-def revoke(name: Annotated[str, typer.Argument(help="As `tokens list` shows it.")], file: File = DEFAULT_FILE) -> None:
-    """Remove a token; a running gateway refuses it within a second. Running calls continue to their end.
+def revoke(name: Annotated[str, typer.Argument(help="As shown by `tokens list`.")], file: File = DEFAULT_FILE) -> None:
+    """Remove a token; a running gateway rejects it within a second. Calls in progress continue.
 
     $ sightline tokens revoke control-room --file tokens.json
     """

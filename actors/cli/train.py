@@ -9,52 +9,52 @@ from actors.cli.output import Progress
 from cluster.errors import ConfigError
 from cluster.files import check_writable
 
-app = typer.Typer(help="Train the model that the demo answers with.", no_args_is_help=True)
+app = typer.Typer(help="Train the demo's model.", no_args_is_help=True)
 
-# Minutes of one stage on two CPU cores, and its examples per step; a GPU needs larger batches and less time.
+# Minutes per stage and examples per step, on two CPU cores and on a GPU.
 _CPU = {"tower": (32.0, 2), "language": (43.0, 1), "windows": (25.0, 1), "codec": (8.0, 1)}
 _CUDA = {"tower": (4.0, 48), "language": (6.0, 24), "windows": (9.0, 24), "codec": (4.0, 24)}
 _RATES = {"tower": 8e-4, "language": 8e-4, "windows": 4e-4, "codec": 2e-4}
-# How often an example is reused: where making it takes about as long as two training steps on it.
+# How often an example is reused where making one takes about as long as two training steps.
 _REPLAYS = {"language": 1}
 
 
 @app.callback()
 def _training() -> None:
-    """Without it, typer would drop the name of an only command."""
+    """Without a callback, typer drops the name of a single command."""
 
 
 @app.command("demo-model")
 def demo_model(
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Checkpoints, log and model go here.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for checkpoints, log and model.")],
     stage: Annotated[
         list[str] | None,
-        typer.Option(help="Only these: tower, language, windows, codec, export; may be repeated. All by default."),
+        typer.Option(help="Only these: tower, language, windows, codec, export; may be repeated. Default: all."),
     ] = None,
     minutes: Annotated[
-        list[str] | None, typer.Option(metavar="STAGE=N", help="How long a stage trains; may be repeated.")
+        list[str] | None, typer.Option(metavar="STAGE=N", help="Minutes to train a stage; may be repeated.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each stage, in place of minutes.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Examples of one step.")] = None,
-    rate: Annotated[float | None, typer.Option(min=0.0, help="Highest learning rate of each stage.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps per stage, instead of minutes.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Examples per step.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.0, help="Peak learning rate of each stage.")] = None,
     optimizer: Annotated[str, typer.Option(help="muon or adamw.")] = "muon",
     codec_scenes: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Encoded scenes for the stage codec (sightline scenes make).")
+        Path | None, typer.Option(metavar="DIR", help="Encoded scenes for stage codec (from `sightline scenes make`).")
     ] = None,
     begin_with: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="DIR",
-            help="Go on from an exported model, such as DIR/model; repeated: from the mean of their weights.",
+            help="Start from an exported model, such as DIR/model; if repeated, from the mean of their weights.",
         ),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of the model.")] = 1,
     workers: Annotated[int, typer.Option(min=0, help="Processes that render scenes.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and scenes.")] = 0,
-    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the checkpoints in DIR.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of weights and scenes.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Resume from the checkpoints in DIR.")] = True,
     preset: Annotated[str, typer.Option(help="Size: demo or tiny.")] = "demo",
-    validation_scenes: Annotated[int, typer.Option(min=0, help="0: never validate.")] = 48,
+    validation_scenes: Annotated[int, typer.Option(min=0, help="Scenes to validate on; 0: none.")] = 48,
 ) -> None:
     """Train the demo model on synthetic scenes, then export it to DIR/model.
 

@@ -19,22 +19,21 @@ if TYPE_CHECKING:
 
 
 LOOK_S = 3.0
-"""Interval of looking at the cameras' states, to say why one is silent."""
+"""Seconds between checks of the cameras' states, to report why one is silent."""
 
 
 def watch(
-    cameras: Annotated[list[str] | None, typer.Argument(metavar="CAMERA", help="Only these; default all.")] = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after this many answers; 0 never.")] = 0,
+    cameras: Annotated[list[str] | None, typer.Argument(metavar="CAMERA", help="Only these cameras.")] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="Stop after this many answers; 0: never.")] = 0,
     positive: Annotated[bool, typer.Option("--positive", help="Only answers at or above their threshold.")] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     json: JsonStream = None,
 ) -> None:
-    """Print answers as they come, one per line, until Ctrl-C.
+    """Print answers as they arrive, one per line, until Ctrl-C.
 
-    An answer shows the camera, the question, its score and verdict, the window it looked at (seconds of the
-    camera's own clock), the tokens (in full → computed), the time from the window's last frame to the answer, and
-    in quotes, of a question with `explain`, what the model wrote.
-    Why a camera sends none is said on standard error. While the gateway restarts, it is tried again.
+    A line shows camera, question, score and verdict, the window (seconds of the camera's clock), tokens (full →
+    computed), the time from the window's last frame to the answer, and, for questions with `explain`, the model's text
+    in quotes. Reasons for silent cameras go to standard error. Reconnects when the gateway restarts.
 
     $ sightline watch gate depot
 
@@ -61,7 +60,7 @@ def watch(
 
 
 def _start_explaining(client: GatewayClient, cameras: Collection[str]) -> None:
-    """Say on standard error why cameras are silent, now and from a thread whenever that changes."""
+    """Print to standard error why cameras are silent: now, and from a thread whenever that changes."""
     screen = console(stderr=True)
     said: set[str] = set()
 
@@ -74,7 +73,7 @@ def _start_explaining(client: GatewayClient, cameras: Collection[str]) -> None:
         said = set(lines)
 
     def keep_explaining() -> None:
-        # The watched stream itself reports a gateway that is gone; ValueError: the client was closed.
+        # The stream of answers itself reports a lost gateway; ValueError: the client was closed.
         while not threading.Event().wait(LOOK_S):
             try:
                 explain()
@@ -88,10 +87,10 @@ def _start_explaining(client: GatewayClient, cameras: Collection[str]) -> None:
 
 
 def silence_lines(statuses: Collection[CameraStatus], cameras: Collection[str]) -> list[str]:
-    """Why no answers come: of the watched ``cameras`` (all without any), those without pictures or questions."""
+    """Why the watched ``cameras`` (empty: all) send no answers: those without pictures or questions."""
     watched = [status for status in statuses if not cameras or status.name in cameras]
     if not watched:
-        return ["there is no camera; `sightline cameras add NAME SOURCE` adds one"]
+        return ["there is no camera; add one with `sightline cameras add NAME SOURCE`"]
     waiting = [f"{each.name}: {each.reason or each.state}" for each in watched if each.state == "waiting"]
     ended = [f"{each.name}: its video has ended" for each in watched if each.state == "ended"]
     return trouble_lines(watched) + waiting + ended

@@ -1,7 +1,7 @@
 """Client of the Kubernetes API server: list, watch, status and Secrets, with readable errors.
 
-All calls block and have a deadline. The official client is imported with the first object: it is large, and most
-clusters never need it.
+All calls block and have a deadline. The official client is imported lazily: it is large, and most clusters never need
+it.
 """
 
 import base64
@@ -23,19 +23,19 @@ PAGE = 500
 """Objects per page of a list."""
 
 MAX_LINE = 8 * 2**20
-"""Longest event; a server stores objects of 1.5 MiB at most."""
+"""Maximum bytes of an event; a server stores objects of at most 1.5 MiB."""
 
 RAY_CLUSTERS = "rayclusters.ray.io"
 WATCH_S = 300
-"""Seconds after which the server ends a watch, and it is opened again."""
+"""Seconds after which the server ends a watch, which is then reopened."""
 
 HEAD_GROUP = "head"
-_OF_GROUPS = ("replicas", "minReplicas", "maxReplicas", "rayStartParams", "resources", "template")
+_GROUP_KEYS = ("replicas", "minReplicas", "maxReplicas", "rayStartParams", "resources", "template")
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class ExpiredError(SightlineError):
-    """The server no longer has changes since the requested version: everything has to be listed again."""
+    """The server no longer has the changes since the requested version: everything must be listed again."""
 
 
 class ChangedError(SightlineError):
@@ -43,8 +43,8 @@ class ChangedError(SightlineError):
 
 
 class KubernetesApi:
-    """One namespace's ``Camera`` resources. Raises ``ConfigError``: there is no such kubeconfig or context, or this
-    does not run in a pod."""
+    """One namespace's ``Camera`` resources. Raises ``ConfigError``: no such kubeconfig or context, or, without a
+    kubeconfig, not running in a pod."""
 
     def __init__(self, config: KubernetesConfig) -> None:
         from kubernetes import client
@@ -70,11 +70,11 @@ class KubernetesApi:
         self._closed = False
 
     def close(self) -> None:
-        """End the current watch, from any thread; no other can be opened."""
+        """End the current watch, from any thread; no further watch can be opened."""
         with self._lock:
             self._closed, watching = True, self._watching
         if watching is not None:
-            # The server may close the connection at this moment.
+            # The server may close the connection at the same moment.
             with contextlib.suppress(OSError, RuntimeError):
                 watching.shutdown()
 
@@ -96,9 +96,9 @@ class KubernetesApi:
             page["_continue"] = rest
 
     def watch(self, version: str) -> Iterator[tuple[str, CameraResource | str]]:
-        """Yield changes since ``version`` as they happen: ``(ADDED | MODIFIED | DELETED, resource)``, and ``(BOOKMARK,
-        version)``. Ends when the server ends it, with or without a reason. Raises ``ExpiredError``: that is too long
-        ago; ``UnavailableError``: as :meth:`list`; the connection broke, or an event is invalid."""
+        """Yield changes since ``version`` as they happen: ``(ADDED | MODIFIED | DELETED, resource)`` and ``(BOOKMARK,
+        version)``. Ends when the server ends the watch. Raises ``ExpiredError``: ``version`` is too old, or an event is
+        invalid; ``UnavailableError``: as :meth:`list`, an error event, or a broken connection."""
         response = self._call(
             self._objects.list_namespaced_custom_object,
             **self._where,
@@ -131,8 +131,8 @@ class KubernetesApi:
         """Write a resource's status; returns the new resource.
 
         Raises:
-            ChangedError: it is no longer at its version.
-            UnknownCameraError: it is gone.
+            ChangedError: the resource has changed since it was read.
+            UnknownCameraError: it no longer exists.
             UnavailableError: as :meth:`list`.
         """
         body = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, **resource.body, "status": dict(status)}
@@ -141,8 +141,8 @@ class KubernetesApi:
         return _resource(self._call(write, refused, **self._where, name=resource.name, body=body))
 
     def secret(self, name: str) -> dict[str, str]:
-        """The values of a Secret of the namespace, by key; those that are not text are left out. Raises
-        ``ConfigError``: there is none, or access is denied; ``UnavailableError``: as :meth:`list`."""
+        """Values of a Secret in the namespace, by key, without those that are not text. Raises ``ConfigError``: it does
+        not exist, or access is denied; ``UnavailableError``: as :meth:`list`."""
 
         def read(**options: Any) -> Any:
             return json.loads(self._core.read_namespaced_secret(name, self.namespace, **options).data)
@@ -162,14 +162,13 @@ class KubernetesApi:
         return found
 
     def ray_clusters(self, service: str) -> Sequence[str]:
-        """Names of the RayClusters that KubeRay has made for a RayService. Raises ``UnavailableError``, as
-        :meth:`list`."""
+        """RayClusters, by name, that KubeRay created for a RayService. Raises ``UnavailableError`` as :meth:`list`."""
         where = self._ray("rayclusters", label_selector=f"ray.io/originated-from-cr-name={service}")
         found = self._call(self._objects.list_namespaced_custom_object, what=RAY_CLUSTERS, **where)
         return [str(each["metadata"]["name"]) for each in found["items"]]
 
     def delete_ray_service(self, service: str) -> None:
-        """Delete a RayService, if there is one. Raises ``UnavailableError``, as :meth:`list`."""
+        """Delete a RayService if it exists. Raises ``UnavailableError`` as :meth:`list`."""
         from kubernetes.client.exceptions import ApiException
 
         def delete(**options: Any) -> None:
@@ -182,10 +181,10 @@ class KubernetesApi:
         self._call(delete, what="rayservices.ray.io", verbs="delete")
 
     def update_ray_cluster(self, cluster: str, service: str) -> Sequence[str]:
-        """Give a RayCluster's groups, by their names, the numbers and templates of pods of its RayService; returns the
-        names of those that had others. Running pods stay as they are. Raises ``ChangedError``: its groups have changed
-        since they were read, or the server finds the new ones invalid; ``UnavailableError``: as :meth:`list`, or there
-        is no such RayCluster or RayService."""
+        """Copy pod counts and templates from a RayService to the groups of the same names in its RayCluster; returns
+        the names of groups that differed. Running pods are left alone. Raises ``ChangedError``: the groups have changed
+        since they were read, or the server finds the new ones invalid; ``UnavailableError``: as :meth:`list`, or no
+        such RayCluster or RayService."""
         where = self._ray("rayclusters", name=cluster)
         read = self._objects.get_namespaced_custom_object
         wanted = self._call(read, what="rayservices.ray.io", verbs="get", **self._ray("rayservices", name=service))
@@ -200,11 +199,11 @@ class KubernetesApi:
         names = []
         for name, path, before, after in pairs:
             if "replicas" in after:
-                # With limits apart, Ray's autoscaler chooses between them.
+                # With different limits, Ray's autoscaler chooses between them.
                 least, most = after.get("minReplicas", after["replicas"]), after.get("maxReplicas", after["replicas"])
                 now = min(max(before.get("replicas", least), least), most)
                 after = {**after, "replicas": now if least < most else after["replicas"]}
-            keys = [key for key in _OF_GROUPS if key in after and before.get(key) != after[key]]
+            keys = [key for key in _GROUP_KEYS if key in after and before.get(key) != after[key]]
             if not keys:
                 continue
             names.append(name)
@@ -221,14 +220,14 @@ class KubernetesApi:
         return {**self._where, "group": "ray.io", "version": "v1", "plural": plural, **which}
 
     def _refused(self, camera: str) -> dict[int, SightlineError]:
-        """What statuses mean of one resource."""
+        """Errors by HTTP status for calls about one resource."""
         return {
             404: UnknownCameraError(f"there is no Camera resource {camera!r} in namespace {self.namespace!r}"),
             409: ChangedError(f"camera {camera!r} has changed meanwhile"),
         }
 
     def _lines(self, response: Any) -> Iterator[bytes]:
-        """Complete lines; an unterminated last line was cut off."""
+        """Complete lines; an unterminated last line was cut off and is dropped."""
         from urllib3.exceptions import HTTPError
 
         rest = bytearray()
@@ -241,7 +240,7 @@ class KubernetesApi:
                     raise UnavailableError(f"the Kubernetes API server sent an event of more than {MAX_LINE} bytes")
                 yield from filter(None, lines)
         except (HTTPError, OSError, AttributeError, ValueError) as error:
-            # The latter two: raised by a response that was closed under its reader.
+            # A response closed under its reader raises the latter two.
             if not self._closed:
                 raise UnavailableError(f"the watch of the Kubernetes API server broke: {_short(error)}") from None
 
@@ -254,7 +253,8 @@ class KubernetesApi:
         verbs: str = "list, get and patch",
         **arguments: Any,
     ) -> T:
-        """``refused``: errors by HTTP status; ``what``: other objects than ``Camera`` resources, and what is done."""
+        """Call the API. ``refused``: errors by HTTP status; ``what``, ``verbs``: for messages about objects other than
+        ``Camera`` resources, and the permissions needed."""
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -270,7 +270,7 @@ class KubernetesApi:
     def _refusal(self, error: Any, what: str, verbs: str) -> SightlineError:
         definition = f"{PLURAL}.{GROUP}"
         if what and error.status in (409, 422):
-            # A failed test of a patch and an invalid object have the same status and reason: only the message differs.
+            # A failed patch test and an invalid object have the same status and reason; only the message differs.
             return ChangedError(f"the {what} changed meanwhile, or would not be valid: {_short(error.body or '')}")
         if not what and error.status == 410:
             return ExpiredError("that version is too old for the Kubernetes API server")
@@ -289,7 +289,7 @@ class KubernetesApi:
 
 
 def _configure(config: KubernetesConfig, settings: Any) -> str:
-    """Set server and identity; returns the namespace that goes with them."""
+    """Set server and identity; returns their default namespace."""
     from kubernetes.config import ConfigException, list_kube_config_contexts, load_incluster_config, load_kube_config
 
     if config.kubeconfig is None:
@@ -336,7 +336,7 @@ def _resource(body: Any) -> CameraResource:
 
 def _short(error: object) -> str:
     while isinstance(reason := getattr(error, "reason", None), BaseException):
-        # What urllib3 wraps into "too many attempts".
+        # Unwrap what urllib3 reports as "Max retries exceeded".
         error = reason
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:200] + " …"

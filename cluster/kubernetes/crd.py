@@ -1,7 +1,7 @@
 """The CustomResourceDefinition of ``Camera``, generated from the configuration's schema (``sightline config crd``).
 
-A structural schema as apiextensions.k8s.io/v1 requires: no references, a type at every node, ``nullable`` in place of a
-union with null, bounds in the form of OpenAPI 3.0.
+A structural schema as apiextensions.k8s.io/v1 requires: no references, a type at every node, ``nullable`` instead of a
+union with null, bounds as in OpenAPI 3.0.
 """
 
 import json
@@ -21,7 +21,7 @@ _BOUNDS = ("minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum
 
 
 def definition() -> Node:
-    """The CustomResourceDefinition object: ``crd.yaml``, with every key of a camera in its ``spec``."""
+    """The CustomResourceDefinition: ``crd.yaml`` with every key of a camera in its ``spec``."""
     import yaml
 
     whole: Node = yaml.safe_load(Path(__file__).with_name("crd.yaml").read_text(encoding="utf-8"))
@@ -31,10 +31,10 @@ def definition() -> Node:
 
 
 def definition_text() -> str:
-    """The object as the YAML file that is installed."""
+    """The definition as an installable YAML file."""
     import yaml
 
-    # Through JSON, so that repeated values are written out instead of as aliases.
+    # Through JSON, so that repeated values are written out instead of becoming YAML aliases.
     plain = json.loads(json.dumps(definition()))
     return "# Written by `sightline config crd`.\n" + yaml.safe_dump(plain, sort_keys=False, width=120)
 
@@ -43,7 +43,7 @@ def _generated() -> Node:
     whole = CameraEntry.model_json_schema()
     spec = _section(whole, whole.get("$defs", {}))
     spec["properties"]["credentials"] = _section(Credentials.model_json_schema(), {})
-    # Written otherwise than in a configuration, as crd.yaml has it.
+    # These differ from the configuration's form; crd.yaml defines them.
     for key in POLYGONS:
         spec["properties"][camel(key)] = {}
     del spec["properties"]["name"]
@@ -77,13 +77,13 @@ def _node(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Node:
     if node.get("type") == "array":
         found["items"] = _node(node["items"], definitions)
     elif node.get("type") == "object":
-        # Parameters of a policy: only the cluster knows its policies.
+        # Parameters of a policy, which only the cluster can validate.
         found["x-kubernetes-preserve-unknown-fields"] = True
     return found
 
 
 def _union(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Node:
-    """Union of a type and null, or of number and text."""
+    """Union of a type and null, or of a number and a string."""
     described = _described(node)
     kinds = [each for each in node["anyOf"] if each.get("type") != "null"]
     nullable = {"nullable": True} if len(kinds) < len(node["anyOf"]) else {}

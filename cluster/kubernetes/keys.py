@@ -22,7 +22,7 @@ def camel(key: str) -> str:
 
 
 def to_snake(body: Mapping[str, Any], model: type[BaseModel], path: KeyPath, found: list[Problem]) -> dict[str, Any]:
-    """Convert a camel-case mapping for ``model``; unknown keys are added to ``found``."""
+    """Convert a camel-case mapping to the keys of ``model``; unknown keys are reported in ``found``."""
     names = {camel(field): field for field in model.model_fields}
     result: dict[str, Any] = {}
     for key, value in body.items():
@@ -49,7 +49,7 @@ def to_camel(problem: Problem) -> Problem:
 
 
 def in_resource_words(error: Exception) -> str:
-    """Convert all problems of a camera to resource keys."""
+    """An error's message, with configuration keys converted to resource keys."""
     if not isinstance(error, InvalidConfigError):
         return str(error)
     return "; ".join(to_camel(problem).sentence(error.where) for problem in error.problems)

@@ -1,6 +1,6 @@
 """Reconciles the cluster's cameras with ``Camera`` resources, and writes each resource's status.
 
-Level-triggered: every pass compares all resources with all cameras, so that missed events, their order and concurrent
+Level-triggered: every pass compares all resources with all cameras, so missed events, event order and concurrent
 changes do not matter. An invalid spec changes nothing.
 """
 
@@ -38,13 +38,13 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Secret = Callable[[str], Awaitable[Mapping[str, str]]]
-"""Values of a Secret by its name; raises as :meth:`KubernetesApi.secret`."""
+"""Reads a Secret's values by its name; raises as :meth:`KubernetesApi.secret`."""
 
 AT_ONCE = 16
-"""Concurrent camera changes: a removal may take several heartbeats."""
+"""Maximum concurrent camera changes: a removal may take several heartbeats."""
 
 CALLS = 4
-"""Concurrent calls to the API server."""
+"""Maximum concurrent calls to the API server."""
 
 ATTEMPTS = 4
 """Attempts to write a status before the next round retries it."""
@@ -55,7 +55,7 @@ _STATES: dict[str, metrics.ResourceState] = {
     "NoRoom": "no_room",
     "Invalid": "invalid",
 }
-"""Metric state by the reason of an outcome."""
+"""Metric state by an outcome's reason."""
 
 
 class _Done(NamedTuple):
@@ -87,7 +87,7 @@ class Reconciler:
         self._threads = ThreadPoolExecutor(CALLS, thread_name_prefix="kubernetes")
 
     def changed(self) -> None:
-        """A resource changed: start a pass now."""
+        """Start a pass now, because a resource changed."""
         self._wake.set()
 
     def close(self) -> None:
@@ -110,8 +110,8 @@ class Reconciler:
                     await self._wake.wait()
 
     async def run_once(self) -> None:
-        """Run a pass if one is due, and write the statuses that are due. Raises ``UnavailableError``: the controller is
-        unavailable; the next call continues."""
+        """Run a pass and write statuses, if due. Raises ``UnavailableError``: the controller is unavailable; the next
+        call continues."""
         now_s = time.monotonic()
         failed: UnavailableError | None = None
         if self._wake.is_set() or now_s - self._passed_s >= self._config.resync_s:
@@ -120,7 +120,7 @@ class Reconciler:
             try:
                 await self.reconcile()
             except UnavailableError as error:
-                # It may be of one camera alone, and last: the others' statuses must not stand still.
+                # It may concern a single camera, permanently: still update the others' statuses.
                 failed = error
         if now_s - self._told_s >= self._config.status_s:
             self._told_s = now_s
@@ -130,7 +130,7 @@ class Reconciler:
 
     # -- resources to cameras ---------------------------------------------------------------------
     async def reconcile(self) -> None:
-        """One pass over everything. Raises ``UnavailableError`` once everything else is done."""
+        """Run one pass over everything. Raises ``UnavailableError``, after the rest is done, if cameras failed."""
         resources = self._resources.snapshot()
         if resources is None:
             return
@@ -154,7 +154,7 @@ class Reconciler:
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def secret(name: str) -> Mapping[str, str]:
-            # Each is read once, however many cameras refer to it.
+            # Read once per pass, however many cameras refer to it.
             if name not in read:
                 read[name] = asyncio.ensure_future(self._in_thread(self._api.secret, name))
             return await read[name]
@@ -192,7 +192,7 @@ class Reconciler:
             metrics.reconciler_changes.labels("removed").inc()
             log.info("camera %s: removed with its resource", name)
         except (UnknownCameraError, ManagedElsewhereError):
-            # Somebody else was faster.
+            # Already removed or taken over.
             return
 
     async def _reconcile_camera(self, resource: CameraResource, camera: ManagedCamera | None, secret: Secret) -> None:
@@ -216,7 +216,7 @@ class Reconciler:
         if camera is not None:
             check_manager(resource.name, camera.manager, KUBERNETES, takeover=resource.takeover)
             if camera.manager == KUBERNETES and camera.uid not in ("", resource.uid):
-                # Deleted and created anew: the new camera must not inherit the old one's memory.
+                # Deleted and recreated: the new camera must not inherit the old one's memory.
                 await self._remove(resource.name)
                 camera = None
         if camera is None or camera.trouble:
@@ -231,7 +231,7 @@ class Reconciler:
 
     # -- cameras to statuses ----------------------------------------------------------------------
     async def write_statuses(self) -> None:
-        """Write the statuses that changed and are due, oldest first. Raises ``UnavailableError`` when the controller is
+        """Write changed statuses that are due, oldest first. Raises ``UnavailableError``: the controller is
         unavailable."""
         resources = self._resources.snapshot()
         if not resources:
@@ -257,7 +257,7 @@ class Reconciler:
         async def write() -> None:
             for resource in wanted:
                 if not await self._write(resource, cameras.get(resource.name)):
-                    # With an unresponsive server, all of them would take their timeout.
+                    # An unresponsive server would make every further write wait for its timeout.
                     return
 
         await asyncio.gather(*(write() for _ in range(CALLS)))

@@ -1,4 +1,4 @@
-"""A ``Camera`` resource of Kubernetes, its conversion to a camera, and its status."""
+"""The Kubernetes resource ``Camera``, its conversion to a camera, and its status."""
 
 import json
 import re
@@ -43,7 +43,7 @@ class Credentials(Section):
 
 @dataclass(frozen=True, slots=True)
 class CameraResource:
-    """Relevant fields of one object. ``body``: all of it, as received."""
+    """Relevant fields of one object. ``body``: the whole object as received."""
 
     name: str
     uid: str
@@ -75,12 +75,12 @@ class CameraResource:
 
     @property
     def asked(self) -> tuple[str, int, bool]:
-        """Identifies the requested spec: changes with anything but the status."""
+        """Identifies the requested spec: changes with everything except the status."""
         return self.uid, self.generation, self.takeover
 
     @property
     def credentials(self) -> Credentials | None:
-        """The Secret that its source needs. Raises ``ConfigError``: the section is wrong."""
+        """The Secret that the source needs, if any. Raises ``ConfigError``: the section is invalid."""
         given = self.spec.get("credentials")
         if given is None:
             return None
@@ -98,7 +98,7 @@ class CameraResource:
 
         Args:
             secret: the values of its Secret.
-            allow_password: the source may hold one, since the object is not readable by others.
+            allow_password: accept a password in the source, because the object is not readable by others.
 
         Raises:
             ConfigError: a key or value is wrong; the message never holds a password.
@@ -134,7 +134,7 @@ class CameraResource:
             message = "must be an address without a user, as rtsp://10.0.0.11/stream1, to go with credentials"
             raise self._refuse(Problem(("source",), message))
         keys = credentials.username_key, credentials.password_key
-        # Files that Secrets are made from often end with a line break.
+        # Files from which Secrets are created often end with a line break.
         values = {key: secret.get(key, "").strip() for key in keys}
         missing = [key for key in keys if not values[key]]
         if missing:
@@ -150,7 +150,7 @@ class CameraResource:
 
 
 def _polygon(polygon: Any) -> Any:
-    """Convert ``{points: [{x, y}, ...]}``; a rectangle has the same form in both."""
+    """Convert ``{points: [{x, y}, ...]}``; rectangles have the same form in both."""
     if not isinstance(polygon, Mapping) or set(polygon) != {"points"} or not isinstance(polygon["points"], list):
         return polygon
     points = polygon["points"]
@@ -161,18 +161,18 @@ def _polygon(polygon: Any) -> Any:
 Truth = Literal["True", "False", "Unknown"]
 
 MESSAGE_CHARS = 1024
-"""Longest message of a condition: it is stored with every status."""
+"""Maximum characters of a condition's message, which is stored with every status."""
 
 _VOLATILE = frozenset({"lagSeconds", "lastAnswer", "answers", "reason"})
-"""Fields that change with every window; not worth a write of their own."""
+"""Fields that change with every window and are not worth a write of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """Result of applying a spec.
 
-    * ``accepted``: the camera runs with it; else ``reason`` (a word) and ``message`` (a sentence) say why not
-    * ``conflict``: the other manager of the camera, as a sentence; empty without one
+    * ``accepted``: whether the camera runs with it; if not, ``reason`` (a word) and ``message`` (a sentence) say why
+    * ``conflict``: a sentence naming the camera's other manager; empty if none
     """
 
     accepted: Truth
@@ -187,8 +187,8 @@ ACCEPTED = Outcome("True", "Accepted")
 def status_of(
     resource: CameraResource, outcome: Outcome, camera: CameraStatus | None, now: str, before: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Build the whole status. ``camera``: the cluster's, ``None`` where it has none of that name; ``now``: RFC 3339,
-    for conditions that changed since the status ``before``."""
+    """Build the whole status. ``camera``: the cluster's camera of that name, or ``None``; ``now``: RFC 3339 time for
+    conditions that changed since the status ``before``."""
     # Another manager's camera of this name does not concern this resource.
     own = camera if camera is not None and camera.manager == KUBERNETES else None
     running: tuple[Truth, str, str]
@@ -218,14 +218,15 @@ def status_of(
 
 
 def worth_writing(before: Mapping[str, Any], after: Mapping[str, Any]) -> Literal["nothing", "later", "soon"]:
-    """``soon``: a change that people wait for; ``later``: figures that change with every window."""
+    """How urgently to write a status. ``soon``: a change that people wait for; ``later``: only figures that change with
+    every window."""
     if before == after:
         return "nothing"
     return "later" if _steady(before) == _steady(after) else "soon"
 
 
 def _steady(status: Mapping[str, Any]) -> dict[str, Any]:
-    """Status without volatile fields, including countdowns in the messages of conditions."""
+    """The status without volatile fields, such as countdowns in conditions' messages."""
     kept = {key: value for key, value in status.items() if key not in _VOLATILE}
     kept["conditions"] = {
         kind: (each.get("status"), each.get("reason"), "" if kind == "Running" else each.get("message"))
@@ -282,15 +283,14 @@ _END = re.compile(r"---(\s.*)?")
 
 
 class CamerasFile(Section):
-    """One document with cameras; other sections of a configuration belong to the cluster."""
+    """A document of cameras alone; other sections of a configuration belong to the cluster."""
 
     cameras: list[CameraEntry] = Field(default_factory=list, description="The cameras.")
 
 
 def read_cameras(path: str | Path, text: str | None = None) -> list[CameraEntry]:
     """Read the cameras of a file, of all YAML files directly in a folder, or of ``text`` from elsewhere. Raises
-    ``ConfigError``: a file cannot be read, or something in it is wrong; the message names file, line, key and
-    remedy."""
+    ``ConfigError``: a file cannot be read or is invalid; the message names file, line, key and remedy."""
     if text is None:
         sources = {str(file): read_file(file, "file", "cameras are") for file in _files(Path(path))}
     else:
@@ -300,13 +300,13 @@ def read_cameras(path: str | Path, text: str | None = None) -> list[CameraEntry]
         for entry in parse_cameras(content, where):
             if entry.name in found:
                 other = found[entry.name][1]
-                raise ConfigError(f"{where}: camera {entry.name!r} is in {other} already; names must be unique")
+                raise ConfigError(f"{where}: camera {entry.name!r} is already in {other}; names must be unique")
             found[entry.name] = entry, where
     return [entry for entry, _ in found.values()]
 
 
 def parse_cameras(text: str, where: str, environment: Mapping[str, str] | None = None) -> list[CameraEntry]:
-    """Parse the cameras of one or more documents, with ``${NAME}`` filled in. Raises ``ConfigError``: see
+    """Parse the cameras of one or more documents, with ``${NAME}`` substituted. Raises ``ConfigError``: see
     :func:`read_cameras`."""
     return [entry for each in _documents(text) for entry in _of_document(read_yaml(each, where), environment)]
 
@@ -342,7 +342,7 @@ def _of_resource(tree: Mapping[str, object], document: Document) -> CameraEntry:
 
 
 def _documents(text: str) -> Iterator[str]:
-    """Each document padded to its own line of the file, so that errors give the right line."""
+    """Documents, each padded with line breaks to its place in the file, so that errors give the right line."""
     lines = text.splitlines()
     begin = 0
     for number, line in enumerate([*lines, "---"]):
@@ -358,7 +358,7 @@ def _files(path: Path) -> list[Path]:
         return [path]
     found = sorted(file for file in path.iterdir() if file.suffix in (".yaml", ".yml") and file.is_file())
     if not found:
-        raise ConfigError(f"{path}: there is no YAML file in this folder")
+        raise ConfigError(f"{path}: no YAML file in this folder")
     return found
 
 
@@ -367,6 +367,6 @@ def as_yaml(entries: list[dict[str, object]], comments: list[str]) -> str:
     import yaml
 
     head = "".join(f"# {line}\n" for line in comments)
-    # Through JSON, so that repeated values are written out instead of as aliases.
+    # Through JSON, so that repeated values are written out instead of becoming YAML aliases.
     plain = json.loads(json.dumps({"cameras": entries}))
     return head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)

@@ -16,15 +16,15 @@ log = logging.getLogger(__name__)
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 30.0
 HASTY_S = 1.0
-"""A watch that ends sooner without an event counts as a failure, so that reconnects are delayed."""
+"""A watch that ends sooner than this without an event counts as a failure, which delays the reconnect."""
 
 
 class CameraWatch:
-    """Survives broken connections, from the last version seen; lists again when that has expired.
+    """Resumes broken connections from the last version seen, and lists again when that has expired.
 
     Args:
         on_change: called on the thread when a resource was added, deleted, or its spec changed.
-        wait_s: first and longest delay between two attempts; each is doubled, and half of it is random.
+        wait_s: first and longest delay between attempts; doubled each time, with up to half of it random.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class CameraWatch:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="camera resources", daemon=True)
         self.trouble = ""
-        """Why it is currently not watching."""
+        """Why it is currently not watching; empty if it is."""
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """Stop; false when the thread did not end in time."""
+        """Stop; false if the thread did not end in time."""
         self._stopped.set()
         self._source.close()
         self._thread.join(timeout_s)
@@ -64,7 +64,7 @@ class CameraWatch:
             return dict(self._resources) if self._listed else None
 
     def record_write(self, before: CameraResource, after: CameraResource) -> None:
-        """Replace ``before`` by ``after``, written by this process, unless the watch was faster."""
+        """Replace ``before`` by ``after``, written by this process, unless the watch already has a newer one."""
         with self._lock:
             known = self._resources.get(before.name)
             if known is not None and (known.uid, known.version) == (before.uid, before.version):
@@ -75,20 +75,20 @@ class CameraWatch:
             began_s = time.monotonic()
             end: metrics.WatchEnd = "ended"
             try:
-                told = self._once()
+                active = self._once()
             except ExpiredError as error:
                 log.info("listing camera resources again: %s", error)
-                self._version, told, end = None, False, "expired"
+                self._version, active, end = None, False, "expired"
             except SightlineError as error:
                 if not self._stopped.is_set() and self.trouble != str(error):
                     log.warning("cannot watch camera resources: %s", error)
-                self.trouble, told, end = str(error), False, "broken"
+                self.trouble, active, end = str(error), False, "broken"
             except Exception:
                 log.exception("listing camera resources again")
-                self._version, told, end = None, False, "failed"
+                self._version, active, end = None, False, "failed"
             if not self._stopped.is_set():
                 self._metrics.restarted(end)
-            hasty = not told and time.monotonic() - began_s < HASTY_S
+            hasty = not active and time.monotonic() - began_s < HASTY_S
             self._failures = self._failures + 1 if hasty else 0
             if hasty:
                 first, longest = self._wait_s
@@ -96,15 +96,15 @@ class CameraWatch:
                 self._stopped.wait(wait_s * random.uniform(0.5, 1.0))
 
     def _once(self) -> bool:
-        """List if needed, and watch until the watch ends; returns whether there were events."""
-        told = False
+        """List if needed, and watch until the watch ends; returns whether the server was heard."""
+        active = False
         if self._version is None:
             resources, version = self._source.list()
             self._metrics.listed()
             self._replace(resources)
-            self._version, told = version, self._failures == 0
+            self._version, active = version, self._failures == 0
         for kind, what in self._source.watch(self._version):
-            told, self._failures, self.trouble = True, 0, ""
+            active, self._failures, self.trouble = True, 0, ""
             self._metrics.server_responded()
             if isinstance(what, str):
                 self._version = what
@@ -116,7 +116,7 @@ class CameraWatch:
         else:
             self.trouble = ""
             self._metrics.server_responded()
-        return told
+        return active
 
     def _replace(self, resources: list[CameraResource]) -> None:
         fresh = {resource.name: resource for resource in resources}

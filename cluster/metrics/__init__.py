@@ -1,6 +1,6 @@
-"""Prometheus metrics of a process and its ``/metrics``, and the gateway's page with those of all processes.
+"""Prometheus metrics of a process.
 
-All families and what records them are names of this package, as in ``metrics.windows``.
+All families and recording functions are names of this package, as in ``metrics.windows``.
 """
 
 from cluster.metrics.cameras import *  # noqa: F403

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 STATES = ("waiting", "connecting", "running", "backoff", "error", "ended")
 
 MAX_QUESTIONS = 8
-"""Questions of one camera that get series; further ones are answered without."""
+"""Maximum number of a camera's questions with a score series of their own."""
 MOST_QUESTIONS = 64
-"""Questions of a process that are counted by name; further ones count as ``other``."""
+"""Maximum number of a process's questions counted by name; further ones count as ``other``."""
 
 _DECODED = (
     families.camera_asked,
@@ -58,7 +58,7 @@ class CameraMetrics:
         self._last_frame = self._clock() if arrived_s is None else arrived_s
 
     def count_lazy_events(self, times: Mapping[str, int]) -> None:
-        """Count events of lazy decoding; 0 creates the series of one."""
+        """Count events of lazy decoding; a count of 0 creates the event's series."""
         self._lazy_events |= times.keys()
         for event, count in times.items():
             families.lazy_events.labels(self.camera, event).inc(count)
@@ -67,7 +67,7 @@ class CameraMetrics:
         return float("inf") if self._last_frame is None else max(0.0, self._clock() - self._last_frame)
 
     def remove(self) -> None:
-        # By all labels: by one, each goes through the series of all, and a decoder that drains loses all cameras.
+        # By all labels: removal by one label scans every camera's series, and a draining decoder loses all cameras.
         for family in _DECODED:
             family.remove(self.camera)
         for state in STATES:
@@ -79,8 +79,7 @@ class CameraMetrics:
 class AnsweredCameras:
     """Series of the cameras that one replica answers for; thread-safe.
 
-    A camera that moves to another replica has its series there: :meth:`retain_cameras` removes those of cameras that
-    left.
+    :meth:`retain_cameras` removes the series of cameras that moved to another replica, which exports them from then on.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -99,7 +98,7 @@ class AnsweredCameras:
                 shown.remove(question)
 
     def record_window(self, answers: Sequence[Answer]) -> None:
-        """Record the answers of one window, at least one; cameras that are not open are ignored."""
+        """Record the answers, at least one, of one window; cameras that are not open are ignored."""
         camera, lag_s = answers[0].stream, answers[0].timing.latency_s
         with self._lock:
             if camera not in self._strides:
@@ -125,7 +124,7 @@ class AnsweredCameras:
     def retain_cameras(self, cameras: Iterable[str]) -> None:
         with self._lock:
             for camera in self._strides.keys() - set(cameras):
-                # By all labels: by one, each goes through the series of all, and a drained replica loses all cameras.
+                # By all labels: removal by one label scans every camera's series, and a drained replica loses them all.
                 for family in (families.camera_lag, families.camera_answered, families.camera_memory):
                     family.remove(camera)
                 for question in self._scores.pop(camera):
@@ -134,8 +133,8 @@ class AnsweredCameras:
 
 
 class FleetMetrics:
-    """Series of members and replicas; those of a replica that left are removed. ``wanted``: configured processes by
-    role."""
+    """Series of the fleet's members and replicas; those of replicas that left are removed. ``wanted``: configured
+    number of processes by role."""
 
     def __init__(self, wanted: Mapping[str, int]) -> None:
         self._shown: set[str] = set()
@@ -149,7 +148,7 @@ class FleetMetrics:
             families.fleet_members.labels(role).set(count)
 
     def set_expected_cameras(self, cameras: Collection[str]) -> None:
-        """Set the cameras that exist, which alerts on missing series need."""
+        """Set the existing cameras, which alert rules on missing series need."""
         for camera in self._expected - set(cameras):
             families.camera_expected.remove(camera)
         for camera in set(cameras) - self._expected:
@@ -182,12 +181,12 @@ def record_window(answer: Answer, *, late: bool = False) -> None:
 
 
 def drop_window(reason: str, count: int = 1) -> None:
-    """Count windows that were dropped on purpose."""
+    """Count deliberately dropped windows."""
     families.windows.labels("dropped", reason).inc(count)
 
 
 def lose_window(count: int = 1) -> None:
-    """Count windows that were lost with a process."""
+    """Count windows lost with a process."""
     families.windows.labels("lost", "").inc(count)
 
 
@@ -225,7 +224,7 @@ class WatchMetrics:
 
 
 def show_resources(states: Iterable[ResourceState]) -> None:
-    """Set the number of resources in each state; ``states`` has one for each resource."""
+    """Set the number of resources in each state; ``states``: one per resource."""
     found = Counter(states)
     for state in get_args(ResourceState):
         families.camera_resources.labels(state).set(found[state])

@@ -1,7 +1,7 @@
-"""All metrics that Sightline's processes count themselves; values read at scrape time have collectors instead.
+"""All metrics that Sightline's processes update themselves; values read at scrape time have collectors instead.
 
 Counters and gauges may have a camera label, histograms never: a thousand cameras times a dozen buckets would overload a
-Prometheus server. Histograms are told apart by the ``process`` label that the gateway adds.
+Prometheus server. The ``process`` label that the gateway adds distinguishes histograms.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ histogram = partial(Histogram, registry=REGISTRY)
 
 windows = counter(
     "sightline_windows",
-    "Windows by result; late ones were answered after the next was due and are also done. reason is set when dropped.",
+    "Windows by result; late ones, answered after the next was due, are also done. reason is set when dropped.",
     ["result", "reason"],
 )
 tokens = counter(
@@ -37,7 +37,7 @@ stage_seconds = histogram(
 )
 batch_windows = histogram(
     "sightline_batch_windows",
-    "Windows computed together in one step, gated ones not counted.",
+    "Windows computed together in one step, without gated ones.",
     buckets=(1, 2, 4, 8, 16, 32, 64),
 )
 queue_depth = gauge("sightline_queue_depth", "Items waiting in a bounded queue.", ["queue"])
@@ -60,8 +60,8 @@ frames_dropped = counter(
 )
 frames_lost = counter(
     "sightline_frames_lost",
-    "Sent frames that no replica took: it refused them or one before them (refused), or the connection ended before it "
-    "acknowledged them (unacknowledged).",
+    "Sent frames that no replica accepted: it refused them or an earlier one (refused), or the connection ended before "
+    "they were acknowledged (unacknowledged).",
     ["reason"],
 )
 decode_busy = gauge(
@@ -71,11 +71,11 @@ decode_busy = gauge(
 decode_behind = gauge("sightline_decode_behind_strides", "Decode backlog of a decoder's median camera, in strides.")
 decode_keyframes_only = gauge(
     "sightline_decode_keyframes_only_cameras",
-    "Cameras that an overloaded decoder reduces to keyframes; their windows are dropped as decoder_slow.",
+    "Cameras that an overloaded decoder has reduced to keyframes; their windows are dropped as decoder_slow.",
 )
 answers_missed = counter(
     "sightline_answers_missed",
-    "Answers lost on their way to watching clients or alerting: read too slowly, or a connection broken for too long.",
+    "Answers lost on the way to watching clients or alerting: read too slowly, or the connection was down too long.",
 )
 incident_events = counter(
     "sightline_incident_events",
@@ -90,8 +90,8 @@ alert_deliveries = counter(
 )
 alert_delivery_seconds = histogram(
     "sightline_alert_delivery_seconds",
-    "Seconds from an incident's event to its delivery, attempts that failed included. Its answer took "
-    "sightline_stage_seconds before that.",
+    "Seconds from an incident's event to its delivery, including failed attempts. The answer before it took "
+    "sightline_stage_seconds.",
     ["sink"],
     buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 600),
 )
@@ -101,10 +101,10 @@ answers_total = counter(
     ["question", "positive"],
 )
 certificate_expiry = gauge(
-    "sightline_certificate_expiry_timestamp_seconds", "When a certificate that this process serves with ends.", ["file"]
+    "sightline_certificate_expiry_timestamp_seconds", "Unix time at which a serving certificate expires.", ["file"]
 )
-# Labelled, since without a label each process has it, at 0, and the rule of a disk that fills would fire.
-disk_free_bytes = gauge("sightline_disk_free_bytes", "Free bytes where this process keeps its files.", ["files"])
+# Labelled: without labels every process would export it at 0, and the alert on full disks would fire.
+disk_free_bytes = gauge("sightline_disk_free_bytes", "Free bytes on the disk of this process's files.", ["files"])
 alerts_waiting = gauge("sightline_alerts_waiting", "Alerts queued for a sink.", ["sink"])
 alerts_unwritten = gauge("sightline_alerts_unwritten", "Alerts in memory that could not be written to disk.")
 alerts_lost = counter(
@@ -112,25 +112,21 @@ alerts_lost = counter(
     "Alerts lost before delivery: memory was full while the disk failed, or they were older than alerts.retention.",
 )
 tokens_stale = gauge(
-    "sightline_tokens_stale", "1 while the file of tokens cannot be read, and what was revoked stays valid."
+    "sightline_tokens_stale", "1 while the token file cannot be read, so that revoked tokens stay valid."
 )
-audit_lines_lost = counter("sightline_audit_lines_lost", "Lines of the audit log that its disk did not take.")
+audit_lines_lost = counter("sightline_audit_lines_lost", "Lines of the audit log that could not be written.")
 alerts_trimmed = counter("sightline_alerts_trimmed", "Delivered alerts deleted early to make room for newer ones.")
-clips = counter(
-    "sightline_clips", "Clips of incidents by result: whole, part (something is missing), none.", ["result"]
-)
-footage_bytes = gauge("sightline_footage_bytes", "Bytes of snapshots and clips on the disk.")
+clips = counter("sightline_clips", "Clips of incidents by result: whole, part (incomplete), none.", ["result"])
+footage_bytes = gauge("sightline_footage_bytes", "Bytes of snapshots and clips on disk.")
 ring_bytes = gauge(
     "sightline_ring_bytes",
-    "Bytes of the packet rings of a decoder process, from which clips begin before their incident.",
+    "Bytes in a decoder's packet rings, from which clips take the video before their incident.",
 )
-rings_short = gauge(
-    "sightline_rings_short", "Cameras of a decoder process whose packet ring is shorter than configured."
-)
-restarts = counter("sightline_process_restarts", "Processes started again after they died.", ["role"])
+rings_short = gauge("sightline_rings_short", "Cameras of a decoder whose packet ring is shorter than configured.")
+restarts = counter("sightline_process_restarts", "Processes restarted after they died.", ["role"])
 lag_strides = histogram(
     "sightline_lag_strides",
-    "Seconds from a window's last frame to its answer, over its camera's stride: above 1 the next one was due already.",
+    "Seconds from a window's last frame to its answer, over its camera's stride: above 1, the next was already due.",
     buckets=(0.05, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 4, 8),
 )
 build_info = gauge(
@@ -143,7 +139,7 @@ attention_kernel = gauge(
 )
 log_records = counter("sightline_log_records", "Messages logged, by level.", ["level"])
 spans = counter(
-    "sightline_spans", "Spans of traces: exported, or dropped because the collector was slow or down.", ["result"]
+    "sightline_spans", "Trace spans: exported, or dropped because the collector was slow or down.", ["result"]
 )
 replica_busy_seconds = counter(
     "sightline_replica_busy_seconds", "Busy seconds of a replica's engine, windows and questions."
@@ -155,19 +151,19 @@ replica_cameras = gauge("sightline_replica_cameras", "Cameras whose windows a re
 fleet_members = gauge("sightline_fleet_members", "Decoders and replicas with a current heartbeat.", ["role"])
 camera_expected = gauge(
     "sightline_camera_expected",
-    "1 for every camera of the controller that is not paused, whether a decoder runs it or not.",
+    "1 for every camera of the controller that is not paused, whether or not a decoder runs it.",
     ["camera"],
 )
-fleet_wanted = gauge("sightline_fleet_wanted", "Decoders and replicas that the configuration asks for.", ["role"])
+fleet_wanted = gauge("sightline_fleet_wanted", "Decoders and replicas wanted by the configuration.", ["role"])
 fleet_utilisation = gauge(
     "sightline_fleet_utilisation", "Predicted work of a replica over its capacity; 0 without a cost model.", ["replica"]
 )
 fleet_cameras = gauge("sightline_fleet_cameras", "Cameras that the controller placed on a replica.", ["replica"])
-fleet_lowered = gauge("sightline_fleet_lowered_cameras", "Those of them below full quality.", ["replica"])
-asks = counter("sightline_asks", "Free questions: answered, refused (too many wait), failed.", ["result"])
+fleet_lowered = gauge("sightline_fleet_lowered_cameras", "Cameras of a replica below full quality.", ["replica"])
+asks = counter("sightline_asks", "Free questions: answered, refused (queue full), failed.", ["result"])
 ask_seconds = histogram(
     "sightline_ask_seconds",
-    "Seconds of answered free questions: first_token from the start of the computation, total.",
+    "Seconds from the start of computing a free question to its first token (first_token) and to its end (total).",
     ["stage"],
     buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
@@ -175,7 +171,7 @@ ask_read_bytes = counter("sightline_ask_read_bytes", "Bytes of memory that free 
 decode_cameras = gauge("sightline_decode_cameras", "Cameras by the device that decodes them: cuda or cpu.", ["device"])
 video_frames = counter(
     "sightline_video_frames",
-    "Frames of the cameras' video that were decoded, or spared by lazy decoding because nothing happened in them.",
+    "Video frames that were decoded, or skipped by lazy decoding because nothing happened in them.",
     ["result"],
 )
 lazy_cameras = gauge(
@@ -183,13 +179,13 @@ lazy_cameras = gauge(
 )
 lazy_events = counter(
     "sightline_lazy_events",
-    "Of a camera that decodes lazily: keyframes waited for, found to show change, change missed, overflow of the held.",
+    "Lazy decoding of a camera: keyframes awaited, keyframes with change, missed change, overflow of held packets.",
     ["camera", "event"],
 )
-nvdec_sessions = gauge("sightline_nvdec_sessions", "Sessions of the GPU's decoder in use.")
+nvdec_sessions = gauge("sightline_nvdec_sessions", "Sessions of the GPU's video decoder in use.")
 camera_quality = gauge(
     "sightline_camera_quality",
-    "Value of a camera's answers relative to full quality, by its rung of the ladder; 0 when it is shed.",
+    "Value of a camera's answers relative to full quality, by its rung of the ladder; 0 if shed.",
     ["camera"],
 )
 camera_lag = gauge(
@@ -202,13 +198,13 @@ camera_score = gauge(
     "sightline_camera_score", "Newest score of each of a camera's questions, 0 to 1.", ["camera", "question"]
 )
 camera_memory = gauge("sightline_camera_memory_bytes", "Bytes of KV in a camera's memory.", ["camera"])
-camera_asked = gauge("sightline_camera_asked", "1 while a question of a camera is asked (`when`).", ["camera"])
+camera_asked = gauge("sightline_camera_asked", "1 while any question of a camera is active (`when`).", ["camera"])
 http_replies = counter(
-    "sightline_http_replies", "Replies of the gateway's HTTP, by the first digit of their status.", ["status"]
+    "sightline_http_replies", "Replies of the gateway's HTTP server, by class of status code.", ["status"]
 )
 http_dropped = counter(
     "sightline_http_connections_dropped",
-    "HTTP connections: refused (too many with a token), evicted (of strangers, for newer ones), cut (took no reply).",
+    "HTTP connections: refused (too many with a token), evicted (without a token, for newer ones), cut (not reading).",
     ["reason"],
 )
 http_readers = gauge("sightline_http_readers", "Browsers subscribed to live events.")
@@ -217,51 +213,51 @@ http_events_missed = counter(
 )
 node_tier_requests = counter(
     "sightline_node_tier_requests",
-    "Calls to a node's tier: ok, refused (too much to do, too large), invalid, late, left (the caller went), failed.",
+    "Calls to a node's tier: ok, refused (overloaded, too large), invalid, late, left (the caller went away), failed.",
     ["method", "result"],
 )
 node_tier_seconds = histogram(
     "sightline_node_tier_request_seconds",
-    "Seconds that a node's tier worked on a call, the time in which its caller read or wrote a stream included.",
+    "Seconds that a node's tier worked on a call, including the time in which the caller read or wrote a stream.",
     ["method"],
     buckets=(0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 5, 30),
 )
 node_tier_blocks = counter(
     "sightline_node_tier_blocks",
-    "Blocks that a node's tier was asked for, by what it said: hit, miss, pending (on its way), retry (not now).",
+    "Blocks requested from a node's tier: hit, miss, retry (unavailable now).",
     ["method", "outcome"],
 )
 node_tier_moved_bytes = counter(
-    "sightline_node_tier_moved_bytes", "Bytes of blocks, as they travel, into and out of a node's tier.", ["direction"]
+    "sightline_node_tier_moved_bytes", "Bytes of blocks, as transferred, into and out of a node's tier.", ["direction"]
 )
 camera_resources = gauge(
     "sightline_camera_resources",
-    "Camera resources of Kubernetes: accepted, conflict (another manager's), invalid, no_room, waiting (for a pass).",
+    "Kubernetes Camera resources: accepted, conflict (another manager's), invalid, no_room, waiting (for a pass).",
     ["state"],
 )
 reconciler_pass_seconds = histogram(
     "sightline_reconciler_pass_seconds",
-    "Seconds of comparing all resources with all cameras: done, unavailable (a side does not answer), failed.",
+    "Seconds of a pass over all resources and cameras: done, unavailable (one side does not answer), failed.",
     ["result"],
     buckets=(0.01, 0.1, 0.5, 1, 5, 15, 60),
 )
 reconciler_changes = counter(
-    "sightline_reconciler_changes", "Cameras that were added, changed or removed for their resources.", ["change"]
+    "sightline_reconciler_changes", "Cameras added, changed or removed to match their resources.", ["change"]
 )
 reconciler_status_writes = counter(
     "sightline_reconciler_status_writes",
-    "Statuses of resources: written, conflict (changed meanwhile, read again), gone, failed.",
+    "Writes of resource statuses: written, conflict (changed meanwhile, read again), gone, failed.",
     ["result"],
 )
 reconciler_watch_restarts = counter(
     "sightline_reconciler_watch_restarts",
-    "Restarted watches of the resources:  ended (by the server, in time), broken (no connection, or refused), "
-    "expired (410 Gone, listed anew), failed.",
+    "Restarts of the watch on resources: ended (by the server, on time), broken (no connection, or refused), expired "
+    "(410 Gone, listed again), failed.",
     ["reason"],
 )
 reconciler_age = gauge(
     "sightline_reconciler_age_seconds",
-    "Seconds since the newest list of the resources, and since the newest word of the API server; +Inf before it.",
+    "Seconds since the last list of the resources, and since the API server was last heard from; +Inf before.",
     ["since"],
 )
 ProcessCollector(registry=REGISTRY)

@@ -38,7 +38,7 @@ class GpuCollector(Collector):
 
     @contextmanager
     def _supported(self, gpu: str) -> Iterator[None]:
-        """One query, of which MIG partitions support only some."""
+        """Skip a query that the device does not support; MIG partitions support only some."""
         try:
             yield
         except self._nvml.NVMLError as error:
@@ -46,15 +46,15 @@ class GpuCollector(Collector):
 
 
 def gpu_collector(visible: str | None = None) -> GpuCollector | None:
-    """Collector of the GPUs in ``visible`` (default ``CUDA_VISIBLE_DEVICES``), by number or UUID; ``None`` where the
-    library (package ``nvidia-ml-py``) or every GPU is missing."""
+    """Collector of the GPUs in ``visible`` (default ``CUDA_VISIBLE_DEVICES``), by number or UUID; ``None`` without the
+    library (package ``nvidia-ml-py``) or any GPU."""
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
     except (ImportError, OSError):
         return None
     except Exception as error:
-        log.info("no metrics of GPUs: %s", error)
+        log.info("no GPU metrics: %s", error)
         return None
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES") if visible is None else visible
     names = [str(number) for number in range(nvml.nvmlDeviceGetCount())] if wanted is None else wanted.split(",")

@@ -1,4 +1,4 @@
-"""Creates series at zero before the first scrape: ``rate()`` sees a first event only after a zero."""
+"""Creates series at zero before the first scrape: ``rate()`` counts a series' first event only after a zero."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -9,7 +9,7 @@ from cluster.metrics.cameras import WATCH_ENDS, show_resources
 
 Role = Literal["controller", "decoder", "replica", "gateway", "alerting", "tier", "reconciler"]
 Series = tuple[Any, *tuple[Sequence[str], ...]]
-"""A family and the values of each of its labels."""
+"""A family and the values of each label."""
 
 _DECODER_DROPS = ("shed", "decoder_slow", "replica_slow", "no_replica")
 _TIER_CALLS = ("store", "load", "drop", "list", "put_manifest", "get_manifest", "usage")
@@ -60,7 +60,7 @@ _SERIES: Mapping[Role, Sequence[Series]] = {
 
 
 def create_zero_series(role: Role, sinks: Sequence[str] = ()) -> None:
-    """Create the series with known labels that a process of this role counts; ``sinks`` of alerts by name."""
+    """Create the series with known labels of a process of this role; ``sinks``: names of alert sinks."""
     series = [(families.log_records, ("info", "warning", "error")), *_SERIES[role]]
     if role == "alerting":
         series.append((families.alert_deliveries, sinks, ("delivered", "failed", "dead")))

@@ -1,7 +1,7 @@
 """Keeps secrets out of logs, displays and replies to clients.
 
-A camera's source is a :class:`SourceAddress` from input to opening; other texts that may quote one go through
-:func:`redact`.
+A camera's source is a :class:`SourceAddress` from input until it is opened; other texts that may quote one pass
+through :func:`redact`.
 """
 
 from cluster.redaction.known_secrets import (

@@ -1,8 +1,8 @@
 """Parses a source address into public and secret pieces.
 
-Covers RFC 3986 and common deviations: passwords with unescaped ``/``, ``?``, ``#`` or ``@``, credentials in the query,
-the fragment or the path. What has two readings is hidden in both, and so are unknown parameters: showing a password is
-worse than showing too little of an address.
+Covers RFC 3986 and common deviations: passwords with unescaped ``/``, ``?``, ``#`` or ``@``; credentials in the query,
+the fragment or the path. Ambiguous pieces and unknown parameters are hidden: showing a password is worse than showing
+too little of an address.
 """
 
 import re
@@ -22,14 +22,14 @@ class Kind(Enum):
 
 
 class Piece(NamedTuple):
-    """A part of an address; the texts of all its pieces in order are the address."""
+    """A part of an address, which is the concatenation of its pieces' texts."""
 
     text: str
     kind: Kind = Kind.PLAIN
 
     @property
     def shown(self) -> str:
-        """The text, masked if it may be a secret; a reference to a variable is not."""
+        """The text, masked if it may be a secret; references to variables never are."""
         hidden = self.kind is not Kind.PLAIN and self.text and not _REFERENCE.fullmatch(self.text)
         return HIDDEN if hidden else self.text
 
@@ -38,7 +38,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# RFC 3986, and host names with an underscore or in another script.
+# RFC 3986, plus host names with an underscore or in another script.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[\w.-]+)(?::\d{0,5})?")
 # A host that cannot be part of a password.
@@ -51,7 +51,7 @@ _REFERENCE = re.compile(r"\$\{[A-Za-z_]\w*\}")
 
 # ``/user=admin_password=secret_channel=1_stream=0.sdp`` (XMEye); ``/live;user=admin;password=secret``.
 _PATH_NAME = re.compile(r"(?:(?<=[_&;,/])|^)([A-Za-z][A-Za-z0-9-]*)=")
-# A key in place of a path (``rtsps://10.0.0.1:7441/AbCdEf1234567890`` of UniFi Protect).
+# A key instead of a path (UniFi Protect: ``rtsps://10.0.0.1:7441/AbCdEf1234567890``).
 _PATH_KEY = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[A-Za-z0-9]{16,}")
 
 _USER_NAMES = _words("user usr username login loginuse account")
@@ -70,7 +70,7 @@ _PLAIN_NAMES = _words(
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9.,_-]{0,32}")
 
 _STREAM_KEYS = frozenset({"rtmp", "rtmps", "rtmpt", "rtmpe", "rtmpte", "rtmpts"})
-"""Schemes whose path ends in a key: ``/application/key``."""
+"""Schemes whose path ends with a stream key: ``/application/key``."""
 
 
 def parse(text: str) -> list[Piece]:
@@ -96,8 +96,8 @@ def parse(text: str) -> list[Piece]:
 
 
 def openable(text: str) -> str:
-    """The address as libraries parse it: a bare ``/``, ``?`` or ``#`` in a password, which would end the host, is
-    escaped where no other reading makes sense."""
+    """The address in a form that libraries parse correctly: a bare ``/``, ``?`` or ``#`` in a password, which would end
+    the host, is escaped if no other reading makes sense."""
     scheme, separator, rest = text.partition("://")
     start = _host_start(rest) if separator else None
     authority = _authority(rest)
@@ -108,14 +108,14 @@ def openable(text: str) -> str:
 
 
 def _authority(rest: str) -> str:
-    """Split at the end of the host."""
+    """The part up to the end of the host, user and password included."""
     match = _AUTHORITY.match(rest)
     assert match is not None
     return match.group()
 
 
 def _host_start(rest: str) -> int | None:
-    """Start of the host after ``://``; ``None`` where it is ambiguous."""
+    """Index of the host in the text after ``://``; ``None`` if ambiguous."""
     starts = [0, *(at + 1 for at, letter in enumerate(rest) if letter == "@")]
     authority = _authority(rest)
     inside = [start for start in starts if start <= len(authority)]
@@ -127,9 +127,9 @@ def _host_start(rest: str) -> int | None:
         return certain
     before = re.split(r"[?#]", rest, maxsplit=1)[0]
     if likely and ":" not in authority:
-        # No password begins before a slash.
+        # No password starts before the first slash.
         return certain if certain is not None and certain <= len(before) else 0
-    # One @ behind something that is not a port: an unescaped password.
+    # A single @ after something that is not a port: an unescaped password.
     if not likely and len(inside) == 1 and len(starts) == 2 and starts[1] <= len(before):
         return starts[1]
     return None
@@ -146,14 +146,14 @@ def _userinfo(info: str) -> list[Piece]:
 
 
 def _split(tail: str) -> tuple[str, str, str]:
-    """Path, query and fragment, the latter two with the mark before them."""
+    """Path, query and fragment, the latter two including their ``?`` and ``#``."""
     tail, mark, fragment = tail.partition("#")
     path, question, query = tail.partition("?")
     return path, question + query, mark + fragment
 
 
 def _local(text: str) -> list[Piece]:
-    """A local path, or an address without a scheme; only what is named a secret is hidden."""
+    """A local path or an address without a scheme; only values named as secrets are hidden."""
     head, at, tail = text.rpartition("@")
     pieces = []
     if at and ":" in head and not text.startswith(("/", ".")):
@@ -186,7 +186,7 @@ def _named(path: str, *, lenient: bool = False) -> list[Piece]:
     first = names[0].start()
     pieces = [Piece(path[:first])] if lenient else _segments(path[:first])
     for name, following in zip(names, [*names[1:], None], strict=True):
-        # With the separator before the next name.
+        # Up to the separator before the next name.
         end = len(path) if following is None else following.start() - 1
         pieces += _parameter(name[1], "=", path[name.end() : end], lenient=lenient)
         pieces.append(Piece(path[end : end + 1]))
@@ -219,7 +219,7 @@ def _query(query: str, *, lenient: bool = False) -> list[Piece]:
 
 
 def _parameter(name: str, equals: str, value: str, *, lenient: bool) -> list[Piece]:
-    """``name=value``, or ``name`` alone. Unless ``lenient``, an unknown name is hidden with its value: it may be the
+    """``name=value``, or ``name`` alone. Unless ``lenient``, an unknown name is hidden with its value: both may be the
     rest of a password with a bare ``&``."""
     word = _squeezed(name)
     if word in _PLAIN_NAMES and (lenient or _PLAIN_VALUE.fullmatch(value)):

@@ -1,4 +1,4 @@
-"""Registry of the secrets this process has seen, and redaction of texts, logs and tracebacks."""
+"""Registry of secrets seen by this process; redaction of texts, logs and tracebacks."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from pydantic_core.core_schema import SerializationInfo
 
 LIMIT = 2**17
-"""Secret forms that are remembered; the oldest is evicted first."""
+"""Maximum number of secret forms remembered; the oldest is evicted first."""
 SHORTEST = 4
-"""Shortest secret searched for in texts: shorter ones occur in ordinary words."""
+"""Minimum length of a secret searched for in texts: shorter ones occur in ordinary words."""
 SHORTEST_UNKNOWN = 8
-"""The same for pieces that may be a secret or a word."""
+"""Minimum length of pieces that may be a secret or a word."""
 WHOLE_WORD = 8
 """Secrets shorter than this match only as whole words."""
 MOST_SAID, MOST_ADDRESS = 2000, 4096
-"""Characters of a sentence that may quote anybody, and of a source."""
+"""Maximum characters of a message that may quote untrusted input, and of a source address."""
 
 _MARKS = re.compile(r"[/?#@:=&;]")
 
 
 class KnownSecrets:
-    """Thread-safe set of secrets. The time of ``hide`` does not depend on their number."""
+    """Thread-safe set of secrets. The run time of ``hide`` does not depend on their number."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
@@ -83,12 +83,12 @@ class KnownSecrets:
 
 
 def secret_forms(pieces: Sequence[Piece]) -> Iterator[str]:
-    """Every form in which the secrets of an address may occur: as written, decoded, escaped, as header."""
+    """Every form in which an address's secrets may occur: as written, decoded, escaped, in a header."""
     before = ""
     for piece in pieces:
         if piece.kind is not Kind.PLAIN:
             shortest = SHORTEST if piece.kind is Kind.SECRET else SHORTEST_UNKNOWN
-            # A library that parses the address differently may quote the text between two marks.
+            # Libraries that parse the address differently may quote the text between two separators.
             parts = {part for each in (piece.text, unquote(piece.text)) for part in _MARKS.split(each)}
             for part in (piece.text, *(each for each in parts if len(each) >= SHORTEST_UNKNOWN)):
                 if len(part) >= shortest:
@@ -128,7 +128,7 @@ REVEAL: Mapping[str, Any] = {"reveal": True}
 KNOWN = KnownSecrets()
 """The registry of this process."""
 
-# Start of an address in a sentence (bounded, or it takes quadratic time), and characters that may end it.
+# An address in a sentence; the scheme's length is bounded, because matching would take quadratic time otherwise.
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}://[^\s\"'<>]+")
 _TOKEN = re.compile(r"\bsl_[A-Za-z0-9_-]{8,}")
 _HEADER = re.compile(r"\b(bearer|basic|digest)\s+(?!realm)[\w.~+/=-]{8,}", re.IGNORECASE)
@@ -140,14 +140,13 @@ _NAMED = re.compile(
 
 
 def redact(text: str, known: KnownSecrets = KNOWN) -> str:
-    """Remove secrets from an address, or from a sentence with addresses or API tokens, including those that are
-    ``known``."""
+    """Remove secrets from an address, or from a sentence with addresses, API tokens or ``known`` secrets."""
     return _TOKEN.sub("sl_***", _ADDRESS.sub(_shown, known.hide(text)))
 
 
 def redact_log(text: str, known: KnownSecrets = KNOWN) -> str:
-    """Redact a log line: also authentication headers, and values whose names say that they are secret. Hides too much
-    rather than too little."""
+    """Redact a log line: like :func:`redact`, plus authentication headers and values whose names mark them as secret.
+    Hides too much rather than too little."""
     return _NAMED.sub(r"\1***", _HEADER.sub(r"\1 ***", redact(text, known)))
 
 
@@ -156,8 +155,8 @@ def _shown(match: re.Match[str]) -> str:
 
 
 class SourceAddress:
-    """An address or path that shows only its public part in ``str``, ``repr``, formatting and JSON; :meth:`reveal`
-    gives all of it, and registers its secrets with this process (:func:`redact`)."""
+    """An address or path whose ``str``, ``repr``, formatting and JSON show only its public part; :meth:`reveal` returns
+    all of it. Creating one registers its secrets with this process (:func:`redact`)."""
 
     __slots__ = ("_shown", "_text", "holds_password")
 
@@ -166,11 +165,11 @@ class SourceAddress:
         self._shown, self.holds_password = _read(self._text)
 
     def reveal(self) -> str:
-        """As written, secrets included; never for display, logs or files."""
+        """The text as written, with secrets; never for display, logs or files."""
         return self._text
 
     def openable(self) -> str:
-        """As libraries parse it, secrets included."""
+        """The text in a form that libraries parse correctly, with secrets."""
         return openable(self._text)
 
     @property
@@ -212,8 +211,8 @@ class SourceAddress:
 
 @lru_cache(maxsize=2**14)
 def _read(text: str) -> tuple[str, bool]:
-    """Public form of an address, and whether it certainly holds a secret. Cached, as cameras are passed between
-    processes."""
+    """Public form of an address, and whether it certainly holds a secret. Cached, because cameras are passed between
+    processes often."""
     pieces = parse(text)
     KNOWN.add(secret_forms(pieces))
     certain = any(piece.kind is Kind.SECRET and piece.shown != piece.text for piece in pieces)
@@ -238,7 +237,7 @@ log = logging.getLogger(__name__)
 
 
 def shortened(text: str) -> str:
-    """The beginning, up to a word: to look for secrets in all that somebody sent takes time that others wait for."""
+    """The beginning of a text, cut at a word: searching secrets in unbounded input would stall the process."""
     if len(text) <= MOST_SAID:
         return text
     before, _, last = text[:MOST_SAID].rpartition(" ")
@@ -246,13 +245,13 @@ def shortened(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Readable in every language, but what ends lines or steers terminals is escaped as in JSON."""
+    """Escape line breaks and terminal control characters as in JSON; printable text in any language stays."""
     return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in text)
 
 
 class RedactingFormatter(logging.Formatter):
-    """Formats log records and redacts the result, tracebacks included. Messages, which may quote anybody, are one line
-    each."""
+    """Formats log records and redacts the result, tracebacks included. Each message, which may quote untrusted input,
+    becomes one line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return one_line(shortened(super().formatMessage(record)))
@@ -262,20 +261,20 @@ class RedactingFormatter(logging.Formatter):
 
 
 def redact_tracebacks() -> None:
-    """Log uncaught exceptions of all threads, redacted: Python itself prints them unchanged."""
+    """Log uncaught exceptions of all threads, redacted; Python itself would print them unchanged."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(RedactingFormatter())
-    # Otherwise a record that cannot be formatted is printed with its arguments.
+    # Otherwise logging prints a record that cannot be formatted together with its arguments.
     logging.raiseExceptions = False
-    sys.excepthook = _ended
-    threading.excepthook = _thread_ended
+    sys.excepthook = _log_exception
+    threading.excepthook = _log_thread_exception
 
 
-def _ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _log_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     log.critical("ended by an exception", exc_info=(kind, error, trace))
 
 
-def _thread_ended(failure: threading.ExceptHookArgs) -> None:
+def _log_thread_exception(failure: threading.ExceptHookArgs) -> None:
     if failure.exc_type is SystemExit:
         return
     name = failure.thread.name if failure.thread is not None else "?"

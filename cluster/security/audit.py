@@ -20,19 +20,19 @@ log = logging.getLogger(__name__)
 DAY_S = 86_400.0
 LOOK_EVERY_S = 3_600.0
 MOST_QUEUED = 10_000
-"""Lines that wait for a slow disk: some megabytes."""
+"""Maximum lines queued for a slow disk: some megabytes."""
 CLOSE_S = 2.0
-"""Longest wait for a slow disk at the end."""
+"""Maximum seconds to wait for a slow disk when closing."""
 
 
 class AuditLog:
-    """Appends to ``path``, and keeps older files of ``max_bytes`` as ``path.1``, ``path.2``, …
+    """Appends to ``path``, rotating at ``max_bytes`` to ``path.1``, ``path.2``, …
 
-    ``retention_s``: files are also rotated once a day, and deleted when their last line is older than that, however
-    many there are; ``None`` keeps the newest ``files``. Checked with the first call of every hour.
+    ``retention_s``: also rotate once a day, and delete files whose last line is older, however many there are; ``None``
+    keeps the newest ``files``. Checked at the first call of every hour.
 
-    A full or failing disk loses lines, never calls: ``on_lost`` is called for each, from any thread, and the log told
-    once until it recovers.
+    A full or failing disk loses lines, never calls: ``on_lost`` is called for each lost line, from any thread; the
+    process log reports an outage once, until it ends.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class AuditLog:
     def write(
         self, principal: str, call: str, *, cameras: list[str], outcome: str, peer: str = "", text: str = ""
     ) -> None:
-        """Write one call: ``outcome`` is ``ok`` or the error's name; ``peer`` the address that it came from; ``text``
-        the question, where there was one."""
+        """Write one call. ``outcome``: ``ok`` or the error's name; ``peer``: the caller's address; ``text``: the
+        question, if any."""
         line = {"at": round(self._clock(), 3), "who": principal, "peer": peer, "call": call, "cameras": cameras}
         line["outcome"] = outcome
         if text:
@@ -65,7 +65,7 @@ class AuditLog:
         self._put(one_line(json.dumps(line, ensure_ascii=False)) + "\n")
 
     def close(self) -> None:
-        """Write what waits, if anything does."""
+        """Write the lines that are queued, if any."""
 
     def _put(self, line: str) -> None:
         with self._lock:
@@ -78,7 +78,7 @@ class AuditLog:
                 self._lose(error.strerror)
 
     def _waits(self) -> bool:
-        """Whether lines wait: a disk that is too slow for what comes has not recovered with each that it takes."""
+        """Whether lines are queued: a disk that is too slow has not recovered with every line that it accepts."""
         return False
 
     def _lose(self, reason: str | None) -> None:
@@ -88,7 +88,7 @@ class AuditLog:
         self._unwell = True
 
     def _drop(self) -> None:
-        """Discard the file's buffer: else lines counted as lost would appear later."""
+        """Close the file: lines left in its buffer, counted as lost, must not appear later."""
         with contextlib.suppress(OSError):
             if self._file is not None:
                 self._file.close()
@@ -110,7 +110,7 @@ class AuditLog:
     def _expire(self) -> None:
         """Rotate a file begun a day ago, and delete files past their retention."""
         now_s = self._clock()
-        # Later than an hour from now: the clock was ahead.
+        # More than an hour away: the clock was set back.
         if self._retention_s is None or 0.0 < self._next_look_s - now_s <= LOOK_EVERY_S:
             return
         self._next_look_s = now_s + LOOK_EVERY_S
@@ -133,7 +133,7 @@ class AuditLog:
 
 
 class QueuedAuditLog(AuditLog):
-    """Writes on a thread of its own, so that a slow disk holds up no call. Lines beyond ``most`` that wait are lost."""
+    """Writes on a thread of its own, so that a slow disk delays no call. Lines beyond ``most`` queued ones are lost."""
 
     def __init__(self, path: Path, *, most: int = MOST_QUEUED, **options: Any) -> None:
         super().__init__(path, **options)
@@ -161,7 +161,7 @@ class QueuedAuditLog(AuditLog):
 
 
 def _begun_s(path: Path, now_s: float) -> float:
-    """Time of a file's first line; now where there is none, 0 where it cannot be read."""
+    """Time of a file's first line; now if there is no file, 0 if the line is invalid."""
     try:
         with path.open(encoding="utf-8") as file:
             return float(json.loads(file.readline())["at"])

@@ -1,4 +1,4 @@
-"""Limits of one principal's calls, by rate and at once, and of resources held by unauthenticated callers."""
+"""Limits on a principal's call rate and concurrency, and on resources held by unauthenticated callers."""
 
 import threading
 import time
@@ -13,12 +13,12 @@ from cluster.security.roles import ANYBODY, current_principal
 T = TypeVar("T")
 
 KEPT = 4096
-"""Principals whose rate is remembered; the one without calls for longest is evicted first."""
+"""Maximum principals whose rate is remembered; the least recent caller is evicted first."""
 
 
 class AtOnce:
-    """A context that at most ``limit`` may be in; one more is refused with ``CapacityError``, which says ``refusal``.
-    Used on one event loop."""
+    """Context manager that admits at most ``limit`` at once; raises ``CapacityError`` with ``refusal`` for more. For
+    one event loop."""
 
     def __init__(self, limit: int, refusal: str) -> None:
         self._limit, self.refusal = limit, refusal
@@ -47,8 +47,7 @@ class RateLimit:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def acquire(self, principal: str, cost: float = 1.0) -> None:
-        """Count one call, a share of one, or several at once, which cost no more than a burst. Raises
-        ``CapacityError``: the rate is exceeded."""
+        """Take ``cost`` calls, at most a burst, from the bucket. Raises ``CapacityError``: the rate is exceeded."""
         with self._lock:
             now = self._clock()
             left, since = self._buckets.pop(principal, (float(self._burst), now))
@@ -62,14 +61,15 @@ class RateLimit:
             raise CapacityError(f"{principal!r} calls too often; try again in {early:.1f} s")
 
     def charge(self, principal: str, cost: float) -> None:
-        """Count what a call under way costs besides: later ones wait for it."""
+        """Charge an extra ``cost`` to a call in progress, at the expense of later ones."""
         with self._lock:
             left, since = self._buckets.get(principal, (float(self._burst), self._clock()))
             self._buckets[principal] = (left - cost, since)
 
 
 class SharedPlaces:
-    """``most`` of ``what`` at once, half of them of one principal: no token keeps others out. Of one event loop."""
+    """At most ``most`` of ``what`` at once, and half of that per principal, so that no token locks others out. For one
+    event loop."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most, self._what = most, what
@@ -77,7 +77,7 @@ class SharedPlaces:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """A place for the current principal. Raises ``CapacityError``: there is none, or none for it."""
+        """Hold a place for the current principal. Raises ``CapacityError``: all places, or its share, are taken."""
         who = current_principal()
         own = self._most if who is ANYBODY else (self._most + 1) // 2
         if len(self._held) >= self._most or self._held.count(who.name) >= own:
@@ -90,8 +90,8 @@ class SharedPlaces:
 
 
 class AnonymousPool(Generic[T]):
-    """At most ``limit`` items of callers without a token. One more replaces the oldest item of the peer that holds
-    most, so that a flooding peer evicts its own. Used on one event loop."""
+    """At most ``limit`` items of callers without a token. A further item evicts the oldest of the peer that holds the
+    most, so that a flooding peer evicts its own. For one event loop."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -1,4 +1,4 @@
-"""OpenID Connect: signed claims of a provider to principals. No sockets here.
+"""OpenID Connect: maps a provider's signed claims to principals. No sockets here.
 
 OpenID Connect Core 1.0 section 3.1.3.7 (ID tokens), RFC 7519 (JWT), RFC 7636 (PKCE).
 """
@@ -19,12 +19,12 @@ from cluster.errors import ForbiddenError, UnauthenticatedError
 from cluster.security.roles import PERSON, Principal, Role
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""Signatures with public keys; never ``none``, nor an HMAC with a key that everybody can read."""
+"""Public-key signatures only: never ``none``, nor HMAC with a key that everybody can read."""
 _MOST_NAME = 128
 
 
 class UnknownKeyError(UnauthenticatedError):
-    """Signed with a key that the provider did not publish, or has published since."""
+    """Signed with a key that the provider has not published, or only since its keys were fetched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One sign-in under way, kept by the browser that began it: state, nonce and PKCE's verifier, 256 random bits
-    each."""
+    """A sign-in in progress, kept by its browser: state, nonce and PKCE verifier, 256 random bits each."""
 
     state: str
     nonce: str
@@ -51,7 +50,7 @@ class Attempt:
 
     @classmethod
     def read(cls, text: str) -> Self | None:
-        """Of :attr:`text`; None: it is none."""
+        """Parse :attr:`text`; ``None`` if malformed."""
         parts = text.split(".")
         return cls(*parts) if len(parts) == 3 and all(parts) else None
 
@@ -68,10 +67,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Claims:
-    """Checks what an issuer has signed, and reads who it is.
+    """Verifies an issuer's tokens, and maps their claims to principals.
 
-    * ``name_claim``, ``groups_claim``: where the name and the groups are
-    * ``skew_s``: tolerated difference of the issuer's clock
+    * ``name_claim``, ``groups_claim``: claims that hold name and groups
+    * ``skew_s``: tolerated clock skew of the issuer
     """
 
     issuer: str
@@ -82,9 +81,8 @@ class Claims:
     clock: Callable[[], float] = time.time
 
     def verify(self, token: str, keys: KeySet, audience: str, *, nonce: str | None = None) -> dict[str, Any]:
-        """Claims of a JWT for ``audience``; ``nonce``: that of the sign-in which it must answer. Raises
-        ``UnknownKeyError``: see there; ``UnauthenticatedError``: it is forged, expired, for somebody else, or no JWT.
-        """
+        """Claims of a JWT for ``audience``; ``nonce``: that of the sign-in that it must belong to. Raises
+        ``UnknownKeyError``; ``UnauthenticatedError``: forged, expired, for another audience, or not a JWT."""
         try:
             claims = dict(jwt.decode(token, keys, algorithms=ALGORITHMS).claims)
         except InvalidKeyIdError:
@@ -113,12 +111,12 @@ class Claims:
         if isinstance(audiences, list) and len(audiences) > 1 and claims.get("azp", audience) != audience:
             raise UnauthenticatedError("the provider's token was made for another client (azp)")
         if nonce is not None and not secrets.compare_digest(str(claims.get("nonce", "")).encode(), nonce.encode()):
-            raise UnauthenticatedError("the provider's token answers another sign-in (nonce); sign in again")
+            raise UnauthenticatedError("the provider's token belongs to another sign-in (nonce); sign in again")
         return claims
 
     def principal(self, claims: Mapping[str, Any]) -> Principal:
-        """Whose verified claims these are, by the first grant whose group they have. Raises ``ForbiddenError``: none
-        of them."""
+        """Principal of verified claims, by the first grant whose group they contain. Raises ``ForbiddenError``: they
+        match no grant."""
         name = claims.get(self.name_claim)
         name = name if isinstance(name, str) and name.strip() else str(claims["sub"])
         name = PERSON + "".join(letter for letter in name if letter.isprintable())[:_MOST_NAME]
@@ -127,12 +125,12 @@ class Claims:
             if grant.group in groups:
                 return Principal(name, grant.roles, grant.cameras)
         raise ForbiddenError(
-            f"{name!r} is in none of the groups that may use this cluster; whoever runs it names them in "
+            f"{name!r} is in none of the groups that may use this cluster; its operator lists them in "
             "security.oidc.groups"
         )
 
     def groups(self, claims: Mapping[str, Any]) -> list[str]:
-        """Groups in the claims; empty where there are none."""
+        """Groups in the claims; empty if none."""
         found: Any = claims.get(self.groups_claim)
         if found is None:
             found = claims

@@ -13,8 +13,8 @@ RETRY_S = 0.1
 
 
 def make_private_folder(path: Path) -> None:
-    """Create a folder and its parents, 0700; one that exists stays as it is. Raises ``OSError``: it cannot be
-    created."""
+    """Create a folder with mode 0700, and its parents; an existing folder keeps its mode. Raises ``OSError``: it cannot
+    be created."""
     if path.is_dir():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,19 +22,19 @@ def make_private_folder(path: Path) -> None:
 
 
 def open_private(path: str | Path, flags: int) -> int:
-    """Open a file as 0600, also one that exists already; an ``opener`` of :func:`open`. Raises OSError."""
+    """``opener`` for :func:`open` that sets mode 0600, also on an existing file. Raises ``OSError``."""
     handle = os.open(path, flags, 0o600)
-    # Of a file that is somebody else's, as on a volume with a group, the mode cannot be changed.
+    # The mode of another user's file, as on a volume shared by a group, cannot be changed.
     with contextlib.suppress(PermissionError):
         os.fchmod(handle, 0o600)
     return handle
 
 
 class FolderLock:
-    """Exclusive lock on a folder that ends with this process; :meth:`release` ends it earlier.
+    """Exclusive lock on a folder, until :meth:`release` or the end of this process.
 
-    ``wait_s``: how long a previous holder, as a process that is being restarted, may take to end. Raises
-    ``ConfigError``: another process holds it; ``OSError``: the folder cannot be created or written."""
+    ``wait_s``: seconds to wait for the previous holder, such as a process being restarted. Raises ``ConfigError``:
+    another process holds it; ``OSError``: the folder cannot be created or written."""
 
     def __init__(self, folder: Path, setting: str, *, wait_s: float = 5.0) -> None:
         make_private_folder(folder)

@@ -1,4 +1,4 @@
-"""Roles, and the role that every call of the gateway requires. A call that is not listed is refused."""
+"""Roles, and the role required for each call of the gateway. Calls that are not listed are refused."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
@@ -10,12 +10,12 @@ from cluster.errors import ForbiddenError
 
 
 class Role(StrEnum):
-    """What a token may do.
+    """What a token permits.
 
     * ``ingest``: push a camera's packets
-    * ``view``: cameras, answers, incidents, memory status, metrics
-    * ``ask``: view, free questions, acknowledging and reviewing incidents
-    * ``admin``: all of it, adding and removing cameras, draining replicas, deleting memory
+    * ``view``: read cameras, answers, incidents, memory status, metrics
+    * ``ask``: ``view``, plus asking free questions, acknowledging and reviewing incidents
+    * ``admin``: everything, including adding and removing cameras, draining replicas, deleting memory
     """
 
     INGEST = "ingest"
@@ -30,21 +30,21 @@ IMPLIED: Mapping[Role, frozenset[Role]] = {
     Role.ASK: frozenset({Role.VIEW, Role.ASK}),
     Role.ADMIN: frozenset(Role),
 }
-"""Role -> the roles whose calls it may make."""
+"""Role -> roles whose calls it permits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """Requirements of a call.
 
-    * ``role``: None: whoever has a token
-    * ``camera``: the request's field with the camera's name; empty where the request names none, and the reply is
-      filtered by the caller's scope
-    * ``about``: fields of the request that the audit log tells besides
-    * ``audited``: written to the audit log, whoever calls
-    * ``late``: not before the service knows the cameras, which the request does not name: see :func:`note_cameras`
-    * ``cost``: its weight in the rate limit
-    * ``everybody``: concerns all cameras: a token for some may not make it
+    * ``role``: required role; ``None``: any token
+    * ``camera``: request field with the camera's name; empty if the request names none, and the reply is filtered by
+      the caller's scope
+    * ``about``: further request fields for the audit log
+    * ``audited``: whether calls are written to the audit log
+    * ``late``: audited only once the service knows the cameras, which the request does not name: :func:`note_cameras`
+    * ``cost``: weight in the rate limit
+    * ``everybody``: concerns all cameras, and is refused to tokens for some of them
     """
 
     role: Role | None
@@ -109,7 +109,7 @@ RULES: Mapping[str, Rule] = {
     "/sightline.v1.Pictures/Footage": Rule(Role.VIEW, about=("incident", "kind"), late=True),
     "/sightline.v1.Pictures/Forget": Rule(Role.ADMIN, "camera", ("before_s",)),
 }
-"""gRPC method, or HTTP-only call -> rule. ``Push`` names its camera in its first message.
+"""gRPC method or HTTP-only call -> rule. ``Push`` names its camera in its first message.
 
 Over HTTP, ``camera`` is a name in the path, or comma-separated names in the query.
 """
@@ -119,13 +119,13 @@ OPEN = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
 
 PERSON = "oidc:"
-"""Begins the names of principals that a sign-in provider vouches for, and of no token."""
+"""Prefix of the names of principals from a sign-in provider; no token's name may have it."""
 EVERY = ("*",)
 """Scope of every camera, present or future."""
 
 
 def in_scope(camera: str, patterns: Iterable[str]) -> bool:
-    """Whether a camera matches one of ``patterns``, case-sensitive ones of the shell."""
+    """Whether a camera matches one of ``patterns`` (case-sensitive shell patterns)."""
     return any(fnmatchcase(camera, pattern) for pattern in patterns)
 
 
@@ -144,26 +144,26 @@ class Principal:
         return in_scope(camera, self.cameras)
 
     def require(self, role: Role | None, cameras: Iterable[str] = (), *, everybody: bool = False) -> None:
-        """Check role and scope. Raises ``ForbiddenError``: it lacks the role, a camera is out of its scope, or not
-        every camera is in it, where ``everybody``'s are concerned."""
+        """Check role and scope. Raises ``ForbiddenError``: the role is missing, or a camera is out of scope;
+        ``everybody``: or the scope is not all cameras."""
         if role is not None and not self.may(role):
             own = ", ".join(sorted(self.roles))
             raise ForbiddenError(f"this needs a token with the role {role}; {self.name!r} has: {own}")
         for camera in cameras:
             if not self.sees(camera):
-                # The same for an existing camera and a missing one, so that names do not leak.
+                # The same message for existing and missing cameras, so that names do not leak.
                 raise ForbiddenError(f"camera {camera!r} is not among those that {self.name!r} may touch")
         if everybody and "*" not in self.cameras:
-            raise ForbiddenError(f"this concerns all cameras: it needs a token for all; {self.name!r} has some")
+            raise ForbiddenError(f"this concerns all cameras and needs a token for all; {self.name!r} has some")
 
 
 ANYBODY = Principal("anybody", frozenset(Role))
-"""The caller where authentication is off."""
+"""The caller when authentication is off."""
 
 _current: ContextVar[Principal] = ContextVar("principal", default=ANYBODY)
 _peer: ContextVar[str] = ContextVar("peer", default="")
 NOTE_LATE: ContextVar[list[Callable[[list[str]], None]]] = ContextVar("note_late")
-"""Writes this task's call down, once: see :func:`note_cameras`."""
+"""Writes this task's call to the audit log, once; see :func:`note_cameras`."""
 
 
 def current_principal() -> Principal:
@@ -172,17 +172,17 @@ def current_principal() -> Principal:
 
 
 def current_peer() -> str:
-    """Address that the call being served comes from, for the audit log; empty where it is not known."""
+    """Caller's address of the call being served, for the audit log; empty if unknown."""
     return _peer.get()
 
 
 def note_cameras(*cameras: str) -> None:
-    """Write the call being served to the audit log: it is let through, and concerns these cameras, or patterns."""
+    """Write the call being served to the audit log: it is permitted, and concerns these cameras or patterns."""
     if note := NOTE_LATE.get([]):
         note.pop()(list(cameras))
 
 
 def serve_as(principal: Principal, peer: str = "") -> None:
-    """Set the principal of this task, and the address it calls from, from here on."""
+    """Set the principal and the caller's address of the current task."""
     _current.set(principal)
     _peer.set(peer)

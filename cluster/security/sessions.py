@@ -1,5 +1,5 @@
-"""Sessions of browsers that have signed in, with a token or at a provider: where they are (``Sessions``), and how a
-gateway asks for them (``SessionStore``)."""
+"""Sessions of browsers signed in with a token or at a provider: the store (``Sessions``), and a gateway's view of it
+(``SessionStore``, ``CachedSessions``)."""
 
 import secrets
 import time
@@ -11,14 +11,14 @@ from cluster.errors import UnavailableError
 from cluster.security.roles import Principal
 
 LIFETIME_S = 12 * 3600.0
-"""A session ends so long after its sign-in: a shift, and no more."""
+"""Lifetime of a session from its sign-in: one shift."""
 MOST_OF_ONE = 32
-"""Sessions of one principal at once; a new one ends the oldest."""
+"""Maximum concurrent sessions of a principal; a new one ends the oldest."""
 
 
 class SessionStore(Protocol):
-    """Where a gateway's sessions are: methods as of :class:`Sessions`. All raise ``UnavailableError`` where nobody
-    answers there."""
+    """A gateway's store of sessions, with the methods of :class:`Sessions`. All raise ``UnavailableError`` if the store
+    does not answer."""
 
     async def begin_session(
         self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
@@ -37,9 +37,9 @@ class _Session:
 
 
 class Sessions:
-    """In memory: a session ends with the process that has them, at sign-out, with its token, or after its lifetime.
+    """In-memory sessions: one ends with this process, at sign-out, with its token, or after its lifetime.
 
-    Its id is no token, and good for nothing but the browser that it was made for.
+    A session's id is not a token, and valid only for the browser it was created for.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,10 +49,10 @@ class Sessions:
     async def begin_session(
         self, principal: str, credential: str | Principal, browser: str, lifetime_s: float = LIFETIME_S
     ) -> str:
-        """Id of a new session.
+        """Create a session; returns its id.
 
-        ``credential``: the token, checked with every request; or the principal itself, as a provider vouched for it.
-        ``browser``: what its requests have in common.
+        ``credential``: the token, checked with every request, or the principal that a provider vouched for.
+        ``browser``: identifies the browser by what its requests have in common.
         """
         now_s = self._clock()
         self._sessions = {key: each for key, each in self._sessions.items() if each.ends_s > now_s}
@@ -64,7 +64,7 @@ class Sessions:
         return made
 
     async def credential_of_session(self, session: str, browser: str) -> str | Principal | None:
-        """Token or principal of a session; None where there is none, it has ended, or another browser comes with it."""
+        """Token or principal of a session; ``None`` if it does not exist, has ended, or is another browser's."""
         found = self._sessions.get(session)
         if found is None or found.ends_s <= self._clock() or found.browser != browser:
             return None
@@ -76,14 +76,14 @@ class Sessions:
 
 
 KEPT_S = 2.0
-"""Longest for which a gateway serves a session without looking whether it has ended."""
+"""Seconds that a gateway serves a session without checking whether it has ended."""
 MOST_KEPT = 1024
 MOST_ASKED = 64
-"""Look-ups under way at once: whoever sends made-up ids must not keep the store busy."""
+"""Maximum concurrent look-ups: clients sending invented ids must not keep the store busy."""
 
 
 class CachedSessions:
-    """Remembers for :data:`KEPT_S` which sessions ``store`` has, so that it is asked once for many requests."""
+    """Caches the sessions of ``store`` for :data:`KEPT_S`, so that many requests need one look-up."""
 
     def __init__(self, store: SessionStore, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock = store, clock
@@ -119,6 +119,6 @@ class CachedSessions:
         try:
             await self._store.end_session(session)
         finally:
-            # What is being looked up just now may be the state before.
+            # A look-up in progress may return the earlier state.
             self._ends += 1
             self._kept = {key: each for key, each in self._kept.items() if key[0] != session}

@@ -1,7 +1,7 @@
-"""API tokens: random secrets, of which only hashes are stored, in a file that is read again when it changes.
+"""API tokens: random secrets of which only hashes are stored, in a file that is reloaded when it changes.
 
-A secret has 256 random bits, so that a plain SHA-256 of it can neither be guessed nor looked up; slow hashes are for
-passwords, which people choose.
+A secret has 256 random bits, so a plain SHA-256 can be neither guessed nor looked up; slow hashes are for passwords
+that people choose.
 """
 
 import hashlib
@@ -25,16 +25,16 @@ from cluster.security.roles import PERSON, Principal, Role
 log = logging.getLogger(__name__)
 
 PREFIX = "sl_"
-"""Prefix of every secret, by which scanners of repositories and logs recognise one."""
+"""Prefix of every secret, by which secret scanners recognise one."""
 
 DAY_S = 86_400.0
 LOOK_S = 0.2
-"""Longest that a caller waits for a look at the file."""
+"""Maximum seconds that a caller waits for the file to be checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One stored token. ``expires_s``: Unix time, ``None`` never. Raises ``ConfigError``: the name is a person's."""
+    """A stored token. ``expires_s``: Unix time; ``None``: never. Raises ``ConfigError``: the name is a person's."""
 
     name: str
     digest: str
@@ -44,14 +44,14 @@ class Token:
 
     def __post_init__(self) -> None:
         if self.name.startswith(PERSON):
-            raise ConfigError(f"the token {self.name!r} has the name of a person who signs in; choose another name")
+            raise ConfigError(f"the name of token {self.name!r} is reserved for people who sign in; choose another")
 
 
 def make_token(
     name: str, roles: Iterable[Role], cameras: Iterable[str] = ("*",), *, expires_s: float | None = None
 ) -> tuple[str, Token]:
-    """Create a new secret, which is stored nowhere, and its token. Raises ``ConfigError``: no name or a person's, no
-    role or no camera pattern."""
+    """Create a secret, which is never stored, and its token. Raises ``ConfigError``: no name or a person's, no role, or
+    no camera pattern."""
     token = Token(name, "", frozenset(roles), tuple(cameras), expires_s)
     if not name or not token.roles or not token.cameras:
         raise ConfigError("a token needs a name, at least one role, and at least one camera pattern ('*' for all)")
@@ -62,9 +62,9 @@ def make_token(
 class TokenFile:
     """Tokens in a JSON file that only its owner may read.
 
-    :meth:`verify` checks at most once in ``check_s`` whether the file has changed, so that a revoked token ends without
-    a restart. While the file is unreadable the tokens stay as they were, revoked ones too, so that an editing mistake
-    locks nobody out; the log and ``on_stale`` say so, which is called with whether it is unreadable.
+    :meth:`verify` checks at most once per ``check_s`` whether the file has changed, so that tokens are revoked without
+    a restart. While the file is unreadable the last tokens stay valid, revoked ones included, so that an editing
+    mistake locks nobody out; this is logged, and ``on_stale`` is called with whether the file is unreadable.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class TokenFile:
         """Principal of a secret. Raises ``UnauthenticatedError``: unknown or expired."""
         self._refresh()
         digest = _digest(secret)
-        # Compares with all tokens, in constant time each, so that timing leaks nothing.
+        # Compare with all tokens, each in constant time, so that timing leaks nothing.
         found = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
         if not found:
             raise UnauthenticatedError("this token is not known here; ask for a new one")
@@ -101,7 +101,7 @@ class TokenFile:
         return Principal(token.name, token.roles, token.cameras)
 
     def _refresh(self) -> None:
-        """Look at the file beside the caller, which waits for a healthy disk only."""
+        """Check the file on another thread; the caller waits at most :data:`LOOK_S` for the disk."""
         with self._lock:
             now = self._clock()
             if abs(now - self._checked_s) < self._check_s or (self._looking is not None and self._looking.is_alive()):
@@ -113,7 +113,7 @@ class TokenFile:
 
     def _look(self) -> None:
         stamp = _stamp(self.path)
-        # A file that is back as it was, after its folder was away, is in order again.
+        # An unchanged file that has become readable again, as after a remount, also ends the trouble.
         if stamp == self._stamp and not self._trouble:
             return
         try:
@@ -128,32 +128,32 @@ class TokenFile:
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:
-    """Read the tokens of a file. Raises ``ConfigError``: it cannot be read, others may read it, or it is not a file
-    of tokens."""
+    """Read the tokens of a file. Raises ``ConfigError``: it cannot be read, others may read it, or it is not a token
+    file."""
     try:
         text = path.read_text(encoding="utf-8")
         mode = path.stat().st_mode
     except OSError as error:
         raise ConfigError(
-            f"the tokens in {path} cannot be read: {error.strerror}; `sightline tokens create` makes one"
+            f"the tokens in {path} cannot be read: {error.strerror}; create the file with `sightline tokens create`"
         ) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a file of tokens: it is no UTF-8 ({error.reason})") from None
+        raise ConfigError(f"{path} is not a token file: it is not UTF-8 ({error.reason})") from None
     if mode & 0o007:
-        raise ConfigError(f"everybody may read the tokens in {path}; run chmod 600 on it")
+        raise ConfigError(f"the tokens in {path} are readable by everybody; run chmod 600 on it")
     try:
         return tuple(_token(entry) for entry in json.loads(text)["tokens"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} is not a file of tokens: {type(error).__name__} {error}") from None
+        raise ConfigError(f"{path} is not a token file: {type(error).__name__} {error}") from None
 
 
 def write_tokens(path: Path, tokens: Iterable[Token]) -> None:
-    """Replace the file as a whole; only its owner may read it. Raises ``ConfigError``: two tokens of one name, or
-    the file cannot be written."""
+    """Replace the file atomically, readable by its owner only. Raises ``ConfigError``: two tokens with the same name,
+    or the file cannot be written."""
     kept = sorted(tokens, key=lambda token: token.name)
     for one, other in pairwise(kept):
         if one.name == other.name:
-            raise ConfigError(f"there is a token {one.name!r} already; revoke it first, or choose another name")
+            raise ConfigError(f"a token {one.name!r} already exists; revoke it first, or choose another name")
     try:
         make_private_folder(path.parent)
         with replacing(path) as part, open(part, "w", encoding="utf-8", opener=open_private) as file:
@@ -168,7 +168,7 @@ def _token(entry: dict[str, Any]) -> Token:
     if unknown:
         raise ValueError(f"unknown key {sorted(unknown)[0]!r}")
     roles = frozenset(Role(role) for role in entry["roles"])
-    # As :func:`_digest` writes it: some tools write capitals.
+    # Normalised as :func:`_digest` writes it: some tools use capitals.
     digest = bytes.fromhex(entry["sha256"]).hex()
     if not roles or not isinstance(entry["name"], str) or len(digest) != 64:
         raise ValueError(f"token {entry['name']!r} lacks roles or a digest")

@@ -1,4 +1,4 @@
-"""Span processor with a bounded queue and one export thread; a slow or dead collector costs only spans."""
+"""Span processor with a bounded queue and one export thread: a slow or dead collector costs nothing but spans."""
 
 import logging
 import threading
@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 
 class BoundedProcessor(SpanProcessor):
-    """Drops the oldest spans when the queue is full, and those that the exporter gives up; both are counted.
+    """Drops, and counts, the oldest spans when the queue is full and those that the exporter gives up on.
 
-    The library's own batch processor drops the newest ones and only logs it.
+    OpenTelemetry's batch processor drops the newest instead, and only logs it.
     """
 
     def __init__(self, exporter: SpanExporter, *, queue: int = 2048) -> None:
@@ -27,14 +27,14 @@ class BoundedProcessor(SpanProcessor):
         self._waiting: deque[ReadableSpan] = deque()
         self._wake = threading.Condition()
         self._closing = False
-        # The exporter logs every failed batch; we count them and log once per outage.
+        # The exporter logs every failed batch; here they are counted, and logged once per outage.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
         self._failing = False
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self._thread.start()
 
     def on_end(self, span: ReadableSpan) -> None:
-        """Queue a span; never waits."""
+        """Queue a span; never blocks."""
         with self._wake:
             if self._closing:
                 metrics.spans.labels("dropped").inc()
@@ -55,7 +55,7 @@ class BoundedProcessor(SpanProcessor):
         with self._wake:
             metrics.spans.labels("dropped").inc(len(self._waiting))
             self._waiting.clear()
-        # Interrupts an export that is waiting for its collector.
+        # Interrupts an export that waits for its collector.
         self._exporter.shutdown()
 
     def _run(self) -> None:
@@ -76,7 +76,7 @@ class BoundedProcessor(SpanProcessor):
             taken = False
         metrics.spans.labels("exported" if taken else "dropped").inc(len(batch))
         if not taken and not self._failing:
-            log.warning("the trace collector accepts nothing; spans are dropped until it does")
+            log.warning("the trace collector accepts no spans; they are dropped until it does")
         elif taken and self._failing:
             log.info("the trace collector is back")
         self._failing = not taken

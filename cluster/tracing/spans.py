@@ -1,4 +1,4 @@
-"""Spans recorded after the fact by a decoder, a replica and alerting, joined to one trace per window."""
+"""Spans recorded after the fact by decoder, replica and alerting, joined to one trace per window."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cluster.config.cluster import TracingConfig
 
 ANSWERS = 4096
-"""Traced answers that may become alerts, the newest of each camera and question."""
+"""Maximum traced answers kept because they may become alerts: the newest per camera and question."""
 
 
 class AlertTraces:
@@ -32,7 +32,7 @@ class AlertTraces:
         self._answers: dict[tuple[str, str], tuple[str, float]] = {}
 
     def answer_received(self, answer: Answer) -> None:
-        """Record an answer; an alert before the next answer belongs to it."""
+        """Record an answer; an alert before the next answer is attributed to it."""
         key = (answer.stream, answer.question)
         self._answers.pop(key, None)
         if answer.trace:
@@ -62,8 +62,8 @@ class FrameTimes:
 class CameraTrace:
     """A decoder's part of one camera's traces, used in the camera's thread.
 
-    Strides are counted from the camera's last fresh frame, as the engine counts its windows, so that the frames of one
-    trace are the new ones of one window.
+    Strides are counted from the camera's last fresh frame, as the engine counts windows, so that the frames of one
+    trace are the new frames of one window.
 
     ``ratio``: share of traced strides, chosen deterministically by camera and stride; ``clock``: Unix seconds.
     """
@@ -99,16 +99,16 @@ class CameraTrace:
 
 
 FRAMES = 64
-"""Traced frames of a camera that wait for their window's answer."""
+"""Maximum traced frames per camera that wait for their window's answer."""
 
 CAMERAS = 4096
-"""Cameras with traced frames; beyond it the ones traced longest ago are evicted."""
+"""Maximum cameras with traced frames; the least recently traced is evicted."""
 
 STAGES = ("queue", "vision", "plan", "llm")
 
 
 class ReplicaTraces:
-    """A replica's part of traces. Thread-safe: frames come on the event loop, answers on the engine's thread.
+    """A replica's part of traces. Thread-safe: frames arrive on the event loop, answers on the engine thread.
     ``clock``: Unix seconds."""
 
     def __init__(self, spans: Spans, clock: Callable[[], float] = time.time) -> None:
@@ -147,7 +147,7 @@ class ReplicaTraces:
         }
         answer = self._spans.span("answer", now_s - timing.latency_s, now_s, parent, about)
         if not first.gated:
-            # Stages in sequence; gaps between them are the batch's other windows.
+            # Laid out in sequence; the remaining time went to the batch's other windows.
             at_s = now_s - timing.latency_s
             for stage in STAGES:
                 until_s = at_s + getattr(timing, f"{stage}_s")
@@ -166,7 +166,7 @@ class ReplicaTraces:
             self._frames.pop(camera, None)
 
     def _parent(self, camera: str, end: int) -> str:
-        """The newest traced frame before a window's end; older ones belong to windows that were answered without."""
+        """Take the newest traced frame before a window's end, and discard older ones."""
         with self._lock:
             frames = self._frames.get(camera)
             found = ""
@@ -186,8 +186,8 @@ Value = str | bool | int | float
 class Spans:
     """Creates the spans of one process. Never blocks; thread-safe.
 
-    ``process``: its name, an attribute of each span; ``exporter``: sends spans to a collector, for which ``queue`` may
-    wait at most.
+    ``process``: its name, an attribute of each span; ``exporter``: sends spans to a collector; ``queue``: maximum spans
+    waiting for it.
     """
 
     def __init__(self, process: str, exporter: SpanExporter, *, queue: int = 2048) -> None:
@@ -205,11 +205,11 @@ class Spans:
     def span(
         self, name: str, start_s: float, end_s: float, parent: str = "", about: Mapping[str, Value] | None = None
     ) -> str:
-        """Record a finished span, times in Unix seconds; it starts a trace without ``parent``.
+        """Record a finished span, times in Unix seconds; without ``parent`` it starts a trace.
 
         Returns:
-            The span as W3C ``traceparent``, for children here or in another process; empty when ``parent`` is invalid,
-            as it comes from the network.
+            The span as W3C ``traceparent``, for children in any process; empty if ``parent``, which comes from the
+            network, is invalid.
         """
         from opentelemetry import trace
 
@@ -234,7 +234,7 @@ def trace_id(parent: str) -> str:
 
 
 def make_spans(config: TracingConfig, process: str) -> Spans | None:
-    """Create the process's spans; ``None`` while tracing is off. Raises ``ConfigError``: the libraries are not
+    """Create the process's spans; ``None`` if tracing is off. Raises ``ConfigError``: the libraries are not
     installed."""
     if config.endpoint is None:
         return None

@@ -37,7 +37,7 @@ def test_several_gateways_on_one_machine_take_ports_of_their_own():
     cluster = {"gateways": 2, "placement": {"gateway": "gate"}}
     free = {"port": 0, "http_port": 0}
     named = {"model": {"name": "tiny-qwen2_5_vl"}, "cluster": cluster}
-    with pytest.raises(ConfigError, match="2 gateways on this machine cannot have the same ports"):
+    with pytest.raises(ConfigError, match="2 gateways on one machine cannot share ports"):
         preflight(load_config(None, named | {"gateway": {"port": 0}}))
     found = preflight(load_config(None, named | {"gateway": free}))
     assert (found.gateway.port, found.gateway.http_port) == (0, 0), "one number would be for all of them"
@@ -94,7 +94,7 @@ def test_gpus_that_this_machine_lacks_are_said_before_anything_starts(monkeypatc
 
     monkeypatch.setattr("runpy.run_path", lambda path: {"cuda": None})
     for device in ("cuda", "cuda:0"):
-        with pytest.raises(ConfigError, match="a build for the CPU"):
+        with pytest.raises(ConfigError, match="is a CPU build"):
             preflight(config(device))
     monkeypatch.setattr("runpy.run_path", lambda path: {"cuda": "12.8"})
     card = accelerators.get_accelerator_manager_for_resource("GPU")

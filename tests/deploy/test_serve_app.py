@@ -110,7 +110,7 @@ def test_wrong_arguments_are_named(application) -> None:
         application({"configuration": {"memory": {"capp": 2}}})
     with pytest.raises(ConfigError, match=r"cluster\.ray_address has no meaning"):
         application({"configuration": {"cluster": {"ray_address": "auto"}, **PLAIN_CONFIG}})
-    with pytest.raises(ConfigError, match="without TLS so does whoever is on it"):
+    with pytest.raises(ConfigError, match="without TLS so does anyone on it"):
         application({"configuration": {}})
 
 

@@ -169,7 +169,7 @@ def test_a_gateway_that_does_not_answer_in_time(gateway):
     with (
         GatewayClient(gateway[0], deadline_s=0.1) as client,
         pytest.raises(
-            UnavailableError, match=r"gateway at .* did not answer in time: it hangs, or the process that it asked does"
+            UnavailableError, match=r"gateway at .* did not answer in time: it hangs, or the process that it called"
         ),
     ):
         client.cameras_list()
@@ -198,7 +198,7 @@ async def test_another_kind_of_server():
     async with serving() as address:
         with GatewayClient(address, deadline_s=5.0) as client:
             for call in (client.cameras_list, lambda: list(client.watch())):
-                with pytest.raises(UnavailableError, match="answers, but it is no Sightline gateway"):
+                with pytest.raises(UnavailableError, match="answers, but is not a Sightline gateway"):
                     await asyncio.to_thread(call)
 
 

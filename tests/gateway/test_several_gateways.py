@@ -105,7 +105,7 @@ async def test_scores_are_deleted_at_every_gateway_or_it_is_said(tmp_path, monke
         served.world.others["gateway-2"].answers = False
         status, reply = await forget()
         assert status == 503
-        assert "its last scores at gateway-2, which did not answer; delete it again" in reply["error"]
+        assert "its last scores at gateway-2, which did not answer; repeat the deletion" in reply["error"]
         assert len(served.world.others["gateway-1"].told) == 2
         served.world.others["gateway-2"].answers = True
         assert (await forget())[0] == 200

@@ -100,7 +100,7 @@ def test_a_folder_is_all_its_files_and_a_name_is_in_one_of_them(tmp_path):
     (tmp_path / "c.txt").write_text("cameras: [{name: notes}]")
     assert [each.name for each in read_cameras(tmp_path)] == ["gate", "yard"]
     (tmp_path / "d.yaml").write_text("cameras: [{name: gate}]")
-    with pytest.raises(ConfigError, match=r"d\.yaml: camera 'gate' is in .*a\.yaml already"):
+    with pytest.raises(ConfigError, match=r"d\.yaml: camera 'gate' is already in .*a\.yaml"):
         read_cameras(tmp_path)
     with pytest.raises(ConfigError, match="there is no such file"):
         read_cameras(tmp_path / "none.yaml")

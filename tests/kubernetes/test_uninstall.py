@@ -26,7 +26,7 @@ def test_an_operator_that_is_away_is_said(kube, remove, monkeypatch, capsys):
     monkeypatch.setattr(hooks, "PATIENCE_S", 0.1)
     kube.kuberay_s = 30.0
     assert remove("sightline") == 1
-    assert "sightline-abcde is still there after 0.1 s; does KubeRay's operator run?" in capsys.readouterr().err
+    assert "sightline-abcde still exists after 0.1 s; is KubeRay's operator running?" in capsys.readouterr().err
 
 
 def test_what_is_wrong_is_said_in_a_line(kube, remove, capsys):

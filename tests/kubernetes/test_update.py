@@ -88,7 +88,7 @@ def test_the_hook_changes_its_own_cluster_alone(kube, api, capsys):
     upgrade(kube, spec(3))
     config = KubernetesConfig(kubeconfig=str(kube.kubeconfig))
     assert hooks.main(["update", "sightline"], config) == 0
-    assert capsys.readouterr().out == "sightline-abcde: decoders has the pods of sightline from now on\n"
+    assert capsys.readouterr().out == "sightline-abcde: decoders updated from sightline\n"
     assert kube.ray_clusters["sightline-abcde"]["spec"]["workerGroupSpecs"][1] == group("decoders", 3)
     assert kube.ray_clusters["another-abcde"]["spec"] == spec(2)
     assert hooks.main(["update", "sightline"], config) == 0
@@ -100,7 +100,7 @@ def test_groups_that_change_meanwhile_are_read_again(kube, api, monkeypatch, cap
     upgrade(kube, spec(3))
     kube.conflicts = 2
     hooks.update(api, "sightline")
-    assert capsys.readouterr().out == "sightline-abcde: decoders has the pods of sightline from now on\n"
+    assert capsys.readouterr().out == "sightline-abcde: decoders updated from sightline\n"
     found = kube.ray_clusters["sightline-abcde"]["spec"]["workerGroupSpecs"]
     assert [each["groupName"] for each in found] == ["new-0", "new-1", "control", "decoders", "replicas"]
     assert found[3]["replicas"] == 3

@@ -29,13 +29,13 @@ def test_profiles_and_faults_are_listed_with_what_they_do(capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run"], "name what to test"),
+        (["run"], "nothing to test"),
         (["run", "-g", "somewhere"], "'somewhere' is not an address"),
         (["run", "-g", "127.0.0.1:1", "-p", "nothing"], "there is no load profile 'nothing'"),
         (["run", "-g", "127.0.0.1:1", "-f", "kill-replicas"], "did you mean 'kill-replica'"),
         (["run", "-c", "missing.yaml"], "missing.yaml: there is no such configuration file"),
         (["run", "-g", "127.0.0.1:1", "--set", "window.stride_s=99"], "window.stride_s"),
-        (["search", "-g", "127.0.0.1:1", "--replicas", "2"], "leave --gateway out"),
+        (["search", "-g", "127.0.0.1:1", "--replicas", "2"], "leave out --gateway"),
     ],
 )
 def test_wrong_command_lines_end_with_one_sentence(capsys, arguments, message) -> None:

@@ -71,7 +71,7 @@ def test_a_revoked_token_ends_and_a_broken_file_locks_nobody_out(tmp_path, clock
     clock.now += 2
     tokens.verify(secret)
     [said] = [each.getMessage() for each in caplog.records]
-    assert "not a file of tokens" in said
+    assert "not a token file" in said
     assert said.endswith("; the tokens stay as they were")
     assert set(stale) == {True}
     path.write_bytes('{"tokens": ["Zoë"]}'.encode("latin-1"))
@@ -97,7 +97,7 @@ def test_a_revoked_token_ends_and_a_broken_file_locks_nobody_out(tmp_path, clock
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("[]", "not a file of tokens"),
+        ("[]", "not a token file"),
         ('{"tokens": [{"name": "a", "sha256": "00", "roles": ["view"]}]}', "lacks roles or a digest"),
         (json.dumps({"tokens": [{"name": "a", "sha256": "0" * 64, "roles": []}]}), "lacks roles"),
         (json.dumps({"tokens": [{"name": "a", "sha256": "0" * 64, "roles": ["king"]}]}), "king"),
@@ -128,11 +128,11 @@ def test_two_tokens_of_one_name_are_refused(tmp_path):
 
 def test_no_token_passes_for_a_person_who_signed_in(tmp_path):
     path = tmp_path / "tokens.json"
-    with pytest.raises(ConfigError, match="'oidc:ann' has the name of a person"):
+    with pytest.raises(ConfigError, match="'oidc:ann' is reserved for people"):
         make_token("oidc:ann", [Role.VIEW])
     write_tokens(path, [make_token("ann", [Role.VIEW])[1]])
     path.write_text(path.read_text().replace('"ann"', '"oidc:ann"'))
-    with pytest.raises(ConfigError, match="'oidc:ann' has the name of a person"):
+    with pytest.raises(ConfigError, match="'oidc:ann' is reserved for people"):
         read_tokens(path)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cluster.lab.report.records import Report
 
 ROOM_BYTES = 32 * 2**20
-# Seconds on two cores of making clips, starting, loading and measuring, without the live part.
+# Seconds on two cores for making clips, starting, loading and measuring: everything but the live part.
 ABOUT_S = 60
 
 
@@ -30,28 +30,26 @@ def demo(
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for clips, configuration and report.")
     ] = Path("out/demo"),
-    seconds: Annotated[
-        float, typer.Option(min=8.0, metavar="S", help="How long the cameras run live, seconds.")
-    ] = 40.0,
+    seconds: Annotated[float, typer.Option(min=8.0, metavar="S", help="Seconds that the cameras run live.")] = 40.0,
     model: Annotated[
         str, typer.Option(metavar="NAME", help="Preset, checkpoint folder or hub id of the model.")
     ] = "demo",
     engine: Annotated[
         str,
-        typer.Option(metavar="NAME", help="Inference engine of the live part: native, or vllm where it is installed."),
+        typer.Option(metavar="NAME", help="Inference engine of the live part: native, or vllm if installed."),
     ] = "native",
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the report in a browser.")] = False,
     json: Json = None,
 ) -> None:
-    """See everything work on this machine, in about two minutes.
+    """Run the whole system on this machine, in about two minutes.
 
-    Makes four short CCTV scenes in which things happen, starts a cluster (gateway, controller, two decoders, one model
-    replica), feeds two cameras from files and two by gRPC push, asks three questions of each, and shows the answers as
-    they come, with what was true. Then it computes the same clips in full and our way, one after the other, and writes
-    report.html and report.json.
+    Renders four short CCTV scenes with events, starts a cluster (gateway, controller, two decoders, one model replica),
+    feeds two cameras from files and two by gRPC push, asks three questions of each, and shows the answers beside the
+    ground truth as they arrive. Then computes the same clips in full and incrementally, and writes report.html and
+    report.json.
 
-    The model is small and was trained on such scenes, none of them these. A preset named with --model has random
-    weights: its answers mean nothing, its cost does.
+    The model is small and was trained on similar scenes, not on these. A preset named with --model has random weights:
+    its cost is meaningful, its answers are not.
 
     $ sightline demo
 
@@ -68,13 +66,13 @@ def demo(
     report = _run(screen, out, seconds, model, engine)
     page, data = write_report(report, out)
     print_json(json, report.as_json())
-    cost_table(report, "In full and ours, on the same windows").show(screen)
+    cost_table(report, "Full and incremental computation of the same windows").show(screen)
     if report.random_weights:
         screen.print(f"[yellow]{UNTRAINED.format(report.model)}[/]")
     if engine != "native":
         screen.print(
-            f"The live answers came from engine {engine}; the comparison is of the native engine with itself. "
-            "`sightline bench engines` compares the engines."
+            f"The live answers came from engine {engine}; the comparison above is within the native engine. "
+            "`sightline bench engines` compares engines."
         )
     screen.print(f"\nreport  {page}\n        {data}\nagain   sightline serve -c {out / 'config.yaml'}", markup=False)
     if not no_open and screen.is_terminal:
@@ -96,7 +94,7 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
         weights = " (random weights: only its cost is meaningful)" if model in PRESETS else ""
         console.print(
             f"[bold]Four cameras[/], two fed from files and two by gRPC push, three questions each.\n"
-            f"Model {escape(model)}{weights}. It takes about {seconds + ABOUT_S:.0f} seconds.\n"
+            f"Model {escape(model)}{weights}. This takes about {seconds + ABOUT_S:.0f} seconds.\n"
         )
         made, measured_windows = count(1), count(1)
         screen.begin("making four clips", len(CAMERAS))
@@ -120,7 +118,7 @@ def _run(console: Console, out: Path, seconds: float, model: str, engine: str) -
         screen.begin("loading the model")
         from actors.cli.demo.record import make_report, measure, windows_to_measure
 
-        measuring, total = "measuring: in full and ours, window by window", windows_to_measure(config, clips)
+        measuring, total = "measuring: full and incremental, window by window", windows_to_measure(config, clips)
         measured = measure(
             config, clips, truths, lambda: screen.show(measuring, next(measured_windows), total, key=measuring)
         )

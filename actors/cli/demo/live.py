@@ -40,9 +40,9 @@ def run_live(
 ) -> LiveRun:
     """Run a cluster for ``seconds``; everything is stopped when this returns or raises.
 
-    ``pushed``: camera -> clip that an agent pushes in a loop, at recording speed; ``on_phase``: called with each step
-    of starting; ``on_look``: twice a second with the state so far. Raises ``SightlineError``: the cluster does not
-    start, or refuses a pushed camera.
+    ``pushed``: camera -> clip that an agent pushes in a loop, at recording speed; ``on_phase``: called with each phase
+    of starting; ``on_look``: called twice a second with the state so far. Raises ``SightlineError``: the cluster does
+    not start, or refuses a pushed camera.
     """
     run = LiveRun()
     with Cluster(config, on_phase=on_phase) as cluster, GatewayClient(cluster.gateway_address) as client:

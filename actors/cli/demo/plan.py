@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 SCENE_SECONDS = 40.0
 
 THRESHOLD = 0.5
-"""Of models that say none."""
+"""For models without thresholds of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoCamera:
-    """One camera: scene ``index`` of the split ``test``, on which no model was trained, made to show ``event``.
+    """A camera that plays scene ``index`` of the split ``test``, on which no model was trained, made to show ``event``.
 
-    ``questions``: kinds of events to ask for. ``pushed``: an agent sends it over gRPC.
+    ``questions``: event kinds to ask about. ``pushed``: fed by an agent over gRPC.
     """
 
     name: str
@@ -50,7 +50,7 @@ class DemoCamera:
 CAMERAS = (
     DemoCamera(
         "yard",
-        "By day: somebody falls behind the passing cars and stays down",
+        "By day: a person falls behind passing cars and stays down",
         index=50,
         event="fall",
         questions=("fall", "intrusion", "stopped_vehicle"),
@@ -58,7 +58,7 @@ CAMERAS = (
     ),
     DemoCamera(
         "road",
-        "By day: a car stops in its lane, and a bus comes up beside it the wrong way",
+        "By day: a car stops in its lane, and a bus passes it in the wrong direction",
         index=53,
         event="any",
         questions=("stopped_vehicle", "wrong_way", "fight"),
@@ -66,7 +66,7 @@ CAMERAS = (
     ),
     DemoCamera(
         "gate",
-        "At dusk: somebody climbs into the fenced zone, with traffic behind",
+        "At dusk: a person climbs into the fenced zone, with traffic behind",
         index=30,
         event="intrusion",
         questions=("intrusion", "left_object", "wrong_way"),
@@ -74,7 +74,7 @@ CAMERAS = (
     ),
     DemoCamera(
         "night",
-        "At night: traffic and passers-by now and then, and nothing that anybody asks for",
+        "At night: occasional traffic and passers-by, but no event",
         index=26,
         event=None,
         questions=("fall", "intrusion", "stopped_vehicle"),
@@ -84,14 +84,14 @@ CAMERAS = (
 
 HEAD = """\
 # yaml-language-server: $schema=schema.json
-# What `sightline demo` ran. Run it again by hand:
+# Configuration of `sightline demo`. To run it by hand:
 #
 #   sightline serve -c {config}
 {pushes}
 #   sightline watch
 #
-# Window and sampling as the model was trained; a shorter window than the default, so that the demo need not take
-# minutes. A camera without a source is pushed by an agent, see above.
+# Window and sampling are those that the model was trained with; the window is shorter than the default to keep the
+# demo short. Cameras without a source are fed by the agents above.
 """
 PUSH = "#   sightline push {clip} --gateway 127.0.0.1:50051 --camera {camera} --realtime --loop"
 
@@ -99,7 +99,7 @@ PUSH = "#   sightline push {clip} --gateway 127.0.0.1:50051 --camera {camera} --
 def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: str, settings: ModelSettings) -> Path:
     """Write ``config.yaml`` into ``folder``, which must exist; returns its path.
 
-    ``clips``: camera -> its video; ``model``: its own ``settings`` decide window, sampling, questions and thresholds.
+    ``clips``: camera -> video; ``settings``: the model's own window, sampling, questions and thresholds.
     """
     from actors.cli.evaluate import window_shape
     from cluster.lab.scenes import standing_question
@@ -111,7 +111,7 @@ def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: st
         questions = [
             {
                 "id": kind,
-                # As the model was trained on it, or else in our own words.
+                # In the words that the model was trained on, if known.
                 "text": settings.questions.get(kind) or standing_question(kind),
                 "threshold": THRESHOLD if (own := settings.threshold_of(kind)) is None else own,
             }
@@ -139,7 +139,7 @@ def write_config(folder: Path, clips: Mapping[str, Path], model: str, engine: st
 
 
 def make_clips(folder: Path, on_clip: Callable[[], None] = lambda: None) -> dict[str, Path]:
-    """Make ``folder/<camera>.mp4`` of every camera, with its ground truth; complete ones are kept, and ``on_clip`` is
+    """Render ``folder/<camera>.mp4`` and its ground truth for every camera; complete clips are kept. ``on_clip`` is
     called after each. Raises ``SightlineError``: they cannot be written, or a process died."""
     from cluster.lab.scenes.encode import SceneClip, encode_missing_clips
 

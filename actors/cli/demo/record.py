@@ -31,7 +31,7 @@ PICTURES = 5
 
 @dataclass(frozen=True, slots=True)
 class MeasuredClip:
-    """Measurements of one clip, in full and incrementally, with a picture."""
+    """Full and incremental measurements of one clip, with sample pictures."""
 
     stats: CodecStats
     compared: tuple[ComparedWindow, ...]
@@ -40,7 +40,7 @@ class MeasuredClip:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measurements of all clips; ``parameters`` of the model."""
+    """Measurements of all clips; ``parameters``: the model's parameter count."""
 
     random_weights: bool
     parameters: int
@@ -63,7 +63,7 @@ def measure(
 ) -> Measured:
     """Measure every clip with its camera's settings; full and incremental computation alternate, window by window."""
     settings = config.model
-    # Leave a core free: threads of parallel arithmetic that wait for each other suffer most from other work.
+    # Leave one core free: parallel kernels wait for their slowest thread, so other work on its core delays them all.
     torch.set_num_threads(settings.threads or min(torch.get_num_threads(), max(1, (os.cpu_count() or 1) - 1)))
     model = load_model(
         settings.name,
@@ -89,20 +89,20 @@ def measure(
         compared = compare(engine, camera.stream_spec(), ours.samples, whole, on_window)
         kinds = [question.id for question in camera.questions]
         told = [replace(each, truth=truths[name].labels(kinds, each.start_s, each.end_s)) for each in compared]
-        found[name] = MeasuredClip(clip.stats, tuple(told), picture_frames(_once(ours), PICTURES))
+        found[name] = MeasuredClip(clip.stats, tuple(told), picture_frames(_first_round(ours), PICTURES))
     parameters = sum(parameter.numel() for parameter in model.model.parameters())
     return Measured(model.random_weights, parameters, found)
 
 
-def _once(clip: PrunedClip) -> list[tuple[FrameSample, SampledPicture]]:
-    """Frames before the scene starts again, each with its picture."""
+def _first_round(clip: PrunedClip) -> list[tuple[FrameSample, SampledPicture]]:
+    """Frames before the scene repeats, each with its picture."""
     end = clip.samples[0].pts + round(SCENE_SECONDS * MICROSECONDS)
     return [pair for pair in zip(clip.samples, clip.pictures, strict=True) if pair[0].pts < end]
 
 
 @dataclass(frozen=True, slots=True)
 class LoopedTruth:
-    """Events of a scene of ``round_s`` seconds that repeats. Times: seconds since its first start.
+    """Events of a looped scene of ``round_s`` seconds. Times are seconds since its first start.
 
     ``window_s``: length of the windows asked about.
     """
@@ -118,9 +118,9 @@ class LoopedTruth:
         return cls(truth.scene_events, truth.seconds, window_s)
 
     def label(self, kind: str, start_s: float, end_s: float) -> bool | None:
-        """Whether a window shows an event of ``kind``; None where too little of it lies in the window to tell.
+        """Whether a window shows an event of ``kind``; ``None`` if too little of it is in the window to tell.
 
-        A window over the seam holds the end of one round and the beginning of the next.
+        A window across the seam covers the end of one round and the beginning of the next.
         """
         return window_label(self.between(start_s, end_s), kind, start_s, end_s)
 
@@ -128,7 +128,7 @@ class LoopedTruth:
         return {kind: self.label(kind, start_s, end_s) for kind in kinds}
 
     def of_answer(self, answer: LastAnswer) -> bool | None:
-        """The correct answer; the answer's question is named by its kind."""
+        """Ground truth of an answer, whose question is named after the event's kind."""
         end_s = answer.end / MICROSECONDS
         return self.label(answer.question, max(0.0, end_s - self.window_s), end_s)
 
@@ -210,7 +210,7 @@ def make_report(
 
 
 def live_windows(answers: Sequence[Answer], truth: LoopedTruth) -> tuple[LiveWindow, ...]:
-    """Answers of one camera, grouped by window. Its clip and their times begin at 0."""
+    """Answers of one camera, grouped by window. Their times and the clip's both begin at 0."""
     found: dict[int, LiveWindow] = {}
     for answer in answers:
         known = found.get(answer.window)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from actors.cli.demo.record import LoopedTruth
 
 _SIGNS = {"right": ("✓", "green"), "wrong": ("✗", "red"), "open": ("~", "dim")}
-LEGEND = "✓ true   ✗ false   ~ too little in the window to tell"
+LEGEND = "✓ correct   ✗ wrong   ~ too little of the event in the window to tell"
 
 PLAIN_EVERY_S = 5.0
 
 
 class Screen(Progress):
-    """The phase under way, below the live camera table."""
+    """Progress of the current phase, below the live camera table."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(screen=console)
@@ -46,7 +46,7 @@ class Screen(Progress):
         self.end_live()
 
     def cameras(self, run: LiveRun, truths: Mapping[str, LoopedTruth]) -> None:
-        """Show the cameras' current state, and whether their answers are true."""
+        """Show the cameras' current state, and whether their answers are correct."""
         self._table = cameras_table(run, truths)
         self._live.update(Group(self._table, self._bars))
         now = time.monotonic()
@@ -56,7 +56,7 @@ class Screen(Progress):
                 self.say(f"{run.seconds:4.0f} s  {status.name:8} {_one_line(status, truths.get(status.name))}")
 
     def end_live(self) -> None:
-        """Leave the table as it is."""
+        """Leave the last table on the screen."""
         self._live.update(self._bars)
         if self._table is not None:
             self._screen.print(self._table)
@@ -74,7 +74,7 @@ def _one_line(status: CameraStatus, truth: LoopedTruth | None) -> str:
 
 
 def cameras_table(run: LiveRun, truths: Mapping[str, LoopedTruth]) -> Table:
-    """The cameras of the demo, a line per question, so that it fits 80 columns."""
+    """The demo's cameras, with one line per question to fit 80 columns."""
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), caption=LEGEND, caption_justify="left",
         caption_style="dim",
@@ -117,7 +117,7 @@ def _said(answer: LastAnswer) -> str:
 
 
 def _sign(answer: LastAnswer, truth: LoopedTruth | None) -> tuple[str, str]:
-    """Whether the answer is true, and the sign's style; nothing without known truth."""
+    """Sign for a correct or wrong answer, and its style; empty without ground truth."""
     if truth is None:
         return "", ""
     return _SIGNS[verdict(1.0 if answer.positive else 0.0, 0.5, truth.of_answer(answer))]

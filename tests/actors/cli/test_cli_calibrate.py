@@ -40,7 +40,7 @@ def test_thresholds_are_proposed_from_what_was_reviewed_and_saved(cli, tmp_path)
         shown = run("cameras", "calibrate", "gate", "-q", "person")
         assert "0.700" in shown
         assert "proposed" in shown
-        assert "save it with the same command and `--apply`" in shown  # without its --keep it is another threshold
+        assert "repeat the command with `--apply` to save" in shown  # without its --keep it is another threshold
         assert "between 0.600, which was rejected, and 0.800, which was confirmed" in shown
         [proposal] = json.loads(run("cameras", "calibrate", "gate", "--json", "-"))
         now, *_ = proposal["trades"]

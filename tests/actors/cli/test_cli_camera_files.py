@@ -82,14 +82,14 @@ def test_a_file_is_applied_changed_and_pruned(rules, run, tmp_path):
     shown = run("cameras", "apply", "-f", file, "--dry-run")
     assert "+ add gate" in shown
     assert "source: (not given) -> rtsp://viewer:***@10.0.0.1/stream" in shown
-    assert "2 cameras would change, 0 as they were" in shown
+    assert "2 cameras would change, 0 unchanged" in shown
     assert rules.managers() == {"written": CONFIGURATION}
 
-    assert "2 cameras changed, 0 as they were" in run("cameras", "apply", "-f", file)
+    assert "2 cameras changed, 0 unchanged" in run("cameras", "apply", "-f", file)
     assert rules.managers() == {"written": CONFIGURATION, "gate": "file", "yard": "file"}
     assert rules.directory.settings("gate").source.reveal() == "rtsp://viewer:s3cret@10.0.0.1/stream"
     version = rules.directory.version
-    assert "0 cameras changed, 2 as they were" in run("cameras", "apply", "-f", file)
+    assert "0 cameras changed, 2 unchanged" in run("cameras", "apply", "-f", file)
     assert rules.directory.version == version, "the same again touches nothing"
 
     file.write_text(FILE.replace("stride_s: 4", "stride_s: 2").replace("  - name: yard\n", ""))
@@ -113,7 +113,7 @@ def test_a_camera_of_files_is_paused_and_resumed_and_stays_theirs(rules, run, tm
     assert (settings.paused, settings.source.reveal()) == (True, "rtsp://viewer:s3cret@10.0.0.1/stream")
     assert "paused: True -> (not given)" in run("cameras", "apply", "-f", file, "--dry-run")
     run("cameras", "resume", "gate")
-    assert "0 cameras changed, 2 as they were" in run("cameras", "apply", "-f", file)
+    assert "0 cameras changed, 2 unchanged" in run("cameras", "apply", "-f", file)
     assert "is written in the cluster's configuration" in run("cameras", "pause", "written", code=1)
     run("cameras", "pause", "written", "--takeover")
     assert rules.managers() == {"written": "cluster", "gate": "file", "yard": "file"}
@@ -130,7 +130,7 @@ def test_standing_in_another_managers_way_changes_nothing_at_all(rules, run, tmp
     assert rules.managers() == {"new": "file", "written": "file"}
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode("utf-16"))))
     said = run("cameras", "apply", "-f", "-", code=2)
-    assert "standard input: is not a text in UTF-8; cameras are YAML" in said
+    assert "standard input is not UTF-8 text; cameras are YAML" in said
     said = run("cameras", "remove", "written", "--yes", code=1)
     assert "camera 'written' belongs to the files that were applied as 'file'; change it there" in said
     run("cameras", "remove", "written", "--yes", "--takeover")
@@ -161,11 +161,11 @@ def test_an_export_applies_elsewhere(rules, run, tmp_path, monkeypatch):
     out.chmod(0o644)
     run("cameras", "export", "-o", out)
     assert out.stat().st_mode & 0o777 == 0o600
-    assert "# Set GATE_PASSWORD to the password of camera gate, escaped." in out.read_text()
+    assert "# Set GATE_PASSWORD to camera gate's password, URL-escaped." in out.read_text()
     assert "s3cret" not in out.read_text()
     monkeypatch.setenv("GATE_PASSWORD", "s3cret")
     before = {each.entry.name: each.entry for each in rules.table.managed()}
-    assert "0 as they were" in run("cameras", "apply", "-f", out, "--manager", "elsewhere", "--takeover")
+    assert "0 unchanged" in run("cameras", "apply", "-f", out, "--manager", "elsewhere", "--takeover")
     assert {each.entry.name: each.entry for each in rules.table.managed()} == before
     assert set(rules.managers().values()) == {"elsewhere"}
     assert "name: gate" in run("cameras", "export", "gate")

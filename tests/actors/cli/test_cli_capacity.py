@@ -70,7 +70,7 @@ def test_cameras_are_taken_reduced_refused_and_forced(cli, serve):
     first = add("gate", "--priority", "critical")
     assert first.returncode == 0, first.stderr
     # Nothing has come of it yet, so that there is no load that answers would wait for.
-    assert first.stdout.splitlines()[-1] == "taken by replica-0: a window every 1 s"
+    assert first.stdout.splitlines()[-1] == "accepted by replica-0: a window every 1 s"
     results = [add(f"cam-{number}", "--json", "-") for number in range(4)]
     codes = [done.returncode for done in results]
     assert codes[0] == 0
@@ -125,4 +125,4 @@ def test_a_replica_is_drained_and_taken_back(cli, serve):
     unknown = run("replicas", "drain", "replica-7")
     assert unknown.returncode == 1
     assert "there is no replica 'replica-7'; there are: replica-0, replica-1" in unknown.stderr
-    assert "takes cameras again" in run("replicas", "drain", "replica-1", "--undo").stdout
+    assert "accepts cameras again" in run("replicas", "drain", "replica-1", "--undo").stdout

@@ -162,11 +162,11 @@ def test_terminating_serve_is_a_clean_end(cli, wait_for):
     )
     process, log = cli.start("serve", "-c", "c.yaml", "--json", "addresses.json")
     # It has told of its cameras by then: the one that is added here is not among them.
-    wait_for(lambda: "Stop it with Ctrl-C" in log.read_text() or process.poll() is not None)
+    wait_for(lambda: "Stop with Ctrl-C" in log.read_text() or process.poll() is not None)
     gateway = read_json(cli.folder / "addresses.json")["gateway"]
     added = cli("cameras", "add", "late", NOBODY, SIGHTLINE_GATEWAY=gateway)
     assert "late: backoff" in added.stdout, added.stderr
-    assert (added.returncode, "late is added but does not answer" in added.stderr) == (3, True)
+    assert (added.returncode, "late was added, but does not answer" in added.stderr) == (3, True)
     assert "nothing listens there" in added.stderr
     # Whoever watches is told why nothing comes.
     watching, said = cli.start("watch", "street", "-g", gateway)
@@ -185,7 +185,7 @@ def test_terminating_serve_is_a_clean_end(cli, wait_for):
 
     # The next one has the camera that was added to this one, and its incidents.
     process, log = cli.start("serve", "-c", "c.yaml")
-    wait_for(lambda: "Stop it with Ctrl-C" in log.read_text() or process.poll() is not None)
+    wait_for(lambda: "Stop with Ctrl-C" in log.read_text() or process.poll() is not None)
     assert "ready    3 cameras, 2 without pictures" in log.read_text()
     assert (cli.folder / "state" / "sightline" / "alerts" / "alerts.sqlite").exists()
     check_end_with_its_cluster(cli, process, log, "raylet")
@@ -194,7 +194,7 @@ def test_terminating_serve_is_a_clean_end(cli, wait_for):
 def test_serve_ends_when_its_cluster_does(cli, wait_for):
     (cli.folder / "c.yaml").write_text(CONFIG.split("cameras:")[0])
     process, log = cli.start("serve", "-c", "c.yaml", "--json", "addresses.json")
-    wait_for(lambda: "Stop it with Ctrl-C." in log.read_text() or process.poll() is not None)
+    wait_for(lambda: "Stop with Ctrl-C." in log.read_text() or process.poll() is not None)
     check_end_with_its_cluster(cli, process, log, "gcs_server")
 
 
@@ -205,7 +205,7 @@ def check_end_with_its_cluster(cli, process, log, victim):
     next(each for each in below if each.name() == victim).kill()
     assert process.wait(20) == 1
     told = log.read_text().removeprefix(said)
-    found = re.fullmatch(r"error: the cluster has ended: (.+) of Ray died; its logs say why\n", told)
+    found = re.fullmatch(r"error: the cluster has ended: (.+) of Ray died; see its logs\n", told)
     assert victim in found[1]
     assert cli.orphans() == []
     assert not [each for each in below if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]

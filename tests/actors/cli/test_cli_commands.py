@@ -72,7 +72,7 @@ def test_the_overview_names_every_command_and_the_exit_codes(cli):
     names = "demo serve cameras replicas watch ask memory forget push scenes eval train bench plan config version"
     for name in names.split():
         assert f"│ {name} " in done.stdout
-    for code in ("0 done", "1 failed", "2 wrong command line or configuration", "130 stopped with Ctrl-C"):
+    for code in ("0 success", "1 failure", "2 invalid command line or configuration", "130 interrupted with Ctrl-C"):
         assert code in " ".join(done.stdout.split())
 
 
@@ -96,8 +96,8 @@ def test_help_loads_neither_torch_nor_ray_nor_grpc():
 WRONG = {
     "no such command": (["srve"], 2, "No such command 'srve'. Did you mean 'serve'?"),
     "missing argument": (["push", "--gateway", "a:1", "--camera", "x"], 2, "Missing argument 'SOURCE'"),
-    "nothing to ask of all": (["ask", "--all"], 2, "no question; write it, as in: sightline ask --all"),
-    "nobody to ask": (["ask"], 2, "no camera; name it, as in: sightline ask gate"),
+    "nothing to ask of all": (["ask", "--all"], 2, "no question; add one, as in: sightline ask --all"),
+    "nobody to ask": (["ask"], 2, "no camera; name one, as in: sightline ask gate"),
     "missing option": (["serve"], 2, "Missing option '--config'"),
     "not a number": (["demo", "--seconds", "soon"], 2, "Invalid value for '--seconds'"),
     "no such configuration": (["serve", "-c", "city.yaml"], 2, "city.yaml: there is no such configuration file"),
@@ -146,7 +146,7 @@ WRONG = {
     "no password": (
         ["cameras", "discover", "10.0.0.0/24", "--user", "viewer"],
         2,
-        "nobody is there to ask for the password of 'viewer'; set CAMERA_PASSWORD",
+        "no terminal to ask for the password of 'viewer'; set CAMERA_PASSWORD",
     ),
     "unknown bench": (["bench", "speed"], 2, "unknown bench 'speed'; there are: window, codec"),
 }
@@ -276,7 +276,7 @@ def test_versions(cli):
 
 def test_help_is_made_of_paragraphs_and_options_without_values_have_none(cli):
     text = cli("serve", "--help", COLUMNS="100").stdout
-    assert "the Ray cluster that cluster.ray_address names" in " ".join(text.split())
+    assert "the Ray cluster at cluster.ray_address" in " ".join(text.split())
     assert max(map(len, map(str.rstrip, text.splitlines()))) <= 100
     # Broken where the source breaks, lines of a paragraph would be much shorter now and then.
     start = text.index("Starts the gateway")
@@ -319,7 +319,7 @@ def test_a_full_disk_under_standard_output_is_one_line(cli, command):
             cli.command(command), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=cli.environment
         )
     assert done.returncode == 1
-    assert done.stderr == "error: cannot write: No space left on device; make room, or choose another place\n"
+    assert done.stderr == "error: cannot write: No space left on device; free some space, or choose another path\n"
 
 
 # -- options ------------------------------------------------------------------------------------

@@ -283,7 +283,7 @@ def test_replicas_of_a_running_cluster():
     }
     rows = [*replica_findings([ReplicaStatus("replica-0", backlog_s=40), ReplicaStatus("replica-1", draining=True)])]
     assert [(each.state, each.found) for each in rows] == [
-        ("wrong", "replica-0: 40 s of windows wait"),
+        ("wrong", "replica-0: backlog of 40 s"),
         ("warning", "drained: replica-1"),
         ("ok", "every tier works"),
     ]
@@ -304,11 +304,11 @@ def test_tiers_and_sinks_of_a_running_cluster():
     assert rows == {
         "alerts": ("ok", "kept; 3 sinks", False),
         "sink ops": ("wrong", "webhook: connection refused", True),
-        "sink mail": ("wrong", "notify: 1 alerts refused for good", True),
+        "sink mail": ("wrong", "notify: 1 alerts permanently refused", True),
     }
     refused = [Delivery(None, "log", "dead", 1, "answered 404")] * 2
     rows = states(alert_findings(Outbox(sinks, "", 0, 0, 0, 0, refused)))
-    assert rows["sink log"] == ("wrong", "log: 2 alerts refused for good", True)
+    assert rows["sink log"] == ("wrong", "log: 2 alerts permanently refused", True)
     assert states(alert_findings(Outbox({}, "disk is full", 4, 0, 0, 0, [])))["alerts"][0] == "wrong"
     assert states(alert_findings(Outbox({}, "", 0, 0, 2, 0, [])))["alerts"][0] == "wrong"
 

@@ -102,9 +102,9 @@ def test_a_fit_is_written_into_the_model_and_used_from_then_on(cli, monkeypatch,
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("--dataset", "here", "--scenes", "2"), "--scenes is for scenes that are made"),
-        (("--dataset", "here", "--seconds", "90"), "--seconds is for scenes that are made"),
-        (("--dataset", "here", "--calibrate"), "--calibrate is for scenes that are made"),
+        (("--dataset", "here", "--scenes", "2"), "--scenes is for generated scenes"),
+        (("--dataset", "here", "--seconds", "90"), "--seconds is for generated scenes"),
+        (("--dataset", "here", "--calibrate"), "--calibrate is for generated scenes"),
         (("--seconds", "0"), "'--seconds': Input should be greater"),
         (("--scenes", "0"), "'--scenes' / '-n': Input should be greater"),
         (("--jobs", "0"), "'--jobs' / '-j': Input should be greater"),

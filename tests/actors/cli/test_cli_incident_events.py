@@ -17,8 +17,8 @@ FULL = "no clip: the disk is full"
     ("event", "said"),
     [
         (AlertEvent("i1-1", "new", 100.0, OPEN), "Somebody climbs."),
-        (AlertEvent("i1-2", "update", 101.0, KIM, cause="acknowledged"), "Kim sees to it"),
-        (clip_settled(replace(KIM, clip="whole"), 110.0), "its clip is there"),
+        (AlertEvent("i1-2", "update", 101.0, KIM, cause="acknowledged"), "acknowledged by Kim"),
+        (clip_settled(replace(KIM, clip="whole"), 110.0), "clip ready"),
         (clip_settled(replace(KIM, clip="none", footage_note=FULL), 110.0), FULL),
         (AlertEvent("i1-3", "end", 120.0, replace(KIM, ended_s=120.0, reason="the camera is silent")), "is silent"),
     ],

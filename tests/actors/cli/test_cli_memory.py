@@ -138,9 +138,9 @@ def test_ask_explains(gateway, run):
         "10 s ago 0.5 s long 12 % of attention",
         "looks back over 16 min 40 s",
         "read 1.2k of 40k tokens (3 %), 3.1 MB",
-        "first word after 0.42 s, 1.50 s in all",
+        "first token after 0.42 s, 1.50 s in total",
     ]
-    assert "part of the memory was out of reach" in err
+    assert "part of the memory was unreachable" in err
     assert gateway.asked == [AskSpec("gate", "What?", (), 5400.0, 9)]
     conversation = err.split("conversation ")[1].strip()
     assert run("ask", "gate", "Sure?", "--conversation", conversation)[0] == 0
@@ -169,15 +169,15 @@ def test_ask_writes_pictures_and_json(gateway, run, tmp_path):
 
 
 WRONG = {
-    "no question": (["ask", "gate"], 2, "no question; write it behind the camera"),
+    "no question": (["ask", "gate"], 2, "no question; write one after the camera"),
     "empty question": (["ask", "gate", "  "], 2, "the question is empty"),
     "control characters": (["ask", "gate", "a\x07"], 2, "the question is not text"),
     "no duration": (["ask", "gate", "q", "--since", "10"], 2, "--since '10' is not a duration; write it as in 90s"),
     "no timeout": (["ask", "gate", "q", "--timeout", "soon"], 2, "--timeout 'soon' is not a duration"),
     "no conversation": (["ask", "gate", "q", "--conversation", "x"], 1, "there is no conversation 'x'"),
     "unwritable": (["ask", "gate", "q", "--pictures", "/dev/null/x"], 1, "cannot write /dev/null/x"),
-    "a camera": (["cameras", "remove", "gate"], 2, "all that camera 'gate' has seen would be deleted; add --yes"),
-    "everything": (["forget", "gate"], 2, "all that camera 'gate' has seen would be deleted; add --yes, or --before"),
+    "a camera": (["cameras", "remove", "gate"], 2, "this deletes everything that camera 'gate' has seen; add --yes"),
+    "everything": (["forget", "gate"], 2, "everything that camera 'gate' has seen; add --yes, or --before"),
     "before when": (["forget", "gate", "--before", "-1h"], 2, "--before '-1h' is not a duration"),
     "nobody": (["memory", "gate", "-g", "127.0.0.1:1"], 1, "no Sightline gateway answers at 127.0.0.1:1"),
 }

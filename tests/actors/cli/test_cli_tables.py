@@ -74,7 +74,7 @@ def test_a_wide_terminal_says_where_a_camera_is_decoded():
 
 
 def test_a_reason_is_a_line_of_its_own_without_the_password():
-    assert reasons(CAMERAS) == ["depot: rtsp://u:***@10.0.0.1/x refused; tried again in 3 s"]
+    assert reasons(CAMERAS) == ["depot: rtsp://u:***@10.0.0.1/x refused; retrying in 3 s"]
 
 
 def test_the_memory_is_a_column_where_there_is_room():
@@ -110,7 +110,7 @@ def test_a_silent_camera_is_explained():
     assert silence_lines(statuses, ["gate", "yard"]) == ["gate: rtsp://u:***@h/1 refuses the connection"]
     assert silence_lines(statuses, ["dock", "clip"]) == ["dock: for a client that pushes", "clip: its video has ended"]
     assert len(silence_lines(statuses, [])) == 3
-    assert silence_lines([], []) == ["there is no camera; `sightline cameras add NAME SOURCE` adds one"]
+    assert silence_lines([], []) == ["there is no camera; add one with `sightline cameras add NAME SOURCE`"]
 
 
 def test_the_folder_of_state(monkeypatch, tmp_path):
@@ -129,7 +129,7 @@ def test_the_folder_of_state(monkeypatch, tmp_path):
     assert "lost when this cluster ends; incidents are in /a; clips are in /a" in state_text(
         state("none", alerts={"folder": "/a"})
     )
-    assert state_text(state("/b")).startswith("/b: cameras, incidents, clips; what cameras remember ends with")
+    assert state_text(state("/b")).startswith("/b: cameras, incidents, clips; memories are lost when the cluster ends")
     assert "/b: cameras, incidents; clips are in /c" in state_text(state("/b", clips={"folder": "/c"}))
     both = state("/b", alerts={"folder": "/a"}, clips={"folder": "/c"})
     assert "/b: cameras; incidents are in /a; clips are in /c" in state_text(both)
@@ -177,7 +177,7 @@ def test_a_stream_goes_on_where_the_gateway_restarts(capsys, monkeypatch):
     streams = iter([broken(), broken(), iter([3])])
     gateway = Gateway([True, False, False, True, False, True])
     assert list(reconnecting(gateway, lambda: next(streams), 0.0)) == [1, 2, 1, 2, 3]
-    assert capsys.readouterr().err.count("socket closed; trying again for 60 s") == 2
+    assert capsys.readouterr().err.count("socket closed; retrying for 60 s") == 2
     with pytest.raises(UnavailableError, match="no gateway answers"):
         list(reconnecting(Gateway([False]), lambda: [1], 0.0))
     monkeypatch.setattr("actors.cli.output.AGAIN_S", -1.0)
@@ -217,7 +217,7 @@ def test_a_camera_that_was_added_is_no_failure_where_the_gateway_is_gone_a_momen
     client.camera_get.side_effect = UnavailableError("socket closed")
     monkeypatch.setattr("actors.cli.cameras.connect", lambda _: contextlib.nullcontext(client))
     add("gate", "rtsp://10.0.0.11/stream1")
-    assert "gate: connecting\ntaken by replica-1" in capsys.readouterr().out
+    assert "gate: connecting\naccepted by replica-1" in capsys.readouterr().out
 
 
 def test_what_changes_in_a_running_cluster_is_a_line_each():
@@ -250,7 +250,7 @@ def test_an_added_camera_that_does_not_answer_is_a_failure_of_its_own_code(monke
     with pytest.raises(typer.Exit) as ended:
         add("gate", "rtsp://h/1")
     assert ended.value.exit_code == 3
-    assert "gate is added but does not answer: rtsp://u:***@h/1 refuses" in capsys.readouterr().err
+    assert "gate was added, but does not answer: rtsp://u:***@h/1 refuses" in capsys.readouterr().err
     client.camera_get.reset_mock()
     add("gate", "rtsp://h/1", no_wait=True)
     client.camera_get.assert_not_called()

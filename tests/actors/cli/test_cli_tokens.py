@@ -24,7 +24,7 @@ def test_a_token_is_made_listed_and_revoked(run, tmp_path):
     code, secret, err = run("create", "room", "--role", "ask", "--role", "ingest", "--camera", "gate-*", "--days", "9")
     secret = secret.strip()
     assert code == 0
-    assert "this secret is not, keep it" in err
+    assert "keep its secret, which is not stored" in err
     principal = TokenFile(tmp_path / "tokens.json").verify(secret)
     assert (principal.name, principal.roles) == ("room", {Role.ASK, Role.INGEST})
     assert principal.cameras == ("gate-*",)
@@ -44,7 +44,7 @@ def test_a_token_is_made_listed_and_revoked(run, tmp_path):
     ("arguments", "why"),
     [
         (["create", "room", "--role", "king"], "there is no role 'king'; there are: ingest, view, ask, admin"),
-        (["create", "other", "--role", "view"], "there is a token 'other' already"),
+        (["create", "other", "--role", "view"], "a token 'other' already exists"),
         (["create", "room", "--role", "view", "--days", "inf"], "Invalid value for '--days'"),
         (["create", "room", "--role", "view", "--days", "0"], "Invalid value for '--days'"),
         (["revoke", "room"], "there is no token 'room'"),
@@ -62,4 +62,4 @@ def test_mistakes_are_one_line(run, arguments, why):
 def test_nothing_to_list_says_how_to_begin(run):
     code, _, err = run("list")
     assert code == 2
-    assert "`sightline tokens create` makes one" in err
+    assert "create the file with `sightline tokens create`" in err
