@@ -72,7 +72,7 @@ def test_every_window_is_accounted_for(cameras, replicas, happening, seed, ladde
     try:
         found = simulate(plan)
     except ConfigError as error:
-        assert "replicas are to go" in str(error)  # noqa: PT017
+        assert "replicas are to leave" in str(error)  # noqa: PT017
         return
     assert found.balance.missing == 0
     assert found.balance.expected > 0
@@ -198,7 +198,7 @@ def test_what_memory_does_not_hold_is_refused_as_in_production():
     assert (found.admitted.refused, found.figures.dropped["refused"] > 0) == (5, True)
     told = dict(facts(found))
     assert "holds the windows of 8: memory binds" in told["limit"]
-    assert told["admission"].endswith("5 refused, whose windows the replicas' memory does not hold")
+    assert told["admission"].endswith("5 refused, whose windows do not fit into the replicas' memory")
     free = simulate(replace(plan, events=events("60:controller:5"), pools=(PoolPlan("made", 3, plan.pools[0].costs),)))
     assert free.admitted.refused == 0
     boundless = simulate(city(20, 2, mix=ALIKE, costs=replace(COSTS, window_s=0.2)))
