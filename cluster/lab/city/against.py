@@ -172,6 +172,4 @@ def _phases(run: Run, rng: np.random.Generator) -> tuple[float, ...]:
             return tuple(rng.permutation(np.arange(count) / count).tolist())
         case "aligned":
             return (0.0,) * count
-    raise ConfigError(
-        f"unknown phases {run.phases!r}; use random, even, aligned, or one number per camera"
-    )
+    raise ConfigError(f"unknown phases {run.phases!r}; use random, even, aligned, or one number per camera")

@@ -95,9 +95,7 @@ class ActivitySection(Section):
     and a quiet one wakes at rate ``b / ((1 - b) d)``, so that ``b`` is the stationary share.
     """
 
-    busy: float = Field(
-        ge=0, le=1, description="Share of windows with motion in hours whose profile is 1."
-    )
+    busy: float = Field(ge=0, le=1, description="Share of windows with motion in hours whose profile is 1.")
     dwell_s: Duration = Field(default=60.0, gt=0, description="Mean length of a stretch with motion.")
     profile: tuple[float, ...] = Field(
         default=(1.0,) * HOURS, description="24 factors on busy, one per hour, starting at midnight."

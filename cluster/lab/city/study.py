@@ -158,9 +158,7 @@ def parse_pools(texts: Sequence[str], model: str = MODEL) -> tuple[tuple[PoolPla
     listed = [part.strip() for text in texts for part in text.split(",") if part.strip()]
     counted = ["=" in text for text in listed]
     if not listed or (not all(counted) and len(listed) > 1):
-        raise ConfigError(
-            "--gpus takes KIND=N for each kind, as in h100=64, or one KIND alone to find the fewest"
-        )
+        raise ConfigError("--gpus takes KIND=N for each kind, as in h100=64, or one KIND alone to find the fewest")
     for text in listed:
         kind, _, number = text.partition("=")
         if number and (not number.isdecimal() or int(number) < 1):
