@@ -50,9 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scenes", type=int, default=1, metavar="N", help="synthetic cameras in part evidence")
     parser.add_argument("--scene-seconds", type=float, default=3600.0, metavar="S", help="length of each")
     # No policy was tuned on seeds from 7000 on.
-    parser.add_argument(
-        "--scene-seed", type=int, default=7000, metavar="N", help="first scene's seed; also in retrieval"
-    )
+    parser.add_argument("--scene-seed", type=int, default=7000, metavar="N", help="seed of the first scene")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
