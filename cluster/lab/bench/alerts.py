@@ -44,7 +44,7 @@ TOKENS = TokenCount(full=5120, kept=600, reused=400, refreshed=60, new=140, quer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     parser.add_argument("--cameras", type=positive, default=100, help="cameras")
     parser.add_argument("--period", type=float, default=2.0, help="seconds between two answers of a camera")
     parser.add_argument("--seconds", type=float, default=32.0, help="seconds of latency measurement")

@@ -26,7 +26,7 @@ SIDES = (112, 168, 224)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     parser.add_argument("--streams", type=positive, default=8, metavar="N", help="cameras")
     add_model_arguments(parser, "demo-qwen2_5_vl")
     parser.add_argument("--kept", type=float, default=0.1, help="share of tokens kept between anchors")

@@ -64,7 +64,7 @@ STAGES: list[tuple[str, type, str]] = [
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     parser.add_argument(
         "--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: a generated 1080p20 clip)"
     )
@@ -212,7 +212,7 @@ def run_front_end(clip: Path, options: CodecOptions, pruner: Pruner) -> tuple[in
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Pin this thread to one of its cores."""
+    """Pin the calling thread to one of its cores."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(allowed)})
     try:

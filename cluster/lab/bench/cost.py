@@ -99,7 +99,7 @@ Timed = tuple[list[WindowWork], float]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     add_model_arguments(parser, "demo")
     parser.add_argument("--rounds", type=positive, default=24, metavar="N", help="camera mixes")
     parser.add_argument("--windows", type=positive, default=5, metavar="N", help="windows per camera")

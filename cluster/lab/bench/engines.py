@@ -86,7 +86,7 @@ CONTESTANTS: dict[str, Contestant] = {
 
 # -- the bench -------------------------------------------------------------------------------------
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     add_clip_arguments(parser, model="bench-qwen2_5_vl", window=40.0, stride=8.0)
     parser.add_argument("--windows", type=positive, default=3, metavar="N", help="measured windows")
     parser.add_argument(

@@ -30,7 +30,7 @@ GOALS = {"logit_diff": ("<=", 2e-4), "reuse_diff": ("<=", 2e-4), "lines_per_fami
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     parser.add_argument("--families", nargs="+", metavar="NAME", help="families (default: all)")
     parser.add_argument("--speed", action="store_true", help="also measure speedups of the bench presets")
     window.add_arguments(parser)

@@ -45,7 +45,7 @@ SYSTEM_COPIES = 7
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     parser.add_argument("--dry-run", action="store_true", help="run on a fake device; needs no GPU")
     parser.add_argument("--shape", nargs="+", default=list(SHAPES), metavar="NAME", help="model shapes (default: both)")
     parser.add_argument(

@@ -155,7 +155,7 @@ class Rig:
         rows: list[dict[str, Any]] = []
         found: list[Measured] = []
         for name, samples in (("full", self.full), ("ours", self.ours)):
-            each = self.measure(samples, anew=name == "full")
+            each = self.measure(samples, from_scratch=name == "full")
             row = {
                 "windows": name,
                 "seconds": each.window_s,
@@ -200,14 +200,14 @@ class Rig:
         self,
         samples: Sequence[FrameSample],
         *,
-        anew: bool = False,
+        from_scratch: bool = False,
         engine: Engine | None = None,
         refresh: str = SPEC.refresh,
         cameras: int = STEP,
         **options: Any,
     ) -> Measured:
         """Measure the windows after the first of ``cameras`` cameras that send ``samples`` and are stepped together.
-        ``anew``: compute every window from scratch. ``engine``: by default the native one with ``options``."""
+        ``from_scratch``: compute every window from scratch. ``engine``: by default the native one with ``options``."""
         engine = engine or self.engine(**options)
         specs = admit_cameras(engine, SPEC, cameras, patient=True, refresh=refresh)
         found = Measured()
@@ -218,11 +218,11 @@ class Rig:
                 # Patient cameras have no work ahead, but their windows may leave the pool.
                 engine.prefill_ahead()
                 continue
-            if anew and requests[0].end - samples[0].pts < WINDOW_S * MICROSECONDS:
+            if from_scratch and requests[0].end - samples[0].pts < WINDOW_S * MICROSECONDS:
                 # Windows from scratch need no predecessors; the last uncounted one warms up.
                 continue
             end = requests[0].end
-            if anew:
+            if from_scratch:
                 requests = _push_from_scratch(engine, specs, samples[: place + 1], requests)
             self.wait()
             began = time.perf_counter()
@@ -309,7 +309,7 @@ class Rig:
         batches, times = patch_batches(frames), [frame.time_s for frame in frames]
         question = SPEC.questions[0].text
         theirs = self.seconds(lambda: self.model.reference_logits(batches, times, question))
-        ours = self.measure(self.full, anew=True, cameras=1).window_s
+        ours = self.measure(self.full, from_scratch=True, cameras=1).window_s
         rows = [
             {"full window": name, "windows a step": 1, "seconds": seconds}
             for name, seconds in (("transformers", theirs), ("ours", ours))
@@ -388,7 +388,7 @@ def _push_from_scratch(
     for spec, window in zip(specs, windows, strict=True):
         engine.evict(spec.stream)
         requests.append(push_window(engine, spec, samples, window))
-        # Admit the camera anew for its next window, one stride later.
+        # Admit the camera for its next window, one stride later.
         engine.admit(spec)
     return requests
 

@@ -28,7 +28,7 @@ MODULE = "cluster.lab.bench.push_processes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     parser.add_argument("--packets", type=positive, default=20_000, help="maximum packets per measurement")
     parser.add_argument("--seconds", type=float, default=4.0, help="maximum seconds per measurement")
     parser.add_argument("--size", type=positive, default=8192, help="bytes per packet")

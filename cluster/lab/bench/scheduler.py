@@ -41,7 +41,7 @@ DROPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     parser.add_argument("--streams", type=positive, default=10_000, metavar="N", help="cameras")
     parser.add_argument("--replicas", type=positive, default=64, metavar="N", help="replicas")
     parser.add_argument("--ladder", default="demo", metavar="NAME", help="ladder: demo, a model's folder, or a file")

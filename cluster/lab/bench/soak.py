@@ -100,7 +100,7 @@ ROWS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     parser.add_argument("--windows", type=positive, default=2000, metavar="N", help="windows")
     add_model_arguments(parser, "tiny-qwen2_5_vl")
 

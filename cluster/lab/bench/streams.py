@@ -26,7 +26,7 @@ CHAIN = ("decoder", "gateway", "replica")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     parser.add_argument("--cameras", type=positive, default=16, help="default: %(default)s")
     parser.add_argument("--seconds", type=float, default=20.0, help="measured seconds, after --warmup")
     parser.add_argument("--warmup", type=float, default=8.0, help="seconds before measuring")

@@ -40,7 +40,7 @@ AHEAD = f"{NATURAL}, ahead"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     add_clip_arguments(parser, model="bench-qwen2_5_vl", window=40.0, stride=8.0)
     parser.add_argument("--windows", type=positive, help="windows after the first (default: all, at least 6)")
     parser.add_argument("--policies", nargs="+", choices=refresh_policies.names(), help="default: all")

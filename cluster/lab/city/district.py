@@ -113,14 +113,14 @@ class District:
     # -- the controller --------------------------------------------------------------------------
     def _admit(self, camera: int) -> None:
         demand = replace(self._demands[self._kinds[camera]], camera=self.names[camera])
-        told = self.fleet.admit(demand, 0.0, force=self.plan.force)
-        if told.verdict == "refused":
+        admission = self.fleet.admit(demand, 0.0, force=self.plan.force)
+        if admission.verdict == "refused":
             self._admitted.refused += 1
-            self._admitted.missing_replicas += told.missing_replicas / max(told.missing_streams, 1e-9)
+            self._admitted.missing_replicas += admission.missing_replicas / max(admission.missing_streams, 1e-9)
             self._refused[camera] = True
             self.cameras.start(camera, 0.0, self._phases[camera])
             return
-        self._admitted.reduced += told.verdict == "reduced"
+        self._admitted.reduced += admission.verdict == "reduced"
         self._start_camera(camera, 0.0)
 
     def _join(self, replica: str) -> list[CameraMove]:

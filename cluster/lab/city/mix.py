@@ -172,15 +172,15 @@ class CameraClass(Section):
 
     def demand(self, camera: str, geometry: GeometrySection, hour: float) -> Demand:
         """The demand that a controller sees for one camera of the class."""
-        told = {name: getattr(self, name) for name in Demand.__dataclass_fields__ if name in CameraClass.model_fields}
-        told |= {
+        values = {name: getattr(self, name) for name in Demand.__dataclass_fields__ if name in CameraClass.model_fields}
+        values |= {
             "camera": camera,
             "frame_tokens": self.frame_tokens or geometry.tokens(self.width, self.height),
             "temporal": geometry.temporal,
             "kept": self.activity.kept,
             "busy": self.computed_share(hour),
         }
-        return Demand(**told)
+        return Demand(**values)
 
 
 class Burst(Section):
@@ -194,7 +194,7 @@ class Burst(Section):
 
 
 class Mix(Section):
-    """A city's cameras."""
+    """The camera classes and bursts of a city."""
 
     title: str = Field(default="", description="One-line description.")
     geometry: GeometrySection = GeometrySection()

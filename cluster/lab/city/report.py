@@ -56,7 +56,7 @@ def city_charts(result: CityResult) -> list[Figure]:
     windows = {
         "ended": tally.due.sum(axis=1) / tally.bin_s,
         "answered": tally.answered.sum(axis=1) / tally.bin_s,
-        "last answer stands": tally.gated.sum(axis=1) / tally.bin_s,
+        "gated": tally.gated.sum(axis=1) / tally.bin_s,
         "dropped": tally.dropped.sum(axis=(1, 2)) / tally.bin_s,
     }
     capacity, due_s = np.maximum(tally.capacity_s, 1e-9), tally.due_s.sum(axis=1)
@@ -70,7 +70,7 @@ def city_charts(result: CityResult) -> list[Figure]:
     rungs = {name: of for name, of in zip(result.rungs, spent.T, strict=True) if reduced and of.any()}
     dropped = tally.dropped.sum(axis=1) / tally.bin_s
     drops = {reason: of for reason, of in zip(REASONS, dropped.T, strict=True) if of.any()}
-    drawn: list[tuple[str, Mapping[str, Sequence[float] | Floats], Axis]] = [
+    contents: list[tuple[str, Mapping[str, Sequence[float] | Floats], Axis]] = [
         ("Lag of computed windows, seconds", lags, seconds),
         ("Windows a second", windows, rate),
         ("Load and quality", load, share),
@@ -79,7 +79,7 @@ def city_charts(result: CityResult) -> list[Figure]:
     ]
     return [
         chart(title, [_over_time(result, *line) for line in lines.items()], Axis("minutes"), axis)
-        for title, lines, axis in drawn
+        for title, lines, axis in contents
         if lines
     ]
 
@@ -145,8 +145,8 @@ def facts(result: CityResult) -> list[tuple[str, str]]:
     balance = result.balance
     found.append(
         (
-            "windows of the whole time",
-            f"{balance.expected:,} = {balance.answered:,} computed + {balance.gated:,} held by the gate + "
+            "windows, whole run",
+            f"{balance.expected:,} = {balance.answered:,} computed + {balance.gated:,} gated + "
             f"{balance.dropped:,} dropped + {balance.waiting:,} waiting",
         )
     )
@@ -180,7 +180,7 @@ def tables(result: CityResult) -> list[Table]:
 
 
 def _trial_table(trials: Sequence[Trial]) -> Table:
-    heads = ("cameras", "replicas", "held", "on time", "answered", "quality", "useful work", "lag p99")
+    heads = ("cameras", "replicas", "met", "on time", "answered", "quality", "useful work", "lag p99")
     rows = tuple(
         (
             f"{each.cameras:,}",
@@ -223,13 +223,13 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
 
 def page(result: CityResult, objective: Objective, trials: Sequence[Trial] = (), *, fewer: bool = False) -> str:
     """One self-contained HTML document. ``trials``: of a search; ``fewer``: it was for the fewest replicas."""
-    drawn, shown = city_charts(result), tables(result)
+    charts, shown = city_charts(result), tables(result)
     if trials:
-        drawn.append(search_chart(trials, objective, fewer=fewer))
+        charts.append(search_chart(trials, objective, fewer=fewer))
         shown.append(_trial_table(trials))
     sections = [
         Section(tables=shown),
-        Section("Over time", charts={str(figure.get_label()): figure for figure in drawn}),
+        Section("Over time", charts={str(figure.get_label()): figure for figure in charts}),
         Section("How it was computed", items=NOTES),
     ]
     title = f"{result.cameras:,} cameras on {_pool(result)}"

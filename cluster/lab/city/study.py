@@ -259,9 +259,9 @@ def study(plan: CityPlan, objective: Objective, *, cameras: bool, replicas: bool
     search = Search(plan, objective, told)
     told.begins("the fewest replicas" if cameras else "the most cameras")
     if cameras:
-        result = _whole(plan, objective, search.least_replicas(), told)
-        held = objective.met(result.figures)
-        figures = ({"replicas_at_objective": float(result.replicas)} if held else {}) | _seconds(result)
+        result = _simulate_full_run(plan, objective, search.least_replicas(), told)
+        met = objective.met(result.figures)
+        figures = ({"replicas_at_objective": float(result.replicas)} if met else {}) | _seconds(result)
         return Study(result, objective, figures, search.trials, fewer=True)
     result = search.most_cameras()
     figures = {
@@ -281,7 +281,7 @@ def _seconds(result: CityResult) -> dict[str, float]:
     return {"simulate_s": result.simulate_s, "simulate_cpu_s": result.simulate_cpu_s}
 
 
-def _whole(plan: CityPlan, objective: Objective, enough: int, told: Audience) -> CityResult:
+def _simulate_full_run(plan: CityPlan, objective: Objective, enough: int, told: Audience) -> CityResult:
     """Simulate the full duration, of which a search tries only ten minutes without events; adds a few replicas while
     the objective is missed."""
     replicas = 0

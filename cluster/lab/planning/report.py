@@ -22,12 +22,12 @@ ABLATION_STEPS = (("agx-orin", "flexgen"), ("agx-orin", "resv"), ("vrex8", "resv
 def charts(found: Sequence[Row]) -> dict[str, Figure]:
     """Charts by file stem: latency and energy over cache length per GPU, with the V-Rex of the same class; and the
     ablation."""
-    drawn: dict[str, Figure] = {}
+    figures: dict[str, Figure] = {}
     machines = list(dict.fromkeys(row.platform for row in found))
     heads = [machine for machine in machines if not machine.cores] or machines
     for machine in heads:
-        beside = [each for each in machines if each.cores and not machine.cores and each.place == machine.place]
-        group = [row for row in found if row.platform in (machine, *beside)]
+        vrex = [each for each in machines if each.cores and not machine.cores and each.place == machine.place]
+        group = [row for row in found if row.platform in (machine, *vrex)]
         for name, title, value in _MEASURES:
             lines: dict[str, list[Point]] = {}
             for row in group:
@@ -36,9 +36,9 @@ def charts(found: Sequence[Row]) -> dict[str, Figure]:
                     lines.setdefault(key, []).append(Point(row.cache / 1000, value(row), text=f"{value(row):.3g}"))
             series = [Series(key, points) for key, points in lines.items()]
             axes = Axis("cache, thousand tokens"), Axis(title, log=True)
-            drawn[f"{name}-{machine.name}"] = chart(f"{title}, {machine.place}", series, *axes)
-    drawn["ablation"] = _ablation_chart()
-    return drawn
+            figures[f"{name}-{machine.name}"] = chart(f"{title}, {machine.place}", series, *axes)
+    figures["ablation"] = _ablation_chart()
+    return figures
 
 
 _MEASURES: tuple[tuple[str, str, Callable[[Row], float]], ...] = (

@@ -62,7 +62,7 @@ def test_full_windows_have_all_their_frames_at_any_rate_of_pictures(clip, quick,
         return answers
 
     monkeypatch.setattr(NativeEngine, "step", counted)
-    rig.measure(late[1:], anew=True, cameras=1)
+    rig.measure(late[1:], from_scratch=True, cameras=1)
     assert len(full) == 3
     assert set(full) == {16 * rig.full[0].grid.tokens}
 

@@ -39,7 +39,7 @@ GOALS: Goals = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     listing = "; ".join(f"{name} ({what})" for name, what in PARTS.items())
     parser.add_argument("--part", nargs="+", choices=list(PARTS), metavar="NAME", help=f"only these, of: {listing}")
     parser.add_argument("--seed", type=int, default=0, help="random seed")

@@ -54,21 +54,21 @@ def measure(seed: int) -> BenchResult:
             writing = threading.Thread(target=tiers.store, args=([(BlockKey("slow", 0, 0, len(rows)), _block(rng))],))
             writing.start()
             time.sleep(0.05)
-            beside: list[float] = []
-            while writing.is_alive() and len(beside) < ROUNDS:
-                beside.append(_load(tiers, keys, empty))
+            concurrent: list[float] = []
+            while writing.is_alive() and len(concurrent) < ROUNDS:
+                concurrent.append(_load(tiers, keys, empty))
             writing.join()
             node.camera = ""
-            excess = max(beside) - statistics.median(alone)
+            excess = max(concurrent) - statistics.median(alone)
             rows.append(
                 {
                     "from": source,
                     "alone_ms": statistics.median(alone) * 1000,
-                    "beside_ms": statistics.median(beside) * 1000,
-                    "beside_worst_ms": max(beside) * 1000,
-                    "excess_ms": (statistics.median(beside) - statistics.median(alone)) * 1000,
+                    "beside_ms": statistics.median(concurrent) * 1000,
+                    "beside_worst_ms": max(concurrent) * 1000,
+                    "excess_ms": (statistics.median(concurrent) - statistics.median(alone)) * 1000,
                     "worst_excess_ms": excess * 1000,
-                    "loads": len(beside),
+                    "loads": len(concurrent),
                 }
             )
         tiers.close()

@@ -31,7 +31,7 @@ KEYFRAMES_S = (1, 2, 4)
 
 
 def measure(seed: int) -> BenchResult:
-    """See :mod:`cluster.lab.bench.faults`."""
+    """Figure ``window_after_gap``: mean over the losses."""
     random = np.random.default_rng(seed)
     shape = load_shape("demo")
     rows: list[dict[str, Any]] = []

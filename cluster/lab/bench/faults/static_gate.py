@@ -46,7 +46,7 @@ class AppearingObject:
 
 
 def measure(seed: int) -> BenchResult:
-    """See :mod:`cluster.lab.bench.faults`."""
+    """Figures ``gate_missed``, summed over the pruners, and ``quiet_gated``."""
     shape = load_shape("demo")
     grid = PatchGrid(16, 16, shape.geometry.patch, shape.geometry.merge, shape.geometry.temporal)
     random = np.random.default_rng(seed)

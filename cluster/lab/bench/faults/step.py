@@ -81,12 +81,12 @@ def measure(seed: int) -> BenchResult:
         without = bare.at_pace(STEPS // 2)
         counts = [bank.get_memory(name)[0].counts for name in bank.streams()]
         before = sum(each.compressions for each in counts)
-        beside = full.at_pace(STEPS)
+        with_memories = full.at_pace(STEPS)
         done = sum(each.compressions for each in counts) - before
         bank.wait_written(FILL_S)
         without += bare.at_pace(STEPS // 2)
         dropped = sum(each.frames_dropped for each in counts)
-    rows = [_row("without memories", without), _row("memories at their cap", beside)]
+    rows = [_row("without memories", without), _row("memories at their cap", with_memories)]
     ratio = rows[1]["p90_ms"] / rows[0]["p90_ms"]
     notes = [
         f"{CAMERAS} cameras with {CAP >> 20} MiB each, full after {filled:.0f} s; while steps were timed "

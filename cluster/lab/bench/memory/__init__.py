@@ -93,7 +93,7 @@ GOALS: Goals = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     parser.add_argument("--part", nargs="+", choices=list(PARTS), metavar="NAME", help=f"from: {', '.join(PARTS)}")
     add_clip_arguments(parser, model="demo", window=20.0, stride=4.0)
     parser.add_argument("--seconds", type=float, default=120.0, metavar="S", help="length of each clip")

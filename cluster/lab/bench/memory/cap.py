@@ -39,7 +39,7 @@ _SLAB = 64 * 2**10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the package."""
+    """Add the options of part cap to the parser."""
     parser.add_argument("--frames", type=int, default=100_000, metavar="N", help="frames in part cap")
     parser.add_argument(
         "--leak-cap-mib",

@@ -46,7 +46,7 @@ _CELLS = 2**20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the package."""
+    """Add the options of part evidence to the parser."""
     parser.add_argument("--scenes", type=int, default=1, metavar="N", help="synthetic cameras in part evidence")
     parser.add_argument("--scene-seconds", type=float, default=3600.0, metavar="S", help="length of each")
     # No policy was tuned on seeds from 7000 on.

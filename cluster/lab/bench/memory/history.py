@@ -37,7 +37,7 @@ _CAP = 2**31
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the package."""
+    """Add the options of part history to the parser."""
     parser.add_argument(
         "--day-seconds",
         type=int,

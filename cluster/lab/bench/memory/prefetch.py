@@ -231,7 +231,7 @@ def timeline(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> Figur
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the package."""
+    """Add the options of part prefetch to the parser."""
     parser.add_argument("--layers", type=positive, default=28, metavar="N", help="layers in part prefetch")
     parser.add_argument("--blocks", type=positive, default=16, metavar="N", help="blocks per layer in part prefetch")
     parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="repetitions, for medians")
