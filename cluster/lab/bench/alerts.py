@@ -246,7 +246,7 @@ def alert_latencies(
     return [took.get(each, math.inf) for each in wanted]
 
 
-# -- killed processes -----------------------------------------------------------------------------
+# -- killed processes ------------------------------------------------------------------------------
 def configuration(hook: str) -> SightlineConfig:
     """One webhook, without cooldown or updates."""
     return load_config(

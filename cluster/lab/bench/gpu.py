@@ -131,7 +131,7 @@ def _measure_scenarios(model: str, layers: int, device: torch.device) -> BenchRe
     return BenchResult({"device_faults": float(sum(bool(row["fault"]) for row in rows))}, rows)
 
 
-# -- scenarios ------------------------------------------------------------------------------------
+# -- scenarios -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Rig:
     """An engine with cameras that answer a window of ``window_s`` every stride."""
@@ -340,7 +340,7 @@ class _Faults(logging.Handler):
             self.found.append(record.exc_info[1])
 
 
-# -- counts ---------------------------------------------------------------------------------------
+# -- counts ----------------------------------------------------------------------------------------
 def _count_launches(shape: str, layers: int, cuda: FakeCuda) -> dict[str, float]:
     found: dict[str, float] = {}
     launches: dict[tuple[int, int], int] = {}

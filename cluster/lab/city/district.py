@@ -110,7 +110,7 @@ class District:
             if tick % 16 == 0:
                 on_share(tick / ticks)
 
-    # -- the controller --------------------------------------------------------------------------
+    # -- the controller ----------------------------------------------------------------------------
     def _admit(self, camera: int) -> None:
         demand = replace(self._demands[self._kinds[camera]], camera=self.names[camera])
         admission = self.fleet.admit(demand, 0.0, force=self.plan.force)
@@ -226,7 +226,7 @@ class District:
                 self.cameras.stretch(camera, self._strides[self._kinds[camera], self._rung[camera]])
                 self._unreported.reset_camera(camera, now_s)
 
-    # -- events ----------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
     def _apply_events(self, now_s: float, until_s: float) -> None:
         while self._events and self._events[0].at_s < until_s:
             event = self._events.pop(0)
@@ -272,7 +272,7 @@ class District:
         self._replicas[number] = Replica(self._costs, self.plan.engine, self._facts, rng, now_s)
         return _name(number)
 
-    # -- one tick --------------------------------------------------------------------------------
+    # -- one tick ----------------------------------------------------------------------------------
     def _tick(self, now_s: float, until_s: float) -> None:
         self._apply_events(now_s, until_s)
         if self._was_silent and now_s >= self._silent_until_s:

@@ -144,7 +144,7 @@ def readable_blocks(memory: StreamMemory) -> list[Block]:
     return whole
 
 
-# -- killed process -------------------------------------------------------------------------------
+# -- killed process --------------------------------------------------------------------------------
 class Halting(TierStack):
     """Reports and waits before and after each write to the lowest tier."""
 
