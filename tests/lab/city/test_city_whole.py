@@ -203,7 +203,7 @@ def test_what_memory_does_not_hold_is_refused_as_in_production():
     assert free.admitted.refused == 0
     boundless = simulate(city(20, 2, mix=ALIKE, costs=replace(COSTS, window_s=0.2)))
     assert boundless.admitted.refused == 0
-    assert dict(facts(boundless))["limit"].endswith("not in its cost model, and not counted")
+    assert dict(facts(boundless))["limit"].endswith("no memory limit, so memory is not counted")
 
 
 def test_mean_load_is_what_a_pool_has_to_carry():
@@ -216,7 +216,7 @@ def test_mean_load_is_what_a_pool_has_to_carry():
     [
         ({"warmup_s": 500.0}, "warm-up"),
         ({"events": events("500:kill:1")}, "after the end"),
-        ({"events": events("5:kill:9")}, "only 3 are left"),
+        ({"events": events("5:kill:9")}, "replicas are to leave, of 3"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(changes, complaint):
