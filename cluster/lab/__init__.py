@@ -1,1 +1,1 @@
-"""What measures, draws, trains and plans; the library never imports it."""
+"""Benchmarks, synthetic scenes, training, evaluation and capacity planning; the library never imports it."""

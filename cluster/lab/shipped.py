@@ -1,4 +1,4 @@
-"""YAML files that come with the package, by name, or the user's own by path."""
+"""YAML files loaded by name when they ship with the package, or by path when they are the user's own."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,19 +15,19 @@ S = TypeVar("S", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class ShippedFiles(Generic[S]):
-    """Files of one ``model`` in ``folder``; ``what`` they are, for errors."""
+    """The YAML files in ``folder``, validated as ``model``; error messages call one a ``what``."""
 
     what: str
     folder: Path
     model: type[S]
 
     def names(self) -> list[str]:
-        """Those that come with the package."""
+        """Names of the files that ship with the package."""
         return sorted(path.stem for path in self.folder.glob("*.yaml"))
 
     def load(self, name: str) -> S:
-        """A shipped one by its name, or any by the path of its file. Raises ``ConfigError``: there is none, or
-        something in it is wrong; the message says where."""
+        """Load a shipped file by name, or any file by path. Raises ``ConfigError`` when there is no such file or it
+        is invalid; the message says where."""
         shipped = name in self.names()
         path = self.folder / f"{name}.yaml" if shipped else Path(name)
         if not shipped and not path.is_file():
@@ -41,7 +41,7 @@ class ShippedFiles(Generic[S]):
         return self.parse(text, name)
 
     def parse(self, text: str, where: str) -> S:
-        """Raises ``ConfigError``, with the line, when ``text`` is none."""
+        """Parse and validate ``text``. Raises ``ConfigError`` with the line of each problem."""
         document = read_yaml(text, where)
         try:
             return self.model.model_validate(document.data)

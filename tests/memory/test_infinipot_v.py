@@ -67,7 +67,7 @@ def test_of_equal_tokens_the_first_stay() -> None:
 def test_where_recent_frames_exceed_the_budget_the_newest_tokens_stay() -> None:
     """The published code ends with an error."""
     layer = whole(16, 2, 2, layers=1, seed=1)[0]
-    with pytest.raises(ValueError, match="not what the code can take"):
+    with pytest.raises(ValueError, match="published rule does not apply"):
         published(layer, 2, 2, 6, 0)
     (kept,) = InfiniPotVPaper(2).select([layer], 6)
     assert kept.tolist() == [list(range(58, 64))] * HEADS

@@ -1,1 +1,1 @@
-"""Benches: ``sightline bench NAME``; each runs what production runs."""
+"""Benchmarks (``sightline bench NAME``), each of which runs production code."""

@@ -1,4 +1,4 @@
-"""``python -m cluster.lab.bench NAME``: a bench without the CLI, for machines that hold only the engine."""
+"""``python -m cluster.lab.bench NAME``: runs a bench without the CLI, on machines with only the engine installed."""
 
 import sys
 

@@ -1,9 +1,9 @@
-"""From an answer to a webhook that has it: how long it takes, and what is lost when everything is killed at random.
+"""Latency from an answer to its webhook delivery, and alerts lost when processes are killed at random.
 
-A replica's real ``Results`` service gives made-up answers of many cameras: two positive windows, two negative ones, and
-so on. Alerting (the real service, merger, outbox and webhook sink) and the receiver are processes of their own. First
-nothing is killed and every alert is timed, from just before its answer is published to its arrival; then alerting or
-the receiver get SIGKILL at random moments while the cameras go on. What should have been told follows from the answers.
+A replica's real ``Results`` service publishes synthetic answers of many cameras, alternating two positive and two
+negative windows. Alerting (the real service, merger, outbox and webhook sink) and the receiver run in separate
+processes. First, without kills, every alert is timed from just before its answer is published to its arrival; then
+alerting or the receiver gets SIGKILL at random moments while answers continue. Expected alerts follow from the answers.
 """
 
 import argparse
@@ -37,32 +37,32 @@ STRIDE_S, LENGTH_S = 8, 40
 PATTERN = (0.9, 0.9, 0.1, 0.1)
 SETTLE_S = 60.0
 COLUMNS = ("part", "alerts", "p50_ms", "p99_ms", "max_ms", "lost", "beyond", "repeated")
-Told = tuple[str, int, str]
-"""(camera, start, event) of an alert."""
+AlertKey = tuple[str, int, str]
+"""Camera, start and event of an alert."""
 
 TOKENS = TokenCount(full=5120, kept=600, reused=400, refreshed=60, new=140, query=40, encoded=140)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Cameras, how often they answer, how long, how many kills."""
+    """Add this bench's options to the parser."""
     parser.add_argument("--cameras", type=positive, default=100, help="cameras")
-    parser.add_argument("--period", type=float, default=2.0, help="seconds between two answers")
-    parser.add_argument("--seconds", type=float, default=32.0, help="seconds of timing")
-    parser.add_argument("--kills", type=int, default=50, help="processes killed")
-    parser.add_argument("--seed", type=int, default=7, help="of the moments of the kills")
+    parser.add_argument("--period", type=float, default=2.0, help="seconds between two answers of a camera")
+    parser.add_argument("--seconds", type=float, default=32.0, help="seconds of latency measurement")
+    parser.add_argument("--kills", type=int, default=50, help="number of kills")
+    parser.add_argument("--seed", type=int, default=7, help="random seed of the kills")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Figures: ``alert_latency_ms`` (p99, spread over the period; infinite if that many did not come),
-    ``alerts_missing`` (without a kill, 0 is right), ``alerts_lost``, ``alerts_duplicated_beyond``."""
+    """Figures: ``alert_latency_ms`` (p99 with answers spread over the period; infinite if more than 1 % are missing),
+    ``alerts_missing`` (without kills; expected 0), ``alerts_lost``, ``alerts_duplicated_beyond``."""
     if args.period < 1 or args.kills < 0:
-        raise ConfigError("--period must be at least 1 (replicas send a minute again) and --kills 0")
+        raise ConfigError("--period must be at least 1 (replicas resend the last minute), and --kills at least 0")
     with tempfile.TemporaryDirectory(prefix="sightline-bench-") as folder:
         return asyncio.run(Bench(args, Path(folder)).run())
 
 
 class Cameras:
-    """Publishes the answers of all cameras, each in its own moment of every period, and remembers when."""
+    """Publishes answers of all cameras, staggered over every period unless ``at_once``, and records when."""
 
     def __init__(self, hub: AnswerHub, count: int, period_s: float, *, at_once: bool = False) -> None:
         self._hub = hub
@@ -73,8 +73,8 @@ class Cameras:
         self.answers: list[Answer] = []
         self.published: dict[tuple[str, int], float] = {}
 
-    async def go_on(self, rounds: int) -> None:
-        """So many more windows of every camera."""
+    async def publish_windows(self, rounds: int) -> None:
+        """Publish ``rounds`` more windows of every camera."""
         for _ in range(rounds):
             began = time.monotonic()
             for number, name in enumerate(self.names):
@@ -87,7 +87,7 @@ class Cameras:
             await asyncio.sleep(max(0.0, began + self._period_s - time.monotonic()))
 
     def _publish(self, name: str) -> None:
-        # No window is clipped to the stream's beginning: every incident has a start of its own.
+        # Windows start after the stream does, so that every incident has a distinct start.
         end = (LENGTH_S + (self._window + 1) * STRIDE_S) * MICROSECONDS
         start = end - LENGTH_S * MICROSECONDS
         score = PATTERN[self._window % len(PATTERN)]
@@ -98,7 +98,7 @@ class Cameras:
 
 
 class Bench:
-    """The parts, and the two measurements."""
+    """The latency and the kill measurements."""
 
     def __init__(self, args: argparse.Namespace, folder: Path) -> None:
         self._args = args
@@ -109,16 +109,16 @@ class Bench:
     async def run(self) -> BenchResult:
         notes = [
             f"{self._args.cameras} cameras that answer every {self._args.period:g} s, kill seed {self._args.seed}; "
-            "spread: each camera in its own moment; at once: all in the same"
+            "spread: answers staggered over the period; at once: all cameras at the same time"
         ]
-        rows = [await self._timed("spread", at_once=False), await self._timed("at once", at_once=True)]
+        rows = [await self._measure("spread", at_once=False), await self._measure("at once", at_once=True)]
         figures = {
             "alert_latency_ms": rows[0]["p99_ms"],
             "alert_burst_ms": rows[1]["p99_ms"],
             "alerts_missing": float(sum(row["lost"] for row in rows)),
         }
         if self._args.kills:
-            killed = await self._killed()
+            killed = await self._measure_losses()
             rows.append(killed)
             figures |= {
                 "alerts_lost": float(killed["lost"]),
@@ -128,25 +128,25 @@ class Bench:
             }
         return BenchResult(figures, [dict.fromkeys(COLUMNS) | row for row in rows], notes)
 
-    async def _timed(self, what: str, *, at_once: bool) -> dict[str, Any]:
-        async with self._parts(what) as (alerting, hook):
+    async def _measure(self, what: str, *, at_once: bool) -> dict[str, Any]:
+        async with self._run_processes(what) as (alerting, hook):
             for process in (alerting, hook):
                 await asyncio.to_thread(lambda started: started.hello, process)
             cameras = Cameras(self._hub, self._args.cameras, self._args.period, at_once=at_once)
             rounds = max(1, round(self._args.seconds / self._args.period / len(PATTERN))) * len(PATTERN)
-            await cameras.go_on(rounds)
+            await cameras.publish_windows(rounds)
             wanted = expected(cameras.answers)
-            await self._until(wanted)
+            await self._wait_received(wanted)
         took = alert_latencies(wanted, self._received(), cameras.published)
         row: dict[str, Any] = {"part": what, "alerts": len(took), "lost": took.count(math.inf)}
         return row | {
             f"{name}_ms": 1000 * percentile(took, share) for name, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
         }
 
-    async def _killed(self) -> dict[str, Any]:
-        async with self._parts("kills") as processes:
+    async def _measure_losses(self) -> dict[str, Any]:
+        async with self._run_processes("kills") as processes:
             cameras = Cameras(self._hub, self._args.cameras, self._args.period)
-            playing = asyncio.create_task(self._play(cameras))
+            playing = asyncio.create_task(self._publish_patterns(cameras))
             for number in range(self._args.kills):
                 await asyncio.sleep(self._random.uniform(0.1, 4.0))
                 victim = self._random.choice(processes)
@@ -157,7 +157,7 @@ class Bench:
             self._over = True
             await playing
             wanted = expected(cameras.answers)
-            await self._until(wanted)
+            await self._wait_received(wanted)
         keys: dict[tuple[str, int, str], set[str]] = {}
         received = list(self._received())
         for line in received:
@@ -170,15 +170,15 @@ class Bench:
             "repeated": len(received) - sum(len(each) for each in keys.values()),
         }
 
-    async def _play(self, cameras: Cameras) -> None:
-        """Whole patterns, so that no incident is open at the end."""
+    async def _publish_patterns(self, cameras: Cameras) -> None:
+        """Publish whole patterns until ``_over``, so that no incident is open at the end."""
         self._over = False
         while not self._over:
-            await cameras.go_on(len(PATTERN))
+            await cameras.publish_windows(len(PATTERN))
 
     @asynccontextmanager
-    async def _parts(self, what: str) -> AsyncIterator[tuple[Process, Process]]:
-        """Alerting and the receiver, started; a replica of one's own."""
+    async def _run_processes(self, what: str) -> AsyncIterator[tuple[Process, Process]]:
+        """Start alerting and the receiver, fed by a replica in this process."""
         self._log.unlink(missing_ok=True)
         self._hub = AnswerHub(recent=100_000)
         server = RpcServer()
@@ -197,8 +197,8 @@ class Bench:
                 process.kill()
             await server.stop(0.0)
 
-    async def _until(self, wanted: Set[Told]) -> None:
-        """All of it received, or ``SETTLE_S`` without anything new."""
+    async def _wait_received(self, wanted: Set[AlertKey]) -> None:
+        """Wait until all of ``wanted`` arrived, or nothing new for ``SETTLE_S``."""
         deadline, before = time.monotonic() + SETTLE_S, -1
         while time.monotonic() < deadline:
             got = {(line["camera"], line["start"], line["event"]) for line in self._received()}
@@ -210,45 +210,45 @@ class Bench:
 
     def _received(self) -> Iterator[dict[str, Any]]:
         if self._log.exists():
-            # A line may be half there while it is written.
+            # The last line may be incomplete while it is written.
             yield from (json.loads(line) for line in self._log.read_bytes().split(b"\n")[:-1])
 
 
-def expected(answers: Iterable[Answer]) -> set[Told]:
-    """Everything that must be told of these answers, each camera's oldest first: two positive windows in a row open an
-    incident, two negative ones end it. Stated apart from the tracker, whose faults would be expected otherwise."""
+def expected(answers: Iterable[Answer]) -> set[AlertKey]:
+    """Alerts that must follow from the answers, which are ordered per camera: two positive windows in a row open an
+    incident, two negative ones end it. Deliberately independent of the tracker, to not repeat its faults."""
     by_camera: dict[str, list[Answer]] = {}
     for answer in answers:
         by_camera.setdefault(answer.stream, []).append(answer)
-    told: set[Told] = set()
+    alerts: set[AlertKey] = set()
     for camera, windows in by_camera.items():
         start: int | None = None
         for before, now in pairwise(windows):
             if start is None and before.positive and now.positive:
                 start = before.start
-                told.add((camera, start, "new"))
+                alerts.add((camera, start, "new"))
             elif start is not None and not (before.positive or now.positive):
-                told.add((camera, start, "end"))
+                alerts.add((camera, start, "end"))
                 start = None
-    return told
+    return alerts
 
 
 def alert_latencies(
-    wanted: Set[Told], received: Iterable[Mapping[str, Any]], published: Mapping[tuple[str, int], float]
+    wanted: Set[AlertKey], received: Iterable[Mapping[str, Any]], published: Mapping[tuple[str, int], float]
 ) -> list[float]:
-    """Seconds from the answer that brought each alert to its first arrival, infinite where that did not come; ``end``
-    is told two windows after the last positive one."""
-    took: dict[Told, float] = {}
+    """Seconds from the answer that triggered each alert to its first arrival, infinite if it never arrived. ``end`` is
+    triggered two windows after the last positive one."""
+    took: dict[AlertKey, float] = {}
     for line in received:
         later = 2 * STRIDE_S * MICROSECONDS if line["event"] == "end" else 0
-        told = line["camera"], line["start"], line["event"]
-        took.setdefault(told, line["at"] - published[line["camera"], line["end"] + later])
+        key = line["camera"], line["start"], line["event"]
+        took.setdefault(key, line["at"] - published[line["camera"], line["end"] + later])
     return [took.get(each, math.inf) for each in wanted]
 
 
-# -- the processes that are killed ----------------------------------------------------------------
+# -- killed processes ------------------------------------------------------------------------------
 def configuration(hook: str) -> SightlineConfig:
-    """One webhook; incidents as they come, none told twice."""
+    """One webhook, without cooldown or updates."""
     return load_config(
         None,
         {
@@ -264,7 +264,7 @@ def configuration(hook: str) -> SightlineConfig:
 
 
 async def serve_alerting(replica: str, hook: str, folder: Path) -> None:
-    """The whole of alerting but for the controller; until it is killed."""
+    """Run alerting without the controller until killed."""
     service = AlertService(configuration(hook), folder)
     await service.start()
     hub = AnswerHub(limit=50_000)
@@ -277,12 +277,12 @@ async def serve_alerting(replica: str, hook: str, folder: Path) -> None:
 
 
 async def serve_hook(port: int, log: Path) -> None:
-    """Takes alerts over by appending them to ``log``, with the time; until it is killed."""
+    """Accept alerts and append them to ``log`` with their arrival time until killed."""
     from aiohttp import web
 
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    async def take(request: web.Request) -> web.Response:
+    async def accept(request: web.Request) -> web.Response:
         at_s = time.time()
         body = await request.json()
         incident = body["incident"]
@@ -292,7 +292,7 @@ async def serve_hook(port: int, log: Path) -> None:
         return web.Response(status=204)
 
     app = web.Application()
-    app.router.add_post("/", take)
+    app.router.add_post("/", accept)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()

@@ -1,8 +1,8 @@
-"""Streams stepped together against one by one, on the native engine: what batching of small pruned windows gains.
+"""Batched steps against one step per stream on the native engine: the gain from batching small pruned windows.
 
-Two engines over one model see the same frames. Whenever the windows of all streams close, one engine answers them in
-one step and the other in a step each, each first in every other window, so that a machine that slows down slows both.
-The answers must be identical.
+Two engines over one model receive the same frames. When the windows of all streams close, one engine answers them in
+one step and the other in a step each. The order alternates, so that a machine that slows down slows both. Answers must
+agree up to rounding.
 """
 
 import argparse
@@ -19,27 +19,27 @@ from cluster.models import load_model
 from cluster.models.base import VisionLanguageModel
 from cluster.types import Answer, StreamSpec, WindowRequest
 
-# Scores of one window may differ by rounding alone: products of another shape add up in another order.
+# Scores may differ by rounding only: matrix products of other shapes sum in another order.
 ROUNDING = 1e-3
-# Of the pictures, in pixels.
+# Side of the square pictures in pixels.
 SIDES = (112, 168, 224)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     parser.add_argument("--streams", type=positive, default=8, metavar="N", help="cameras")
     add_model_arguments(parser, "demo-qwen2_5_vl")
     parser.add_argument("--kept", type=float, default=0.1, help="share of tokens kept between anchors")
-    parser.add_argument("--windows", type=positive, default=20, metavar="N", help="windows of each")
+    parser.add_argument("--windows", type=positive, default=20, metavar="N", help="windows per camera")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Figure ``batch_speedup``: seconds one by one over seconds together, for the first (smallest) picture."""
+    """Figure ``batch_speedup``: time one by one over time batched, for the smallest pictures."""
     model = load_model(args.model, device=args.device, dtype=args.dtype)
     rows = [_measure(model, args, side) for side in SIDES]
     notes = [
         f"{args.streams} streams, windows of 40 s every 8 s, 2 FPS; "
-        "the gain is that of small windows: once one window fills the machine, there is none to be had",
+        "only small windows gain: once one window saturates the machine, batching does not help",
     ]
     figures = {"batch_speedup": rows[0]["speedup"], "largest_score_difference": max(r["score_diff"] for r in rows)}
     return BenchResult(figures, rows, notes)
@@ -71,14 +71,14 @@ def _measure(model: VisionLanguageModel, args: argparse.Namespace, side: int) ->
         for a, b in zip(joint, single, strict=True):
             difference = max(difference, abs(a.score - b.score))
             if (a.stream, a.window, a.tokens) != (b.stream, b.window, b.tokens) or difference > ROUNDING:
-                # A speed-up would mean nothing.
+                # A speedup would be meaningless.
                 raise AssertionError(f"{a.stream} window {a.window}: {a.score} together, {b.score} alone")
         computed += [answer.tokens.computed for answer in joint]
         print_progress(
             f"side {side}: window {len(together_s)}/{args.windows + 1}: "
             f"{alone_s[-1]:.3f} s one by one, {together_s[-1]:.3f} s together"
         )
-        # The first window of each stream warms caches up and is not counted.
+        # The first window of each stream warms up caches and is not counted.
         if len(together_s) > args.windows:
             break
     return {

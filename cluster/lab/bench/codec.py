@@ -1,11 +1,11 @@
 """The codec front end (reading, decoding with vectors, change grids, sampling, scaling, pruning) against bare decoding.
 
-``front_end_ratio`` is frames/s of the whole front end over frames/s of a plain PyAV demux/decode loop on the same clip,
-both with one decoder thread and pinned to one core, repeated in turns; medians. Time is the thread's CPU time: all of
-the work happens in one thread, and a neighbour on the machine must not decide the ratio.
+``front_end_ratio`` is the frame rate of the whole front end over that of a plain PyAV demux/decode loop on the same
+clip: medians of alternating runs with one decoder thread, pinned to one core. Time is the thread's CPU time, since all
+work happens in one thread and other load on the machine must not affect the ratio.
 
-``--large``: how much faster than its 25 pictures a second one 4K camera of HEVC and one of AV1 goes through the front
-end (``realtime_hevc``, ``realtime_av1``), on all cores and on one, by the clock: these codecs use several threads.
+``--large``: speed of one 4K HEVC and one 4K AV1 camera through the front end relative to real time at 25 FPS
+(``realtime_hevc``, ``realtime_av1``), on all cores and on one, in wall time: these codecs use several threads.
 """
 
 import argparse
@@ -49,7 +49,7 @@ LARGE_BIT_RATE = 16_000_000
 ENCODER_OPTIONS = {
     "libx264": {"preset": "veryfast"},
     "libx265": {"preset": "ultrafast", "x265-params": "log-level=error:wpp=0"},
-    # Frames refer to the past alone, as cameras' do.
+    # Frames reference only the past, as in camera streams.
     "libsvtav1": {"preset": "12", "svtav1-params": "pred-struct=1:rc=2"},
 }
 
@@ -64,32 +64,32 @@ STAGES: list[tuple[str, type, str]] = [
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     parser.add_argument(
-        "--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: a made 1080p20 one)"
+        "--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: a generated 1080p20 clip)"
     )
     parser.add_argument("--fps", type=float, default=2.0, help="sampled frames per second")
     parser.add_argument("--pruner", default="replenish", help="pruning policy")
-    parser.add_argument("--repeats", type=positive, default=7, metavar="N", help="turns per clip")
+    parser.add_argument("--repeats", type=positive, default=7, metavar="N", help="runs per clip")
     parser.add_argument(
         "--mask",
         action="append",
         metavar="'X,Y X,Y X,Y'",
-        help="a privacy mask; then mask_share is its cost over decoding",
+        help="a privacy mask; adds mask_share, its cost relative to decoding",
     )
     parser.add_argument(
-        "--large", action="store_true", help="4K HEVC and AV1 over real time instead; all cores and one"
+        "--large", action="store_true", help="measure 4K HEVC and AV1 against real time, on all cores and on one"
     )
     parser.add_argument(
-        "--lazy", action="store_true", help="lazy decoding against full, on drawn quiet and busy cameras and the clips"
+        "--lazy", action="store_true", help="measure lazy against full decoding on synthetic cameras and the clips"
     )
     parser.add_argument(
-        "--seconds", type=float, help="length of a made clip (default: 8, with --lazy 120, where 60 is the least)"
+        "--seconds", type=float, help="length of a generated clip (default: 8; with --lazy 120, at least 60)"
     )
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Measure every clip; the figure's bare name is the made clip's, others carry their clip's name."""
+    """Measure every clip; figures of given clips are suffixed with the clip's name."""
     try:
         options = CodecOptions(fps=args.fps, masks=tuple(parse_polygon(mask) for mask in args.mask or ()))
     except ValueError as error:
@@ -117,18 +117,18 @@ def run(args: argparse.Namespace) -> BenchResult:
             figures[f"front_end_ratio{suffix}"] = row["ratio"]
             if options.masks:
                 figures[f"mask_share{suffix}"] = row["mask_ms"] / row["decode_ms"]
-    notes = ["ms per frame and stage are CPU time of one instrumented pass; 'other' is all that is in no stage"]
+    notes = ["ms per frame and stage are CPU time of one instrumented pass; 'other' is time outside the stages"]
     return BenchResult(figures, rows, notes)
 
 
 def run_large(options: CodecOptions, pruner: str, repeats: int, seconds: float) -> BenchResult:
-    """Medians over ``repeats`` passes, in turns."""
+    """Medians over ``repeats`` passes, alternating between all cores and one."""
     figures: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for codec, encoder in LARGE.items():
             clip = Path(folder) / f"{codec}.mp4"
-            # SVT-AV1, run by root, makes the thread that calls it one of real time for good.
+            # As root, SVT-AV1 permanently gives its calling thread real-time scheduling: use a separate thread.
             with ThreadPoolExecutor(1) as apart:
                 size: dict[str, Any] = {"width": 3840, "height": 2160, "fps": LARGE_FPS, "bit_rate": LARGE_BIT_RATE}
                 apart.submit(make_clip, clip, seconds, encoder=encoder, **size).result()
@@ -145,11 +145,11 @@ def run_large(options: CodecOptions, pruner: str, repeats: int, seconds: float) 
                 {"codec": codec, "mbit_s": megabits, "cores": cores, "realtime": statistics.median(each)}
                 for cores, each in rates.items()
             ]
-    return BenchResult(figures, rows, ["wall time; a neighbour on the machine slows it"])
+    return BenchResult(figures, rows, ["wall time; other load on the machine slows it"])
 
 
 def measure(clip: Path, options: CodecOptions, pruner: str, repeats: int) -> dict[str, Any]:
-    """Both halves, each first in every other turn, after one turn that warms caches; then one instrumented pass."""
+    """Time both loops in alternating order, after one turn to warm up caches; then run one instrumented pass."""
     bare_s: list[float] = []
     front_s: list[float] = []
     halves = [
@@ -159,7 +159,7 @@ def measure(clip: Path, options: CodecOptions, pruner: str, repeats: int) -> dic
     for turn in range(repeats + 1):
         (frames, _), (decoded, samples) = each_first(turn, halves)
         if decoded != frames:
-            raise ConfigError(f"{clip}: the front end decoded {decoded} frames of {frames}: the clip is damaged")
+            raise ConfigError(f"{clip}: the front end decoded {decoded} of {frames} frames; the clip is damaged")
     del bare_s[0], front_s[0]
     policy = make_pruner(pruner)
     with timed_calls([*STAGES, ("prune", type(policy), "prune")]) as seconds:
@@ -174,7 +174,7 @@ def measure(clip: Path, options: CodecOptions, pruner: str, repeats: int) -> dic
         "samples": samples,
         "bare_fps": frames / bare,
         "front_fps": frames / front,
-        # Paired by turn: both halves of a turn saw the same machine.
+        # Paired by turn: both loops of a turn ran under the same load.
         "ratio": statistics.median(itertools.starmap(operator.truediv, zip(bare_s, front_s, strict=True))),
         "bare_ms": 1e3 * bare / frames,
         "front_ms": 1e3 * front / frames,
@@ -190,7 +190,7 @@ def _timed(seconds: list[float], work: Callable[[], tuple[int, int]]) -> tuple[i
 
 
 def decode_bare(clip: Path) -> int:
-    """Decode every picture and look at none; how many there were."""
+    """Decode every picture without using it; returns their number."""
     with av.open(str(clip)) as container:
         stream = container.streams.video[0]
         stream.codec_context.thread_count = 1
@@ -198,7 +198,7 @@ def decode_bare(clip: Path) -> int:
 
 
 def run_front_end(clip: Path, options: CodecOptions, pruner: Pruner) -> tuple[int, int]:
-    """The decoder process's work on one camera, up to the mask; frames decoded and sampled."""
+    """Run a decoder process's work on one camera up to the mask; returns the frames decoded and sampled."""
     source = FileSource(clip)
     processor = CodecProcessor(GEOMETRY, options)
     processor.open(source.open())
@@ -212,7 +212,7 @@ def run_front_end(clip: Path, options: CodecOptions, pruner: Pruner) -> tuple[in
 
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Pin this thread to one of its cores."""
+    """Pin the calling thread to one of its cores."""
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(allowed)})
     try:
@@ -231,7 +231,7 @@ def make_clip(
     encoder: str = "libx264",
     bit_rate: int = 4_000_000,
 ) -> None:
-    """A camera's view: textured background, six moving objects, light sensor noise; GOP of 2 s, no B-frames."""
+    """Encode a synthetic view: textured background, six moving objects, light sensor noise; GOP of 2 s, no B-frames."""
     random = np.random.default_rng(7)
     scene = random.integers(30, 200, (height // 8 + 1, width // 8 + 1)).repeat(8, 0).repeat(8, 1)[:height, :width]
     scene = (scene + np.roll(scene, 3, 0) + np.roll(scene, 5, 1) + np.roll(scene, (7, 2), (0, 1))) // 4

@@ -1,7 +1,7 @@
-"""What steps of windows cost on this machine: times the native engine over windows of many sizes, alone and together,
-and fits a cost model to it, for placement, admission and the city simulator.
+"""Fits a cost model to step times of the native engine over windows and batches of many sizes, for placement, admission
+and the city simulator.
 
-``--platform`` computes one from a machine's peak numbers instead, for machines that are not at hand.
+``--platform`` computes a cost model from a GPU's peak numbers instead, for hardware that is not available.
 """
 
 import argparse
@@ -34,23 +34,23 @@ PLATFORMS = ("a100", "h100", "h200")
 MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
 
 LINEAR, ATTENTION, MEMORY = 0.50, 0.30, 0.80
-"""Shares of peak in steps of thousands of rows; of bandwidth, ``cluster.lab.planning``'s."""
+"""Achieved shares of peak FLOP/s (steps of thousands of rows) and of bandwidth (as in ``cluster.lab.planning``)."""
 
 LAUNCH_S = 25e-6
-"""Of one layer's kernels and their host work, once per step and layer."""
+"""Kernel launches and host work of one layer, per step."""
 
 WINDOW_S = 1.0e-3
-"""Planning, rotating and reading one window out, as on a CPU core; it runs beside no kernel."""
+"""Planning, rotation and readout of one window on a CPU core; not overlapped with kernels."""
 
 PATCHES = 1024
-"""Patches of a picture of 448 x 448, over which a few of the tower's layers attend in full, the others in windows."""
+"""Patches of a 448 x 448 picture. A few of the tower's layers attend over all of them, the others in windows."""
 
 ERROR = 0.35
-"""Half the span of published shares of peak; not a measured error."""
+"""Half the range of published shares of peak; not a measured error."""
 
 
 def platform_costs(name: str) -> CostModel:
-    """Seconds per step, window and token on one GPU. Raises ``ConfigError``: no such platform."""
+    """Cost model of one GPU from its peak numbers. Raises ``ConfigError`` for an unknown platform."""
     platform = platforms.get(name)
     linear, attention = platform.flops * LINEAR, platform.flops * ATTENTION
     shape = load_shape(MODEL)
@@ -64,14 +64,14 @@ def platform_costs(name: str) -> CostModel:
         f"{ATTENTION:.0%} in attention ({platform.source}); sightline bench cost --platform {name}"
     )
     slot = kv_token_bytes(shape)
-    # As an engine measures it once the weights are loaded, with memories beside the pool.
+    # As the engine sizes its pool once weights are loaded, leaving a share for memories.
     free = platform.memory_bytes - HALF * sum(weight.numel() for weight in shape.model.parameters())
     pool = gpu_pool_bytes(shape, int((1 - MEMORY_SHARE) * free), slot, pass_rows(torch.device("cuda")))
     return CostModel(
         model=MODEL,
         device=platform.title,
         source=source,
-        # Weights are read once per step; with thousands of rows the products hide it, so the launches are what is left.
+        # Weights are read once per step; with thousands of rows the products hide it, so that launches dominate.
         step_s=LAUNCH_S * (len(shape.layers) + config.depth)
         + 2.0 * linear_weights(shape.model) / (platform.memory * MEMORY),
         window_s=WINDOW_S,
@@ -91,19 +91,18 @@ TEXTS = (
     "Are people running away from something?",
 )
 SIDES = (112, 140, 168, 196, 224)
-# No divisor of the default number of sizes: mixes of several sizes are kept out.
+# Not a divisor of the default number of sizes, so that mixes of several sizes are held out.
 HELD_OUT = 5
-"""Every so many-th mix is kept out of the fit as a whole, as its steps are alike; what the model says of those is the
-figure."""
+"""Every fifth mix is held out of the fit as a whole, because its steps are alike; ``cost_error`` is theirs."""
 
 Timed = tuple[list[WindowWork], float]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     add_model_arguments(parser, "demo")
-    parser.add_argument("--rounds", type=positive, default=24, metavar="N", help="mixes of cameras")
-    parser.add_argument("--windows", type=positive, default=5, metavar="N", help="windows of each")
+    parser.add_argument("--rounds", type=positive, default=24, metavar="N", help="camera mixes")
+    parser.add_argument("--windows", type=positive, default=5, metavar="N", help="windows per camera")
     parser.add_argument("--max-batch", type=positive, default=8, metavar="N", help="largest step")
     parser.add_argument("--platform", choices=PLATFORMS, help="compute it for Qwen2.5-VL-7B on this GPU instead")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the cost model")
@@ -128,14 +127,14 @@ def run(args: argparse.Namespace) -> BenchResult:
 def _measured(args: argparse.Namespace) -> tuple[CostModel, BenchResult]:
     fitted = args.windows * sum(number % HELD_OUT > 0 for number in range(args.rounds))
     if fitted < LEAST_STEPS:
-        given = f"{args.rounds} rounds of {args.windows} leave it {fitted}; raise --rounds or --windows"
+        given = f"{args.rounds} rounds of {args.windows} leave {fitted}; raise --rounds or --windows"
         raise ConfigError(f"a fit needs at least {LEAST_STEPS} timed steps, and {given}")
     model = load_model(args.model, device=args.device, dtype=args.dtype)
     random = np.random.default_rng(1)
     mixes: list[list[Timed]] = []
     held = 0.0
     for number in range(args.rounds):
-        # A mix of cameras whose windows end together, in steps of every size in turn.
+        # A mix of cameras whose windows end together; step sizes cycle from 1 to --max-batch.
         engine = NativeEngine(model)
         held = max(held, engine.window_tokens)
         mixes.append(_mix(engine, args, 1 + number % args.max_batch, random))
@@ -154,7 +153,7 @@ def _measured(args: argparse.Namespace) -> tuple[CostModel, BenchResult]:
 
 
 def unseen_error(mixes: Sequence[Sequence[Timed]], **names: Any) -> float:
-    """Median relative error of the steps of mixes that were kept out of the fit."""
+    """Median relative error over the steps of held-out mixes."""
     known = fit([step for number, mix in enumerate(mixes) if number % HELD_OUT for step in mix], **names)
     return float(
         np.median([abs(known.seconds(works) / seconds - 1) for mix in mixes[::HELD_OUT] for works, seconds in mix])
@@ -178,7 +177,7 @@ def _row(costs: CostModel, steps: int, largest: int) -> dict[str, Any]:
 
 
 def _mix(engine: NativeEngine, args: argparse.Namespace, size: int, random: np.random.Generator) -> list[Timed]:
-    """Timed steps of ``size`` cameras of different pictures, scenes, questions and refresh shares."""
+    """Time steps of ``size`` cameras with random pictures, kept shares, questions and refresh budgets."""
     cameras = []
     for number in range(size):
         side = int(random.choice(SIDES))
@@ -198,7 +197,7 @@ def _mix(engine: NativeEngine, args: argparse.Namespace, size: int, random: np.r
         )
         engine.admit(spec)
         cameras.append(camera)
-    # Of one thread its own seconds: what else runs on the machine does not count then.
+    # With one thread, use its CPU time, which excludes other load on the machine.
     clock = time.thread_time if args.device == "cpu" and args.threads == 1 else time.perf_counter
     found: list[Timed] = []
     for frame in range(1000):
@@ -213,5 +212,5 @@ def _mix(engine: NativeEngine, args: argparse.Namespace, size: int, random: np.r
         found.append((works, seconds))
         if len(found) > args.windows:
             break
-    # The first step of an engine warms caches up.
+    # The first step of an engine warms up caches.
     return found[1:]

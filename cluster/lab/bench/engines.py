@@ -1,9 +1,9 @@
-"""Engines side by side: same clips, same weights, same windows, one run.
+"""Compares engines on the same clips, weights and windows in one run.
 
 *Full* computes every token of every window and encodes each frame once. *Pruned* computes the kept tokens of every
-window. *Ours* keeps the KV of the last window and refreshes a part of it. All streams of a batch close a window
-together; each engine answers the batch in one step, one engine after the other. Latency is last frame in -> answers:
-nothing of a stride is encoded before its last frame has come, in any engine.
+window. *Ours* reuses the last window's KV and refreshes part of it. All streams of a batch close a window together; the
+engines answer it in turn, each in one step. Latency is from the last frame in to the answers: no engine encodes a part
+of a stride before its last frame arrives.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from cluster.types import MICROSECONDS, FrameSample, PatchGeometry, StreamSpec, 
 REFERENCE = "native_full"
 
 TIMEOUT_S = 1800.0
-"""Seconds that vLLM may take for a batch: whole windows of a large model on a processor take minutes."""
+"""Time limit of a vLLM batch in seconds: whole windows of a large model take minutes on a CPU."""
 
 
-# -- who is compared -------------------------------------------------------------------------------
+# -- contestants -----------------------------------------------------------------------------------
 @contextmanager
 def start_vllm(model: VisionLanguageModel, **arguments: Any) -> Iterator[Engine]:
-    """A vLLM engine with these engine arguments."""
+    """Run a vLLM engine with these engine arguments."""
     from cluster.engine.vllm.engine import VllmEngine
     from cluster.engine.vllm.settings import VllmSettings
 
@@ -48,9 +48,9 @@ def start_vllm(model: VisionLanguageModel, **arguments: Any) -> Iterator[Engine]
 class Contestant:
     """One way to answer the windows.
 
-    * ``whole``: it is given every patch of every frame; else what the pruner keeps
-    * ``refresh``: the policy of its streams
-    * ``prefix_cache``: of vLLM, which this environment may lack; None: the native engine
+    * ``whole``: receives every patch of every frame, else the pruner's kept patches
+    * ``refresh``: refresh policy of its streams
+    * ``prefix_cache``: whether vLLM's prefix cache is on; None: the native engine
     """
 
     what: str
@@ -59,9 +59,9 @@ class Contestant:
     prefix_cache: bool | None = None
 
     @property
-    def goes_on(self) -> bool:
-        """A window costs it less for the windows before, so it answers every one of them; else it is spared those
-        before the first whole one."""
+    def stateful(self) -> bool:
+        """Whether a window depends on its predecessors, so that every window must be answered; otherwise those before
+        the first whole one are skipped."""
         return self.refresh != "all"
 
     def start(self, model: VisionLanguageModel) -> AbstractContextManager[Engine]:
@@ -71,36 +71,36 @@ class Contestant:
 
 
 CONTESTANTS: dict[str, Contestant] = {
-    "native_full": Contestant("every token of every window; a frame is encoded once", whole=True),
-    "native": Contestant("pruned, reused, refreshed by policy", whole=False, refresh="anchors"),
-    "native_none": Contestant("the same with nothing refreshed", whole=False, refresh="none"),
+    "native_full": Contestant("every token of every window; each frame is encoded once", whole=True),
+    "native": Contestant("pruned, with KV reuse and refresh by policy", whole=False, refresh="anchors"),
+    "native_none": Contestant("native without refresh", whole=False, refresh="none"),
     "vllm_full": Contestant(
-        "vLLM, every token; each frame is encoded once, by our tower, and its embeddings are kept; prefix cache on",
+        "vLLM, every token; each frame is encoded once, by our tower, and its embeddings are cached; prefix cache on",
         whole=True,
         prefix_cache=True,
     ),
     "vllm_full_uncached": Contestant("vllm_full with the prefix cache off", whole=True, prefix_cache=False),
-    "vllm_pruned": Contestant("vLLM, kept tokens alone", whole=False, prefix_cache=True),
+    "vllm_pruned": Contestant("vLLM, kept tokens only", whole=False, prefix_cache=True),
 }
 
 
 # -- the bench -------------------------------------------------------------------------------------
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     add_clip_arguments(parser, model="bench-qwen2_5_vl", window=40.0, stride=8.0)
-    parser.add_argument("--windows", type=positive, default=3, metavar="N", help="windows counted")
+    parser.add_argument("--windows", type=positive, default=3, metavar="N", help="measured windows")
     parser.add_argument(
-        "--only", nargs="+", choices=list(CONTESTANTS), metavar="NAME", help=f"of: {', '.join(CONTESTANTS)}"
+        "--only", nargs="+", choices=list(CONTESTANTS), metavar="NAME", help=f"from: {', '.join(CONTESTANTS)}"
     )
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Measure all contestants on all clips at once, one clip a stream."""
+    """Measure all contestants on all clips together, one stream per clip."""
     chosen = {name: CONTESTANTS[name] for name in args.only or CONTESTANTS}
     if any(contestant.prefix_cache is not None for contestant in chosen.values()):
         from cluster.engine.vllm.settings import check_version
 
-        # Before minutes are spent.
+        # Fail before minutes are spent.
         check_version()
     model = load_model(args.model, device=args.device, dtype=args.dtype)
     with tempfile.TemporaryDirectory() as directory, ExitStack() as running:
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> BenchResult:
 def _samples(
     clips: Sequence[Path], geometry: PatchGeometry, args: argparse.Namespace
 ) -> tuple[list[list[FrameSample]], list[list[FrameSample]]]:
-    """What a decoder would send of each clip: with every patch, and pruned."""
+    """Samples that a decoder would send for each clip: with every patch, and pruned."""
     seconds = args.window + args.windows * args.stride
     whole: list[list[FrameSample]] = []
     pruned: list[list[FrameSample]] = []
@@ -139,32 +139,32 @@ def _samples(
 
 
 FIGURES: dict[str, tuple[str, str]] = {
-    # Seconds of the first over seconds of the second.
+    # Latency of the first over latency of the second.
     "native_over_vllm_full": ("vllm_full", "native"),
     "vllm_pruned_over_vllm_full": ("vllm_full", "vllm_pruned"),
-    # The same work on both sides: nothing cached but frames' embeddings.
+    # Equal work on both sides: only frame embeddings are cached.
     "native_full_vs_vllm_full": ("vllm_full_uncached", "native_full"),
 }
 
 
-# -- windows in turns, so that a machine that slows down slows all engines -------------------------
+# -- interleaved windows, so that a machine that slows down slows all engines ----------------------
 @dataclass(slots=True)
 class Steps(Measured):
-    """A step answers one window of each stream. ``queries``, ``hits``: tokens that vLLM's prefix cache was asked for
-    and had."""
+    """Measured steps, each of one window per stream. ``queries``, ``hits``: tokens looked up and found in vLLM's prefix
+    cache."""
 
     queries: int = 0
     hits: int = 0
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of prompt tokens that the prefix cache had."""
+        """Share of prompt tokens found in the prefix cache."""
         return self.hits / self.queries if self.queries else None
 
 
 @dataclass(slots=True)
 class Entrant:
-    """A contestant on its way: its engine, what it is sent (``samples[i]`` of stream ``i``), and its results."""
+    """A running contestant: its engine, input (``samples[i]`` of stream ``i``) and results."""
 
     contestant: Contestant
     engine: Engine
@@ -173,7 +173,7 @@ class Entrant:
     waiting: list[WindowRequest] = field(default_factory=list)
 
     def pop_batch(self) -> list[WindowRequest]:
-        """The oldest window of each stream."""
+        """Remove and return the oldest waiting window of each stream."""
         batch: dict[str, WindowRequest] = {}
         for request in self.waiting:
             batch.setdefault(request.stream, request)
@@ -199,9 +199,9 @@ class Entrant:
 
 
 def run_interleaved(entrants: Mapping[str, Entrant], spec: StreamSpec, progress: Callable[[str], None]) -> None:
-    """Send all frames to all entrants and let each answer every batch of windows, one entrant after the other.
+    """Send all frames to all entrants; for every batch of windows, let the entrants answer it in turn.
 
-    The first whole window of each stream warms up: caches hold then what they hold later. Those after it are counted.
+    The first whole window of each stream warms up caches; those after it are measured.
     """
     streams = len(next(iter(entrants.values())).samples)
     length, stride = (round(seconds * MICROSECONDS) for seconds in (spec.window_s, spec.stride_s))
@@ -214,21 +214,21 @@ def run_interleaved(entrants: Mapping[str, Entrant], spec: StreamSpec, progress:
             entrant.waiting += [
                 request for samples in entrant.samples for request in entrant.engine.push(samples[index])
             ]
-        # Clips of other frame rates close their windows a frame apart.
+        # Clips with different frame rates may close their windows a frame apart.
         while all(len({request.stream for request in entrant.waiting}) == streams for entrant in entrants.values()):
             batches += 1
             age = batches * stride
             times: list[str] = []
             for name, entrant in entrants.items():
                 batch = entrant.pop_batch()
-                if entrant.contestant.goes_on or age + stride > length:
+                if entrant.contestant.stateful or age + stride > length:
                     times.append(f"{name} {entrant.step(batch, counted=age > length):.2f}")
             progress(f"window {batches} of {streams} streams, seconds: {', '.join(times) or '-'}")
 
 
 def figures_of(measured: Mapping[str, Steps]) -> dict[str, float]:
-    """Ratios of those that ran, and vLLM's own hit rate as a full window slides. Batches are equal, so a ratio of
-    latencies is one of throughputs."""
+    """Latency ratios between contestants that ran, and vLLM's prefix cache hit rate on sliding full windows. Batches
+    are equal, so that latency ratios are throughput ratios."""
     figures = {
         figure: measured[slow].latency_s / measured[fast].latency_s
         for figure, (slow, fast) in FIGURES.items()

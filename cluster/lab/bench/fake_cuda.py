@@ -1,11 +1,10 @@
 """A GPU of any size without one: tensors on ``cuda:0`` have shapes, dtypes and devices, but no memory.
 
-Production code runs unchanged inside :class:`FakeCuda`. Operations on tensors of two devices raise as they do on a GPU;
-kernel launches, reads by the host and keys that are written are counted. What the host reads is random; integers are
-zero.
+Production code runs unchanged inside :class:`FakeCuda`. Operations that mix devices raise as they do on a GPU; kernel
+launches, host reads and written keys are counted. Floats that the host reads are random, integers zero.
 
-torch's ``FakeTensorMode`` alone makes host tensors fake as well, on which planning in numpy cannot run, and a build of
-torch without CUDA cannot index fake CUDA tensors; both are mended here.
+torch's ``FakeTensorMode`` alone would fake host tensors too, which numpy planning code needs, and torch builds without
+CUDA cannot index fake CUDA tensors; both are worked around here.
 """
 
 from __future__ import annotations
@@ -30,28 +29,28 @@ DEVICE = torch.device("cuda:0")
 
 _aten = torch.ops.aten
 _PACKAGE = str(Path(__file__).parents[2])
-# Operations that launch nothing: views and allocations.
+# Views and allocations, which launch no kernel.
 _VIEWS = """
 _reshape_alias alias as_strided detach empty empty_like empty_strided expand lift_fresh narrow new_empty
 new_empty_strided permute select slice split split_with_sizes squeeze t transpose unbind unsqueeze view
 """
 _FREE = frozenset(f"aten.{name}" for name in _VIEWS.split())
-# One kernel on a GPU, although torch can also take it through its parts.
+# A single kernel on a GPU, although torch can also decompose it.
 _FUSED = "aten.rms_norm"
-# Python's bindings of these want a device that is there.
+# The Python bindings of these need a real device.
 _DIRECT = {Tensor.copy_: _aten.copy_, Tensor.__invert__: _aten.bitwise_not, Tensor.contiguous: _aten.contiguous}
 _READS = (Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__)
 
 
 class FakeCuda:
-    """A context in which ``cuda:0`` is there.
+    """Context in which ``cuda:0`` exists.
 
     Attributes:
-        launches: kernels by operation.
-        reads: reads of device data by the host, by the line of ours that wanted them.
-        watch: ``(key heads, head size)``: keys and values of these dimensions that an operation writes are counted in
-            ``written``, in slots of all key heads.
-        current: the one that was entered last.
+        launches: kernel launches by operation.
+        reads: host reads of device data, by source line of this package.
+        watch: ``(key heads, head size)`` of keys and values whose writes are counted in ``written``, in slots of all
+            key heads.
+        current: the active context, if any.
     """
 
     current: ClassVar[FakeCuda | None] = None
@@ -64,19 +63,19 @@ class FakeCuda:
         self._capturing = False
         self._fake = _FakeMode(allow_non_fake_inputs=True)
         self._lock = threading.RLock()
-        self._here = contextlib.ExitStack()
+        self._exit_stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        run, stack = threading.Thread.run, self._here
+        run, stack = threading.Thread.run, self._exit_stack
 
         def with_device(thread: threading.Thread) -> None:
             with _Dispatch(self), _Functions(self):
                 run(thread)
 
-        # Modes are a thread's own: those that start in here get them, too.
+        # Modes are thread-local: install them in threads started inside the context, too.
         threading.Thread.run = with_device  # type: ignore[method-assign, assignment]
         stack.callback(setattr, threading.Thread, "run", run)
-        # Its own reads one number after the other, which a GPU does not.
+        # FakeTensor's own reads element by element, unlike on a GPU.
         stack.callback(setattr, FakeTensor, "tolist", FakeTensor.tolist)
         FakeTensor.tolist = Tensor.tolist  # type: ignore[method-assign]
         stack.enter_context(_Dispatch(self))
@@ -86,11 +85,11 @@ class FakeCuda:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._here.close()
+        self._exit_stack.close()
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
-        """In place of a CUDA graph: the function itself, which runs here for the first time. Raises ``RuntimeError``:
-        it reads data of the device, or gives it data of the host, as in a capture on a GPU."""
+        """Stand-in for CUDA graph capture: runs the function once and returns it. Raises ``RuntimeError`` if it reads
+        device data or passes host data to the device, as a capture on a GPU does."""
         self._capturing = True
         try:
             function()
@@ -99,20 +98,20 @@ class FakeCuda:
         return function
 
     def reset(self) -> None:
-        """Count from zero."""
+        """Reset the counters."""
         self.launches.clear()
         self.reads.clear()
         self.written = 0
 
     @property
     def syncs(self) -> int:
-        """How often the host waited for data; the numbers of one tensor that is read count once."""
+        """Number of host reads; reading a whole tensor counts once."""
         return sum(self.reads.values())
 
     def read(self, tensor: Tensor) -> Tensor:
-        """What the host gets to see of a tensor on the device."""
+        """Record a host read of a device tensor; returns its stand-in data."""
         if self._capturing:
-            raise RuntimeError("the host reads the device's data during a capture")
+            raise RuntimeError("the host reads device data during a capture")
         frame: Any = sys._getframe()
         while frame.f_back is not None and (
             not frame.f_code.co_filename.startswith(_PACKAGE) or frame.f_code.co_filename == __file__
@@ -124,13 +123,13 @@ class FakeCuda:
         return torch.zeros(tensor.shape, dtype=tensor.dtype)
 
     def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """An operation on the device."""
+        """Run an operation on fake device tensors."""
 
         def fake(part: Any) -> Any:
             real = isinstance(part, Tensor) and not isinstance(part, FakeTensor)
-            # A number travels with a launch.
+            # Scalars are passed as kernel arguments.
             if real and part.ndim and self._capturing:
-                raise RuntimeError("the device gets data of the host during a capture")
+                raise RuntimeError("host data is passed to the device during a capture")
             return self._fake.from_tensor(part) if real else part
 
         with self._lock:
@@ -139,11 +138,11 @@ class FakeCuda:
                 return func(*args, **kwargs)
 
     def count(self, name: str, args: Any, result: Any) -> None:
-        """A launched kernel and what it wrote."""
+        """Count a kernel launch and the watched slots that it wrote."""
         self.launches[name] += 1
         if self.watch is None:
             return
-        # Into a pool, as many as are named; otherwise all that a result holds, in either layout.
+        # Writes into a pool count the indexed slots; other results count all their slots, in either layout.
         if name == "aten.index_copy_":
             self.written += len(args[2]) * (args[0].shape[0] if args[0].ndim == 4 else 1)
             return
@@ -157,7 +156,7 @@ class FakeCuda:
 
 
 class _FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Tensors call their device ``meta`` while a kernel runs: to the thread that runs it, and to no other."""
+    """Makes ``in_kernel_invocation``, during which tensors report ``meta`` as their device, thread-local."""
 
     def __init__(self, *, allow_non_fake_inputs: bool) -> None:
         self._thread = threading.local()
@@ -173,7 +172,7 @@ class _FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
 
 class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sends operations on the device to fake tensors, and the others to the host."""
+    """Runs operations on ``cuda`` with fake tensors, and all others on the host."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -203,7 +202,7 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Functions(TorchFunctionMode):
-    """Python's own calls that do not reach a dispatch mode, or not without CUDA."""
+    """Intercepts Python-level calls that never reach a dispatch mode, or only with CUDA."""
 
     def __init__(self, cuda: FakeCuda) -> None:
         super().__init__()
@@ -213,9 +212,9 @@ class _Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if any(isinstance(each, FakeTensor) for each in args[:3]):
             if func is Tensor.__getitem__:
-                return _take(*args)
+                return _getitem(*args)
             if func is Tensor.__setitem__:
-                return _put(*args)
+                return _setitem(*args)
             if func in _DIRECT:
                 return _DIRECT[func](*args, **kwargs)
             if func is Tensor.cpu:
@@ -237,8 +236,8 @@ def _by_mask(index: Any) -> bool:
     return any(isinstance(each, Tensor) and each.dtype == torch.bool for each in index)
 
 
-def _parts(tensor: Tensor, index: Any) -> list[Any]:
-    """An index with its ellipsis written out."""
+def _expand_index(tensor: Tensor, index: Any) -> list[Any]:
+    """The index as a list, with its ellipsis expanded."""
     parts = list(index) if isinstance(index, tuple) else [index]
     for place, part in enumerate(parts):
         if part is Ellipsis:
@@ -251,11 +250,11 @@ def _parts(tensor: Tensor, index: Any) -> list[Any]:
     return parts
 
 
-def _take(tensor: Tensor, index: Any) -> Tensor:
+def _getitem(tensor: Tensor, index: Any) -> Tensor:
     """``tensor[index]``."""
     dim = 0
     picked: list[Tensor | None] = []
-    for part in _parts(tensor, index):
+    for part in _expand_index(tensor, index):
         if part is None:
             tensor = _aten.unsqueeze(tensor, dim)
         elif isinstance(part, slice):
@@ -273,15 +272,15 @@ def _take(tensor: Tensor, index: Any) -> Tensor:
     return tensor if not picked else _aten.index(tensor, picked)
 
 
-def _put(tensor: Tensor, index: Any, value: Any) -> None:
+def _setitem(tensor: Tensor, index: Any, value: Any) -> None:
     """``tensor[index] = value``."""
-    parts = _parts(tensor, index)
+    parts = _expand_index(tensor, index)
     if any(isinstance(part, Tensor) for part in parts):
         rows = [part if isinstance(part, Tensor) else None for part in parts]
         if not isinstance(value, Tensor):
             value = _aten.scalar_tensor(value, dtype=tensor.dtype, device=DEVICE)
         _aten.index_put_(tensor, rows, value)
     elif isinstance(value, Tensor):
-        _aten.copy_(_take(tensor, index), value)
+        _aten.copy_(_getitem(tensor, index), value)
     else:
-        _aten.fill_(_take(tensor, index), value)
+        _aten.fill_(_getitem(tensor, index), value)

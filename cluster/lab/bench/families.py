@@ -1,8 +1,8 @@
-"""Every model family against transformers and against itself, on tiny presets in float32.
+"""Correctness of every model family on tiny presets in float32.
 
-``logit_diff``: windows with nothing pruned against transformers' own forward. ``reuse_diff``: pruned windows that
-slide, all of whose tokens are refreshed, against the same windows computed at once by an engine that holds nothing.
-``--speed`` runs ``bench window`` on each family's bench preset besides.
+``logit_diff``: unpruned windows against transformers' own forward pass. ``reuse_diff``: pruned sliding windows with all
+tokens refreshed, against the same windows computed from scratch by a fresh engine. ``--speed`` also runs ``bench
+window`` on each family's bench preset.
 """
 
 import argparse
@@ -30,14 +30,14 @@ GOALS = {"logit_diff": ("<=", 2e-4), "reuse_diff": ("<=", 2e-4), "lines_per_fami
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
-    parser.add_argument("--families", nargs="+", metavar="NAME", help="families (default: all there are)")
+    """Add this bench's options to the parser."""
+    parser.add_argument("--families", nargs="+", metavar="NAME", help="families (default: all)")
     parser.add_argument("--speed", action="store_true", help="also measure speedups of the bench presets")
     window.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Figures: the largest of all families, and with ``--speed`` ``speedup_<family>``, of its slowest clip."""
+    """Figures: maxima over the families, and with ``--speed`` ``speedup_<family>`` of its worst clip."""
     torch.set_num_threads(args.threads or 1)
     rows: list[dict[str, Any]] = []
     for name in args.families or families:
@@ -61,29 +61,29 @@ def run(args: argparse.Namespace) -> BenchResult:
 
 
 def preset_of(family: str, size: str) -> str:
-    """A family's preset of this size, ``tiny`` or ``bench``."""
+    """Name of a family's preset of this size, ``tiny`` or ``bench``."""
     return next(name for name, preset in PRESETS.items() if preset.family == family and name.startswith(f"{size}-"))
 
 
 def logit_diff(model: VisionLanguageModel) -> float:
-    """Largest difference of a window's logits to transformers' own, nothing pruned, over windows that grow."""
+    """Largest logit difference to transformers over growing windows with nothing pruned."""
     samples = [_camera(model, kept=1.0).sample(index) for index in range(round(WINDOW_S))]
     return _largest(against_library(model, _spec(), samples))
 
 
 def reuse_diff(model: VisionLanguageModel) -> float:
-    """Largest difference of the logits of windows that slide, all refreshed, to those of windows computed at once."""
+    """Largest logit difference of sliding windows with everything refreshed to windows computed from scratch."""
     samples = [_camera(model, kept=0.3).sample(index) for index in range(FRAMES)]
     return _largest(against_fresh(model, _spec(), samples))
 
 
 def _largest(pairs: Iterable[LogitPair]) -> float:
-    """NaN where any has one, which ``max`` would pass over."""
+    """Largest difference; NaN if any is NaN, unlike with ``max``."""
     return float(np.max([pair.largest for pair in pairs]))
 
 
 def _camera(model: VisionLanguageModel, kept: float) -> SyntheticCamera:
-    """One frame a second, an anchor every four."""
+    """One frame per second, every fourth an anchor."""
     return SyntheticCamera(
         "camera", model.geometry, width=84, height=56, fps=model.geometry.temporal, kept=kept, anchor_every=4
     )

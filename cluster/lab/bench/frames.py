@@ -1,4 +1,4 @@
-"""A clip as benches need it: sampled once by the real front end, pruned by any policy, its decisions timed."""
+"""Clips for benches: sampled once by the real front end, then pruned by any policy, with timed decisions."""
 
 import argparse
 import itertools
@@ -18,8 +18,8 @@ from cluster.vision.sampler import PatchSampler
 
 
 def add_clip_arguments(parser: argparse.ArgumentParser, *, model: str, window: float, stride: float) -> None:
-    """What every bench takes that answers windows of clips; ``model``, ``window`` and ``stride`` are its defaults."""
-    parser.add_argument("--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: two made ones)")
+    """Add the options shared by benches that answer windows of clips; ``model``, ``window``, ``stride``: defaults."""
+    parser.add_argument("--clips", nargs="+", type=Path, metavar="FILE", help="video files (default: two generated)")
     add_model_arguments(parser, model)
     parser.add_argument("--window", type=float, default=window, metavar="S", help="window in seconds")
     parser.add_argument("--stride", type=float, default=stride, metavar="S", help="stride in seconds")
@@ -28,7 +28,7 @@ def add_clip_arguments(parser: argparse.ArgumentParser, *, model: str, window: f
 
 
 def made_clips(directory: Path) -> list[Path]:
-    """Two made clips: a street, and the same with a noisy sensor."""
+    """Generate two clips: a street, and the same with a noisy sensor."""
     from cluster.lab.scenes.street_clips import make_clip
 
     made = [directory / "street.mp4", directory / "noisy.mp4"]
@@ -39,7 +39,7 @@ def made_clips(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class ClipFrames:
-    """``frames`` at ``fps``; ``change_s``: seconds their change grids took; ``stats``: of the codec processor."""
+    """A sampled clip. ``change_s``: seconds spent on change grids; ``stats``: the codec processor's."""
 
     path: Path
     frames: list[SampledPicture]
@@ -61,8 +61,8 @@ def read_clip(
     at_most: float | None = None,
     options: CodecOptions | None = None,
 ) -> ClipFrames:
-    """Sample a clip through the real codec processor, whole, and again from its start until ``at_least`` seconds.
-    Raises ``SourceError``: the file cannot be read."""
+    """Sample a clip with the real codec processor: once in full or up to ``at_most`` seconds, and looped until
+    ``at_least`` seconds. Raises ``SourceError`` if the file cannot be read."""
     source = FileSource(path, loop=True)
     options = options or CodecOptions(fps=fps)
     fps = options.fps
@@ -84,7 +84,7 @@ def read_clip(
 
 @dataclass(frozen=True, slots=True)
 class PrunedClip:
-    """What a decoder would send of a clip, the last picture of each, and the seconds the masks took."""
+    """The samples that a decoder would send, the last picture of each, and the seconds spent on masks."""
 
     samples: list[FrameSample]
     pictures: list[SampledPicture]
@@ -92,7 +92,7 @@ class PrunedClip:
 
 
 def prune_clip(clip: ClipFrames, stream: str, policy: str, options: Mapping[str, Any] | None = None) -> PrunedClip:
-    """The clip's frames through a pruning policy and the patch sampler, temporal patches united."""
+    """Run a clip's frames through a pruning policy and the patch sampler, which merges temporal patches."""
     pruner = make_pruner(policy, dict(options or {}))
     with timed_calls([("mask", type(pruner), "prune")], time.perf_counter) as spent:
         sampler = PatchSampler(stream, pruner, clip.fps)
@@ -101,12 +101,12 @@ def prune_clip(clip: ClipFrames, stream: str, policy: str, options: Mapping[str,
 
 
 def span_seconds(samples: list[FrameSample]) -> float:
-    """From the first frame's start to the last one's end."""
+    """Seconds from the start of the first frame to the end of the last."""
     return (samples[-1].end - samples[0].pts) / MICROSECONDS if samples else 0.0
 
 
 def clip_names(paths: list[Path]) -> Iterator[tuple[str, Path]]:
-    """Paths with a name each that can stand in a figure's; the same name twice gets a number."""
+    """Pair every path with a unique name usable in figure names; duplicates get a number."""
     seen: set[str] = set()
     for path in paths:
         name = path.stem.replace("-", "_")

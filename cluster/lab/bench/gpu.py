@@ -1,8 +1,8 @@
-"""The engine on a GPU: ceilings, shares of them, windows in full and ours, cameras per GPU (``gpu_measure.py``).
-``--dry-run``: without one, what does not depend on its speed, at the true size of a 7B model.
+"""Measures the engine on a GPU: ceilings, shares of them, full and our windows, cameras per GPU (``gpu_measure.py``).
+``--dry-run``: without a GPU, what does not depend on its speed, at the true size of a 7B model.
 
-Every refresh policy, gate, explanations, memories, questions about the past and moving a camera run on a fake device
-(``fake_cuda.py``), on which a mixture of devices raises; launches, reads by the host and copied keys are counted.
+Refresh policies, gate, explanations, memories, questions about the past and camera moves run on a fake device
+(``fake_cuda.py``) that raises when devices are mixed and counts launches, host reads and copied keys.
 """
 
 import argparse
@@ -45,35 +45,35 @@ SYSTEM_COPIES = 7
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
-    parser.add_argument("--dry-run", action="store_true", help="on a fake device of any machine")
+    """Add this bench's options to the parser."""
+    parser.add_argument("--dry-run", action="store_true", help="run on a fake device; needs no GPU")
     parser.add_argument("--shape", nargs="+", default=list(SHAPES), metavar="NAME", help="model shapes (default: both)")
     parser.add_argument(
         "--clip",
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="videos for gpu_frontend_equal beside the four made ones, and for the roofline instead of two made ones",
+        help="videos for gpu_frontend_equal besides four generated ones, and for the roofline instead of two generated",
     )
-    parser.add_argument("--device", default="cuda", help="what is measured; cpu to try it")
-    parser.add_argument("--model", default=PREDICTED, help="shape or preset that is measured")
+    parser.add_argument("--device", default="cuda", help="device to measure; cpu for a trial run")
+    parser.add_argument("--model", default=PREDICTED, help="shape or preset to measure")
     parser.add_argument("--part", nargs="+", metavar="NAME", help="measure these parts (default: all)")
-    parser.add_argument("--streams", type=positive, default=512, help="most cameras that are tried")
-    parser.add_argument("--layers", type=positive, default=4, metavar="N", help="layers that are run")
+    parser.add_argument("--streams", type=positive, default=512, help="maximum cameras to try")
+    parser.add_argument("--layers", type=positive, default=4, metavar="N", help="layers to run")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Figures ``device_faults``, ``syncs_per_step``, ``launches_per_layer_64_over_1``, ``launches_tower_64_over_1``,
-    ``keys_copied``, ``launches_per_layer_past`` and ``reads_per_layer_past`` (of a stride's frames that read the past;
-    reads by the host), ``bytes_per_stream`` (in the pool), ``bytes_per_idle_stream`` (where windows wait in host memory
-    between strides), ``host_loads_hidden`` (share of their loads that began before the step that needs them was
-    planned) and ``host_ms_per_window``, each the worst of the shapes; and ``gpu_frontend_equal`` and
-    ``predicted_streams_h100`` (and ``_fp8``) of Qwen2.5-VL-7B, the worst of the clips."""
+    """Figures, each the worst of the shapes: ``device_faults``, ``syncs_per_step``, ``launches_per_layer_64_over_1``,
+    ``launches_tower_64_over_1``, ``keys_copied``, ``launches_per_layer_past`` and ``reads_per_layer_past`` (launches
+    and host reads when a stride's frames read the past), ``bytes_per_stream`` (in the pool), ``bytes_per_idle_stream``
+    (with windows in host memory between strides), ``host_loads_hidden`` (share of their loads started before the step
+    that needs them was planned), ``host_ms_per_window``. The worst of the clips: ``gpu_frontend_equal``, and
+    ``predicted_streams_h100`` (and ``_fp8``) of Qwen2.5-VL-7B."""
     if not args.dry_run:
         return _measured(args)
     if args.layers < 2:
         raise ConfigError(
-            "--layers must be at least 2 with --dry-run: a layer's share is the difference to half of them"
+            "--layers must be at least 2 with --dry-run: per-layer figures are differences to a run with half of them"
         )
     rows: list[dict[str, Any]] = []
     worst: dict[str, float] = {}
@@ -81,15 +81,15 @@ def run(args: argparse.Namespace) -> BenchResult:
     for shape in args.shape:
         with FakeCuda() as cuda:
             rows += [_tried(shape, args.layers, *scenario) for scenario in SCENARIOS.items()]
-            for name, value in _counts(shape, args.layers, cuda).items():
-                # Fewer keys than are known to be written are as wrong as more.
+            for name, value in _count_launches(shape, args.layers, cuda).items():
+                # For keys_copied, missing writes are as wrong as extra ones.
                 worst[name] = max(worst.get(name, value), value, key=abs)
         print_progress(f"gpu: {shape}: faults and counts")
         cost = host_cost(shape, HOST_STREAMS)
         worst["host_ms_per_window"] = max(worst.get("host_ms_per_window", 0.0), cost.step)
         notes.append(
-            f"{shape}: {cost.step:.2f} ms of the host per window, {HOST_STREAMS} cameras a step; with frames computed "
-            f"as they come, {cost.end:.2f} ms at its end and {cost.ahead:.2f} ms before"
+            f"{shape}: {cost.step:.2f} ms of host time per window, {HOST_STREAMS} cameras a step; with frames computed "
+            f"ahead, {cost.end:.2f} ms at its end and {cost.ahead:.2f} ms before"
         )
     compared = compare_clips(args.clip or ())
     predicted = predict(PREDICTED, args.clip or ()) if PREDICTED in args.shape else []
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> BenchResult:
     if args.shape:
         worst["host_loads_hidden"] = 1.0 - worst.pop("host_loads_shown")
     figures = {"device_faults": float(sum(bool(row["fault"]) for row in rows)), **worst}
-    note = f"fake device, {args.layers} layers of each model at its true width; per layer is the difference to half"
+    note = f"fake device, {args.layers} layers of each model at its true width; per layer: the difference to half"
     return BenchResult(figures, [*rows, *predicted], [note, *notes, *map(summary, compared)])
 
 
@@ -112,14 +112,14 @@ def _measured(args: argparse.Namespace) -> BenchResult:
         raise ConfigError(f"there is no part {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
     rig = gpu_measure.Rig(args.model, device, args.clip and args.clip[0], streams=args.streams)
     parts: dict[str, Callable[[], BenchResult]] = {name: partial(part, rig) for name, part in gpu_measure.PARTS.items()}
-    parts[_SCENARIOS] = partial(_on_device, args.model, args.layers, device)
-    # Shares are of a ceiling.
+    parts[_SCENARIOS] = partial(_measure_scenarios, args.model, args.layers, device)
+    # Other parts report shares of the measured ceilings.
     chosen = {name: part for name, part in parts.items() if name == "ceilings" or name in (args.part or known)}
     return run_parts(chosen, GOALS)
 
 
-def _on_device(model: str, layers: int, device: torch.device) -> BenchResult:
-    """The dry run's scenarios on a device that is there."""
+def _measure_scenarios(model: str, layers: int, device: torch.device) -> BenchResult:
+    """Run the dry run's scenarios on a real device."""
     rows = []
     Rig.device = device
     try:
@@ -131,14 +131,14 @@ def _on_device(model: str, layers: int, device: torch.device) -> BenchResult:
     return BenchResult({"device_faults": float(sum(bool(row["fault"]) for row in rows))}, rows)
 
 
-# -- what runs -------------------------------------------------------------------------------------
+# -- scenarios -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """An engine and cameras of one window, ``window_s`` long, every stride."""
+    """An engine with cameras that answer a window of ``window_s`` every stride."""
 
     engine: NativeEngine
     model: VisionLanguageModel
-    # That is measured; None: the fake one.
+    # Device to run on; None: the fake one.
     device: ClassVar[torch.device | None] = None
 
     @classmethod
@@ -147,7 +147,7 @@ class Rig:
             model = load_truncated(shape, layers, DEVICE)
         else:
             model = gpu_measure.load_measured(shape, cls.device, layers)
-        # The lower one stands for a tier that other processes read, without which no window is handed over.
+        # The lower tier stands for one that other processes can read, which handing over a window requires.
         bank = MemoryBank(TierStack([Arena(2**26), Arena(2**31, name="node", evicts=False)])) if memory else None
         return cls(NativeEngine(model, memories=bank, max_new_tokens=4, **options), model)
 
@@ -155,8 +155,8 @@ class Rig:
         standard: dict[str, Any] = {"questions": (QUESTION,), "window_s": WINDOW_S, "stride_s": STRIDE_S}
         return StreamSpec(name, **{"static_gate": False, **standard, **options})
 
-    def alike(self, names: Sequence[str]) -> list[WindowRequest]:
-        """The next window of cameras that have all seen the same until now."""
+    def next_windows(self, names: Sequence[str]) -> list[WindowRequest]:
+        """The next window of each camera; all cameras have the same history."""
         *before, last = camera_samples(self.model.geometry)
         first, *others = names
         self.engine.admit(self.spec(first))
@@ -176,8 +176,8 @@ class Rig:
         between: Callable[[], object] = lambda: None,
         **spec: Any,
     ) -> None:
-        """All windows of these cameras (one, if none is named), of which each sends the same; of the last, the oldest
-        frames have left. ``ahead``: frames are computed as they come; ``between``: called after each step."""
+        """Answer all windows of these cameras (one by default), which all send the same; the oldest frames have left
+        the last window. ``ahead``: compute frames ahead as they arrive; ``between``: called after each step."""
         names = names or ("camera",)
         for name in names:
             self.engine.admit(self.spec(name, **spec))
@@ -190,17 +190,17 @@ class Rig:
                 pass
 
 
-def _driven(**spec: Any) -> Callable[[str, int], None]:
+def _drive_scenario(**spec: Any) -> Callable[[str, int], None]:
     return lambda shape, layers: Rig.of(shape, layers).drive(**spec)
 
 
-def _policy(name: str) -> Callable[[str, int], None]:
-    return _driven(refresh=name, refresh_budget=0.3 if refresh_policies.get(name).budgeted else None)
+def _policy_scenario(name: str) -> Callable[[str, int], None]:
+    return _drive_scenario(refresh=name, refresh_budget=0.3 if refresh_policies.get(name).budgeted else None)
 
 
 def _explain_captured(shape: str, layers: int) -> None:
-    """Three explanations at a time from graphs, in whose capture the host reads and gives nothing. A CPU has none.
-    Raises ``RuntimeError``: a step was not replayed."""
+    """Three explanations at a time from CUDA graphs, whose capture allows no host reads or uploads; skipped on a CPU.
+    Raises ``RuntimeError`` if a step was not replayed."""
     rig = Rig.of(shape, layers)
     if FakeCuda.current is not None:
         rig.engine.decode.capture = FakeCuda.current.capture
@@ -209,15 +209,15 @@ def _explain_captured(shape: str, layers: int) -> None:
     rig.drive(questions=(*(replace(QUESTION, id=f"why {i}", explain=True) for i in range(3)), QUESTION))
     replayed, eager = rig.engine.decode.replayed, rig.engine.decode.eager
     if eager or not replayed:
-        raise RuntimeError(f"{eager} of {eager + replayed} steps of explanations were not replayed")
+        raise RuntimeError(f"{eager} of {eager + replayed} decode steps were not replayed")
 
 
 def _remember(shape: str, layers: int, **memory: Any) -> Rig:
-    """Frames that leave the window are written to the memory. Raises ``RuntimeError``: they were not; the writer's
-    thread only logs why."""
+    """Write frames that leave the window to the memory. Raises ``RuntimeError`` if a write failed; the writer thread
+    only logs why."""
     rig = Rig.of(shape, layers, memory=True)
-    # Clusters are found on the host, whatever the organiser; this one does it without looking at the keys.
-    # A block is what leaves in two strides with a frame a second.
+    # Clustering runs on the host with any organiser; this one does not read the keys.
+    # A block holds what leaves in two strides at one frame per second.
     standard = {"organiser": "frames", "cap_bytes": 2**28, "block_frames": round(2 * STRIDE_S)}
     rig.drive(memory=MemorySpec(**{**standard, **memory}))
     assert rig.engine.memories is not None
@@ -229,8 +229,7 @@ def _remember(shape: str, layers: int, **memory: Any) -> Rig:
 
 
 def _ask(shape: str, layers: int) -> None:
-    """Of the frames of two strides, which left, a stride and a half are in clusters where there are two a second, and
-    some wait."""
+    """Ask about the past when some of the frames that left the window are clustered and others still wait."""
     asking = _remember(shape, layers, block_frames=round(3 * STRIDE_S)).engine.ask(
         AskSpec("camera", "Who came?", max_new_tokens=2)
     )
@@ -239,10 +238,10 @@ def _ask(shape: str, layers: int) -> None:
 
 
 def _read_past(shape: str, layers: int, cuda: FakeCuda | None = None) -> tuple[int, int]:
-    """New frames read what left their window. Launches of the last window, and how often the host waited for data.
-    Raises ``RuntimeError``: they read no cluster."""
+    """New frames retrieve what left their window. Returns kernel launches and host reads of the last window. Raises
+    ``RuntimeError`` if no cluster was read."""
     rig = Rig.of(shape, layers, memory=True)
-    # What the host sees of keys is noise: one cluster takes all of them.
+    # Keys that the host reads are noise: one cluster takes all of them.
     memory = MemorySpec(
         organiser_options={"threshold": 32},
         cap_bytes=2**28,
@@ -258,7 +257,7 @@ def _read_past(shape: str, layers: int, cuda: FakeCuda | None = None) -> tuple[i
     for sample in camera_samples(rig.model.geometry):
         for request in rig.engine.push(replace(sample, stream="camera")):
             written = written and bank.wait_written()
-            # The memory's threads wait until the step is counted.
+            # Block the memory's threads until the step is counted.
             with bank.get_memory("camera")[0].exclusive:
                 if cuda is not None:
                     cuda.reset()
@@ -280,29 +279,29 @@ def _move(shape: str, layers: int) -> None:
 
 
 def _hand_over(shape: str, layers: int) -> None:
-    """Raises ``RuntimeError``: another process would not find the window."""
-    # A window may take an eighth of the cap.
+    """Hand the window over to another process. Raises ``RuntimeError`` if it was not written."""
+    # A window may take up to an eighth of the cap.
     if not _remember(shape, layers, cap_bytes=2**31).engine.hand_over("camera").result(60.0):
         raise RuntimeError("the window was not handed over")
 
 
 def _idle_windows(shape: str, layers: int) -> Rig:
-    """Two cameras whose windows wait in host memory between strides, computed as frames come."""
+    """Two cameras whose windows stay in host memory between strides, with frames computed ahead."""
     rig = Rig.of(shape, layers, idle_kv_share=0.0)
     rig.drive("camera", "other", ahead=True)
     return rig
 
 
 def _host_memory(shape: str, layers: int) -> None:
-    """Two cameras, of which each is moved to host memory for the other."""
+    """Two cameras, each of which is evicted to host memory for the other."""
     rig = Rig.of(shape, layers)
     rig.drive("camera", "other", between=lambda: rig.engine.pool.make_room(rig.engine.pool.capacity))
 
 
 SCENARIOS: dict[str, Callable[[str, int], Any]] = {
-    **{f"refresh {name}": _policy(name) for name in refresh_policies},
-    "gate": _driven(still=True, static_gate=True),
-    "explain": _driven(questions=(replace(QUESTION, id="why", explain=True), QUESTION)),
+    **{f"refresh {name}": _policy_scenario(name) for name in refresh_policies},
+    "gate": _drive_scenario(still=True, static_gate=True),
+    "explain": _drive_scenario(questions=(replace(QUESTION, id="why", explain=True), QUESTION)),
     "explain, captured": _explain_captured,
     "memory": _remember,
     "ask": _ask,
@@ -330,7 +329,7 @@ def _tried(shape: str, layers: int, name: str, scenario: Callable[[str, int], An
 
 
 class _Faults(logging.Handler):
-    """Errors that threads of the engine log and live with, as the one that writes memories does."""
+    """Collects errors that engine threads, such as the memory writer, log without raising."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -341,8 +340,8 @@ class _Faults(logging.Handler):
             self.found.append(record.exc_info[1])
 
 
-# -- what is counted -------------------------------------------------------------------------------
-def _counts(shape: str, layers: int, cuda: FakeCuda) -> dict[str, float]:
+# -- counts ----------------------------------------------------------------------------------------
+def _count_launches(shape: str, layers: int, cuda: FakeCuda) -> dict[str, float]:
     found: dict[str, float] = {}
     launches: dict[tuple[int, int], int] = {}
     passes = {}
@@ -351,9 +350,9 @@ def _counts(shape: str, layers: int, cuda: FakeCuda) -> dict[str, float]:
         _, _, heads, size = rig.engine.pool.k.shape
         cuda.watch = heads, size
         ran: list[int] = []
-        rig.model.run_layer = partial(_recorded, rig.model.run_layer, ran)  # type: ignore[method-assign]
+        rig.model.run_layer = partial(_run_recorded, rig.model.run_layer, ran)  # type: ignore[method-assign]
         names = [f"camera-{number}" for number in range(streams)]
-        requests = rig.alike(names)
+        requests = rig.next_windows(names)
         cuda.reset()
         ran.clear()
         answers = rig.engine.step(requests)
@@ -363,34 +362,34 @@ def _counts(shape: str, layers: int, cuda: FakeCuda) -> dict[str, float]:
             [tokens] = [answer.tokens for answer in answers]
             computed = tokens.refreshed + tokens.new + tokens.query
             system = len(rig.model.system_ids())
-            # Keys and values are counted alike. Each layer rotates queries and keys as one tensor, and writes keys and
-            # values. The system prompt's keys are widened, repeated, rotated, narrowed and written; its values repeated
-            # and written.
+            # Subtract the expected writes of keys and values. Each layer rotates queries and keys as one tensor and
+            # writes keys and values. The system prompt's keys are widened, repeated, rotated, narrowed and written; its
+            # values are repeated and written.
             found["keys_copied"] = cuda.written / depth - 2 * computed - SYSTEM_COPIES * system
         if depth == layers:
             found["syncs_per_step"] = max(found.get("syncs_per_step", 0.0), float(cuda.syncs))
             found["bytes_per_stream"] = float(max(map(rig.engine.device_bytes, names)))
-    # Of a stride's frames that all read the past.
+    # A stride whose frames all read the past.
     counted = zip(_read_past(shape, layers, cuda), _read_past(shape, layers // 2, cuda), strict=True)
     per_layer = [(whole - half) / (layers - layers // 2) for whole, half in counted]
     found["launches_per_layer_past"], found["reads_per_layer_past"] = per_layer
     idle = _idle_windows(shape, layers).engine
     found["bytes_per_idle_stream"] = float(max(map(idle.device_bytes, ("camera", "other"))))
     found["host_loads_shown"] = 1.0 - idle.idle.loads_ahead / max(1, idle.idle.loads)
-    # A step of many cameras is several passes of bounded size; each runs every layer once.
+    # A step of many cameras takes several passes of bounded size, each of which runs every layer once.
     per_layer = [(launches[layers, n] - launches[layers // 2, n]) / passes[n] for n in (MANY, 1)]
     found["launches_per_layer_64_over_1"] = per_layer[0] / per_layer[1]
     found["launches_tower_64_over_1"] = _tower(rig, cuda, MANY) / _tower(rig, cuda, 1)
     return found
 
 
-def _recorded(run: Callable[..., Tensor], ran: list[int], index: int, *given: Any) -> Tensor:
+def _run_recorded(run: Callable[..., Tensor], ran: list[int], index: int, *given: Any) -> Tensor:
     ran.append(index)
     return run(index, *given)
 
 
 def _tower(rig: Rig, cuda: FakeCuda, frames: int) -> int:
-    """Launches of the tower for so many frames."""
+    """Kernel launches of the tower for ``frames`` frames."""
     samples = itertools.islice(itertools.cycle(camera_samples(rig.model.geometry)), frames)
     cuda.reset()
     rig.model.encode(patch_batches([StreamFrame.of(sample) for sample in samples]))

@@ -1,8 +1,8 @@
-"""The decoder's work on a GPU, as batched torch operations: whether it keeps the same cells as numpy and libswscale,
-and how many pictures of 1080p it takes a second with NVDEC.
+"""The decoder's GPU front end (batched torch operations): whether it keeps the same cells as numpy and libswscale, and
+its throughput of 1080p pictures with NVDEC.
 
-Every session is a camera of production: its processor, and one front end for all. :func:`host_nvdec`, which decodes on
-the CPU and hands out NV12, stands for NVDEC where there is no GPU.
+Every session is a production camera with its own processor; all share one front end. Without a GPU, :func:`host_nvdec`,
+which decodes to NV12 on the CPU, stands in for NVDEC.
 """
 
 import statistics
@@ -36,15 +36,15 @@ from cluster.vision.sampler import PatchSampler
 
 GEOMETRY = PatchGeometry(patch=14, merge=2, temporal=2)
 CLIP_S = 12.0
-"""Of each made clip that is compared."""
+"""Seconds of each generated clip."""
 CODECS = {"h264": "street", "hevc": "hevc"}
-"""Codec -> kind of street clip that is decoded."""
+"""Codec -> kind of street clip to decode."""
 GAIN = 1.05
-"""More sessions are tried while twice as many bring at least so many times the pictures."""
+"""Sessions are doubled while that multiplies the throughput by at least this factor."""
 
 
 class HostNvdecDecoder(NvdecDecoder):
-    """Decodes on the CPU, and hands out pictures as NVDEC does, but for the memory that they lie in."""
+    """Decodes on the CPU and returns pictures like NVDEC's, but in host memory."""
 
     def _create(self, codec: str) -> CodecContext:
         return Decoder._create(self, codec)
@@ -54,13 +54,13 @@ class HostNvdecDecoder(NvdecDecoder):
 
 
 def host_nvdec() -> Nvdec:
-    """NVDEC in host memory."""
+    """A CPU stand-in for NVDEC."""
     return Nvdec(lambda: None, HostNvdecDecoder)
 
 
 def compare_clips(files: Sequence[Path] = ()) -> list[dict[str, Any]]:
-    """One row for each of the demo's clips and the ``files``: how many cells both ways decide alike, and how far
-    pictures differ. Raises ``ConfigError``: a file does not exist."""
+    """One row per generated clip and per file: share of cells that both front ends decide alike, and picture
+    differences. Raises ``ConfigError`` if a file does not exist."""
     for file in files:
         if not file.is_file():
             raise ConfigError(f"clip {file} does not exist")
@@ -72,7 +72,7 @@ def compare_clips(files: Sequence[Path] = ()) -> list[dict[str, Any]]:
 
 
 def made_clips(folder: Path) -> dict[str, Path]:
-    """A street clip of each kind, made in ``folder``."""
+    """Generate a street clip of each kind in ``folder``."""
     paths = {kind: folder / f"{kind}.mp4" for kind in CLIP_KINDS}
     for number, (kind, path) in enumerate(paths.items()):
         make_clip(kind, path, seconds=CLIP_S, seed=number)
@@ -80,7 +80,7 @@ def made_clips(folder: Path) -> dict[str, Path]:
 
 
 def summary(row: dict[str, Any]) -> str:
-    """A clip's row as a sentence."""
+    """A clip's row as text."""
     return (
         "gpu_frontend {clip}: {equal:.4%} of the cells equal, {kept:.2%} kept ({kept_on_device:.2%} on the device), "
         "pixels at most {levels} levels off, {pixels_off:.2%} of them".format(**row)
@@ -88,8 +88,8 @@ def summary(row: dict[str, Any]) -> str:
 
 
 def _compare(clip: Path, frontend: DeviceFrontend, nvdec: Nvdec) -> dict[str, Any]:
-    """``kept``, ``equal``: of frames that are no anchors, the cells kept and those decided alike; ``levels``: the
-    largest difference of a pixel of an anchor, ``pixels_off``: the share of those that differ."""
+    """Compare both front ends. ``kept``, ``equal``: shares of cells kept and decided alike, except in anchors;
+    ``levels``: largest pixel difference in anchors; ``pixels_off``: largest share of differing pixels."""
     camera = DeviceCamera(_sampler(clip.stem))
     host = _host_frames(clip)
     masks: list[tuple[float, float, float]] = []
@@ -126,13 +126,13 @@ def _sampler(stream: str) -> PatchSampler:
 def _host_frames(clip: Path) -> Iterator[FrameSample]:
     sampler = _sampler(clip.stem)
     for picture in video_samples(clip, CodecProcessor(GEOMETRY)):
-        sample = sampler.feed(_luma_alone(picture))
+        sample = sampler.feed(_luma_only(picture))
         if sample is not None:
             yield sample
 
 
 def _processors(clip: Path, processor: CodecProcessor) -> Iterator[CodecProcessor]:
-    """The processor after each packet, and once more at the end."""
+    """Feed a clip; yields the processor after each packet, and once more after draining it."""
     source = FileSource(clip)
     processor.open(source.open())
     for packet in source.packets():
@@ -142,8 +142,8 @@ def _processors(clip: Path, processor: CodecProcessor) -> Iterator[CodecProcesso
     yield processor
 
 
-def _luma_alone(picture: SampledPicture) -> SampledPicture:
-    """Without motion vectors, which NVDEC does not export."""
+def _luma_only(picture: SampledPicture) -> SampledPicture:
+    """The picture without motion vectors, which NVDEC does not export."""
     still = np.zeros_like(picture.change.luma)
     return replace(picture, change=replace(picture.change, max_motion=still, net_motion=still, intra=still, cue="luma"))
 
@@ -151,8 +151,8 @@ def _luma_alone(picture: SampledPicture) -> SampledPicture:
 # -- pictures a second -----------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class DecodeLoad:
-    """``size`` of the pictures in pixels; ``clip_s`` of each clip, which is repeated; ``run_s``: of one number of
-    sessions; ``most``: sessions that are tried; ``open_s``: until which all have their first picture."""
+    """Load of a decode measurement. ``size``: picture size in pixels; ``clip_s``: clip length, looped; ``run_s``:
+    measuring time per number of sessions; ``most``: maximum sessions; ``open_s``: limit for their first pictures."""
 
     size: tuple[int, int] = (1920, 1080)
     clip_s: float = 6.0
@@ -162,8 +162,8 @@ class DecodeLoad:
 
 
 def decode_rates(nvdec: Nvdec, load: DecodeLoad) -> BenchResult:
-    """Figures ``nvdec_1080p_fps`` and ``nvdec_1080p_hevc_fps``: pictures a second of all sessions at the best number of
-    them; a row for every codec and number."""
+    """Figures ``nvdec_1080p_fps`` and ``nvdec_1080p_hevc_fps``: total pictures per second at the best number of
+    sessions; one row per codec and number."""
     rows: list[dict[str, Any]] = []
     frontend = shared_frontend()
     with tempfile.TemporaryDirectory() as folder:
@@ -187,7 +187,7 @@ def _search(codec: str, decode: Callable[[int], dict[str, Any]], most: int) -> I
 
 
 def _decode(clip: Path, nvdec: Nvdec, frontend: DeviceFrontend, load: DecodeLoad, sessions: int) -> dict[str, Any]:
-    """So many sessions at once for ``run_s``, once each has its first picture or is refused."""
+    """Run ``sessions`` sessions for ``run_s`` after each has its first picture or was refused."""
     cameras = [_Camera(clip, nvdec, frontend) for _ in range(sessions)]
     with ThreadPoolExecutor(sessions) as threads:
         running = [threads.submit(camera.run) for camera in cameras]
@@ -214,9 +214,9 @@ def _decode(clip: Path, nvdec: Nvdec, frontend: DeviceFrontend, load: DecodeLoad
 
 
 class _Camera:
-    """A clip over and over, as fast as it goes, until its source is closed or the GPU refuses it.
+    """Decodes a looped clip at full speed until its source is closed or the GPU refuses it.
 
-    ``pictures``: decoded; ``cells``, ``kept``: of frames that are no anchors; ``refused``: why, empty while it runs.
+    ``pictures``: decoded; ``cells``, ``kept``: of frames other than anchors; ``refused``: reason, empty if accepted.
     """
 
     def __init__(self, clip: Path, nvdec: Nvdec, frontend: DeviceFrontend) -> None:

@@ -1,11 +1,10 @@
-"""What a step costs the host: Python and dispatch of production's own step, without its arithmetic.
+"""Host cost of a step: Python and dispatch time of production's own step, without its arithmetic.
 
-Tensors of the ``meta`` device have shapes and no data: an operation is dispatched to its shape function and computes
-nothing, at a model's true depth and width. torch replaces its own shape functions in C++ (2 us, as much as dispatch to
-a CPU or a GPU takes) by Python ones for its compiler, which take up to 700 us; in a process of its own they are taken
-back, so that what is measured is planning, Python of engine and layers, and dispatch. Not in it: the driver's part of a
-launch. One thread's own time, so that other work on the machine does not count but by the caches and the clock that it
-takes: of every step the least of five runs.
+Tensors on the ``meta`` device have shapes and no data, so that operations are dispatched to their shape functions at a
+model's true depth and width. For its compiler, torch overrides its C++ shape functions (2 us, like dispatch to a CPU or
+GPU) with Python ones that take up to 700 us. A separate process removes these and measures planning, Python code of
+engine and layers, and dispatch, but not the driver's part of a launch. Times are one thread's CPU time, which other
+load affects only through caches and clock rate; each step's minimum of five runs counts.
 """
 
 import contextlib
@@ -39,8 +38,8 @@ SPEC = StreamSpec("camera", (QUESTION,), WINDOW_S, STRIDE_S, static_gate=False)
 
 @dataclass(frozen=True, slots=True)
 class HostCost:
-    """Milliseconds of one thread per window: ``step`` of windows computed at their end; ``end`` and ``ahead`` where
-    frames are computed as they come."""
+    """Thread milliseconds per window. ``step``: windows computed at their end; ``end`` and ``ahead``: at a window's end
+    and before it when frames are computed as they arrive."""
 
     step: float
     end: float
@@ -48,7 +47,7 @@ class HostCost:
 
 
 def admit_cameras(engine: Engine, spec: StreamSpec, count: int, **options: Any) -> list[StreamSpec]:
-    """So many cameras, which are alike."""
+    """Admit ``count`` identical cameras; returns their specs."""
     specs = [replace(spec, stream=f"camera-{number}", **options) for number in range(count)]
     for each in specs:
         engine.admit(each)
@@ -56,46 +55,46 @@ def admit_cameras(engine: Engine, spec: StreamSpec, count: int, **options: Any) 
 
 
 def push_all(engine: Engine, specs: Sequence[StreamSpec], sample: FrameSample) -> list[WindowRequest]:
-    """Give every camera this frame; returns the windows that closed."""
+    """Push a frame to every camera; returns the windows that closed."""
     return [request for spec in specs for request in engine.push(replace(sample, stream=spec.stream))]
 
 
 @functools.cache
 def camera_samples(geometry: PatchGeometry, still: bool = False) -> list[FrameSample]:
-    """Frames of a camera that keeps a quarter of its tokens between anchors, or nothing where it is ``still``."""
+    """Frames of a camera that keeps a quarter of its tokens between anchors, or none if ``still``."""
     seconds = WINDOW_S + 2 * STRIDE_S
     camera = SyntheticCamera("camera", geometry, width=448, height=448, fps=2.0, still=still)
     return list(itertools.takewhile(lambda sample: sample.pts < seconds * MICROSECONDS, camera))
 
 
 def host_cost(shape: str, streams: int) -> HostCost:
-    """Cost of steps of ``streams`` cameras with windows of full length; ``shape``: of a published model. Raises
-    ``ModelError``: there is no such shape."""
+    """Host cost of steps of ``streams`` cameras with full-length windows. ``shape``: of a published model. Raises
+    ``ModelError`` if unknown."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), end_with_parent) as process:
         return process.submit(_host_cost, shape, streams).result()
 
 
 def _host_cost(shape: str, streams: int) -> HostCost:
     torch.set_num_threads(1)
-    _own_shape_functions()
+    _restore_shape_functions()
     model = load_shape(shape)
     model.model.to(torch.bfloat16)
     _reuse_upload_memory(model)
     samples = camera_samples(model.geometry)
-    # As a replica does once its model is loaded.
+    # Like a replica after loading its model.
     gc.freeze()
-    with _read_as_zeros():
-        step, _ = _least(model, replace(SPEC, patient=True), samples, streams)
-        end, ahead = _least(model, SPEC, samples, streams)
-    # Else triton's binding reports all that is frozen as a leak when the process ends.
+    with _reads_as_zeros():
+        step, _ = _fastest(model, replace(SPEC, patient=True), samples, streams)
+        end, ahead = _fastest(model, SPEC, samples, streams)
+    # Otherwise triton's bindings report every frozen object as a leak at exit.
     gc.unfreeze()
     return HostCost(step, end, ahead)
 
 
-def _least(
+def _fastest(
     model: VisionLanguageModel, spec: StreamSpec, samples: Sequence[FrameSample], streams: int
 ) -> tuple[float, float]:
-    """Milliseconds per window in ``step`` (the median step's), and before it; of each the least of ``RUNS`` runs."""
+    """Milliseconds per window of ``step`` and of work ahead: median over steps of the minimum of ``RUNS`` runs."""
     runs = [_drive(model, spec, samples, streams) for _ in range(RUNS)]
     steps, aheads = (zip(*times, strict=True) for times in zip(*runs, strict=True))
     return 1e3 * statistics.median(map(min, steps)) / streams, 1e3 * statistics.median(map(min, aheads)) / streams
@@ -104,7 +103,7 @@ def _least(
 def _drive(
     model: VisionLanguageModel, spec: StreamSpec, samples: Sequence[FrameSample], streams: int
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each ``step``, and before it."""
+    """Seconds of each ``step``, and of the work ahead of it."""
     engine = NativeEngine(model, kernel="slots", kv_bytes=2**37)
     specs = admit_cameras(engine, spec, streams)
     steps: list[float] = []
@@ -126,8 +125,8 @@ def _drive(
 
 
 @contextlib.contextmanager
-def _read_as_zeros() -> Iterator[None]:
-    """Reads of data that is not there, one per step, give zeros."""
+def _reads_as_zeros() -> Iterator[None]:
+    """Makes host reads of ``meta`` tensors, one per step, return zeros."""
     read = Tensor.tolist
 
     def tolist(tensor: Tensor) -> Any:
@@ -141,7 +140,7 @@ def _read_as_zeros() -> Iterator[None]:
 
 
 def _reuse_upload_memory(model: VisionLanguageModel) -> None:
-    """Patches are gathered in memory that is there already, as pinned memory is on a GPU."""
+    """Gather patches in preallocated buffers, like the pinned memory used with a GPU."""
     buffers: dict[torch.Size, Tensor] = {}
 
     def upload(frames: Sequence[PatchBatch]) -> Tensor:
@@ -154,13 +153,13 @@ def _reuse_upload_memory(model: VisionLanguageModel) -> None:
     model._upload = upload  # type: ignore[method-assign]
 
 
-def _own_shape_functions() -> None:
-    """torch's own shape functions of this process; Python's only where it has none."""
+def _restore_shape_functions() -> None:
+    """Restore torch's C++ shape functions in this process; Python ones only where C++ has none."""
     from torch import _decomp, _meta_registrations
 
     registered: Any = _meta_registrations._meta_lib_dont_use_me_use_register_meta
     registered._destroy()
-    # One launch on a GPU; without data it would be taken through its parts.
+    # One launch on a GPU; on ``meta`` it would be decomposed.
     torch.nn.functional.rms_norm = _rms_norm  # type: ignore[assignment]
     for name, function in _SHAPES.items():
         _LIBRARY.impl(name, function)
@@ -204,9 +203,9 @@ def _copy_each(targets: Sequence[Tensor], sources: Sequence[Tensor], non_blockin
             raise RuntimeError(f"{tuple(source.shape)} does not fit {tuple(target.shape)}")
 
 
-# Its registrations end with it.
+# Registrations last as long as this object.
 _LIBRARY: Any = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
-# Of frequent operations of a step that torch has no shape function in C++ for.
+# Shape functions of frequent operations that have none in C++.
 _SHAPES = {
     "index_select": _index_select,
     "_to_copy": _to_copy,

@@ -1,7 +1,7 @@
-"""The engine's speed on the device that is there: ceilings, shares of them, windows, streams.
+"""Measures the engine's speed on a device: ceilings, achieved shares of them, windows, streams.
 
-Production's engine over one model with random weights; cameras are copies of one clip. Times of a GPU are taken after
-it has caught up. A CPU runs the same code with a small preset, for tests.
+Runs the production engine over one model with random weights; cameras are copies of one clip. GPU times are taken after
+synchronizing. Tests run the same code on a CPU with a small preset.
 """
 
 import gc
@@ -50,31 +50,31 @@ GOALS: Goals = {
 }
 REPEATS = 5
 SUSTAINED_S = 2.0
-# Cameras of a step, and windows of one, after the first.
+# Cameras per step, and windows per camera after the first.
 STEP, WINDOWS = 8, 3
-# Times of a search for how many cameras fit a stride.
+# Trials of a search for how many cameras fit into a stride.
 TRIES = 4
 
 
 def usable_device(name: str) -> torch.device:
-    """The device of this name. Raises ``ConfigError``: it is a GPU, and there is none."""
+    """The device of this name. Raises ``ConfigError`` for a GPU on a machine without one."""
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError("there is no GPU here that torch can use; --dry-run needs none, and --device cpu has one")
+        raise ConfigError("torch finds no GPU on this machine; use --dry-run or --device cpu")
     return find_device(name)
 
 
 def release_memory(device: torch.device) -> None:
-    """Of engines that are not in use any more: they hold each other, and the allocator what they held."""
+    """Free the memory of unused engines, which are part of reference cycles, and the allocator's cache."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 class Rig:
-    """A model on a device, and a clip as cameras send it in full and pruned."""
+    """A model on a device, and a clip's frames as cameras send them, in full and pruned."""
 
     def __init__(self, model: str, device: torch.device, clip: Path | None, *, streams: int) -> None:
-        """``clip``: a made one if none; ``streams``: most cameras that are tried."""
+        """``clip``: None for a generated one; ``streams``: maximum cameras to try."""
         self.device = device
         self.model = load_measured(model, device)
         self.streams = streams
@@ -86,7 +86,7 @@ class Rig:
             sampled = read_clip(clip, self.model.geometry, fps=2.0, at_least=seconds, at_most=seconds)
         self.full, self.ours = (prune_clip(sampled, SPEC.stream, policy).samples for policy in ("none", "replenish"))
         self.gemm = 0.0
-        # Mean behind the steps that were measured last.
+        # Mean over the steps measured last.
         self.clock_mhz: float | None = None
 
     def seconds(self, call: Callable[[], object]) -> float:
@@ -105,20 +105,20 @@ class Rig:
             torch.cuda.synchronize(self.device)
 
     def _clock_mhz(self) -> float | None:
-        """Of the multiprocessors; it falls where power or heat is at a limit. None where nobody tells."""
-        # NVML's errors are of its own, and may not be installed.
+        """SM clock, which drops at power or thermal limits; None if unavailable."""
+        # NVML raises its own exception types, and may not be installed.
         with suppress(Exception):
             return float(torch.cuda.clock_rate(self.device)) if self.device.type == "cuda" else None
         return None
 
     def engine(self, **options: Any) -> NativeEngine:
-        """An engine whose pool may take what those before it had."""
+        """Create an engine after freeing the memory of previous ones for its pool."""
         release_memory(self.device)
         return NativeEngine(self.model, **options)
 
     # -- parts -------------------------------------------------------------------------------------
     def ceilings(self) -> BenchResult:
-        """What the device does at most: products of matrices, copies on it, and between it and the host."""
+        """Ceilings of the device: matrix products, copies on it, and copies between it and the host."""
         size, count = (8192, 2**29) if self.device.type == "cuda" else (1024, 2**24)
         a, b = (torch.randn(size, size, device=self.device, dtype=self.model.dtype) for _ in range(2))
         self.gemm = 2 * size**3 / self._sustained(lambda: a @ b)
@@ -126,19 +126,19 @@ class Rig:
         target = torch.empty_like(source)
         rows = [
             {"ceiling": "GEMM, TFLOP/s", "measured": self.gemm / 1e12},
-            {"ceiling": "copy, GB/s read and written", "measured": self._copied(source, target, 2)},
+            {"ceiling": "copy, GB/s read and written", "measured": self._copy_rate(source, target, 2)},
         ]
         if self.device.type == "cuda":
             host = torch.empty(count, dtype=torch.uint8, pin_memory=True)
             rows += [
-                {"ceiling": "to the device, GB/s", "measured": self._copied(host, target, 1)},
-                {"ceiling": "to the host, GB/s", "measured": self._copied(source, host, 1)},
+                {"ceiling": "to the device, GB/s", "measured": self._copy_rate(host, target, 1)},
+                {"ceiling": "to the host, GB/s", "measured": self._copy_rate(source, host, 1)},
             ]
         return BenchResult({}, rows)
 
     def _sustained(self, call: Callable[[], object]) -> float:
-        """Mean seconds of a call, one after the other for ``SUSTAINED_S``: a card that has rested is faster at first,
-        until its power is at the limit."""
+        """Mean seconds of a call, repeated for ``SUSTAINED_S``: a GPU that was idle is faster until it reaches its
+        power limit."""
         one = self.seconds(call)
         count = max(1, round(SUSTAINED_S / one))
         began = time.perf_counter()
@@ -147,19 +147,19 @@ class Rig:
         self.wait()
         return (time.perf_counter() - began) / count
 
-    def _copied(self, source: torch.Tensor, target: torch.Tensor, times: int) -> float:
+    def _copy_rate(self, source: torch.Tensor, target: torch.Tensor, times: int) -> float:
         return times * source.nbytes / self.seconds(lambda: target.copy_(source, non_blocking=True)) / 1e9
 
     def windows(self) -> BenchResult:
-        """Windows in full and ours, several cameras a step, and the share of the ceiling that each stage reaches."""
+        """Full and our windows with several cameras per step, and the share of the ceiling that each stage reaches."""
         rows: list[dict[str, Any]] = []
         found: list[Measured] = []
         for name, samples in (("full", self.full), ("ours", self.ours)):
-            each = self.measure(samples, anew=name == "full")
+            each = self.measure(samples, from_scratch=name == "full")
             row = {
                 "windows": name,
                 "seconds": each.window_s,
-                # A step's are of all its cameras.
+                # Timings of a step cover all its cameras.
                 "tower_s": each.mean(lambda window: window.timing.vision_s) / STEP,
                 "llm_s": each.mean(lambda window: window.timing.llm_s) / STEP,
                 "tower_gflop": each.mean(lambda window: window.tower_flops) / 1e9,
@@ -174,11 +174,11 @@ class Rig:
             figures["prefill_mfu"] = 1e9 * rows[0]["llm_gflop"] / rows[0]["llm_s"] / self.gemm
             figures["tower_mfu"] = 1e9 * rows[0]["tower_gflop"] / rows[0]["tower_s"] / self.gemm
         return BenchResult(
-            figures, rows, [f"{STEP} cameras a step; shares of {self.gemm / 1e12:.4g} TFLOP/s, in full windows"]
+            figures, rows, [f"{STEP} cameras a step; shares are of {self.gemm / 1e12:.4g} TFLOP/s, in full windows"]
         )
 
     def host_loads(self) -> BenchResult:
-        """What windows that wait in host memory between strides add to their steps, of what loading them takes."""
+        """Share of the load time of windows kept in host memory between strides that does not lengthen their steps."""
         stays, moves = (self.measure(self.ours, idle_kv_share=share, host_kv_bytes=2**34) for share in (1.0, 0.0))
         held = torch.empty(self._window_bytes(), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         target = held.to(self.device, copy=True)
@@ -188,7 +188,7 @@ class Rig:
         return BenchResult({"host_loads_hidden": 1 - min(1.0, shown / load_s)}, [row])
 
     def _window_bytes(self) -> int:
-        """Of one camera's last window on the device."""
+        """Device bytes of one camera's last window."""
         engine = self.engine()
         [spec] = admit_cameras(engine, SPEC, 1, patient=True)
         for sample in self.ours:
@@ -200,14 +200,14 @@ class Rig:
         self,
         samples: Sequence[FrameSample],
         *,
-        anew: bool = False,
+        from_scratch: bool = False,
         engine: Engine | None = None,
         refresh: str = SPEC.refresh,
         cameras: int = STEP,
         **options: Any,
     ) -> Measured:
-        """Windows after the first of cameras that are stepped together, each of which sends ``samples``. ``anew``:
-        nothing of the window before is kept. ``engine``: the native one with ``options`` if none."""
+        """Measure the windows after the first of ``cameras`` cameras that send ``samples`` and are stepped together.
+        ``from_scratch``: compute every window from scratch. ``engine``: by default the native one with ``options``."""
         engine = engine or self.engine(**options)
         specs = admit_cameras(engine, SPEC, cameras, patient=True, refresh=refresh)
         found = Measured()
@@ -218,12 +218,12 @@ class Rig:
                 # Patient cameras have no work ahead, but their windows may leave the pool.
                 engine.prefill_ahead()
                 continue
-            if anew and requests[0].end - samples[0].pts < WINDOW_S * MICROSECONDS:
-                # They need none of those before; the last that does not count warms up.
+            if from_scratch and requests[0].end - samples[0].pts < WINDOW_S * MICROSECONDS:
+                # Windows from scratch need no predecessors; the last uncounted one warms up.
                 continue
             end = requests[0].end
-            if anew:
-                requests = _again(engine, specs, samples[: place + 1], requests)
+            if from_scratch:
+                requests = _push_from_scratch(engine, specs, samples[: place + 1], requests)
             self.wait()
             began = time.perf_counter()
             answers = engine.step(requests)
@@ -236,14 +236,14 @@ class Rig:
         return found
 
     def streams_per_gpu(self) -> BenchResult:
-        """How many cameras two windows in a row of all fit their strides: all are due at once, step by step."""
+        """Most cameras whose windows, all due at once, are computed within the stride twice in a row."""
         rows: list[dict[str, Any]] = []
         about = round(STRIDE_S / self.measure(self.ours).window_s)
         most = search_streams(partial(self._strides, rows), self.streams, first=about)
         return BenchResult({"streams_per_gpu": float(most)}, rows, [f"at most {self.streams} are tried (--streams)"])
 
     def _strides(self, rows: list[dict[str, Any]], count: int) -> tuple[float, float]:
-        """Seconds of the last two windows of so many cameras, in steps of ``STEP``; infinite where they do not fit."""
+        """Seconds of the last two windows of ``count`` cameras, in steps of ``STEP``; infinite if they do not fit."""
         engine = self.engine()
         specs = admit_cameras(engine, SPEC, count, patient=True)
         times = []
@@ -267,18 +267,18 @@ class Rig:
         return before, last
 
     def explanations(self) -> BenchResult:
-        """Tokens of explanations a second, one of each camera at a time, launched one by one and, on a GPU, from CUDA
-        graphs. The first window, in which graphs are captured, does not count."""
+        """Decoded explanation tokens per second, one camera each per step, launched eagerly and, on a GPU, from CUDA
+        graphs. The first window, which captures the graphs, does not count."""
         if self.device.type != "cuda":
-            return BenchResult({}, [self._decoding(graphs=False)], ["CUDA graphs need a GPU"])
-        eager, graphed = (self._decoding(graphs=graphs) for graphs in (False, True))
+            return BenchResult({}, [self._decode_rate(graphs=False)], ["CUDA graphs need a GPU"])
+        eager, graphed = (self._decode_rate(graphs=graphs) for graphs in (False, True))
         figures = {
             "graphed_decode_speedup": graphed["tokens_s"] / eager["tokens_s"],
             "graphed_decode_share": graphed["replayed"] / (graphed["replayed"] + graphed["eager"]),
         }
         return BenchResult(figures, [eager, graphed])
 
-    def _decoding(self, *, graphs: bool) -> dict[str, Any]:
+    def _decode_rate(self, *, graphs: bool) -> dict[str, Any]:
         engine = self.engine(max_new_tokens=32)
         decode, counted = engine.decode, [0, 0.0]
         if not graphs:
@@ -303,13 +303,13 @@ class Rig:
         return {"decoding": name, "tokens_s": tokens_s, "replayed": decode.replayed, "eager": decode.eager}
 
     def library(self) -> BenchResult:
-        """transformers' own full computation of a window beside ours, both of one window at a time."""
+        """Full computation of one window at a time by transformers and by our engine."""
         samples = [sample for sample in self.full if sample.pts < self.full[0].pts + WINDOW_S * MICROSECONDS]
         frames = [StreamFrame.of(sample, time_s=(sample.pts - samples[0].pts) / MICROSECONDS) for sample in samples]
         batches, times = patch_batches(frames), [frame.time_s for frame in frames]
         question = SPEC.questions[0].text
         theirs = self.seconds(lambda: self.model.reference_logits(batches, times, question))
-        ours = self.measure(self.full, anew=True, cameras=1).window_s
+        ours = self.measure(self.full, from_scratch=True, cameras=1).window_s
         rows = [
             {"full window": name, "windows a step": 1, "seconds": seconds}
             for name, seconds in (("transformers", theirs), ("ours", ours))
@@ -317,14 +317,14 @@ class Rig:
         return BenchResult({"library_speedup": theirs / ours}, rows)
 
     def vllm(self) -> BenchResult:
-        """Windows in full on vLLM, every frame encoded once, beside ours; or why there are none."""
+        """Full windows on vLLM, every frame encoded once, against ours; or why vLLM is unavailable."""
         from cluster.engine.vllm.settings import check_version
 
         try:
             check_version()
         except ConfigError as error:
             return BenchResult({}, [{"windows": "vLLM, full", "why": str(error)}])
-        # Its weights and KV beside this model's.
+        # vLLM's weights and KV share the GPU with this model.
         arguments = {"gpu_memory_utilization": 0.5} if self.device.type == "cuda" else {}
         with start_vllm(self.model, **arguments) as engine:
             theirs = self.measure(self.full, engine=engine, refresh="all").window_s
@@ -333,8 +333,8 @@ class Rig:
         return BenchResult({"speedup_over_vllm": theirs / ours}, rows)
 
     def nvdec(self) -> BenchResult:
-        """Pictures of 1080p that NVDEC and the decoder's front end take a second, or why there are none. A CPU stands
-        for NVDEC with small pictures, for tests."""
+        """1080p pictures per second through NVDEC and the decoder's front end, or why there is none. In tests, a CPU
+        with small pictures stands in for NVDEC."""
         if self.device.type != "cuda":
             found = decode_rates(host_nvdec(), DecodeLoad((320, 180), clip_s=2.0, run_s=1.0, most=2))
             return replace(found, figures={}, notes=["pictures of 320 x 180, decoded on the CPU"])
@@ -356,13 +356,13 @@ PARTS: dict[str, Callable[[Rig], BenchResult]] = {
     "vllm": Rig.vllm,
     "nvdec": Rig.nvdec,
 }
-"""What is measured, in order; the ceilings come first."""
+"""Parts in order of measurement; ceilings come first."""
 
 
 def search_streams(strides: Callable[[int], tuple[float, float]], most: int, *, first: int = 1) -> int:
-    """The largest number of cameras, at most ``most``, of which two strides in a row were computed within
-    ``STRIDE_S`` seconds, in ``TRIES`` tries; 0 if not even one's. ``strides``: seconds of two strides in a row of so
-    many cameras; ``first``: the number that is tried first."""
+    """Search, in at most ``TRIES`` + 1 trials, for the most cameras (up to ``most``) of which two strides in a row
+    are each computed within ``STRIDE_S`` seconds; 0 if none. ``strides``: seconds of both for a number
+    of cameras; ``first``: number to try first."""
     stable, unstable, count = 0, most + 1, min(max(first, 1), most)
     for _ in range(TRIES + 1):
         seconds = max(strides(count))
@@ -372,29 +372,29 @@ def search_streams(strides: Callable[[int], tuple[float, float]], most: int, *, 
             unstable = count
         if unstable - stable <= 1:
             break
-        # In proportion, a little below, and between what is known.
+        # Scale proportionally, with some margin, within the known bounds.
         count = min(max(round(0.97 * count * STRIDE_S / seconds), stable + 1), unstable - 1)
     return stable
 
 
-def _again(
+def _push_from_scratch(
     engine: Engine,
     specs: Sequence[StreamSpec],
     samples: Sequence[FrameSample],
     windows: Sequence[WindowRequest],
 ) -> list[WindowRequest]:
-    """These windows, one of each camera, of which nothing is known yet."""
+    """Push these windows again, one per camera, with all earlier state evicted."""
     requests: list[WindowRequest] = []
     for spec, window in zip(specs, windows, strict=True):
         engine.evict(spec.stream)
         requests.append(push_window(engine, spec, samples, window))
-        # The next one is due a stride after it.
+        # Admit the camera for its next window, one stride later.
         engine.admit(spec)
     return requests
 
 
 def load_measured(name: str, device: torch.device, layers: int | None = None) -> VisionLanguageModel:
-    """A published shape with random weights, of so many layers; or a whole preset or checkpoint."""
+    """Load a published shape with random weights, limited to ``layers``, or a whole preset or checkpoint."""
     if name in SHAPES:
         return load_random_shape(name, device, layers)
     return load_model(name, device=str(device), dtype="bfloat16" if device.type == "cuda" else "float32")

@@ -1,9 +1,9 @@
-"""How many streams a card carries by its peak numbers: operations and bytes of production's windows against a roofline.
+"""Roofline prediction of the streams that a GPU can carry, from its peak numbers.
 
-Windows are production's own on a fake device (rows, attended slots, encoded patches); operations are counted by the
-model's functions at its true depth. A stage takes the longer of its products at a share of the peak, and its bytes:
-weights once per pass, keys and values once per block of rows. What else moves memory (norms, activations) is part of
-the share. Decoding of video and the host are left out.
+Production windows run on a fake device for their counts (rows, attended slots, encoded patches); the model's functions
+count operations at its true depth. A stage takes the longer of its products at a share of peak FLOP/s and its memory
+traffic: weights once per pass, keys and values once per block of rows. Other traffic (norms, activations) is covered by
+the share. Video decoding and the host are left out.
 """
 
 import statistics
@@ -34,14 +34,14 @@ from cluster.types import MICROSECONDS, FrameSample, MemorySpec
 from cluster.types.cameras import WAITING
 
 PREFILL_MFU, TOWER_MFU = 0.60, 0.45
-"""Shares of the peak that the engine is to reach on a card; not measured."""
+"""Target shares of peak FLOP/s; not measured."""
 WINDOWS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """Peak numbers of NVIDIA's data sheets, without sparsity, SI units; ``fp8``: 0 where there is none; ``pcie``: one
-    way."""
+    """Peak numbers from NVIDIA's data sheets, without sparsity, in FLOP/s, bytes/s and bytes; ``fp8``: 0 if not
+    supported; ``pcie``: one way."""
 
     name: str
     bf16: float
@@ -62,8 +62,8 @@ CARDS = (
 
 @dataclass(frozen=True, slots=True)
 class WindowLoad:
-    """Means of a clip's windows of full length: rows ``computed``, ``attended`` slots of all rows, ``slots`` that
-    the window holds; ``patches``, ``patch_bytes`` and ``tower_flops`` of a stride."""
+    """Means over a clip's full-length windows: rows ``computed``, ``attended`` slots over all rows, ``slots`` held; per
+    stride: ``patches``, ``patch_bytes``, ``tower_flops``."""
 
     clip: str
     computed: float
@@ -75,13 +75,13 @@ class WindowLoad:
 
 
 def predicted_streams(rows: Sequence[dict[str, Any]], card: str, precision: str) -> float:
-    """Streams of the worst clip."""
+    """Predicted streams for the worst clip."""
     return min(float(row["streams"]) for row in rows if (row["card"], row["precision"]) == (card, precision))
 
 
 def predict(shape: str, clips: Sequence[Path]) -> list[dict[str, Any]]:
-    """One row per card, precision and clip; ``clips``: none for two made ones. Raises ``ModelError``: there is no such
-    shape; ``SourceError``: a clip cannot be read."""
+    """One row per card, precision and clip; without ``clips``, two generated ones. Raises ``ModelError`` for an unknown
+    shape, ``SourceError`` for an unreadable clip."""
     model = load_shape(shape)
     with tempfile.TemporaryDirectory() as folder:
         loads = [_load(shape, model, clip) for clip in clips or made_clips(Path(folder))]
@@ -112,7 +112,7 @@ def _load(shape: str, model: VisionLanguageModel, clip: Path) -> WindowLoad:
 
 
 def _windows(shape: str, samples: Sequence[FrameSample]) -> list[WindowStats]:
-    """What the engine counts of windows of full length; rows and slots are those of any depth."""
+    """The engine's counts of full-length windows; rows and slots do not depend on the depth."""
     windows: list[WindowStats] = []
     with FakeCuda():
         engine = NativeEngine(load_truncated(shape, 1, DEVICE))
@@ -132,19 +132,19 @@ def _row(model: VisionLanguageModel, card: Card, load: WindowLoad, precision: st
     linear, attention = model.llm_flops(round(load.computed), 0), model.llm_flops(0, round(load.attended))
     layers = sum(weight.numel() for layer in model.layers for weight in layer.parameters())
     tower = sum(weight.numel() for weight in weights if weight.shape[0] != config.vocab_size) - layers
-    # Embeddings and output head stay bf16; they are two, as published, though a shape shares one.
+    # Embeddings and output head stay bf16 and are separate, as published, though a shape ties them.
     table_bytes = 2 * config.vocab_size * config.hidden_size
     slot_bytes = kv_token_bytes(model)
     key_heads = len(model.layers) * config.num_key_value_heads
-    # A pass reads every weight, and is shared by the rows of many cameras.
+    # A pass reads every weight once for the rows of many cameras.
     rows = ahead_rows(torch.device("cuda"))[1]
     prefill_bytes = (layers * width + table_bytes) * load.computed / rows
     prefill_bytes += slot_bytes * (load.computed + load.attended / TILES[-1])
     tower_bytes = tower * width * load.patches / (rows * model.geometry.merge**2) + load.patch_bytes
     prefill_s = max((linear / dense + attention / card.bf16) / PREFILL_MFU, prefill_bytes / card.bandwidth)
-    # Attention of the tower, a fortieth of it at most, is counted with its linear layers.
+    # The tower's attention, at most a fortieth of its operations, is counted with the linear layers.
     tower_s = max(load.tower_flops / dense / TOWER_MFU, tower_bytes / card.bandwidth)
-    # The pool is what it is by default.
+    # Default pool size.
     free = max(0, int(card.memory - (layers + tower) * width - 2 * table_bytes))
     memories = int(MEMORY_SHARE * free)
     pool = gpu_pool_bytes(model, free - memories, slot_bytes, pass_rows(torch.device("cuda")))

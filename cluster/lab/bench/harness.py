@@ -1,8 +1,7 @@
-"""What every bench shares: its arguments, its table, its JSON, and the machine it ran on.
+"""Benchmark harness: arguments, result tables, JSON output, machine description.
 
-A bench is one module with ``add_arguments(parser)`` and ``run(args) -> BenchResult``, named in ``BENCHES`` and imported
-when it is asked for; figures are ratios of one run. ``sightline bench NAME`` and ``python -m cluster.lab.bench NAME``
-run the same code.
+A bench is a module with ``add_arguments(parser)`` and ``run(args) -> BenchResult``, listed in ``BENCHES`` and imported
+on demand. ``sightline bench NAME`` and ``python -m cluster.lab.bench NAME`` run the same code.
 """
 
 import argparse
@@ -31,25 +30,25 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BENCHES: dict[str, str] = {
-    "window": "full computation against pruned and refreshed, same engine, same clips",
-    "codec": "the whole front end against bare decoding of the same clip, one core",
-    "families": "every model family against transformers in full, and with reuse against without",
-    "ingest": "packets per second through the gateway by gRPC push, flow control on",
-    "streams": "milliseconds of a core for each second of a pushed camera, by process",
-    "batch": "streams stepped together against one by one",
-    "engines": "our engine against vLLM: full and pruned, on the same windows",
-    "cost": "seconds of steps over windows of many sizes, and the cost model fitted to them",
-    "scheduler": "placement, queue, ladder and admission on simulated time",
-    "memory": "what compressors cost and cover, under a cap, on the KV that leaves real windows",
-    "alerts": "from an answer to a webhook that has it, and what is lost when everything is killed",
-    "dashboards": "every dashboard panel against a running cluster and a real Prometheus, series per camera",
-    "console": "the wall of cameras in a real browser: first paint, and growth while it stays open",
-    "console_tasks": "what people do in the console, by pointer and keyboard, on a cluster that begins with no camera",
-    "fleet": "a question to every camera's memory, and the delay of a live view in a real browser",
-    "faults": "silent faults caused on purpose: positions, gaps, kills, outages, attacks, leaks",
-    "fuzz": "malformed input to every gRPC method, HTTP and YAML: nothing dies, hangs or answers with a defect",
-    "gpu": "the engine on a GPU; --dry-run: launches, reads, copies and faults on a fake one",
-    "soak": "memory after thousands of windows on one camera",
+    "window": "full computation against pruned and refreshed windows, same engine, same clips",
+    "codec": "the whole front end against bare decoding of the same clip, on one core",
+    "families": "logits of every model family against transformers, and with KV reuse against without",
+    "ingest": "packets per second pushed through the gateway over gRPC, with flow control",
+    "streams": "CPU milliseconds per second of a pushed camera's video, by process",
+    "batch": "batched steps of several streams against one step per stream",
+    "engines": "the native engine against vLLM, full and pruned, on the same windows",
+    "cost": "step times over windows of many sizes, and the cost model fitted to them",
+    "scheduler": "placement, queue, ladder and admission in simulated time",
+    "memory": "cost and coverage of memory compressors under a cap, on KV that leaves real windows",
+    "alerts": "latency from answer to webhook, and alerts lost when processes are killed",
+    "dashboards": "every dashboard panel against a running cluster and a real Prometheus; series per camera",
+    "console": "the camera wall in a real browser: first paint, and memory growth while it stays open",
+    "console_tasks": "user tasks in the console, by pointer and keyboard, on a cluster that starts without cameras",
+    "fleet": "latency of a question to every camera's memory, and of a live view in a real browser",
+    "faults": "injected faults: positions, gaps, kills, outages, attacks, leaks",
+    "fuzz": "malformed input to every gRPC method, HTTP and YAML: no crash, hang or internal error",
+    "gpu": "the engine on a GPU; --dry-run counts launches, host reads, copies and faults on a fake one",
+    "soak": "memory growth over thousands of windows of one camera",
 }
 
 IN_CHECKOUT = {
@@ -63,14 +62,14 @@ IN_CHECKOUT = {
     "faults.gateway_attacks": "gateway_attacks",
     "faults.secrets": "source_secrets",
 }
-"""Benches, and parts of them, that are test tools: their modules in tests/support, which is not installed."""
+"""Benches and parts that live in tests/support, which is not installed: name -> module."""
 
 SUPPORT = Path(__file__).resolve().parents[3] / "tests" / "support"
 
 
 def load_module(name: str) -> ModuleType:
-    """The module of a bench, or of a part of one. Raises ``ConfigError``: it is in tests/support, and this is an
-    installed copy."""
+    """Import the module of a bench or of a part of one. Raises ``ConfigError`` if it is in tests/support and this is an
+    installed package."""
     if name not in IN_CHECKOUT:
         return importlib.import_module(f"cluster.lab.bench.{name}")
     if not SUPPORT.is_dir():
@@ -82,9 +81,8 @@ def load_module(name: str) -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """Of a bench, or of a part of one. ``figures``: name -> ratio, rate or count of this run; ``rows``: the table
-    behind them; ``goals``: every figure against its goal, of a bench that has some, which is then the
-    table that is printed."""
+    """Result of a bench or of a part of one. ``figures``: name -> ratio, rate or count of this run; ``rows``: the table
+    behind them; ``goals``: figures against their goals, printed instead of ``rows`` if not empty."""
 
     figures: dict[str, float]
     rows: list[dict[str, Any]]
@@ -104,7 +102,7 @@ class BenchResult:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory and library versions: what a reader needs to compare two runs."""
+    """CPU, cores, memory, GPU and library versions, for comparing runs."""
     model = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -127,16 +125,16 @@ def machine() -> dict[str, Any]:
 
 
 def print_progress(text: str) -> None:
-    """Print a line of progress to stderr; stdout is for results."""
+    """Print a progress line to stderr; stdout is for results."""
     print(text, file=sys.stderr, flush=True)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Rows as aligned plain text, with a column for every key of any; an empty list gives an empty string."""
+    """Format rows as aligned plain text, with a column per key of any row; "" without rows."""
     if not rows:
         return ""
     keys = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [[_show(row.get(key)) for key in keys] for row in rows]
+    cells = [[_format_cell(row.get(key)) for key in keys] for row in rows]
     widths = [max(len(key), *(len(line[i]) for line in cells)) for i, key in enumerate(keys)]
     lines = ["  ".join(key.ljust(widths[i]) for i, key in enumerate(keys))]
     for line in cells:
@@ -144,7 +142,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _show(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -152,8 +150,8 @@ def _show(value: Any) -> str:
     return str(value)
 
 
-class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds defaults to help that does not speak of one itself."""
+class _DefaultsFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Appends defaults to help texts that do not mention one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         unset = action.default is None or action.default is False or action.default == []
@@ -172,27 +170,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"unknown bench {name!r}; there are: {', '.join(BENCHES)}")
     module = load_module(name)
     parser = argparse.ArgumentParser(
-        prog=f"sightline bench {name}", description=module.__doc__, formatter_class=_WithDefaults
+        prog=f"sightline bench {name}", description=module.__doc__, formatter_class=_DefaultsFormatter
     )
     parser.add_argument(
-        "--json", metavar="FILE", type=Path, help="also write figures, rows and machine as JSON; - for standard output"
+        "--json", metavar="FILE", type=Path, help="also write figures, rows and machine as JSON; - for stdout"
     )
     module.add_arguments(parser)
     args = parser.parse_args(rest)
-    # Tables go to standard error then.
-    alone = args.json == Path("-")
-    if args.json is not None and not alone:
+    # With JSON on stdout, tables go to stderr.
+    json_to_stdout = args.json == Path("-")
+    if args.json is not None and not json_to_stdout:
         check_file_writable(args.json)
     if getattr(args, "threads", None):
         importlib.import_module("torch").set_num_threads(args.threads)
-    with redirect_stdout(sys.stderr) if alone else nullcontext():
+    with redirect_stdout(sys.stderr) if json_to_stdout else nullcontext():
         result: BenchResult = module.run(args)
         print(table(result.goals or result.rows))
         for note in result.notes:
             print(f"note: {note}")
         for key, value in result.figures.items():
             print(f"{key} = {figure_text(value)}")
-    if alone:
+    if json_to_stdout:
         print(json_text(result.as_json(name)))
     elif args.json is not None:
         write_text(args.json, json_text(result.as_json(name)) + "\n")
@@ -201,21 +199,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def positive(text: str) -> int:
-    """``type`` of an option that counts something: a whole number of at least 1."""
+    """Argparse ``type``: an integer of at least 1."""
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
     return int(text)
 
 
 def each_first(turn: int, ways: Sequence[Callable[[], T]]) -> list[T]:
-    """What the ways return, in their order; in every other turn the last is run first, since what comes second finds
-    what the first has left in caches."""
+    """Call every way and return the results in order. Odd turns run them in reverse, because later ones benefit from
+    caches that earlier ones have warmed."""
     step = -1 if turn % 2 else 1
     return [way() for way in ways[::step]][::step]
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, model: str) -> None:
-    """Model, device and threads of a bench that runs an engine; ``model`` is the default."""
+    """Add options for model, device, dtype and threads; ``model`` is the default model."""
     parser.add_argument("--model", default=model, help="preset or checkpoint")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
@@ -226,11 +224,11 @@ def add_model_arguments(parser: argparse.ArgumentParser, model: str) -> None:
 def timed_calls(
     stages: Sequence[tuple[str, type, str]], clock: Callable[[], float] = time.thread_time
 ) -> Iterator[dict[str, float]]:
-    """Time methods of classes from outside while inside: the data path carries no stopwatches for a bench's sake.
+    """Patch methods to be timed inside the context, so that the data path carries no timing code for benches.
 
     Args:
-        stages: name of the stage, class, method; several methods may be of one stage.
-        clock: of this thread's processor time by default.
+        stages: (stage, class, method name); a stage may have several methods.
+        clock: CPU time of the calling thread by default.
 
     Yields:
         Seconds by stage.
@@ -248,23 +246,23 @@ def timed_calls(
 
         return call
 
-    with ExitStack() as untimed:
+    with ExitStack() as restore:
         for stage, owner, name in stages:
             method = getattr(owner, name)
-            untimed.callback(setattr, owner, name, method)
+            restore.callback(setattr, owner, name, method)
             setattr(owner, name, timed(stage, method))
         yield seconds
 
 
 Goals = Mapping[str, tuple[str, float]]
-"""Figure -> the side of which number it should be on; figures that are not in it have no goal."""
+"""Figure -> (``<=`` or ``>=``, bound). Figures not listed have no goal."""
 
 _MEETS = {"<=": operator.le, ">=": operator.ge}
 
 
 def run_parts(parts: Mapping[str, Callable[[], BenchResult]], goals: Goals) -> BenchResult:
-    """Measure the parts one after the other; each prints its table as soon as it has it. Of one that fails the reason
-    is a row: it costs the others, of minutes to an hour, nothing (``parts_failed``)."""
+    """Run the parts in order, printing each table once measured. A failing part becomes a row with its error and counts
+    in ``parts_failed``; the others, which take minutes to an hour, still run."""
     goals = {**goals, "parts_failed": ("<=", 0.0)}
     figures: dict[str, float] = {}
     against: list[dict[str, Any]] = []
@@ -294,7 +292,7 @@ def run_parts(parts: Mapping[str, Callable[[], BenchResult]], goals: Goals) -> B
 
 
 def against_goals(goals: Goals, part: str, figures: Mapping[str, float]) -> list[dict[str, Any]]:
-    """One row per figure: what was measured, and whether that meets its goal."""
+    """One row per figure with its value, its goal, and whether the goal is met."""
     rows = []
     for name, measured in figures.items():
         side, goal = goals.get(name, ("", 0.0))

@@ -1,7 +1,7 @@
-"""Packets per second through the gateway by gRPC push, flow control on.
+"""Packets per second pushed through the gateway over gRPC, with flow control.
 
-Push agents send packets to a gateway that has one core to itself and forwards them to a decoder process; all three are
-the real parts, only the decoding is left out. The agents and the decoder share the other cores.
+Push agents send packets to a gateway, pinned to its own core, which forwards them to a decoder process that discards
+them; all code is production's except for the missing decoding. Agents and decoder share the other cores.
 """
 
 import argparse
@@ -28,14 +28,14 @@ MODULE = "cluster.lab.bench.push_processes"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Length of a measurement, size of a packet."""
-    parser.add_argument("--packets", type=positive, default=20_000, help="most packets of one measurement")
-    parser.add_argument("--seconds", type=float, default=4.0, help="longest measurement, seconds")
-    parser.add_argument("--size", type=positive, default=8192, help="bytes of a packet")
+    """Add this bench's options to the parser."""
+    parser.add_argument("--packets", type=positive, default=20_000, help="maximum packets per measurement")
+    parser.add_argument("--seconds", type=float, default=4.0, help="maximum seconds per measurement")
+    parser.add_argument("--size", type=positive, default=8192, help="bytes per packet")
 
 
 class Synthetic:
-    """A source of equal packets, as fast as they are taken, until ``packets`` or ``seconds`` are over."""
+    """A source of identical packets at full speed, limited by ``packets`` and ``seconds``."""
 
     live = False
     pushed = False
@@ -66,12 +66,12 @@ class Synthetic:
 
 @contextmanager
 def processes() -> Iterator[tuple[Process, Process]]:
-    """Gateway and decoder; the gateway alone on the last core while there are two or more."""
+    """Run gateway and decoder; with two or more cores, the gateway has the last one to itself."""
     cores = os.sched_getaffinity(0)
     one = {max(cores)}
     with ExitStack() as running:
         running.callback(os.sched_setaffinity, 0, cores)
-        # A process begins on the cores of the one that starts it.
+        # A child process inherits the CPU affinity.
         os.sched_setaffinity(0, cores - one or one)
         decoder = running.enter_context(Process(MODULE, "discard"))
         os.sched_setaffinity(0, one)
@@ -81,7 +81,7 @@ def processes() -> Iterator[tuple[Process, Process]]:
 
 
 class Bench:
-    """The processes, and one measurement after another on them."""
+    """Measurements on running processes."""
 
     def __init__(self, args: argparse.Namespace, gateway: Process, decoder: Process) -> None:
         self._args = args
@@ -90,7 +90,7 @@ class Bench:
         self._cameras = 0
 
     def measure(self, to: Process, batch: int, cameras: int = 1, packets: int | None = None) -> dict[str, Any]:
-        """``cameras`` pushing at once, from the first packet to the last confirmed end."""
+        """Push from ``cameras`` cameras at once, timed from the first packet to the last acknowledged end."""
         options, agents = PushOptions(batch_packets=batch), []
         for _ in range(cameras):
             self._cameras += 1
@@ -125,7 +125,7 @@ class Bench:
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """The headline is the hardest case, one packet in every message; batches are what the agent sends under load."""
+    """The main figure is the worst case, one packet per message; under load, the agent sends batches."""
     with processes() as (gateway, decoder):
         bench = Bench(args, gateway, decoder)
         bench.measure(gateway, 1, packets=500)
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> BenchResult:
     }
     notes = [
         f"packets of {args.size} bytes, credit {CREDIT}",
-        "packets_per_s: one camera, one packet per message, which is the worst case",
-        "gateway_core_packets_per_s: what the gateway's processor time allows at that",
+        "packets_per_s: one camera, one packet per message, the worst case",
+        "gateway_core_packets_per_s: limit by the gateway's CPU time in that case",
     ]
     return BenchResult(figures, [*through.values(), many, *direct], notes)

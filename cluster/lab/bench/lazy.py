@@ -1,16 +1,15 @@
-"""Lazy decoding against full decoding, both through the pipeline of a decoder process, on drawn footage of mostly quiet
-cameras, encoded as cameras encode.
+"""Lazy against full decoding, both through a decoder process's pipeline, on synthetic footage of mostly quiet cameras
+in typical camera encodings.
 
-* ``decode_spared_quiet``: share of the frames of quiet footage that are never decoded, over all its strata and
-  encodings alike, the camera's learning included; by rate control: ``_crf`` (constant quality), ``_cbr`` (constant
-  rate)
-* ``decode_spared_busy``: of the rest, clips given on the command line included
-* ``change_missed``: of the cells that full decoding kept of quiet footage in frames that are no anchors, the share that
-  lazy decoding kept in no frame from then on that was sent within a stride; ``_busy``: of the rest
-* ``change_missed_strict``: the same where a later anchor, which keeps every cell anyway, finds nothing
-* ``change_late``: of quiet footage, with one second in place of the stride
-* ``sent_late_s``, ``_most``: seconds by which frames of quiet footage were sent later than by full decoding
-* ``cpu_full_ms``, ``cpu_lazy_ms``: CPU time of the process for a second of quiet video, median over the clips
+* ``decode_spared_quiet``: share of quiet footage's frames never decoded, averaged over strata and encodings, including
+  the learning phase; by rate control: ``_crf`` (constant quality), ``_cbr`` (constant bit rate)
+* ``decode_spared_busy``: the same for all other footage, including clips given on the command line
+* ``change_missed``: share of the cells that full decoding kept of quiet footage in frames other than anchors, and that
+  lazy decoding kept in no later frame sent within a stride; ``_busy``: for all other footage
+* ``change_missed_strict``: the same, with anchors, which keep every cell anyway, not counting as found
+* ``change_late``: like ``change_missed`` for quiet footage, within one second instead of a stride
+* ``sent_late_s``, ``_most``: delay of sending frames of quiet footage compared with full decoding
+* ``cpu_full_ms``, ``cpu_lazy_ms``: process CPU time per second of quiet video, median over the clips
 """
 
 import math
@@ -44,11 +43,11 @@ WAIT_S = STRIDE_S / 2
 _LONGEST_S = 3600.0
 
 
-# -- what is measured ------------------------------------------------------------------------------
+# -- measurement -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class LazyRun:
-    """One clip through a pipeline. ``frames``: as sent; ``sent_at``: the newest packet's time then, microseconds.
-    ``cpu_s``: of the process."""
+    """One clip's run through a pipeline. ``frames``: as sent; ``sent_at``: time of the newest packet when each was
+    sent, in microseconds; ``cpu_s``: of the process."""
 
     frames: list[FrameSample]
     sent_at: list[int]
@@ -60,8 +59,8 @@ class LazyRun:
 
 
 def run_lazy(clips: Sequence[Path], fps: float, pruner: str, seconds: float) -> BenchResult:
-    """Drawn footage of the test split, ``seconds`` long each, and ``clips``. Raises ``ConfigError``: a clip cannot be
-    decoded."""
+    """Measure synthetic footage of the test split, ``seconds`` long each, and ``clips``. Raises ``ConfigError`` if a
+    clip cannot be decoded."""
     settings = PipelineSettings(fps=fps, pruner=pruner, lazy_wait_s=WAIT_S)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -86,7 +85,7 @@ def run_lazy(clips: Sequence[Path], fps: float, pruner: str, seconds: float) -> 
         "cpu_full_ms": statistics.median(row["full_ms"] for row in quiet),
         "cpu_lazy_ms": statistics.median(row["lazy_ms"] for row in quiet),
     }
-    return BenchResult(figures, rows, ["missed and late are cells of the model's patch grid, out of kept"])
+    return BenchResult(figures, rows, ["missed and late count cells of the model's patch grid, out of kept"])
 
 
 def _compare(path: Path, name: str, group: str, settings: PipelineSettings) -> dict[str, Any]:
@@ -141,7 +140,7 @@ def _run(path: Path, settings: PipelineSettings) -> LazyRun:
 
 
 class _TimedSource(FileSource):
-    """A file and the time of the packet read last, microseconds."""
+    """A file source with the time of the last packet read, in microseconds."""
 
     now = 0
 
@@ -152,8 +151,9 @@ class _TimedSource(FileSource):
 
 
 def missed_cells(full: LazyRun, lazily: LazyRun, within_s: float, *, anchors: bool = True) -> tuple[int, int]:
-    """Cells that ``full`` kept in frames that are no anchors: those that ``lazily`` kept in no frame that ends after
-    them and was sent at most ``within_s`` after theirs, and all of them. Without ``anchors`` those find nothing."""
+    """Cells that ``full`` kept in frames other than anchors: the missed ones, and all. A cell is missed if ``lazily``
+    kept it in no frame that ends after its frame's start and was sent at most ``within_s`` later. Without ``anchors``,
+    anchors of ``lazily`` do not count."""
     missed = kept = 0
     others = list(zip(lazily.frames, lazily.sent_at, strict=True))
     for frame, sent_at in zip(full.frames, full.sent_at, strict=True):
@@ -170,7 +170,7 @@ def missed_cells(full: LazyRun, lazily: LazyRun, within_s: float, *, anchors: bo
 
 
 def share_of_kept(rows: Sequence[dict[str, Any]], key: str) -> float:
-    """NaN of nothing kept: where nothing could be missed, nothing is shown, and no goal is met."""
+    """``key`` as a share of the kept cells; NaN if none was kept, which meets no goal."""
     kept = sum(row["kept"] for row in rows)
     return sum(row[key] for row in rows) / kept if kept else math.nan
 
@@ -179,7 +179,7 @@ def _mean(rows: Sequence[dict[str, Any]], key: str) -> float:
     return statistics.fmean(row[key] for row in rows) if rows else math.nan
 
 
-# -- the footage -----------------------------------------------------------------------------------
+# -- footage ---------------------------------------------------------------------------------------
 WIDTH, HEIGHT, FPS = 640, 360, 10
 _DAY = Conditions((1.0, 1.0, 0.98), level=1.0, noise=1.2)
 _NIGHT = replace(_DAY, level=0.45, noise=2.5, monochrome=True)
@@ -187,9 +187,9 @@ _NIGHT = replace(_DAY, level=0.45, noise=2.5, monochrome=True)
 
 @dataclass(frozen=True, slots=True)
 class Stratum:
-    """``people``: passers-by in a minute. ``edge``: somebody steps into the picture's edge and back, twice a minute.
-    ``contrast``, ``pace``: of its people. ``tree``: swaying branches in front.
-    ``quiet``: counts for what is spared of quiet footage."""
+    """A kind of footage. ``quiet``: counts as quiet footage in the figures; ``people``: passers-by per minute;
+    ``edge``: twice a minute, a person steps into the picture's edge and back; ``contrast``, ``pace``: of its people;
+    ``tree``: swaying branches in the foreground."""
 
     name: str
     conditions: Conditions
@@ -239,7 +239,7 @@ ENCODINGS = {
 
 
 def _encode_footage(folder: Path, seconds: float) -> Iterator[tuple[Stratum, str, Path]]:
-    """Draw every stratum once and encode it in every way, which is named."""
+    """Render every stratum once; yields it in every encoding, with the encoding's name."""
     for index, stratum in enumerate(STRATA):
         renderer = SceneRenderer(_scene(stratum, index, seconds), WIDTH, HEIGHT)
         frames = [
@@ -269,7 +269,7 @@ def _scene(stratum: Stratum, index: int, seconds: float) -> Scene:
 
 
 def _edge_visit(number: int, at: float, builder: SceneBuilder) -> Actor:
-    """Somebody steps half into the left edge, stands three seconds, and goes."""
+    """A person who steps halfway in at the left edge, stands for three seconds, and leaves."""
     y = builder.pavement_y()
     far = -builder.layout.person_height(y)
     keys = (

@@ -1,6 +1,6 @@
-"""Tiers that are far away: one whose blocks lie in another process, and one whose loads take longer.
+"""Remote tiers for benches: one in another process, and one with delayed loads.
 
-``python -m cluster.lab.bench.node BYTES`` is the other process: a node that holds blocks and serves them.
+``python -m cluster.lab.bench.node BYTES`` runs the other process, a node that stores and serves blocks.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _DEADLINE_S = 30.0
 
 
 class DelayedArena(Arena):
-    """Host memory with every load ``seconds`` longer; loads at once wait side by side."""
+    """Host memory with every load delayed by ``seconds``; concurrent loads wait in parallel."""
 
     at_hand = False
     seconds = 0.0
@@ -34,7 +34,7 @@ class DelayedArena(Arena):
 
 @contextmanager
 def far_tier(total_bytes: int, kind: type[RemoteTier] = RemoteTier) -> Iterator[RemoteTier]:
-    """A tier whose blocks lie in another process on this machine."""
+    """A tier whose blocks are stored by another process on this machine."""
     with Process("cluster.lab.bench.node", str(total_bytes)) as process:
         tier = kind(process.address, fingerprint=FINGERPRINT, deadline_s=_DEADLINE_S, name="node")
         with closing(tier):

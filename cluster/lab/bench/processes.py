@@ -1,4 +1,4 @@
-"""Other processes of a bench: those of our own that answer on their standard output, and a Redis server."""
+"""Child processes of benches: Python modules with a line protocol on stdin and stdout, and a Redis server."""
 
 import asyncio
 import contextlib
@@ -25,17 +25,17 @@ _REDIS_START_S = 20.0
 
 
 def free_port() -> int:
-    """A port of this machine on which nobody listens now."""
+    """A currently unused local port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 
 
 class Process(contextlib.AbstractContextManager["Process"]):
-    """``python -m module arguments``, started; it cannot outlive the bench where it ends with its standard input. A
-    context manager: at its end it is stopped.
+    """Starts ``python -m module arguments``; as a context manager, stops it on exit. A module that exits when its stdin
+    closes cannot outlive the bench.
 
     Args:
-        quiet: its standard error is thrown away.
+        quiet: discard its stderr.
     """
 
     def __init__(self, module: str, *arguments: str, quiet: bool = False) -> None:
@@ -47,7 +47,7 @@ class Process(contextlib.AbstractContextManager["Process"]):
         self.stop()
 
     def start(self) -> None:
-        """Start it, the first time or after :meth:`kill`."""
+        """Start the process, initially or after :meth:`kill`."""
         stderr = subprocess.DEVNULL if self._quiet else None
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
@@ -55,7 +55,7 @@ class Process(contextlib.AbstractContextManager["Process"]):
 
     @cached_property
     def hello(self) -> dict[str, Any]:
-        """The first line that it writes, waited for."""
+        """First line of its output; blocks until written."""
         return self._line()
 
     @property
@@ -63,14 +63,14 @@ class Process(contextlib.AbstractContextManager["Process"]):
         return f"127.0.0.1:{self.hello['port']}"
 
     def ask(self) -> dict[str, Any]:
-        """Its answer to a line on its standard input."""
+        """Write a line to its stdin; returns its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         return self._line()
 
     def stop(self) -> None:
-        """Close its standard input and wait; kill it where that does not help."""
+        """Close its stdin and wait; kill it if it does not exit."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -78,7 +78,7 @@ class Process(contextlib.AbstractContextManager["Process"]):
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL, if it still runs."""
+        """Send SIGKILL if it still runs, and close its pipes."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -95,8 +95,8 @@ class Process(contextlib.AbstractContextManager["Process"]):
 
 
 async def serve(server: RpcServer, hello: dict[str, Any], more: Callable[[], dict[str, Any]] = dict) -> None:
-    """In such a process: write the port and ``hello``, answer every line with :func:`used` and ``more``, and stop when
-    standard input is closed."""
+    """Child side of :class:`Process`: print the port and ``hello``, answer every line with :func:`used` and ``more``,
+    and stop when stdin closes."""
     print(json.dumps({"port": server.bind("127.0.0.1", 0), **hello}), flush=True)
     await server.start()
     while await asyncio.to_thread(sys.stdin.readline):
@@ -105,8 +105,8 @@ async def serve(server: RpcServer, hello: dict[str, Any], more: Callable[[], dic
 
 
 def used() -> dict[str, Any]:
-    """Of this process so far: seconds of cores (``user_s``, ``system_s``, and ``threads`` by name, numbers left out),
-    minor page ``faults``, ``switches`` between threads; and its resident bytes now, ``rss``."""
+    """This process's CPU seconds (``user_s``, ``system_s``, and ``threads`` by name without numbers), minor page
+    ``faults`` and context ``switches`` so far, and its current resident bytes, ``rss``."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     names = {thread.native_id: re.sub(r"[\W\d_]+.*", "", thread.name) for thread in threading.enumerate()}
     threads: dict[str, float] = {}
@@ -114,7 +114,7 @@ def used() -> dict[str, Any]:
         try:
             seconds = int((task / "schedstat").read_text().split()[0]) / 1e9
         except OSError:
-            # It has just ended.
+            # The thread has just ended.
             continue
         name = names.get(int(task.name), "native")
         threads[name] = threads.get(name, 0.0) + seconds
@@ -129,9 +129,8 @@ def used() -> dict[str, Any]:
 
 
 class RedisServer(contextlib.AbstractContextManager["RedisServer"]):
-    """Listens on a free port of this machine, the same at every start, and keeps nothing on disk. A context manager: at
-    its end it is killed. Raises ``ConfigError``: there is no ``redis-server`` on this machine; ``SightlineError``: it
-    did not start."""
+    """A local Redis server without persistence, on a free port that is kept over restarts; as a context manager, killed
+    on exit. Raises ``ConfigError`` if ``redis-server`` is not installed, ``SightlineError`` if it does not start."""
 
     def __init__(self) -> None:
         program = shutil.which("redis-server")
@@ -150,7 +149,7 @@ class RedisServer(contextlib.AbstractContextManager["RedisServer"]):
         return self._server.pid
 
     def start(self) -> None:
-        """Start, empty."""
+        """Start the server, empty."""
         self._server = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline_s = time.monotonic() + _REDIS_START_S
         while time.monotonic() < deadline_s and self._server.poll() is None:
@@ -161,6 +160,6 @@ class RedisServer(contextlib.AbstractContextManager["RedisServer"]):
         raise SightlineError("redis-server did not start on this machine")
 
     def kill(self) -> None:
-        """SIGKILL; what it held is gone."""
+        """Send SIGKILL; the data is lost."""
         self._server.kill()
         self._server.wait()

@@ -1,8 +1,8 @@
-"""Processes behind the pushed cameras of the streams and ingest benches: a gateway, a decoder with its cameras'
-pipelines or one that throws packets away, a replica whose model takes no time.
+"""Server processes of the streams and ingest benches: a gateway, a decoder (with camera pipelines, or discarding
+packets), and a replica whose model takes no time.
 
-``python -m cluster.lab.bench.push_processes ROLE`` prints ``{"port": n}`` once it serves, answers every line on its
-standard input with what it has used so far, and ends when that is closed: it cannot outlive the bench.
+``python -m cluster.lab.bench.push_processes ROLE`` prints ``{"port": n}`` when ready, answers every line on stdin with
+its resource usage, and exits when stdin closes, so that it cannot outlive the bench.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from cluster.wire.server import RpcServer, push_message_bytes
 
 MAX_PACKET_BYTES = 4 * 2**20
 CREDIT = 256
-"""Packets in flight that a decoder grants."""
+"""Credit that a decoder grants: packets in flight."""
 CONFIG: dict[str, Any] = {
     "questions": [{"id": "person", "text": "Is there a person in the scene?"}],
     "window": {"stride_s": 4.0},
@@ -47,7 +47,7 @@ INSIDE: list[tuple[str, type, str]] = [*STAGES, ("prune", Replenish, "prune"), (
 
 
 class Discard:
-    """Push cameras under any name, each with a thread that takes its packets as a decoder would."""
+    """Accepts pushed cameras of any name, each with a thread that reads and discards packets like a decoder."""
 
     def __init__(self) -> None:
         self._sinks: dict[str, QueueSink] = {}
@@ -57,10 +57,10 @@ class Discard:
         if camera not in self._sinks:
             source = PushSource(max_packets=2 * CREDIT)
             self._sinks[camera] = QueueSink(source, max_credit=CREDIT)
-            threading.Thread(target=self._take, args=(source,), daemon=True).start()
+            threading.Thread(target=self._discard_packets, args=(source,), daemon=True).start()
         return self._sinks[camera]
 
-    def _take(self, source: PushSource) -> None:
+    def _discard_packets(self, source: PushSource) -> None:
         while True:
             source.open()
             for _ in source.packets():
@@ -68,7 +68,7 @@ class Discard:
 
 
 class Cameras:
-    """Push cameras under any name, each as a decoder process runs one."""
+    """Accepts pushed cameras of any name and runs each like a decoder process."""
 
     def __init__(self, replica: str, geometry: PatchGeometry) -> None:
         self._replica, self._geometry = replica, geometry
@@ -104,15 +104,15 @@ class Cameras:
 async def _serve(args: argparse.Namespace) -> None:
     server = RpcServer(max_message_bytes=push_message_bytes(MAX_PACKET_BYTES))
 
-    def take_pushes(find: Callable[[str], Awaitable[QueueSink]]) -> None:
+    def serve_ingest(find: Callable[[str], Awaitable[QueueSink]]) -> None:
         server.add(IngestServicer(find, max_packet_bytes=MAX_PACKET_BYTES))
 
-    async def the_decoder(_camera: str) -> str:
+    async def find_decoder(_camera: str) -> str:
         return str(args.next)
 
     match args.role:
         case "replica":
-            # The other roles are to start, and to be weighed, without torch.
+            # Imported here so that the other roles run and are measured without torch.
             from cluster.engine.simulated import SimulatedEngine
             from cluster.models.loading import load_shape
             from cluster.replica.events import ReplicaEvents, WorkerFrames
@@ -134,15 +134,15 @@ async def _serve(args: argparse.Namespace) -> None:
 
             await serve(server, {"geometry": asdict(engine.geometry)}, windows)
         case "gateway":
-            server.add(IngestProxy(the_decoder, ChannelPool()))
+            server.add(IngestProxy(find_decoder, ChannelPool()))
             await serve(server, {})
         case "discard":
             discard = Discard()
-            take_pushes(discard.find)
+            serve_ingest(discard.find)
             await serve(server, {}, lambda: {"packets": discard.packets})
         case "decoder":
             cameras = Cameras(args.next, PatchGeometry(**json.loads(args.geometry)))
-            take_pushes(cameras.find)
+            serve_ingest(cameras.find)
             with timed_calls(INSIDE) as seconds:
                 await serve(server, {}, lambda: cameras.counts() | {"stages": dict(seconds)})
 
@@ -150,6 +150,6 @@ async def _serve(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=["gateway", "decoder", "discard", "replica"])
-    parser.add_argument("--next", help="gateway: address of the decoder; decoder: of the replica")
-    parser.add_argument("--geometry", help="decoder: the replica's, as JSON")
+    parser.add_argument("--next", help="gateway: address of the decoder; decoder: address of the replica")
+    parser.add_argument("--geometry", help="decoder: the replica's patch geometry as JSON")
     asyncio.run(_serve(parser.parse_args()))

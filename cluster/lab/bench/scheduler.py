@@ -1,6 +1,6 @@
-"""Who runs when, where and at what quality: the code of controller and replicas on simulated time.
+"""Placement, window queues, ladder and admission: production scheduling code in simulated time.
 
-Costs and ladder are those of files; what is timed is the deciding alone, on one core.
+Costs and ladder come from files; only the decisions are timed, on one core.
 """
 
 import argparse
@@ -32,20 +32,20 @@ from cluster.types.cameras import Priority
 
 STRIDE_S = 8.0
 WARMUP_S = 120.0
-"""Seconds at the beginning that do not count: every camera's first windows are computed, whatever moves."""
+"""Seconds at the start that do not count: every camera's first windows are computed even without motion."""
 COSTS = "qwen2.5-vl-7b-h100"
 LOADS = ((2.0, "queue alone"), (2.0, "ladder"), (1.5, "queue alone"), (1.5, "random drops"), (1.5, "ladder"))
-"""Load over what a replica can do, and what is done about it."""
+"""Load relative to a replica's capacity, and how the overload is handled."""
 DROPS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
-"""Shares of what would fill a replica that are dropped as well, at random."""
+"""Extra random drops tried, as shares of a replica's capacity."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     parser.add_argument("--streams", type=positive, default=10_000, metavar="N", help="cameras")
     parser.add_argument("--replicas", type=positive, default=64, metavar="N", help="replicas")
     parser.add_argument("--ladder", default="demo", metavar="NAME", help="ladder: demo, a model's folder, or a file")
-    parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="simulated")
+    parser.add_argument("--seconds", type=float, default=600.0, metavar="S", help="simulated seconds")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
 
 
@@ -56,13 +56,13 @@ def run(args: argparse.Namespace) -> BenchResult:
     ladder = Ladder.load(Path(locate(args.ladder)))
     figures: dict[str, float] = {}
     print_progress("placement")
-    table = _placed(args, costs, ladder)
+    table = _place_cameras(args, costs, ladder)
     figures["placement_balance"] = table.max_over_mean
-    shares = _moved(table)
+    shares = _moved_shares(table)
     figures["moved_on_loss"] = max(shares)
     print_progress("decisions")
-    figures["schedule_us_per_window"], parts = _decisions(args, costs, ladder)
-    runs = {f"{over:g}x, {how}": _overloaded(args, costs, ladder, over, how) for over, how in LOADS}
+    figures["schedule_us_per_window"], parts = _time_decisions(args, costs, ladder)
+    runs = {f"{over:g}x, {how}": _simulate_overload(args, costs, ladder, over, how) for over, how in LOADS}
     rows = [_row(name, each, priority) for name, each in runs.items() for priority in Priority]
     figures["deadline_misses_critical"] = float(
         sum(
@@ -77,17 +77,17 @@ def run(args: argparse.Namespace) -> BenchResult:
     notes = [
         f"{args.streams} cameras of unequal cost on {args.replicas} replicas",
         f"costs: {costs.source}; ladder: {ladder.source}",
-        f"moved_on_loss is of the worst of {args.replicas} deaths; their mean is {statistics.fmean(shares):.3f}",
+        f"moved_on_loss is the worst of {args.replicas} replica deaths; their mean is {statistics.fmean(shares):.3f}",
         "microseconds per window: " + ", ".join(f"{name} {value:.1f}" for name, value in parts.items()),
-        "quality: share of the video that was answered, times the answers' F1 ratios; of a window that a longer stride "
-        "leaves out, that is shed or dropped nothing is",
+        "quality: share of the video that was answered, weighted by the answers' F1 ratios; windows that a longer "
+        "stride leaves out, and shed or dropped ones, count as unanswered",
         *(f"{name}: quality {each:.3f}" for name, each in quality.items()),
     ]
     return BenchResult(figures, rows, notes)
 
 
 def demands(count: int, seed: int) -> list[Demand]:
-    """Cameras of unequal cost: pictures of three sizes, quiet and busy scenes, one to six questions, three classes."""
+    """Cameras of unequal cost: three picture sizes, quiet and busy scenes, one to six questions, three priorities."""
     draw = random.Random(seed)
     return [
         Demand(
@@ -103,7 +103,7 @@ def demands(count: int, seed: int) -> list[Demand]:
     ]
 
 
-def _placed(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> Placement:
+def _place_cameras(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> Placement:
     table = Placement()
     for number in range(args.replicas):
         table.join(f"replica-{number}")
@@ -112,15 +112,15 @@ def _placed(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> Place
     return table
 
 
-def _moved(table: Placement) -> list[float]:
-    """Streams that move when each member dies, over an even share of the streams."""
+def _moved_shares(table: Placement) -> list[float]:
+    """Cameras that move when a member dies, relative to an even share, for each member."""
     members = table.members
     keys = sum(len(table.keys(member)) for member in members)
     return [len(copy.deepcopy(table).leave(member)) * len(members) / keys for member in members]
 
 
-def _decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> tuple[float, dict[str, float]]:
-    """Microseconds of deciding per window, of one controller with all its replicas' queues; and its parts."""
+def _time_decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> tuple[float, dict[str, float]]:
+    """Decision microseconds per window of one controller and all its replicas' queues, in total and by part."""
     fleet = FleetSettings(costs, ladder).fleet()
     for number in range(args.replicas):
         fleet.join(f"replica-{number}")
@@ -132,7 +132,7 @@ def _decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> tu
     phases = ((draw.random() * STRIDE_S, demand) for demand in asked)
     order = sorted(phases, key=lambda each: each[0])
     spent = {"queue": 0.0, "counts": 0.0, "tick": 0.0}
-    # Counts of a camera are acted upon once per stride, so that every camera takes part in every stride.
+    # A camera's counts are processed once per stride.
     strides = 4
     for stride in range(strides):
         for second in range(int(STRIDE_S)):
@@ -142,7 +142,7 @@ def _decisions(args: argparse.Namespace, costs: CostModel, ladder: Ladder) -> tu
                 end = round(now_s * MICROSECONDS)
                 request = WindowRequest(demand.camera, stride, end - 1, end, now_s)
                 queue = queues[fleet.plan(demand.camera).owner or ""]
-                # Gated at random, and of tokens that scatter from window to window.
+                # Random gating and token counts.
                 gated = draw.random() >= demand.busy
                 tokens = round(2560 * min(1.0, demand.kept * draw.uniform(0.6, 1.4)))
                 counts = Measured(STRIDE_S, 1, int(gated), 2560, tokens)
@@ -178,7 +178,7 @@ def overloaded(
     drop: float = 0.0,
     seed: int = 0,
 ) -> CityResult:
-    """One replica with all of these cameras, none refused, the same windows whatever is done about them."""
+    """Simulate one replica with all of these cameras, at the same phases whatever the handling; none is refused."""
     plan = CityPlan(
         cameras=len(cameras),
         pools=(PoolPlan(costs.device, 1, costs),),
@@ -196,8 +196,8 @@ def overloaded(
     return simulate(plan)
 
 
-def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over: float, how: str) -> CityResult:
-    """One replica whose cameras ask for ``over`` times what it can do."""
+def _simulate_overload(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over: float, how: str) -> CityResult:
+    """Simulate one replica at ``over`` times its capacity."""
     print_progress(f"one replica at {over:g} times its capacity: {how}")
     cameras: list[Demand] = []
     total = 0.0
@@ -206,8 +206,8 @@ def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over
             break
         total += load(demand, ladder.rungs[0], costs)
         cameras.append(demand)
-    # Frames of a dropped window are computed with the next one: of shares from where the rest would fill the replica
-    # without that, the best is compared.
+    # Frames of a dropped window are computed with the next one, so that dropping exactly the excess is not enough: try
+    # larger shares, too, and take the best.
     drops = [1 - (1 - share) / total for share in DROPS] if how == "random drops" else [0.0]
     rungs = ladder if how == "ladder" else None
     found = [overloaded(cameras, costs, rungs, seconds=args.seconds, drop=drop, seed=args.seed) for drop in drops]
@@ -215,7 +215,7 @@ def _overloaded(args: argparse.Namespace, costs: CostModel, ladder: Ladder, over
 
 
 def _row(name: str, run: CityResult, priority: Priority) -> dict[str, Any]:
-    """``due``: at the stride that was asked for, so that windows which a longer stride or shedding leaves out count."""
+    """``due`` counts windows at the configured stride, including those left out by a longer stride or shedding."""
     tally, figures, part = run.tally, run.by_priority()[priority], np.s_[run.first :, priority.rank]
     due = round(float(tally.due_s[part].sum()) / STRIDE_S)
     answered, on_time, gated = (int(table[part].sum()) for table in (tally.answered, tally.on_time, tally.gated))

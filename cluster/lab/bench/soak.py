@@ -1,7 +1,7 @@
-"""Thousands of windows on one camera: does memory grow?
+"""Memory growth over thousands of windows of one camera.
 
-The camera moves, rests and prunes at random, so that windows of every size come by; nothing else is held. Resident
-memory is read after a tenth of the windows, when every buffer has had its largest window, and at the end.
+The camera's kept tokens vary at random, so that windows of every size occur. Resident memory is read after a tenth of
+the windows, when every buffer has seen its largest window, and at the end.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from cluster.types import (
 
 @dataclass(frozen=True, slots=True)
 class SyntheticCamera:
-    """An endless stream of samples.
+    """Endless reproducible samples of a synthetic camera.
 
     * ``kept``: share of token groups a frame between anchors keeps; every ``anchor_every``-th frame is an anchor
     * ``empty``: share of frames between anchors that keep nothing at all
@@ -57,14 +57,14 @@ class SyntheticCamera:
 
     @property
     def duration(self) -> int:
-        """Microseconds a frame stands for."""
+        """Duration of a frame in microseconds."""
         return round(self.geometry.temporal / self.fps * MICROSECONDS)
 
     def __iter__(self) -> Iterator[FrameSample]:
         return map(self.sample, itertools.count())
 
     def sample(self, index: int) -> FrameSample:
-        """The frame at ``index``; the same one whenever asked."""
+        """The frame at ``index``; deterministic."""
         random = np.random.default_rng([self.seed, index])
         anchor = index % self.anchor_every == 0
         mask = self._mask(random, anchor)
@@ -100,15 +100,15 @@ ROWS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     parser.add_argument("--windows", type=positive, default=2000, metavar="N", help="windows")
     add_model_arguments(parser, "tiny-qwen2_5_vl")
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Figure ``rss_growth``: resident memory at the end over that after warm-up, less one."""
+    """Figure ``rss_growth``: relative growth of resident memory from warm-up to the end."""
     if args.windows < ROWS / WARM_UP:
-        raise ConfigError(f"--windows must be at least {round(ROWS / WARM_UP)}, to have a warm-up worth the name")
+        raise ConfigError(f"--windows must be at least {round(ROWS / WARM_UP)}, to leave room for a warm-up")
     model = load_model(args.model, device=args.device, dtype=args.dtype)
     engine = NativeEngine(model)
     camera = SyntheticCamera("cam", model.geometry, kept=0.3, empty=0.3, anchor_every=16)

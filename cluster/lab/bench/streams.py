@@ -1,9 +1,8 @@
-"""What a second of a pushed camera costs: milliseconds of a core, by process and kind of thread.
+"""CPU cost of a pushed camera: milliseconds per second of video, by process and kind of thread.
 
-Agents (`sightline push`) send made footage at its own pace through a gateway to a decoder, which sends the frames it
-samples to a replica; all of it is the real code in processes of its own but for Ray and the model, which takes no time.
-Costs are processor time over the seconds of video that were decoded, so that a busy machine, which only makes it late,
-changes them little.
+Agents (``sightline push``) send generated footage in real time through a gateway to a decoder, which sends sampled
+frames to a replica. All run production code in separate processes, without Ray and with a model that takes no time.
+Costs are CPU time per second of decoded video, on which other load on the machine has little effect.
 """
 
 import argparse
@@ -27,24 +26,24 @@ CHAIN = ("decoder", "gateway", "replica")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How many cameras, what they send, and for how long."""
+    """Add this bench's options to the parser."""
     parser.add_argument("--cameras", type=positive, default=16, help="default: %(default)s")
-    parser.add_argument("--seconds", type=float, default=20.0, help="measured, after --warmup")
-    parser.add_argument("--warmup", type=float, default=8.0, help="seconds before")
-    parser.add_argument("--fps", type=float, default=5.0, help="pictures a second")
+    parser.add_argument("--seconds", type=float, default=20.0, help="measured seconds, after --warmup")
+    parser.add_argument("--warmup", type=float, default=8.0, help="seconds before measuring")
+    parser.add_argument("--fps", type=float, default=5.0, help="pictures per second")
     parser.add_argument("--size", type=size, default="640x360", metavar="WxH", help="default: %(default)s")
-    parser.add_argument("--crf", type=int, help="compress the clips like this instead of like demo clips, as 28 does")
-    parser.add_argument("--gather", type=float, default=0.5, help="seconds of packets in one message")
+    parser.add_argument("--crf", type=int, help="CRF of the clips, such as 28, instead of the demo clips' encoding")
+    parser.add_argument("--gather", type=float, default=0.5, help="seconds of packets per message")
 
 
 def size(text: str) -> tuple[int, int]:
-    """``type`` of an option that says how large a picture is, as in 640x360."""
+    """Argparse ``type`` of a picture size such as 640x360."""
     width, _, height = text.partition("x")
     return positive(width), positive(height)
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """One row for each process and kind of thread; figures are sums."""
+    """Measure one row per process and kind of thread; figures are sums."""
     with tempfile.TemporaryDirectory(prefix="sightline-bench-") as folder:
         clips = [Path(folder) / f"{kind}.mp4" for kind in KINDS]
         for kind, clip in zip(KINDS, clips, strict=True):
@@ -61,13 +60,13 @@ def run(args: argparse.Namespace) -> BenchResult:
     return _result(args, before, after)
 
 
-Looks = dict[str, dict[str, Any]]
+Usage = dict[str, dict[str, Any]]
 
 
 async def _push(
     args: argparse.Namespace, clips: list[Path], address: str, running: dict[str, Process]
-) -> tuple[Looks, Looks]:
-    """What every process had used when measuring began, and when it ended."""
+) -> tuple[Usage, Usage]:
+    """Push all cameras; returns the resource usage of every process at the start and end of measuring."""
     agents = []
     for number in range(args.cameras):
         source = FileSource(clips[number % len(clips)], loop=True, realtime=True)
@@ -75,24 +74,24 @@ async def _push(
         agents.append(PushAgent(source, address, f"camera-{number}", options=options))
 
     async def begin(number: int, agent: PushAgent) -> None:
-        # Cameras do not send in step.
+        # Real cameras are not synchronised.
         await asyncio.sleep(number * CLIP_S / 7 % 2.0)
         await agent.run()
 
-    async def look() -> Looks:
+    async def read_usage() -> Usage:
         found = {name: await asyncio.to_thread(process.ask) for name, process in running.items()}
         return {**found, "generator": used()}
 
     tasks = [asyncio.create_task(begin(*each)) for each in enumerate(agents)]
     try:
         await asyncio.sleep(args.warmup)
-        before = await look()
+        before = await read_usage()
         await asyncio.sleep(args.seconds)
-        after = await look()
+        after = await read_usage()
         for task in tasks:
             if task.done():
                 task.result()
-                raise SightlineError("an agent ended before the bench")
+                raise SightlineError("a push agent ended before the bench")
     finally:
         for task in tasks:
             task.cancel()
@@ -103,10 +102,10 @@ async def _push(
     return before, after
 
 
-def _result(args: argparse.Namespace, before: Looks, after: Looks) -> BenchResult:
+def _result(args: argparse.Namespace, before: Usage, after: Usage) -> BenchResult:
     pictures = after["decoder"]["pictures"] - before["decoder"]["pictures"]
     if pictures <= 0:
-        raise SightlineError("nothing was decoded; measure for longer")
+        raise SightlineError("nothing was decoded; increase --seconds")
     lost = sum(after[process]["lost"] - before[process]["lost"] for process in ("decoder", "replica"))
     if lost:
         raise SightlineError(f"{lost} frames or windows were lost: the machine is too slow for {args.cameras} cameras")
@@ -136,7 +135,7 @@ def _result(args: argparse.Namespace, before: Looks, after: Looks) -> BenchResul
             rows.append({"process": process, "part": part, "ms": 1e3 * (seconds - until) / video_s})
     windows = after["replica"]["windows"] - before["replica"]["windows"]
     notes = [
-        "ms of a core, faults and switches for each second of one camera's video; the generator is not in stream_ms",
+        "CPU ms, faults and switches per second of one camera's video; stream_ms excludes the generator",
         f"{video_s:.0f} s of video decoded in {args.seconds:g} s from {args.cameras} cameras, "
         f"{windows} windows answered",
     ]

@@ -1,10 +1,9 @@
 """Full computation against pruned and refreshed windows: same engine, same weights, same clips, one run.
 
-*Full* puts every frame of every window through the tower and the language model. *Ours* keeps what the pruner keeps,
-reuses position-free KV and refreshes by policy. Both answer the same windows, one after the other, window by window,
-so that a machine that slows down slows both. Latency is last frame in -> answer: nothing of a stride is encoded
-before its last frame has come, in either. Beside them the same windows are computed as a live camera's are, frame by
-frame before they end.
+*Full* runs every frame of every window through the tower and the language model. *Ours* prunes, reuses position-free KV
+and refreshes by policy. Both answer the same windows in alternation, so that a machine that slows down
+slows both. Latency is from the last frame in to the answer: in neither is anything of a stride encoded before its last
+frame has arrived. The same windows are also computed ahead, frame by frame, as for a live camera.
 """
 
 import argparse
@@ -41,47 +40,47 @@ AHEAD = f"{NATURAL}, ahead"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
+    """Add this bench's options to the parser."""
     add_clip_arguments(parser, model="bench-qwen2_5_vl", window=40.0, stride=8.0)
     parser.add_argument("--windows", type=positive, help="windows after the first (default: all, at least 6)")
-    parser.add_argument("--policies", nargs="+", choices=refresh_policies.names(), help="default: all there are")
+    parser.add_argument("--policies", nargs="+", choices=refresh_policies.names(), help="default: all")
 
 
 @dataclass(slots=True)
 class Measured:
-    """What steps of an engine after the first whole window cost and said."""
+    """Cost and answers of an engine's steps after the first whole window."""
 
     seconds: list[float] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     windows: list[WindowStats] = field(default_factory=list)
 
     def add(self, engine: Engine, seconds: float, answers: Sequence[Answer]) -> None:
-        """The step that ``engine`` did last."""
+        """Record the last step of ``engine``."""
         self.seconds.append(seconds)
         self.answers += answers
         self.windows += engine.stats.windows
 
     @property
     def latency_s(self) -> float:
-        """Mean seconds from the last frame in to the answers of a step."""
+        """Mean seconds from the last frame to the answers of a step."""
         return statistics.fmean(self.seconds)
 
     @property
     def window_s(self) -> float:
-        """Mean seconds of a step for each of its windows."""
+        """Mean seconds per window."""
         return sum(self.seconds) / len(self.windows)
 
     def mean(self, number: Callable[[WindowStats], float]) -> float:
-        """Of a number over all windows."""
+        """Mean of a number over all windows."""
         return statistics.fmean(map(number, self.windows))
 
     @property
     def gflops(self) -> float:
-        """Mean of a window, of tower and language model."""
+        """Mean GFLOPs per window, tower and language model."""
         return self.mean(lambda window: window.tower_flops + window.llm_flops) / 1e9
 
     def columns(self) -> dict[str, Any]:
-        """Of a table of engines or policies; ``gflops``: tower and language model."""
+        """Columns of a table of engines or policies."""
         return {
             "windows": len(self.windows),
             "tokens_full": round(self.mean(lambda window: window.tokens.full)),
@@ -96,18 +95,18 @@ class Measured:
         }
 
     def logit_diff(self, reference: "Measured") -> float:
-        """Mean of ``|logit(a) - logit(b)|`` over the scores of both, which are clipped by 1e-9 at 0 and 1."""
+        """Mean ``|logit(a) - logit(b)|`` of paired scores, clipped to [1e-9, 1 - 1e-9]."""
         return statistics.fmean(abs(_logit(a) - _logit(b)) for a, b in self._pairs(reference))
 
     def agreement(self, reference: "Measured") -> float:
-        """Share of the answers that are those of the reference."""
+        """Share of answers equal to the reference's."""
         return statistics.fmean(a.positive == b.positive for a, b in self._pairs(reference))
 
     def _pairs(self, reference: "Measured") -> Iterator[tuple[Answer, Answer]]:
-        return zip(*(sorted(each.answers, key=_place) for each in (reference, self)), strict=True)
+        return zip(*(sorted(each.answers, key=_answer_key) for each in (reference, self)), strict=True)
 
 
-def _place(answer: Answer) -> tuple[str, int, str]:
+def _answer_key(answer: Answer) -> tuple[str, int, str]:
     return answer.stream, answer.window, answer.question
 
 
@@ -117,9 +116,9 @@ def _logit(answer: Answer) -> float:
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Measure every clip; figures ``speedup_<clip>``, and of the worst clip ``decision_overhead``: seconds of deciding
-    over a full window's latency, and ``end_latency_share``: latency of windows computed ahead over that of windows
-    computed at their end."""
+    """Measure every clip. Figures: ``speedup_<clip>``; of the worst clip, ``decision_overhead`` (decision time over a
+    full window's latency) and ``end_latency_share`` (latency of windows computed ahead over that of windows computed
+    at their end)."""
     model = load_model(args.model, device=args.device, dtype=args.dtype)
     engine = NativeEngine(model)
     parameters = sum(p.numel() for p in model.model.parameters())
@@ -159,8 +158,8 @@ def run(args: argparse.Namespace) -> BenchResult:
 def _measure(
     engine: NativeEngine, clip: ClipFrames, args: argparse.Namespace, policies: Sequence[str]
 ) -> tuple[Measured, dict[str, Measured], float]:
-    """Full, every policy, and the seconds that deciding takes per stride: change grid, masks and plan."""
-    # Of a patient camera nothing is computed ahead.
+    """Full, every policy, and the decision seconds per stride: change grid, masks and plan."""
+    # Nothing is computed ahead for a patient camera.
     spec = StreamSpec("ours", (QUESTION,), args.window, args.stride, refresh=NATURAL, static_gate=False, patient=True)
     live = replace(spec, stream="live", patient=False)
     whole = prune_clip(clip, "full", "none").samples
@@ -191,8 +190,8 @@ def _measure(
 
 
 def _budget(answers: Sequence[Answer]) -> float:
-    """Share of the overlap that the natural policy refreshed, where anything had to be: KV that is still exact
-    (nothing it was computed under has left the window) costs no policy a token."""
+    """Share of the overlap that the natural policy refreshed, over windows in which it refreshed any. KV that is still
+    exact, because none of its context has left the window, needs no refresh under any policy."""
     refreshing = [answer.tokens for answer in answers if answer.tokens.refreshed]
     overlap = sum(tokens.reused + tokens.refreshed for tokens in refreshing)
     return sum(tokens.refreshed for tokens in refreshing) / overlap if overlap else 0.0
@@ -201,7 +200,7 @@ def _budget(answers: Sequence[Answer]) -> float:
 def _answer(
     engine: NativeEngine, spec: StreamSpec, samples: Sequence[FrameSample], measured: Measured
 ) -> Iterator[WindowRequest]:
-    """Answer every window of a stream; yields those after the first, measured from the last frame to the answer."""
+    """Answer every window of a stream; measures and yields those after the first."""
     engine.evict(spec.stream)
     engine.admit(spec)
     for sample in samples:
@@ -217,8 +216,8 @@ def _answer(
 
 
 def _row(clip: Path, name: str, full: Measured, exact: Measured | None, result: Measured) -> dict[str, Any]:
-    """``logit_diff``: |logit P(yes) - full's|, what pruning and reuse cost together; ``refresh_diff``: the same against
-    ``all`` on the same pruned windows, what reuse alone costs."""
+    """``logit_diff``: |logit P(yes) - full's|, the error of pruning and reuse together; ``refresh_diff``: the same
+    against ``all`` on the same pruned windows, the error of reuse alone."""
     return {
         "clip": clip.stem,
         "policy": name,

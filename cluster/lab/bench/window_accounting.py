@@ -1,7 +1,7 @@
-"""The ledger of a load test: which windows were due, which were answered and how late, and which nobody accounts for.
+"""Window accounting of load tests: windows due, answered (and how late), dropped, and unaccounted for.
 
-All times are monotonic seconds of the load generator; a camera's own clock begins at 0 when the camera does, so that
-the end of a window on that clock is also a moment here.
+Times are monotonic seconds of the load generator. A camera's clock starts at 0 with the camera, so that window ends
+convert to generator time.
 """
 
 import math
@@ -13,16 +13,16 @@ from itertools import accumulate, pairwise, takewhile
 from cluster.types import MICROSECONDS, Answer, TokenCount
 
 ROUNDING = 0.05
-"""Share of a stride by which a window's end may be off: cameras' clocks are rounded, and frames have a length."""
+"""Tolerance of a window's end as a share of its stride: camera clocks are rounded, and frames have a duration."""
 
 ALERT_MOMENTS = 16
-"""Moments of a stride at which something may begin to happen, for the time to an alert."""
+"""Moments per stride at which an event may begin, for the time to an alert."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A window that was due at ``end_s`` (of the generator's clock): ``seen_s``: when its answer came, if it did;
-    ``latency_s``: from its last frame's arrival at the replica, as the answer says."""
+    """A window that was due at ``end_s``. ``seen_s``: arrival of its answer; ``latency_s``: as reported in the answer,
+    from the last frame's arrival at the replica."""
 
     end_s: float
     seen_s: float | None = None
@@ -32,14 +32,14 @@ class Slot:
 
     @property
     def lag_s(self) -> float:
-        """From the window's end to the answer in the generator's hands; infinite without one."""
+        """Seconds from the window's end to the answer's arrival at the generator; infinite without an answer."""
         return math.inf if self.seen_s is None else self.seen_s - self.end_s
 
 
 @dataclass(slots=True)
 class CameraLedger:
-    """One camera. ``began_s``: when its clock was at 0; ``from_s``: since when it can be seen, if not since then;
-    ``until_s``: when it left, infinite while it is there."""
+    """One camera's windows. ``began_s``: zero of its clock; ``from_s``: start of observation if later; ``until_s``:
+    its removal, else infinite."""
 
     name: str
     began_s: float
@@ -50,7 +50,7 @@ class CameraLedger:
     _windows: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def saw(self, answer: Answer, seen_s: float) -> None:
-        """An answer came; only the first of a window's questions counts."""
+        """Record an answer; only the first one per window counts."""
         if answer.end not in self._answers:
             end_s = self.began_s + answer.end / MICROSECONDS
             self._answers[answer.end] = Slot(end_s, seen_s, answer.gated, answer.timing.latency_s, answer.tokens)
@@ -58,15 +58,15 @@ class CameraLedger:
 
     @property
     def seen(self) -> int:
-        """Windows whose answer came."""
+        """Number of answered windows."""
         return len(self._answers)
 
     def slots(self, until_s: float) -> list[Slot]:
-        """Every window due by ``until_s``, answered or not, in order.
+        """All windows due by ``until_s``, answered or not, in order.
 
-        A window ends one stride after the one before it. Where the answers leave a hole, as many windows are missing as
-        whole strides fit in; a piece of a stride that a fresh start cut off was never a window. Nor was what the
-        quality ladder leaves out: windows of subsequent numbers that overlap are one stride apart, however long it is.
+        Windows end one stride apart. A gap between answers counts as many missing windows as whole strides fit in; a
+        partial stride cut off by a restart was never a window. Nor were windows that the quality ladder left out:
+        consecutively numbered windows that overlap are one stride apart, however long it is.
         """
         until_s = min(until_s, self.until_s)
         ends = sorted(self._answers)
@@ -82,14 +82,14 @@ class CameraLedger:
         return [slot for slot in found if slot.end_s <= until_s]
 
     def most(self, until_s: float) -> int:
-        """Most windows that can have been answered or counted by then: those due, for each time that the cluster began
-        anew the one it cut short, and the last, incomplete one."""
+        """Upper bound on the windows answered or counted by ``until_s``: those due, one cut short per restart, and the
+        last, incomplete one."""
         ends = sorted(self._answers)
-        anew = sum(not self._follows(before, end) for before, end in pairwise(ends))
-        return len(self.slots(until_s)) + anew + 1
+        restarts = sum(not self._follows(before, end) for before, end in pairwise(ends))
+        return len(self.slots(until_s)) + restarts + 1
 
     def _strides(self, ends: Sequence[int]) -> list[float | None]:
-        """The stride that each of these windows ended by, as far as it, or else the next one, tells."""
+        """Stride of each window, derived from it or else from the next; None if neither tells."""
         own = [
             max(self.stride_s, (end - before) / MICROSECONDS) if self._follows(before, end) else None
             for before, end in pairwise(ends)
@@ -97,16 +97,16 @@ class CameraLedger:
         return [mine or after for mine, after in zip([None, *own], [*own, None], strict=True)][: len(ends)]
 
     def _follows(self, before: int, end: int) -> bool:
-        """Whether no window of the cluster's lies between two, and the camera did not begin anew."""
+        """Whether two windows are consecutive, without a restart of the camera in between."""
         number, _ = self._windows[before]
         following, start = self._windows[end]
         return following == number + 1 and start <= before
 
     def on_time_since(self, since_s: float, now_s: float) -> float | None:
-        """When the camera was on time again after something happened at ``since_s``: the moment of the first answer to
-        a window due after it from which on none was late or missing; None while there is no such answer.
+        """When the camera recovered from an event at ``since_s``: arrival of the first answer to a window due after it
+        from which on no answer was late or missing; None before that.
 
-        A window counts as late once its answer is overdue by a stride.
+        A window is late once its answer is overdue by a stride.
         """
         found: float | None = None
         for slot in self.slots(now_s):
@@ -129,8 +129,8 @@ class Account:
     """All windows of a camera up to some moment.
 
     * ``due = seen + unseen + given_up + overdue + silent``
-    * ``unseen``: answered, but nobody was listening; ``overdue``: may still be answered, at the cluster's present lag
-    * ``silent``: neither answered nor counted; ``extra``: answered or counted more often than there were windows
+    * ``unseen``: answered while nobody was subscribed; ``overdue``: may still be answered at the cluster's current lag
+    * ``silent``: neither answered nor counted; ``extra``: answered or counted in excess of the windows there were
     """
 
     due: int
@@ -152,12 +152,12 @@ def account(
     since_s: float = math.inf,
     most: float = math.inf,
 ) -> Account:
-    """Compare what was due with what came and what the cluster counted.
+    """Reconcile the windows due with the answers received and the cluster's counters.
 
-    ``answered``: windows that it counts as answered, by a model or the gate; ``given_up``: dropped on purpose or lost.
-    ``listened``: answers could not go missing on the way, so that one the cluster counts and nobody saw is no excuse.
-    ``since_s``: windows due after it may still be answered, unless one after them was. ``most``: windows that there can
-    have been when the cluster counted (:meth:`CameraLedger.most`).
+    ``answered``: windows that the cluster counts as answered, by model or gate; ``given_up``: dropped on purpose or
+    lost. ``listened``: the subscription was never interrupted, so that an answer counted but not received is not
+    excused. ``since_s``: windows due later may still be answered, unless one after them was. ``most``: upper bound on
+    the windows when the cluster counted (:meth:`CameraLedger.most`).
     """
     may_come = takewhile(lambda slot: slot.seen_s is None and slot.end_s > since_s, reversed(slots))
     overdue = sum(1 for _ in may_come)
@@ -170,23 +170,23 @@ def account(
 
 
 def within(slots: Iterable[Slot], from_s: float, until_s: float) -> list[Slot]:
-    """Those due in ``[from_s, until_s)``."""
+    """Slots due in ``[from_s, until_s)``."""
     return [slot for slot in slots if from_s <= slot.end_s < until_s]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least ``share`` of them do not exceed; nan of none. Infinite values are late ones."""
+    """Smallest value that at least ``share`` of the values do not exceed; NaN if empty. Values may be infinite."""
     if not values:
         return math.nan
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def alert_times(slots: Sequence[Slot], stride_s: float, from_s: float, until_s: float) -> list[float]:
-    """Seconds from something that begins at any moment of ``[from_s, until_s)`` to the first answer of a window that it
-    is in; infinite where none came. ``ALERT_MOMENTS`` moments a stride."""
+    """Seconds from an event that begins in ``[from_s, until_s)``, at ``ALERT_MOMENTS`` moments per stride, to the first
+    answer of a window that contains it; infinite without one."""
     ends = [slot.end_s for slot in slots]
     seen = [math.inf if slot.seen_s is None else slot.seen_s for slot in slots]
-    # The first answer among this window's and those after it.
+    # Earliest answer of this window or any later one.
     first_seen = list(accumulate(reversed(seen), min))[::-1]
     times = []
     step = stride_s / ALERT_MOMENTS

@@ -1,1 +1,1 @@
-"""Is this checkpoint computed right on this machine? ``sightline models check``."""
+"""``sightline models check``: verifies that a checkpoint is computed correctly on this machine."""

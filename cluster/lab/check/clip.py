@@ -1,4 +1,4 @@
-"""The clip that a checkpoint is checked on, and questions whose answers a person would know."""
+"""The clip used to check a checkpoint, and questions with known answers."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +11,13 @@ from cluster.models.settings import ModelSettings
 from cluster.types import Question, StreamSpec
 
 WINDOW_S, STRIDE_S, FPS, ANCHOR_INTERVAL_S, THRESHOLD = 12.0, 4.0, 2.0, 4.0, 0.5
-"""For checkpoints without settings of their own: a window that a large model answers in seconds on a CPU."""
+"""Defaults for checkpoints without settings: a window that a large model answers in seconds on a CPU."""
 COMPARED = 3
-"""Windows computed in full and pruned, after the first."""
+"""Windows after the first that are computed in full and pruned."""
 SCENE, SCENE_EVENT, SCENE_S = 29, "fall", 40.0
-"""By day somebody walks in and falls, people pass, then cars: of the split that no model was trained on."""
+"""Scene of the test split, unseen in training: by day, a person walks in and falls, then people and cars pass."""
 SEEN_S = 2.0
-"""An object that was visible as long is in the video."""
+"""Seconds of visibility after which an object counts as present."""
 QUESTIONS = {
     "person": "Is there a person in this video?",
     "vehicle": "Is there a car in this video?",
@@ -29,7 +29,7 @@ QUESTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class CheckClip:
-    """A clip, what is true of it (``None``: not known), and how windows of it are asked."""
+    """A clip, its ground truth (``None``: unknown), and how its windows are asked."""
 
     path: Path
     truth: SceneTruth | None
@@ -39,11 +39,11 @@ class CheckClip:
 
     @property
     def seconds(self) -> float:
-        """Seconds of video that are needed."""
+        """Required seconds of video."""
         return self.spec.window_s + COMPARED * self.spec.stride_s
 
     def answer(self, question: str, start_s: float, end_s: float) -> bool | None:
-        """What a person would answer of this window; ``None`` where they could not tell, or nobody knows."""
+        """True answer for a window; ``None`` if unknown or undecidable."""
         truth = self.truth
         if truth is None or end_s > truth.seconds:
             return None
@@ -58,16 +58,16 @@ class CheckClip:
 
 
 def draw_clip(folder: Path) -> Path:
-    """Draw and encode the bundled clip, with its truth beside it; returns its path."""
+    """Render and encode the bundled clip with its ground truth file; returns the clip's path."""
     path = folder / "check.mp4"
     encode_scene(make_scene("test", SCENE, seconds=SCENE_S, event=SCENE_EVENT), path, event=SCENE_EVENT)
     return path
 
 
 def check_clip(path: Path, settings: ModelSettings) -> CheckClip:
-    """The clip as this model wants to be asked: its own window and questions, else ours.
+    """The clip with the model's own window and questions, else the defaults.
 
-    The truth beside a clip of ``sightline scenes make`` is read too.
+    Also reads the ground truth file that ``sightline scenes make`` writes next to a clip.
     """
     try:
         truth = SceneTruth.load(truth_path(path))

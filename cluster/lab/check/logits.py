@@ -1,6 +1,6 @@
-"""Our logits beside others of the same windows: transformers' own, and those of an engine that holds nothing.
+"""Compares our logits with references for the same windows: transformers', and those of a fresh engine.
 
-``sightline bench families`` takes them on tiny presets and synthetic pictures, ``sightline models check`` on one
+Used by ``sightline bench families`` on tiny presets and synthetic pictures, and by ``sightline models check`` on a
 checkpoint and a clip.
 """
 
@@ -30,8 +30,8 @@ class LogitPair(NamedTuple):
 
     @property
     def relative(self) -> float:
-        """Norm of the difference over the norm of the reference about its mean: 0 for equal logits, about 1.4 for
-        unrelated ones; nan where either has a number that is not finite."""
+        """Norm of the difference over the norm of the mean-centred reference: 0 for equal logits, about 1.4 for
+        unrelated ones; NaN if either contains a non-finite number."""
         centred = self.reference - self.reference.mean(dim=1, keepdim=True)
         return float((self.ours - self.reference).norm() / centred.norm())
 
@@ -39,12 +39,12 @@ class LogitPair(NamedTuple):
 def against_library(
     model: VisionLanguageModel, spec: StreamSpec, whole: Sequence[FrameSample], kv_bytes: int | None = None
 ) -> Iterator[LogitPair]:
-    """Every window that ``whole`` closes before the first slide, beside transformers' own forward.
+    """Compare every window that ``whole`` closes before the first slide with transformers' own forward pass.
 
-    The first question of ``spec`` is asked. ``whole``: unpruned frames; ``kv_bytes``: of the engine's pool, ``None``:
-    all that there is.
+    Asks the first question of ``spec``. ``whole``: unpruned frames; ``kv_bytes``: size of the engine's pool, ``None``
+    for all available memory.
     """
-    engine = _Recording(model, kv_bytes)
+    engine = _RecordingEngine(model, kv_bytes)
     engine.admit(replace(spec, questions=spec.questions[:1]))
     first = whole[0].pts
     for index, sample in enumerate(whole):
@@ -62,24 +62,24 @@ def against_library(
 def against_fresh(
     model: VisionLanguageModel, spec: StreamSpec, samples: Sequence[FrameSample], kv_bytes: int | None = None
 ) -> Iterator[LogitPair]:
-    """Every window that slid beside the same window computed at once, by an engine that answered none before.
+    """Compare every window after a slide with the same window computed from scratch by a fresh engine.
 
-    The two are equal where ``spec`` refreshes all tokens; see :func:`against_library` for the rest.
+    Both are equal if ``spec`` refreshes all tokens; see :func:`against_library` for the parameters.
     """
-    engine = _Recording(model, kv_bytes)
+    engine = _RecordingEngine(model, kv_bytes)
     engine.admit(spec)
     for index, sample in enumerate(samples):
         for request in engine.push(sample):
             ours = engine.answer(request)
             if request.start > samples[0].pts:
-                yield LogitPair(ours, _at_once(model, spec, samples[: index + 1], kv_bytes))
+                yield LogitPair(ours, _from_scratch(model, spec, samples[: index + 1], kv_bytes))
 
 
-def _at_once(
+def _from_scratch(
     model: VisionLanguageModel, spec: StreamSpec, samples: Sequence[FrameSample], kv_bytes: int | None
 ) -> Tensor:
-    """Logits of the last window that these frames close."""
-    engine = _Recording(model, kv_bytes)
+    """Logits of the last window that these frames close, computed from scratch."""
+    engine = _RecordingEngine(model, kv_bytes)
     engine.admit(spec)
     last: list[WindowRequest] = []
     for sample in samples:
@@ -87,8 +87,8 @@ def _at_once(
     return engine.answer(last[-1])
 
 
-class _Recording(NativeEngine):
-    """The engine, which also keeps the logits that it scores."""
+class _RecordingEngine(NativeEngine):
+    """An engine that records the logits it scores."""
 
     def __init__(self, model: VisionLanguageModel, kv_bytes: int | None) -> None:
         super().__init__(model, kv_bytes=kv_bytes)

@@ -1,4 +1,4 @@
-"""Check one checkpoint on one machine: refusals first, then its logits, reuse, answers and speed."""
+"""Check a checkpoint on this machine: requirements first, then logits, reuse, answers and speed."""
 
 import json
 import math
@@ -26,23 +26,23 @@ from cluster.models.loading import find_device, load_model, load_shape, loaded_d
 from cluster.types import MICROSECONDS, FrameSample
 
 LIMITS = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1, "float8": 3e-1}
-"""Of :attr:`LogitPair.relative`, for logits that were computed in another order."""
+"""Limits of :attr:`LogitPair.relative` for logits computed in a different order of operations."""
 REUSE_LIMIT = 0.5
-"""The same, of windows that keep KV computed under frames that have left: an approximation, 0.05 in the bundled model
-and up to 0.3 in random ones (28 layers)."""
+"""The same for windows that reuse KV computed with frames that have left, an approximation: 0.05 for the bundled model
+and up to 0.3 for random ones (28 layers)."""
 REUSE = "anchors"
 SCORE_LIMIT = 0.2
-"""Of the mean difference between a pruned window's score and the full one's."""
+"""Limit of the mean score difference between pruned and full windows."""
 FLIP, LOST_SHARE = 0.2, 0.2
-"""An answer is lost if it was right in full, is wrong pruned, and its score moved by more; and the share of right ones
-that may be."""
+"""An answer is lost if right in full and wrong pruned, with its score moved by more than ``FLIP``; at most
+``LOST_SHARE`` of those right in full may be lost."""
 PRUNER = "replenish"
 GROWING, SLID = 2, 2
-"""Windows whose logits are compared with transformers', and with windows computed at once."""
+"""Windows compared with transformers, and with windows computed from scratch."""
 STEPS = 2 + GROWING + 2 * SLID + 1 + COMPARED
 
 Progress = Callable[[str, int], None]
-"""Called with what is done next, and the number of steps of ``STEPS`` that are done."""
+"""Called with the next step's title and the number of finished steps, out of ``STEPS``."""
 
 
 Verdict = Literal["right", "wrong", "measured"]
@@ -50,7 +50,7 @@ Verdict = Literal["right", "wrong", "measured"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One comparison: ``sentence`` says what was found and the limit; ``error``: traceback where it failed."""
+    """One comparison. ``sentence``: result and limit; ``error``: traceback if it failed."""
 
     name: str
     verdict: Verdict
@@ -61,8 +61,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class AskedWindow:
-    """One question about one window: score in full and pruned, what is said of either, and what is true (``None``:
-    undecidable or unknown)."""
+    """One question about one window: scores and answers in full and pruned, and the true answer (``None``: undecidable
+    or unknown)."""
 
     start_s: float
     end_s: float
@@ -76,7 +76,7 @@ class AskedWindow:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """``config``: the checkpoint's ``config.json``, empty for a preset; ``machine`` as benches print it."""
+    """``config``: the checkpoint's ``config.json``, empty for a preset; ``machine``: as in benchmark results."""
 
     model: str
     family: str
@@ -97,13 +97,13 @@ class CheckReport:
         return tuple(stage for stage in self.stages if stage.verdict == "wrong")
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, the verdict first."""
+        """The report as JSON, verdict first."""
         return {"verdict": "wrong" if self.wrong else "right", **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """The clip's frames: unpruned, and as our pruner leaves them."""
+    """The clip's frames, unpruned and pruned."""
 
     clip: CheckClip
     whole: Sequence[FrameSample]
@@ -118,15 +118,15 @@ def run_check(
     clip: Path | None = None,
     on_step: Progress = lambda *_: None,
 ) -> CheckReport:
-    """Check a model; every stage is measured, whatever the one before it found.
+    """Check a model; every stage runs even if an earlier one fails.
 
     Args:
-        name: a checkpoint's folder, a bundled model, a preset, or a hub id that this machine has.
+        name: a checkpoint's folder, a bundled model, a preset, or a locally cached hub id.
         dtype: as in ``model.dtype``.
         clip: a video instead of the bundled one.
 
     Raises:
-        ConfigError: the model, device, dtype or clip is refused; no weights were loaded.
+        ConfigError: invalid model, device, dtype or clip, raised before weights are loaded.
     """
     folder = checkpoint_folder(name)
     if folder is not None:
@@ -136,11 +136,11 @@ def run_check(
     place = str(folder or name)
     shape = load_shape(place)
     with tempfile.TemporaryDirectory() as directory:
-        on_step("drawing the clip" if clip is None else "reading the clip", 0)
+        on_step("rendering the clip" if clip is None else "reading the clip", 0)
         frames = _frames(check_clip(clip or draw_clip(Path(directory)), shape.settings), shape)
     tokens = _window_tokens(shape, frames)
     check_memory(shape, where, kind, tokens)
-    on_step("loading", 1)
+    on_step("loading the model", 1)
     model = load_model(place, device=device, dtype=dtype)
     stages, answers = _measure(model, frames, dtype, pool_bytes(shape, kind, tokens), on_step)
     return CheckReport(
@@ -193,7 +193,7 @@ def _measure(
 
     def slid(refresh: str) -> Iterator[LogitPair]:
         pairs = against_fresh(model, replace(spec, refresh=refresh), start, kv_bytes)
-        return _each(pairs, "windows that slid, against windows computed at once", step)
+        return _tracked(pairs, "sliding windows, against windows computed from scratch", step)
 
     def pruned() -> Stage:
         what = "pruned windows, against full ones"
@@ -202,22 +202,22 @@ def _measure(
         windows.extend(compare(engine, spec, frames.pruned, frames.whole, lambda: step(what)))
         return _pruned_stage(windows)
 
-    full = _each(against_library(model, growing, frames.whole, kv_bytes), "windows, against transformers", step)
+    full = _tracked(against_library(model, growing, frames.whole, kv_bytes), "windows, against transformers", step)
     logits = (
-        ("logits", "full windows and transformers' own forward", full, limit),
-        ("refresh", "windows that slid, refreshed, and windows computed at once", slid("all"), limit),
+        ("logits", "full windows and transformers' own forward pass", full, limit),
+        ("refresh", "refreshed sliding windows and windows computed from scratch", slid("all"), limit),
         ("reuse", "windows with reuse and windows without", slid(REUSE), max(limit, REUSE_LIMIT)),
     )
-    stages = [_stage(compared[0], partial(_logit_stage, *compared)) for compared in logits]
-    stages.append(_stage("pruned", pruned))
-    asked = _asked(frames.clip, windows)
+    stages = [_run_stage(compared[0], partial(_logit_stage, *compared)) for compared in logits]
+    stages.append(_run_stage("pruned", pruned))
+    asked = _asked_windows(frames.clip, windows)
     if windows:
         stages += [_answers_stage(asked, model.random_weights), _speed_stage(windows)]
     return stages, asked
 
 
-def _each(pairs: Iterator[LogitPair], what: str, step: Callable[[str], None]) -> Iterator[LogitPair]:
-    """The pairs, each announced before it is computed."""
+def _tracked(pairs: Iterator[LogitPair], what: str, step: Callable[[str], None]) -> Iterator[LogitPair]:
+    """Yield the pairs, reporting a step before each is computed."""
     step(what)
     for number, pair in enumerate(pairs):
         if number:
@@ -225,8 +225,8 @@ def _each(pairs: Iterator[LogitPair], what: str, step: Callable[[str], None]) ->
         yield pair
 
 
-def _stage(name: str, measure: Callable[[], Stage]) -> Stage:
-    """A stage's result; one that raises is wrong, and the next ones are measured all the same."""
+def _run_stage(name: str, measure: Callable[[], Stage]) -> Stage:
+    """Run a stage; an exception makes it wrong without stopping the others."""
     try:
         return measure()
     except Exception as error:
@@ -236,9 +236,9 @@ def _stage(name: str, measure: Callable[[], Stage]) -> Stage:
 
 def _logit_stage(name: str, what: str, pairs: Iterator[LogitPair], limit: float) -> Stage:
     found = [(pair.relative, pair.largest) for pair in pairs]
-    # Of a nan, neither max nor a comparison says anything.
+    # NaN would pass through max and comparisons unnoticed.
     if not found:
-        return Stage(name, "wrong", f"{what}: there is nothing to compare", {})
+        return Stage(name, "wrong", f"{what}: nothing to compare", {})
     if not all(math.isfinite(number) for pair in found for number in pair):
         return Stage(name, "wrong", f"{what}: logits are not finite", {})
     relative, largest = (max(numbers) for numbers in zip(*found, strict=True))
@@ -248,22 +248,22 @@ def _logit_stage(name: str, what: str, pairs: Iterator[LogitPair], limit: float)
 
 
 def _pruned_stage(windows: Sequence[ComparedWindow]) -> Stage:
-    """Scores alone: what they mean is of no account, so that random weights can be judged too."""
+    """Compares scores regardless of their meaning, so that random weights can be judged, too."""
     moved = [abs(full - each.our_scores[name]) for each in windows for name, full in each.full_scores.items()]
     mean, largest = statistics.fmean(moved), max(moved)
     right = mean <= SCORE_LIMIT
     sentence = (
-        f"scores of pruned and full windows {'agree' if right else 'differ'}: {mean:.3f} on average, {largest:.3f} at "
-        f"most (on average at most {SCORE_LIMIT:g})"
+        f"scores of pruned and full windows {'agree' if right else 'differ'}: mean difference {mean:.3f} "
+        f"(at most {SCORE_LIMIT:g}), largest {largest:.3f}"
     )
     return Stage("pruned", "right" if right else "wrong", sentence, {"mean": mean, "largest": largest})
 
 
 def _answers_stage(asked: Sequence[AskedWindow], random_weights: bool) -> Stage:
-    """How many answers a person would give too; wrong only where pruning loses those that are right in full."""
+    """Counts correct answers; wrong only if pruning loses too many of those right in full."""
     known = [each for each in asked if each.truth is not None]
     if not known or random_weights:
-        why = "random weights: answers mean nothing" if random_weights else "nobody knows the answers of this clip"
+        why = "answers of random weights are meaningless" if random_weights else "no known answers for this clip"
         return Stage("answers", "measured", why, {})
     full = [each for each in known if each.full == each.truth]
     pruned = sum(each.pruned == each.truth for each in known)
@@ -286,11 +286,11 @@ def _speed_stage(windows: Sequence[ComparedWindow]) -> Stage:
         "tokens_full": full.tokens / count,
         "tokens_computed": ours.tokens / count,
     }
-    sentence = "{full_s:.2f} s a full window, {pruned_s:.2f} s a pruned one with reuse: {speedup:.1f} times as fast"
+    sentence = "{full_s:.2f} s per full window, {pruned_s:.2f} s per pruned one with reuse: {speedup:.1f} times as fast"
     return Stage("speed", "measured", sentence.format(**figures), figures)
 
 
-def _asked(clip: CheckClip, windows: Sequence[ComparedWindow]) -> list[AskedWindow]:
+def _asked_windows(clip: CheckClip, windows: Sequence[ComparedWindow]) -> list[AskedWindow]:
     return [
         AskedWindow(
             start_s=window.start_s,

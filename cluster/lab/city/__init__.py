@@ -1,4 +1,4 @@
-"""A simulated city on a fixed pool: production's placement, admission, queues and ladder on made time."""
+"""City simulator: production placement, admission, queues and quality ladder in simulated time on a fixed pool."""
 
 import numpy as np
 import numpy.typing as npt

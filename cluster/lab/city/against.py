@@ -1,4 +1,4 @@
-"""Simulated against measured: the configurations of a load test simulated, and how far lags and throughput are off."""
+"""Validates the simulator against load tests: relative errors of lags and throughput for the same configuration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -21,11 +21,11 @@ from cluster.lab.city.replica import EngineSettings
 from cluster.lab.city.result import Figures
 
 REPEATS = 5
-"""Runs of the simulation with other random numbers, counted together."""
+"""Simulations with different seeds whose counts are merged."""
 
 
 class MeasuredRun(Section):
-    """What a load test measured. Lags in seconds of computed windows, from their last frame to their answer."""
+    """Figures measured by a load test. Lags of computed windows in seconds, from last frame to answer."""
 
     lag_p50_s: float = Field(gt=0)
     lag_p99_s: float = Field(gt=0)
@@ -35,8 +35,8 @@ class MeasuredRun(Section):
 
 
 class Run(Section):
-    """One configuration that ran on a real cluster. ``mix``: its cameras, the share of a class being their number;
-    ``phases``: how windows lay over the stride, or each camera's."""
+    """One configuration that ran on a real cluster. ``mix``: its cameras, each class's ``share`` being their number;
+    ``phases``: how window ends were distributed over the stride, or one phase per camera."""
 
     mix: Mix
     replicas: int = Field(ge=1)
@@ -57,14 +57,14 @@ class Run(Section):
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A run as measured and as simulated."""
+    """A measured run and its simulation."""
 
     run: Run
     simulated: Figures
 
     @property
     def errors(self) -> dict[str, float]:
-        """Relative errors of the median lag, the 99th percentile and the computed windows a second."""
+        """Relative errors of median lag, p99 lag and computed windows per second."""
         measured, found = self.run.measured, self.simulated
         pairs = {
             "lag_p50_s": (found.lag_p50_s, measured.lag_p50_s),
@@ -75,7 +75,7 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """The worst of them."""
+        """The largest of ``errors``."""
         return max(self.errors.values())
 
     def as_json(self) -> dict[str, Any]:
@@ -95,13 +95,13 @@ class Compared:
 
 
 def sim_error(compared: Sequence[Compared]) -> float:
-    """The median over runs of each run's worst relative error."""
+    """Median over runs of each run's largest relative error."""
     return median(each.error for each in compared)
 
 
 def read_runs(path: Path) -> list[Run]:
-    """The runs in the JSON of a load test: one object under ``city``, or several under ``runs``. Raises
-    ``ConfigError``: it cannot be read, or has no such runs."""
+    """Read the runs from a load test's JSON: one object under ``city``, or several under ``runs``. Raises
+    ``ConfigError`` if the file cannot be read or contains none."""
     body = read_json(path)
     listed = body.get("runs", [body] if "city" in body else None) if isinstance(body, Mapping) else None
     if not isinstance(listed, list):
@@ -111,7 +111,7 @@ def read_runs(path: Path) -> list[Run]:
         run = each.get("city", each) if isinstance(each, Mapping) else each
         measured = run.get("measured") if isinstance(run, Mapping) else None
         if isinstance(measured, Mapping) and measured.get("lag_p50_s") is None:
-            raise ConfigError(f"{path}: run {index} has no computed windows to compare with; let it run for longer")
+            raise ConfigError(f"{path}: run {index} has no computed windows to compare with; run it longer")
         try:
             found.append(Run.model_validate(run))
         except ValidationError as error:
@@ -123,8 +123,8 @@ def read_runs(path: Path) -> list[Run]:
 
 
 def compare(run: Run, ladder: Ladder | None, *, seed: int = 0, repeats: int = REPEATS) -> Compared:
-    """Simulate a run ``repeats`` times and put the counts together. Raises ``ConfigError``: the run has no cost model,
-    or times or phases that cannot be."""
+    """Simulate a run ``repeats`` times and merge the counts. Raises ``ConfigError`` if the run's cost model, times or
+    phases are invalid."""
     plan = _plan(run, ladder)
     found = [
         simulate(replace(plan, seed=seed + repeat, phases=_phases(run, np.random.default_rng([seed, repeat]))))
@@ -138,7 +138,7 @@ def compare(run: Run, ladder: Ladder | None, *, seed: int = 0, repeats: int = RE
 
 
 def _plan(run: Run, ladder: Ladder | None) -> CityPlan:
-    # Until what came at the end of the measurement is answered or given up.
+    # Time to answer or drop the windows that ended last in the measurement.
     tail_s = max(each.window_s for each in run.mix.classes)
     wanted = {each.name for each in fields(CostModel)}
     if set(run.cost) != wanted:
@@ -154,7 +154,7 @@ def _plan(run: Run, ladder: Ladder | None) -> CityPlan:
         warmup_s=run.warmup_s,
         engine=EngineSettings(run.max_batch, run.per_stream, run.budget_s),
         force=True,
-        # What a window costs is the mean over windows as they came, those after gated and lost ones among them.
+        # The measured cost is a mean over all windows, including those after gated and dropped ones.
         alike=True,
     )
 
@@ -172,6 +172,4 @@ def _phases(run: Run, rng: np.random.Generator) -> tuple[float, ...]:
             return tuple(rng.permutation(np.arange(count) / count).tolist())
         case "aligned":
             return (0.0,) * count
-    raise ConfigError(
-        f"phases {run.phases!r} are not known; there are: random, even, aligned, or one number per camera"
-    )
+    raise ConfigError(f"unknown phases {run.phases!r}; use random, even, aligned, or one number per camera")

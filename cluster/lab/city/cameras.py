@@ -1,6 +1,6 @@
-"""All cameras of one controller as arrays: when their windows end, which of them the static gate lets through.
+"""All cameras of one controller as arrays: when their windows end, and which windows the static gate lets through.
 
-A tick of simulated time is a few numpy operations over all cameras; windows that the gate holds are only counted.
+A tick of simulated time is a few numpy operations over all cameras; gated windows are only counted.
 Times are simulated seconds.
 """
 
@@ -17,21 +17,21 @@ from cluster.lab.city.mix import CameraClass, Wake
 from cluster.types.cameras import IDLE_SPREAD
 
 CHANGED = 0.1
-"""Change of a camera's computed share that is news."""
+"""Change of a camera's computed share that triggers a report."""
 
 SILENT = 6
-"""Cameras without news are told of this many times less often."""
+"""Factor on the report interval of cameras whose computed share has not changed."""
 
 
 class Fate(IntEnum):
-    """What became of a window: the last answer stands, it was computed, or given up."""
+    """Outcome of a window: gated (the last answer stands), computed or dropped."""
 
     GATED, COMPUTED, DROPPED = range(3)
 
 
 class UnreportedCounts:
-    """Counts by camera. One whose windows go on being computed, or held, as before is reported seldom: its estimate has
-    settled, and telling it again would change nothing."""
+    """Window counts per camera since its last report. A camera whose computed share is steady is reported less often:
+    its load estimate has settled."""
 
     def __init__(self, count: int) -> None:
         self._counts = np.zeros((len(Fate), count), dtype=np.int64)
@@ -39,17 +39,17 @@ class UnreportedCounts:
         self._share = np.full(count, -1.0)
 
     def add(self, fate: Fate, camera: Ints) -> None:
-        """A window of each of these; a camera may be there twice."""
+        """Count one window per entry of ``camera``, which may contain duplicates."""
         np.add.at(self._counts[fate], camera, 1)
 
-    def forget(self, camera: int, now_s: float) -> None:
-        """The camera has begun anew."""
+    def reset_camera(self, camera: int, now_s: float) -> None:
+        """Discard the counts of a restarted camera."""
         self._counts[:, camera] = 0
         self._since_s[camera] = now_s
         self._share[camera] = -1.0
 
     def due(self, now_s: float, every_s: float) -> Iterator[tuple[int, Measured]]:
-        """Cameras that are to be reported now; their counts begin anew."""
+        """Yield the counts of cameras whose report is due, and reset them."""
         period = now_s - self._since_s
         ready = np.flatnonzero((period >= every_s) & self._counts.any(axis=0))
         gated, computed, _ = self._counts[:, ready]
@@ -57,10 +57,10 @@ class UnreportedCounts:
         news = (np.abs(share - self._share[ready]) > CHANGED) | (period[ready] >= SILENT * every_s)
         chosen = ready[news]
         self._share[chosen] = share[news]
-        yield from self.take(chosen, now_s)
+        yield from self.pop_counts(chosen, now_s)
 
-    def take(self, chosen: Ints, now_s: float) -> Iterator[tuple[int, Measured]]:
-        """Counts of these cameras, which begin anew."""
+    def pop_counts(self, chosen: Ints, now_s: float) -> Iterator[tuple[int, Measured]]:
+        """Yield the counts of these cameras, and reset them."""
         periods_s = (now_s - self._since_s[chosen]).tolist()
         counts = self._counts[:, chosen].T.tolist()
         for camera, period_s, (gated, computed, dropped) in zip(chosen.tolist(), periods_s, counts, strict=True):
@@ -70,19 +70,19 @@ class UnreportedCounts:
 
 
 SAME_S = 1e-6
-"""Times that are no further apart are the same: windows' ends are sums of strides, which do not add up exactly."""
+"""Tolerance for comparing times: window ends are floating-point sums of strides."""
 
 FIRST_WINDOWS = 2
-"""Windows that are computed after a fresh start whatever moves (``cluster/engine/window/windows.py``)."""
+"""Windows after a start that are computed even without motion (``cluster/engine/window/windows.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Windows that ended in a tick, one entry each, ordered by time.
+    """Windows that ended in a tick, one entry each, ordered by end time.
 
-    * ``camera``: index; ``end_s``: when it ended; ``stride_s``: the stride it stands for
-    * ``gated``: the last answer stands; ``strides``: strides of frames that a computed one has to take in; ``held``:
-      strides that it is long
+    * ``camera``: index; ``end_s``: end time; ``stride_s``: stride that the window accounts for
+    * ``gated``: the last answer stands; ``strides``: strides of frames that a computed window must encode; ``held``:
+      window length in strides
     """
 
     camera: Ints
@@ -94,10 +94,7 @@ class Due:
 
 
 class Cameras:
-    """State of ``len(kinds)`` cameras. ``kinds``: the class of each, an index into ``classes``.
-
-    ``hour``: time of day when the simulated time is 0.
-    """
+    """State of ``len(kinds)`` cameras. ``kinds``: index into ``classes`` per camera; ``hour``: time of day at 0 s."""
 
     def __init__(self, classes: Sequence[CameraClass], kinds: Ints, *, hour: float, rng: np.random.Generator) -> None:
         self.classes = tuple(classes)
@@ -105,7 +102,7 @@ class Cameras:
         self.stride_s = np.array([each.stride_s for each in classes])[kinds]
         self.window_s = np.array([each.window_s for each in classes])[kinds]
         self._gate = np.array([each.static_gate for each in classes])[kinds]
-        # Even, as the engine's are by the cameras' names.
+        # Evenly spread; the engine spreads them by a hash of the camera name.
         spread = IDLE_SPREAD * (np.arange(len(kinds)) * (math.sqrt(5) - 1) / 2 % 1)
         self._idle_s = np.array([each.max_idle_s for each in classes])[kinds] * (1 - spread)
         self._dwell_s = np.array([each.activity.dwell_s for each in classes])[kinds]
@@ -124,8 +121,8 @@ class Cameras:
         return len(self.kinds)
 
     def start(self, camera: int, now_s: float, phase: float) -> None:
-        """Begin, or begin anew, with windows that end ``phase`` strides after whole strides of the simulated time; the
-        first of them when it is a stride long."""
+        """Start or restart a camera. Windows end ``phase`` strides after multiples of the stride, the first once it is
+        one stride long."""
         stride = float(self.stride_s[camera] * self.factor[camera])
         origin = (np.ceil(now_s / stride - phase - SAME_S) + phase) * stride
         self._next_s[camera] = origin + stride
@@ -134,20 +131,20 @@ class Cameras:
         self._unencoded[camera] = False
 
     def stretch(self, camera: int | Ints, factor: float | Floats) -> None:
-        """Set strides to ``factor`` of the cameras' own; the next window ends one new stride after the last closed one.
-        Of one camera or of several, each there once."""
+        """Set the stride to ``factor`` times the class's; the next window ends one new stride after the last one.
+        ``camera``: one index, or several without duplicates."""
         change = (factor - self.factor[camera]) * self.stride_s[camera]
         self.factor[camera] = factor
         self._next_s[camera] += change
 
     def dropped(self, camera: Ints, end_s: Floats, strides: Floats) -> None:
-        """Computed windows were given up: the next one of the camera has to take in their frames, moving or not."""
+        """Record dropped windows: the next one is computed, even without motion, and encodes their frames."""
         since = end_s - strides * self.stride_s[camera] * self.factor[camera]
         np.minimum.at(self._covered_s, camera, since)
         self._unencoded[camera] = True
 
     def due(self, until_s: float, wakes: Sequence[Wake]) -> Due:
-        """Windows that end before ``until_s`` and were not returned yet; cameras move on."""
+        """Close and return the windows that end before ``until_s``."""
         parts: list[tuple[Ints, Floats, Floats, Bools, Floats, Floats]] = []
         while len(now := np.flatnonzero(self._next_s < until_s - SAME_S)):
             parts.append(self._close(now, wakes))
@@ -182,7 +179,7 @@ class Cameras:
         return now, end, stride, ~computed, strides, held
 
     def _move(self, now: Ints, end: Floats, stride: Floats) -> Bools:
-        """One step of each camera's Markov chain over its stride; exact for any length (ActivitySection)."""
+        """Advance each camera's Markov chain by its stride; exact for any stride (see :class:`ActivitySection`)."""
         share = self._share(self.kinds[now], float(end.mean()))
         kept = np.exp(-stride / np.maximum((1 - share) * self._dwell_s[now], 1e-12))
         chance = share + (self._moving[now] - share) * kept

@@ -1,4 +1,4 @@
-"""A whole city: cameras and replicas dealt to controllers, each district simulated, the counts added up."""
+"""Simulates a city: deals cameras and replicas to controllers, simulates each district and sums the counts."""
 
 import gc
 import math
@@ -19,13 +19,13 @@ from cluster.lab.city.plan import CityPlan, split
 from cluster.lab.city.result import Admitted, Balance, CityResult
 from cluster.lab.city.tally import Tally
 
-# Objects more than were freed, young, middle and old, before the garbage collector looks (gc.set_threshold).
-_COLLECT = 100_000, 50, 100
+# Thresholds of the three garbage collector generations (``gc.set_threshold``).
+_GC_THRESHOLDS = 100_000, 50, 100
 
 
 @dataclass(frozen=True, slots=True)
 class Deal:
-    """One district's part: of pool ``pool``, so many replicas, and its cameras' classes."""
+    """One district's share: the index of its pool, and how many of the pool's replicas and cameras it gets."""
 
     pool: int
     replicas: int
@@ -33,7 +33,7 @@ class Deal:
 
 
 def mean_load(mix: Mix, costs: CostModel, hour: float) -> float:
-    """Seconds of a replica a second that a camera of the mix takes on average at full quality."""
+    """Replica seconds per second that an average camera of the mix takes at full quality."""
     total = sum(each.share for each in mix.classes)
     return sum(
         each.share / total * load(each.demand(each.name, mix.geometry, hour), Rung("full"), costs)
@@ -42,8 +42,8 @@ def mean_load(mix: Mix, costs: CostModel, hour: float) -> float:
 
 
 def carries(mix: Mix, costs: CostModel, hour: float) -> tuple[float, float]:
-    """Cameras of the mix that one replica computes at full quality, and whose windows it holds; infinite where its
-    memory is not known."""
+    """Cameras of the mix that one replica can compute at full quality, and whose windows fit in its memory (infinite
+    when its memory is unknown)."""
     total = sum(each.share for each in mix.classes)
     tokens = sum(
         each.share / total * window_tokens(each.demand(each.name, mix.geometry, hour), Rung("full"))
@@ -54,12 +54,12 @@ def carries(mix: Mix, costs: CostModel, hour: float) -> tuple[float, float]:
 
 
 def carried(plan: CityPlan) -> list[float]:
-    """Cameras that each pool serves at full quality, by the scarcer of time and memory."""
+    """Cameras that each pool serves at full quality, limited by time or memory, whichever is scarcer."""
     return [pool.replicas * min(carries(plan.mix, pool.costs, plan.hour)) for pool in plan.pools]
 
 
 def deal(plan: CityPlan) -> list[Deal]:
-    """Cameras by what each pool can carry, then each pool's cameras and replicas evenly to its controllers."""
+    """Split cameras over pools in proportion to their capacity, then each pool evenly over its controllers."""
     carries_each = carried(plan)
     dealt: list[Deal] = []
     left = plan.cameras
@@ -69,31 +69,32 @@ def deal(plan: CityPlan) -> list[Deal]:
         left -= mine
         count = max(1, min(pool.replicas, -(-mine // plan.per_controller)))
         for place in range(count):
-            dealt.append(Deal(index, _part(pool.replicas, count, place), _part(mine, count, place)))
+            dealt.append(Deal(index, _even_share(pool.replicas, count, place), _even_share(mine, count, place)))
     return dealt
 
 
-def _part(whole: int, parts: int, place: int) -> int:
+def _even_share(whole: int, parts: int, place: int) -> int:
     return whole * (place + 1) // parts - whole * place // parts
 
 
 @contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """A city makes millions of objects that live for a second and are part of no cycle: looking for cycles among them,
-    and among all its cameras, takes a sixth of the time."""
+def _infrequent_gc() -> Iterator[None]:
+    """Makes the garbage collector run rarely: a simulation creates millions of short-lived objects without reference
+    cycles, and searching them and all cameras for cycles takes a sixth of the time."""
     before = gc.get_threshold()
-    gc.set_threshold(*_COLLECT)
+    gc.set_threshold(*_GC_THRESHOLDS)
     try:
         yield
     finally:
         gc.set_threshold(*before)
 
 
-@_seldom_collected()
+@_infrequent_gc()
 def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None) -> CityResult:
-    """Run a city from its first second to its last; ``on_second`` is called now and then with the share that is done.
-    Raises ``ConfigError``: the plan cannot be simulated; ``RuntimeError``: windows were lost count of, which would be
-    an error of the simulator."""
+    """Simulate a city from start to end; ``on_second`` is called from time to time with the fraction done.
+
+    Raises ``ConfigError`` if the plan cannot be simulated, ``RuntimeError`` if the window counts do not balance (a bug
+    in the simulator)."""
     plan.check()
     began, began_cpu = time.perf_counter(), time.process_time()
     dealt = deal(plan)
@@ -138,8 +139,8 @@ def simulate(plan: CityPlan, on_second: Callable[[float], None] = lambda _: None
 
 
 def _kinds(plan: CityPlan, rng: np.random.Generator) -> tuple[Ints, Ints]:
-    """Every camera's place among those of the mix, class after class, and its class, in an order that gives each
-    district its part of each class."""
+    """A random camera order, which gives each district its share of every class, and the class of each camera in it.
+    The order indexes the mix's cameras, listed class after class."""
     counts = plan.mix.counts(plan.cameras)
     order = rng.permutation(plan.cameras)
     return order, np.repeat(np.arange(len(counts)), counts)[order]

@@ -1,7 +1,7 @@
-"""The part of a city under one controller: its fleet, its cameras and its replicas, tick by tick.
+"""The part of a city under one controller: its fleet, cameras and replicas, simulated tick by tick.
 
-Replicas do not meet between two ticks, so each runs a tick on its own. What the controller hears and says takes effect
-at the next tick.
+Replicas do not interact within a tick, so each simulates it independently. Reports and the controller's decisions take
+effect at tick boundaries.
 """
 
 import math
@@ -25,14 +25,15 @@ from cluster.lab.city.replica import Arrival, Facts, Outcome, Replica, WorkTable
 from cluster.lab.city.result import Admitted
 from cluster.lab.city.tally import Lost, Tally
 
-NOBODY = -1
+NO_OWNER = -1
 
 
 class District:
-    """See the module. After :meth:`run`, ``tally`` has every window that ended, and ``waiting`` were not settled.
+    """One controller's simulation. After :meth:`run`, ``tally`` counts every window that ended; ``waiting`` of them are
+    still pending.
 
-    ``kinds`` of its cameras index the mix's classes; ``replicas`` of ``costs`` are its part of the city's, ``events``
-    and ``phases`` likewise; ``admitted`` is added to.
+    ``kinds``: class index in the mix per camera; ``replicas``, ``events`` and ``phases``: the district's share of the
+    city's; ``admitted``: updated with the admission results.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class District:
         self._index = {name: index for index, name in enumerate(self.names)}
         self._rng = np.random.default_rng([*seed, 0])
         self._demands = [each.demand(each.name, plan.mix.geometry, plan.hour) for each in classes]
-        # Over the stride at full quality, by kind and rung.
+        # Stride relative to full quality, by class and rung.
         self._strides = np.array(
             [[stride_at(each, rung) / each.stride_s for rung in self._ladder.rungs] for each in self._demands]
         )
@@ -71,19 +72,19 @@ class District:
         self._facts = Facts([each.priority for each in mine], [each.window_s for each in mine])
         self._spread = np.array([each.activity.spread for each in classes])[kinds]
         count = len(self.names)
-        # A window ends where its camera's first frame puts it.
+        # A camera's first frame determines when its windows end.
         self._phases = self._rng.random(count).tolist() if phases is None else phases
         self._rung = np.zeros(count, dtype=np.int64)
-        self._owner = np.full(count, NOBODY)
+        self._owner = np.full(count, NO_OWNER)
         self._refused = np.zeros(count, dtype=bool)
         self._unreported = UnreportedCounts(count)
         self._wakes: list[Wake] = wakes(spells, kinds, self._rng)
-        # By number: replicas that serve, and those that only end the step under way.
+        # Serving replicas by number, and drained ones that still finish their current step.
         self._replicas: dict[int, Replica] = {}
         self._leaving: list[Replica] = []
         self._dead: dict[int, float] = {}
         self._numbers = 0
-        self._carried: dict[int, list[Arrival]] = {}
+        self._in_transit: dict[int, list[Arrival]] = {}
         self._silent_until_s = 0.0
         self._was_silent = False
         self._settings = FleetSettings(costs, self._ladder, max_batch=plan.engine.max_batch)
@@ -96,12 +97,12 @@ class District:
 
     @property
     def waiting(self) -> int:
-        """Windows that were neither answered nor given up."""
+        """Windows that were neither answered nor dropped yet."""
         replicas = (*self._replicas.values(), *self._leaving)
-        return sum(each.waiting for each in replicas) + sum(map(len, self._carried.values()))
+        return sum(each.waiting for each in replicas) + sum(map(len, self._in_transit.values()))
 
     def run(self, on_share: Callable[[float], None] = lambda _: None) -> None:
-        """From the beginning to the end; ``on_share`` is called now and then with the share that is done."""
+        """Simulate from start to end; ``on_share`` is called from time to time with the fraction done."""
         timing = self.plan.timing
         ticks = max(1, round(timing.seconds / timing.tick_s))
         for tick in range(ticks):
@@ -109,40 +110,40 @@ class District:
             if tick % 16 == 0:
                 on_share(tick / ticks)
 
-    # -- the controller --------------------------------------------------------------------------
+    # -- the controller ----------------------------------------------------------------------------
     def _admit(self, camera: int) -> None:
         demand = replace(self._demands[self._kinds[camera]], camera=self.names[camera])
-        told = self.fleet.admit(demand, 0.0, force=self.plan.force)
-        if told.verdict == "refused":
+        admission = self.fleet.admit(demand, 0.0, force=self.plan.force)
+        if admission.verdict == "refused":
             self._admitted.refused += 1
-            self._admitted.missing_replicas += told.missing_replicas / max(told.missing_streams, 1e-9)
+            self._admitted.missing_replicas += admission.missing_replicas / max(admission.missing_streams, 1e-9)
             self._refused[camera] = True
             self.cameras.start(camera, 0.0, self._phases[camera])
             return
-        self._admitted.reduced += told.verdict == "reduced"
-        self._begin(camera, 0.0)
+        self._admitted.reduced += admission.verdict == "reduced"
+        self._start_camera(camera, 0.0)
 
     def _join(self, replica: str) -> list[CameraMove]:
         held = self._costs.window_tokens
         return self.fleet.join(replica, window_tokens=math.inf if held is None else held)
 
-    def _begin(self, camera: int, now_s: float) -> None:
-        """A camera starts as its plan says, having no window anywhere."""
+    def _start_camera(self, camera: int, now_s: float) -> None:
+        """Start a camera without any windows, with the owner and rung of its plan."""
         plan = self.fleet.plan(self.names[camera])
         self._rung[camera] = self._ladder.index_of(plan.rung)
-        self._owner[camera] = NOBODY if plan.owner is None else _number(plan.owner)
+        self._owner[camera] = NO_OWNER if plan.owner is None else _number(plan.owner)
         self.cameras.factor[camera] = self._strides[self._kinds[camera], self._rung[camera]]
         self.cameras.start(camera, now_s, self._phases[camera])
-        self._unreported.forget(camera, now_s)
+        self._unreported.reset_camera(camera, now_s)
 
     def _control(self, now_s: float) -> None:
-        """Reports in, decisions out."""
+        """Deliver reports to the fleet and apply its decisions."""
         if now_s < self._silent_until_s:
             return
         for number, since_s in list(self._dead.items()):
             if now_s - since_s >= self.plan.timing.detect_s:
                 del self._dead[number]
-                self._apply(self.fleet.leave(_name(number)), now_s)
+                self._apply_moves(self.fleet.leave(_name(number)), now_s)
         for number, replica in self._replicas.items():
             self.fleet.replica_report(
                 _name(number),
@@ -156,57 +157,57 @@ class District:
             if not self._refused[camera]:
                 self.fleet.observe_counts(self.names[camera], counts)
         if steps := self.fleet.tick(now_s):
-            self._take(steps, now_s)
+            self._apply_steps(steps, now_s)
 
-    def _take(self, steps: Sequence[Step], now_s: float) -> None:
-        """Steps on the ladder, at most one of a camera."""
+    def _apply_steps(self, steps: Sequence[Step], now_s: float) -> None:
+        """Apply steps on the quality ladder, at most one per camera."""
         camera = np.array([self._index[step.camera] for step in steps])
         to = np.array([step.rung_to for step in steps])
         was_shed = self._sheds[[step.rung_from for step in steps]]
         self.tally.steps[self._bin(now_s)] += len(steps)
-        # A replica reports every second, so that next to nothing of what it counts is from before and after a step.
-        for each, counts in self._unreported.take(camera, now_s):
+        # Production replicas report every second, so that their counts hardly mix windows from before and after a step.
+        for each, counts in self._unreported.pop_counts(camera, now_s):
             self.fleet.observe_counts(self.names[each], counts, int(self._rung[each]))
         self._rung[camera] = to
         self.cameras.stretch(camera[~was_shed], self._strides[self._kinds[camera], to][~was_shed])
         for back, rung in zip(camera[was_shed].tolist(), to[was_shed].tolist(), strict=True):
-            # Nobody has kept its frames.
+            # While shed, its frames were not kept.
             self.cameras.factor[back] = self._strides[self._kinds[back], rung]
             self.cameras.start(back, now_s, self._phases[back])
 
-    def _apply(self, moves: Iterable[CameraMove], now_s: float) -> None:
+    def _apply_moves(self, moves: Iterable[CameraMove], now_s: float) -> None:
         for move in moves:
             camera = self._index[move.camera]
             source = int(self._owner[camera])
             self.tally.moves[self._bin(now_s)] += 1
             waiting = self._release(camera)
             if not move.warm or source not in self._replicas:
-                self._lose(waiting)
-                self._begin(camera, now_s)
+                self._drop_lost(waiting)
+                self._start_camera(camera, now_s)
                 continue
-            self._owner[camera] = NOBODY if move.to is None else _number(move.to)
+            self._owner[camera] = NO_OWNER if move.to is None else _number(move.to)
             if self._owner[camera] in self._replicas:
-                self._carried.setdefault(int(self._owner[camera]), []).extend(waiting)
+                self._in_transit.setdefault(int(self._owner[camera]), []).extend(waiting)
             else:
-                self._lose(waiting)
+                self._drop_lost(waiting)
 
     def _release(self, camera: int) -> list[Arrival]:
-        """Its windows that wait at its replica, or are on their way there from another one."""
+        """Remove and return the camera's windows that wait at its replica or are being moved to it."""
         owner = int(self._owner[camera])
         if owner not in self._replicas:
             return []
-        carried = self._carried.get(owner, [])
+        carried = self._in_transit.get(owner, [])
         if carried:
-            self._carried[owner] = [arrival for arrival in carried if arrival.camera != camera]
+            self._in_transit[owner] = [arrival for arrival in carried if arrival.camera != camera]
         mine = [arrival for arrival in carried if arrival.camera == camera]
         return self._replicas[owner].release(self.names[camera]) + mine
 
-    def _lose(self, gone: Sequence[Arrival]) -> None:
+    def _drop_lost(self, gone: Sequence[Arrival]) -> None:
         self._drop(gone, Lost.REPLICA_LOST)
-        self._make_up(gone)
+        self._reencode_frames(gone)
 
     def _restart_controller(self, now_s: float) -> None:
-        """It knows its configuration, and what the replicas that live say they hold."""
+        """Rebuild the fleet from the configuration and the cameras that live replicas report."""
         self.fleet = self._settings.fleet()
         self._dead.clear()
         for number in self._replicas:
@@ -218,19 +219,19 @@ class District:
             self.fleet.admit(demand, now_s, force=True, prefer=_name(owner) if held else None)
             plan = self.fleet.plan(name)
             if not held or plan.owner != _name(owner) or self._sheds[self._rung[camera]]:
-                self._lose(self._release(camera))
-                self._begin(camera, now_s)
+                self._drop_lost(self._release(camera))
+                self._start_camera(camera, now_s)
             else:
                 self._rung[camera] = self._ladder.index_of(plan.rung)
                 self.cameras.stretch(camera, self._strides[self._kinds[camera], self._rung[camera]])
-                self._unreported.forget(camera, now_s)
+                self._unreported.reset_camera(camera, now_s)
 
-    # -- what happens to it ----------------------------------------------------------------------
-    def _happen(self, now_s: float, until_s: float) -> None:
+    # -- events ------------------------------------------------------------------------------------
+    def _apply_events(self, now_s: float, until_s: float) -> None:
         while self._events and self._events[0].at_s < until_s:
             event = self._events.pop(0)
             if event.what is What.DRAIN and now_s < self._silent_until_s:
-                # Nobody is there to hand its cameras to others.
+                # Without a controller, cameras cannot be handed over.
                 back_s = max(until_s, self._silent_until_s)
                 insort(self._events, replace(event, at_s=back_s), key=lambda each: each.at_s)
                 continue
@@ -244,24 +245,24 @@ class District:
                     for _ in range(int(event.amount)):
                         name = self._new_replica(now_s)
                         if now_s >= self._silent_until_s:
-                            self._apply(self._join(name), now_s)
+                            self._apply_moves(self._join(name), now_s)
                 case What.KILL | What.DRAIN:
-                    for number in self._chosen(int(event.amount)):
-                        self._remove(number, now_s, dies=event.what is What.KILL)
+                    for number in self._pick_replicas(int(event.amount)):
+                        self._remove_replica(number, now_s, dies=event.what is What.KILL)
 
-    def _chosen(self, count: int) -> list[int]:
+    def _pick_replicas(self, count: int) -> list[int]:
         numbers = sorted(self._replicas)
         return [numbers[place] for place in sorted(self._rng.choice(len(numbers), count, replace=False).tolist())]
 
-    def _remove(self, number: int, now_s: float, *, dies: bool) -> None:
+    def _remove_replica(self, number: int, now_s: float, *, dies: bool) -> None:
         if dies:
             replica = self._replicas.pop(number)
             held = [self.names[camera] for camera in np.flatnonzero(self._owner == number).tolist()]
-            self._lose([*replica.die(held), *self._carried.pop(number, ())])
+            self._drop_lost([*replica.die(held), *self._in_transit.pop(number, ())])
             self._dead[number] = now_s
             return
-        # Where it was the only one, nobody takes them.
-        self._apply([*self.fleet.drain(_name(number)), *self.fleet.leave(_name(number))], now_s)
+        # The last replica's cameras are left without an owner.
+        self._apply_moves([*self.fleet.drain(_name(number)), *self.fleet.leave(_name(number))], now_s)
         self._leaving.append(self._replicas.pop(number))
 
     def _new_replica(self, now_s: float) -> str:
@@ -271,21 +272,21 @@ class District:
         self._replicas[number] = Replica(self._costs, self.plan.engine, self._facts, rng, now_s)
         return _name(number)
 
-    # -- one tick --------------------------------------------------------------------------------
+    # -- one tick ----------------------------------------------------------------------------------
     def _tick(self, now_s: float, until_s: float) -> None:
-        self._happen(now_s, until_s)
+        self._apply_events(now_s, until_s)
         if self._was_silent and now_s >= self._silent_until_s:
             self._restart_controller(now_s)
         self._was_silent = now_s < self._silent_until_s
         self._control(now_s)
         due = self.cameras.due(until_s, [each for each in self._wakes if each.start_s < until_s and each.end_s > now_s])
-        # A window that a shorter stride has end in the past closes only now (WindowClock.change_lengths).
-        arrivals = self._deliver(replace(due, end_s=np.maximum(due.end_s, now_s)))
+        # A shortened stride may put a window's end in the past; it closes now (WindowClock.change_lengths).
+        arrivals = self._close_windows(replace(due, end_s=np.maximum(due.end_s, now_s)))
         out, busy_s = Outcome(), 0.0
         for number, replica in self._replicas.items():
             mine = arrivals.get(number, [])
-            if number in self._carried:
-                mine = sorted(self._carried.pop(number), key=lambda arrival: arrival.arrived_s) + mine
+            if number in self._in_transit:
+                mine = sorted(self._in_transit.pop(number), key=lambda arrival: arrival.arrived_s) + mine
             replica.run(mine, now_s, until_s, out)
             busy_s += replica.spend(until_s, until_s - now_s)
         for replica in self._leaving:
@@ -297,8 +298,8 @@ class District:
         self.tally.busy_s[place] += busy_s
         self._leaving = [replica for replica in self._leaving if replica.waiting]
 
-    def _deliver(self, due: Due) -> dict[int, list[Arrival]]:
-        """Count what ended; the computed windows, by replica and in order of time."""
+    def _close_windows(self, due: Due) -> dict[int, list[Arrival]]:
+        """Count the windows that ended; returns those to compute, by replica and ordered by time."""
         camera, owner, rung = due.camera, self._owner[due.camera], self._rung[due.camera]
         self.tally.close(due.end_s, self._ranks[camera], due.stride_s, rung)
         serving = np.zeros(self._numbers + 1, dtype=bool)
@@ -307,10 +308,10 @@ class District:
         for reason, gone in (
             (Lost.REFUSED, self._refused[camera]),
             (Lost.SHED, self._sheds[rung]),
-            (Lost.NO_REPLICA, owner == NOBODY),
+            (Lost.NO_REPLICA, owner == NO_OWNER),
             (Lost.REPLICA_LOST, ~serving[owner]),
         ):
-            self._give_up(due, left & gone, reason)
+            self._drop_due(due, left & gone, reason)
             left &= ~gone
         value_s = due.stride_s * self._value[rung]
         stands = left & due.gated
@@ -319,25 +320,24 @@ class District:
         left &= ~due.gated
         if self.plan.drop:
             gone = left & (self._rng.random(len(camera)) < self.plan.drop)
-            self._give_up(due, gone, Lost.RANDOM)
+            self._drop_due(due, gone, Lost.RANDOM)
             left &= ~gone
-        return self._send(due, np.flatnonzero(left), value_s)
+        return self._make_arrivals(due, np.flatnonzero(left), value_s)
 
-    def _give_up(self, due: Due, gone: Bools, reason: Lost) -> None:
+    def _drop_due(self, due: Due, gone: Bools, reason: Lost) -> None:
         if gone.any():
             self.tally.drop(due.end_s[gone], self._ranks[due.camera[gone]], reason)
             lost = gone & ~due.gated
             self.cameras.dropped(due.camera[lost], due.end_s[lost], due.strides[lost])
 
-    def _send(self, due: Due, which: Ints, value_s: Floats) -> dict[int, list[Arrival]]:
+    def _make_arrivals(self, due: Due, which: Ints, value_s: Floats) -> dict[int, list[Arrival]]:
         camera = due.camera[which]
         owner, spread = self._owner[camera], self._spread[camera]
         strides = due.strides[which]
         expected, more = self._work.of(self._kinds[camera], self._rung[camera], due.held[which], strides)
         factor = np.exp(spread * self._rng.standard_normal(len(which)) - spread * spread / 2)
         order = np.argsort(owner, kind="stable")
-        # In the order of an arrival's fields. Strides are whole numbers, and small ones of those are not made anew each
-        # time.
+        # In the order of Arrival's fields. Strides become integers because Python caches small ones.
         columns = (
             camera,
             due.end_s[which],
@@ -350,7 +350,7 @@ class District:
         )
         numbers, *values = (column[order].tolist() for column in columns)
         streams = [self.names[index] for index in numbers]
-        # What ``_make`` does, at a third of its time.
+        # Equivalent to ``Arrival._make``, in a third of the time.
         make = partial(tuple.__new__, Arrival)
         arrivals: list[Arrival] = list(map(make, zip(streams, numbers, *values, strict=True)))
         if not arrivals:
@@ -370,16 +370,16 @@ class District:
             self._unreported.add(Fate.COMPUTED, camera)
         for reason, gone in out.dropped.items():
             self._unreported.add(Fate.DROPPED, self._drop(gone, reason))
-        self._make_up(out.unencoded)
+        self._reencode_frames(out.unencoded)
 
     def _drop(self, gone: Sequence[Arrival], reason: str) -> Ints:
-        """These are given up; returns their cameras."""
+        """Count dropped windows; returns their cameras."""
         camera = np.array([arrival.camera for arrival in gone], dtype=np.int64)
         self.tally.drop(np.array([arrival.arrived_s for arrival in gone]), self._ranks[camera], reason)
         return camera
 
-    def _make_up(self, gone: Sequence[Arrival]) -> None:
-        """The next windows of these cameras take in what these had."""
+    def _reencode_frames(self, gone: Sequence[Arrival]) -> None:
+        """Make the next windows of these cameras encode the frames of dropped ones."""
         camera = np.array([arrival.camera for arrival in gone], dtype=np.int64)
         end_s, strides = (np.array([getattr(arrival, name) for arrival in gone]) for name in ("arrived_s", "strides"))
         self.cameras.dropped(camera, end_s, strides)

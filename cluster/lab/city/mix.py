@@ -1,4 +1,4 @@
-"""What a city's cameras are and do, as data: classes of cameras, how busy they are by the hour, and what wakes many."""
+"""Description of a city's cameras: classes, activity by the hour, and bursts that make many of them busy at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cluster.types.cameras import IDLE_SPREAD, Priority
 
 @dataclass(frozen=True, slots=True)
 class Spell:
-    """One burst in ``[start_s, end_s)``. ``classes``: indices it reaches."""
+    """One occurrence of a burst in ``[start_s, end_s)``. ``classes``: indices of the affected classes."""
 
     name: str
     start_s: float
@@ -30,20 +30,20 @@ class Spell:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """A spell among one district's cameras; ``cameras``: whom it makes busy, by index."""
+    """A spell's effect on one district. ``cameras``: mask of the cameras that it makes busy."""
 
     start_s: float
     end_s: float
     cameras: Bools
 
     def reaches(self, camera: Ints, end_s: Floats) -> Bools:
-        """Windows of these cameras, ending then, that it makes busy."""
+        """Mask of the windows, given by camera and end time, that it makes busy."""
         found: Bools = self.cameras[camera] & (end_s >= self.start_s) & (end_s < self.end_s)
         return found
 
 
 def spells(mix: Mix, seconds: float, rng: np.random.Generator) -> list[Spell]:
-    """The bursts of a mix over ``seconds``, as Poisson processes."""
+    """Draw the bursts of a mix over ``seconds`` as Poisson processes."""
     found = []
     names = [each.name for each in mix.classes]
     for burst in mix.bursts:
@@ -56,7 +56,7 @@ def spells(mix: Mix, seconds: float, rng: np.random.Generator) -> list[Spell]:
 
 
 def wakes(spells: Sequence[Spell], kinds: Ints, rng: np.random.Generator) -> list[Wake]:
-    """Whom each spell reaches among cameras of these classes."""
+    """Draw the cameras that each spell affects. ``kinds``: class index per camera."""
     return [
         Wake(
             spell.start_s,
@@ -72,12 +72,12 @@ FOREVER_S = 1e9
 
 
 class GeometrySection(Section):
-    """How the model cuts pictures; the default is Qwen2.5-VL's with frames of at most 448 x 448 pixels."""
+    """The model's patch geometry; the default is Qwen2.5-VL's with frames of at most 448 x 448 pixels."""
 
     patch: int = Field(default=14, ge=1, description="Side of a patch in pixels.")
-    merge: int = Field(default=2, ge=1, description="Patches per side that become one token.")
-    temporal: int = Field(default=2, ge=1, description="Samples that become one frame.")
-    max_pixels: int = Field(default=448 * 448, ge=1, description="Most pixels of a frame; larger ones are shrunk.")
+    merge: int = Field(default=2, ge=1, description="Patches per side that are merged into one token.")
+    temporal: int = Field(default=2, ge=1, description="Samples that are merged into one frame.")
+    max_pixels: int = Field(default=448 * 448, ge=1, description="Maximum pixels; larger frames are downscaled.")
 
     def tokens(self, width: int, height: int) -> int:
         """Visual tokens of one frame with nothing pruned."""
@@ -95,16 +95,14 @@ class ActivitySection(Section):
     and a quiet one wakes at rate ``b / ((1 - b) d)``, so that ``b`` is the stationary share.
     """
 
-    busy: float = Field(
-        ge=0, le=1, description="Share of a day's windows in which something moves, where profile is 1."
-    )
+    busy: float = Field(ge=0, le=1, description="Share of windows with motion in hours whose profile is 1.")
     dwell_s: Duration = Field(default=60.0, gt=0, description="Mean length of a stretch with motion.")
     profile: tuple[float, ...] = Field(
-        default=(1.0,) * HOURS, description="24 factors on busy, one per hour from midnight on."
+        default=(1.0,) * HOURS, description="24 factors on busy, one per hour, starting at midnight."
     )
     kept: float = Field(default=0.2, ge=0, le=1, description="Share of its tokens that a frame between anchors keeps.")
     spread: float = Field(
-        default=0.3, ge=0, le=3, description="Sigma of the logarithm of one window's work; its mean is 1."
+        default=0.3, ge=0, le=3, description="Sigma of the lognormal factor on a window's work; its mean is 1."
     )
 
     @model_validator(mode="after")
@@ -116,7 +114,7 @@ class ActivitySection(Section):
         return self
 
     def share(self, hour: float) -> float:
-        """The busy share at a time of day in hours, between the hours' middles on a straight line; at most 0.98."""
+        """Busy share at a time of day in hours, interpolated between mid-hours; at most 0.98 if ``busy`` < 1."""
         place = (hour - 0.5) % HOURS
         first = int(place)
         between = place - first
@@ -125,27 +123,27 @@ class ActivitySection(Section):
 
 
 class CameraClass(Section):
-    """Cameras that are alike."""
+    """Identical cameras."""
 
-    name: str = Field(min_length=1, description="Name of the class, as in street.")
-    share: float = Field(gt=0, description="Its part of the cameras, in proportion to the other classes' shares.")
+    name: str = Field(min_length=1, description="Name of the class, such as street.")
+    share: float = Field(gt=0, description="Weight of the class among all cameras.")
     priority: Priority = Field(default=Priority.NORMAL, description="critical, normal or background.")
-    width: int = Field(default=1920, ge=1, description="Pixels across.")
-    height: int = Field(default=1080, ge=1, description="Pixels down.")
+    width: int = Field(default=1920, ge=1, description="Frame width in pixels.")
+    height: int = Field(default=1080, ge=1, description="Frame height in pixels.")
     frame_tokens: int | None = Field(
-        default=None, ge=1, description="Tokens of a whole frame; null computes them from the size and the geometry."
+        default=None, ge=1, description="Tokens of a whole frame; null derives them from frame size and geometry."
     )
     fps: float = Field(default=2.0, gt=0, le=60, description="Samples per second.")
     window_s: Duration = Field(default=40.0, gt=0, description="Seconds of video an answer is based on.")
     stride_s: Duration = Field(default=8.0, gt=0, description="Seconds between two answers.")
     refresh_budget: float | None = Field(
-        default=None, ge=0, le=1, description="Share of the overlap that is computed again; null: its anchors."
+        default=None, ge=0, le=1, description="Share of the overlap that is recomputed; null: its anchors."
     )
-    anchor_interval_s: Duration = Field(default=16.0, gt=0, description="Seconds between frames that keep everything.")
-    questions: int = Field(default=2, ge=1, description="Standing questions.")
+    anchor_interval_s: Duration = Field(default=16.0, gt=0, description="Seconds between anchors, kept whole.")
+    questions: int = Field(default=2, ge=1, description="Number of standing questions.")
     query_tokens: int = Field(default=24, ge=1, description="Tokens of one question.")
-    static_gate: bool = Field(default=True, description="Let the last answer stand while nothing moves.")
-    max_idle_s: Duration = Field(default=60.0, ge=0, description="Longest time that an answer may stand.")
+    static_gate: bool = Field(default=True, description="Repeat the last answer while nothing moves.")
+    max_idle_s: Duration = Field(default=60.0, ge=0, description="Maximum time that the gate repeats an answer.")
     activity: ActivitySection
 
     @model_validator(mode="after")
@@ -156,58 +154,58 @@ class CameraClass(Section):
 
     @classmethod
     def of(cls, demand: Demand, share: float) -> CameraClass:
-        """Cameras of this demand. Whether a window is gated is drawn anew for each: a demand says how many are, not in
-        which order."""
+        """Cameras with this demand. Gating is drawn independently per window: a demand has the gated share, not the
+        order."""
         shared = {name: getattr(demand, name) for name in Demand.__dataclass_fields__ if name in cls.model_fields}
         activity = ActivitySection(busy=demand.busy, dwell_s=demand.stride_s / 100, kept=demand.kept, spread=0.0)
         shared |= {"activity": activity, "static_gate": demand.busy < 1, "max_idle_s": FOREVER_S}
         return cls(name=demand.camera, share=share, **shared)
 
     def computed_share(self, hour: float) -> float:
-        """Share of its windows that the gate lets through: those with motion, and of the others one per ``idle_s``."""
+        """Share of windows that the gate lets through: those with motion, and otherwise one per ``idle_s``."""
         if not self.static_gate:
             return 1.0
         busy = self.activity.share(hour)
-        # The first window is computed after which an answer may not stand, which differs by camera (StreamSpec.idle_s).
+        # How long an answer may stand varies by camera (StreamSpec.idle_s): average over its range.
         spread = IDLE_SPREAD * (np.arange(100) + 0.5) / 100
         return float(busy + (1 - busy) * (1 / (self.max_idle_s * (1 - spread) // self.stride_s + 1)).mean())
 
     def demand(self, camera: str, geometry: GeometrySection, hour: float) -> Demand:
-        """What a controller would be told of one camera of the class."""
-        told = {name: getattr(self, name) for name in Demand.__dataclass_fields__ if name in CameraClass.model_fields}
-        told |= {
+        """The demand that a controller sees for one camera of the class."""
+        values = {name: getattr(self, name) for name in Demand.__dataclass_fields__ if name in CameraClass.model_fields}
+        values |= {
             "camera": camera,
             "frame_tokens": self.frame_tokens or geometry.tokens(self.width, self.height),
             "temporal": geometry.temporal,
             "kept": self.activity.kept,
             "busy": self.computed_share(hour),
         }
-        return Demand(**told)
+        return Demand(**values)
 
 
 class Burst(Section):
-    """Something that makes many cameras busy at once, like rain or a flash of lightning."""
+    """An event that makes many cameras busy at once, such as rain."""
 
-    name: str = Field(min_length=1, description="What it is.")
-    every_s: Duration = Field(gt=0, description="Mean time between two; they come at random (Poisson).")
-    duration_s: Duration = Field(gt=0, description="How long it lasts.")
-    share: float = Field(gt=0, le=1, description="Share of the cameras of its classes that it makes busy.")
-    classes: tuple[str, ...] = Field(default=(), description="Classes that it reaches; empty for all.")
+    name: str = Field(min_length=1, description="Name of the event.")
+    every_s: Duration = Field(gt=0, description="Mean time between two bursts (Poisson process).")
+    duration_s: Duration = Field(gt=0, description="Duration.")
+    share: float = Field(gt=0, le=1, description="Share of the affected classes' cameras that become busy.")
+    classes: tuple[str, ...] = Field(default=(), description="Affected classes; empty for all.")
 
 
 class Mix(Section):
-    """A city's cameras."""
+    """The camera classes and bursts of a city."""
 
-    title: str = Field(default="", description="One line about it.")
+    title: str = Field(default="", description="One-line description.")
     geometry: GeometrySection = GeometrySection()
-    classes: list[CameraClass] = Field(min_length=1, description="Kinds of cameras.")
-    bursts: list[Burst] = Field(default_factory=list, description="What makes many cameras busy at once.")
+    classes: list[CameraClass] = Field(min_length=1, description="Camera classes.")
+    bursts: list[Burst] = Field(default_factory=list, description="Events that make many cameras busy at once.")
 
     @model_validator(mode="after")
     def _names(self) -> Mix:
         names = [each.name for each in self.classes]
         if len(set(names)) < len(names):
-            raise ValueError(f"classes must have names of their own, not {', '.join(names)}")
+            raise ValueError(f"classes must have unique names, not {', '.join(names)}")
         for burst in self.bursts:
             if unknown := [name for name in burst.classes if name not in names]:
                 raise ValueError(f"burst {burst.name!r} names the class {unknown[0]!r}; there are: {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""What is simulated: a city's cameras, its pools of replicas, its time, and what happens in it: ``600:kill:3``."""
+"""Input of a simulation: cameras, pools of replicas, timing, and events such as ``600:kill:3``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -28,10 +28,10 @@ class What(StrEnum):
 
 MEANING = {
     What.KILL: "N replicas die with all they hold",
-    What.JOIN: "N replicas come in",
-    What.DRAIN: "N replicas hand their cameras over and leave",
-    What.CONTROLLER: "every controller is gone for N seconds and then learns from the replicas what it knew",
-    What.WAKE: "a share N of all cameras sees motion for a minute",
+    What.JOIN: "N replicas join",
+    What.DRAIN: "N replicas hand over their cameras and leave",
+    What.CONTROLLER: "every controller is down for N seconds and then recovers its state from the replicas",
+    What.WAKE: "a share N of all cameras sees motion for one minute",
 }
 
 WAKE_S = 60.0
@@ -39,19 +39,19 @@ WAKE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """``amount``: replicas, seconds or a share, as ``what`` takes."""
+    """One event. ``amount``: replicas, seconds or a share, depending on ``what``."""
 
     at_s: float
     what: What
     amount: float
 
     def __str__(self) -> str:
-        """As it is written."""
+        """The form that :func:`parse_event` reads."""
         return f"{self.at_s:g}:{self.what}:{self.amount:g}"
 
 
 def parse_event(text: str) -> Event:
-    """``SECONDS:WHAT:N``. Raises ``ConfigError``: anything else."""
+    """Parse ``SECONDS:WHAT:N``. Raises ``ConfigError`` if malformed or out of range."""
     parts = text.split(":")
     kinds = ", ".join(What)
     if len(parts) != 3 or parts[1] not in list(What):
@@ -75,9 +75,9 @@ def parse_event(text: str) -> Event:
 class Timing:
     """Seconds of simulated time.
 
-    * ``tick_s``: between two rounds of reports and decisions; ``detect_s``: until a dead replica is noticed
-    * ``report_s``: at least between two reports of a camera's counts
-    * ``bin_s``: stretches in which windows are counted
+    * ``tick_s``: between rounds of reports and decisions; ``detect_s``: until a dead replica is noticed
+    * ``report_s``: minimum between two reports of a camera's counts
+    * ``bin_s``: width of the bins in which windows are counted
     """
 
     seconds: float
@@ -89,7 +89,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """Replicas of one kind and what a step costs there."""
+    """Replicas of one kind and their cost model."""
 
     kind: str
     replicas: int
@@ -106,9 +106,9 @@ class CityPlan:
 
     * ``ladder``: ``None`` leaves every camera at full quality; ``force``: no camera is refused
     * ``hour``: time of day at 0 s; ``alike``: see :class:`WorkTable`
-    * ``drop``: share of computed windows that is thrown away at random, which policies are compared with
-    * ``phases``: of each camera, class after class of the mix, as the shares of its stride by which its windows end
-      late; ``None``: random
+    * ``drop``: share of windows to compute that is dropped at random, as a baseline for policies
+    * ``phases``: each camera's offset of window ends, as a fraction of its stride, in the order of the mix's classes;
+      ``None``: random
     """
 
     cameras: int
@@ -135,7 +135,7 @@ class CityPlan:
         return sum(pool.replicas for pool in self.pools)
 
     def check(self) -> None:
-        """Raises ``ConfigError`` when it cannot be simulated."""
+        """Raise ``ConfigError`` if the plan cannot be simulated."""
         if self.cameras < 1 or self.replicas < 1:
             raise ConfigError(f"a city needs cameras and replicas, not {self.cameras} and {self.replicas}")
         if not 0 <= self.warmup_s < self.timing.seconds:
@@ -144,7 +144,7 @@ class CityPlan:
                 f"{self.warmup_s:g} s"
             )
         if not 0 <= self.hour <= HOURS:
-            raise ConfigError(f"the time of day at the beginning must be from 0 to {HOURS}, not {self.hour:g}")
+            raise ConfigError(f"the time of day at the start must be from 0 to {HOURS}, not {self.hour:g}")
         if late := [event for event in self.events if event.at_s >= self.timing.seconds]:
             raise ConfigError(
                 f"the event at {late[0].at_s:g} s comes after the end of the simulation at {self.timing.seconds:g} s"
@@ -152,15 +152,15 @@ class CityPlan:
 
 
 def with_pool(plan: CityPlan, *, cameras: int | None = None, replicas: int | None = None) -> CityPlan:
-    """The same city with so many cameras, or so many replicas of its one kind."""
+    """The same city with another number of cameras, or of replicas of its only kind."""
     if replicas is not None:
         plan = replace(plan, pools=(replace(plan.pools[0], replicas=replicas),))
     return plan if cameras is None else replace(plan, cameras=cameras)
 
 
 def split(events: Sequence[Event], replicas: Sequence[int], rng: np.random.Generator) -> list[list[Event]]:
-    """The events of each district. Deaths, joins and drains fall on districts by how many replicas each has. Raises
-    ``ConfigError``: more replicas are to go than there are."""
+    """Assign events to districts; kills, joins and drains at random, weighted by the districts' replicas. Raises
+    ``ConfigError`` if more replicas are to leave than exist."""
     found: list[list[Event]] = [[] for _ in replicas]
     alive = list(replicas)
     for event in sorted(events, key=lambda each: each.at_s):
@@ -171,11 +171,11 @@ def split(events: Sequence[Event], replicas: Sequence[int], rng: np.random.Gener
         leaving = event.what is not What.JOIN
         if leaving and event.amount > sum(alive):
             raise ConfigError(
-                f"at {event.at_s:g} s {event.amount:g} replicas are to go and only {sum(alive)} are left; name fewer"
+                f"at {event.at_s:g} s {event.amount:g} replicas are to leave, of {sum(alive)}; name fewer"
             )
         shares = [0] * len(replicas)
         for _ in range(int(event.amount)):
-            # One by one, so that no district loses more than it has.
+            # One at a time, so that no district loses more than it has.
             weights = np.array(alive if leaving else replicas, dtype=float)
             chosen = int(rng.choice(len(replicas), p=weights / weights.sum()))
             shares[chosen] += 1

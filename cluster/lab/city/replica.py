@@ -1,4 +1,4 @@
-"""One simulated replica: the production window queue before an engine that takes the time the cost model says."""
+"""One simulated replica: the production window queue in front of an engine whose steps take the cost model's time."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -16,11 +16,13 @@ from cluster.types.cameras import Priority
 
 
 class WorkTable:
-    """``seconds[kind, rung, held, strides]`` that a window adds to a step, by production's own estimate: one ``held``
-    strides long, as windows grow after a fresh start, with ``strides`` of new frames, all but the last of them gated.
-    ``more`` ``[kind, rung, held]``: of each window before it that was dropped instead.
+    """Predicted cost of windows, by production's own estimate.
 
-    ``alike``: windows cost the same whatever was gated or lost before them: ``costs`` were measured over such windows.
+    ``seconds[kind, rung, held, strides]``: seconds that a window adds to a step. It is ``held`` strides long (windows
+    grow after a start) and encodes ``strides`` strides of new frames, all but the last from gated windows.
+    ``more[kind, rung, held]``: extra seconds per dropped window before it.
+
+    ``alike``: gated and dropped predecessors add no cost, because ``costs`` were averaged over windows that had them.
     """
 
     def __init__(self, demands: Sequence[Demand], ladder: Ladder, costs: CostModel, *, alike: bool = False) -> None:
@@ -42,7 +44,7 @@ class WorkTable:
                 self.more[kind, rung, held] = missed - self.seconds[kind, rung, held, 1]
 
     def of(self, kind: Ints, rung: Ints, held: Floats, strides: Floats) -> tuple[Floats, Floats]:
-        """Predicted seconds of each window, without its part of the step, and of one more stride."""
+        """Predicted seconds of each window, excluding the fixed cost of a step, and of one more stride."""
         held_at, strides_at = (
             np.clip(each, 1, most - 1).astype(np.int64)
             for each, most in zip((held, strides), self.seconds.shape[2:], strict=True)
@@ -52,10 +54,7 @@ class WorkTable:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How every replica forms its steps, named as the configuration names them.
-
-    ``budget_s``: predicted seconds of a step at most.
-    """
+    """Batching of a replica's steps, named as in the configuration. ``budget_s``: maximum predicted seconds."""
 
     max_batch: int = 8
     per_stream: int = 2
@@ -63,13 +62,13 @@ class EngineSettings:
 
 
 class Arrival(NamedTuple):
-    """One computed window on its way to a replica. It has what the queue reads of a :class:`WindowRequest` and is taken
-    for one: a city's hour has tens of millions, and each would be made twice.
+    """A window to be computed by a replica. It has the fields that the queue reads from a :class:`WindowRequest` and is
+    passed in its place: a simulated hour has tens of millions of windows, and each would be built twice.
 
-    * ``camera``: the number of its camera; ``arrived_s``: when its last frame came, which is when it ended
-    * ``expected_s`` is predicted, ``work_s`` what it will take, both without its part of the step
-    * ``strides`` of frames are in it that no window before it takes in; each more takes ``more_s``
-    * ``value_s``: seconds of video that it stands for, times what an answer is worth
+    * ``camera``: camera index; ``arrived_s``: arrival of its last frame, which is the window's end
+    * ``expected_s``: predicted seconds; ``work_s``: actual seconds; both exclude the fixed cost of a step
+    * ``strides``: strides of frames that no earlier window encodes; ``more_s``: seconds per additional one
+    * ``value_s``: seconds of video that it accounts for, times the value of an answer at its rung
     """
 
     stream: str
@@ -85,7 +84,7 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the queue is told of each camera, by number. ``late_s``: after that an answer helps nobody."""
+    """Queue parameters by camera index. ``late_s``: lag after which an answer is useless."""
 
     priorities: Sequence[Priority]
     late_s: Sequence[float]
@@ -93,9 +92,9 @@ class Facts:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a stretch of time brought: windows answered, and when; windows dropped, by reason.
+    """Results of a tick: answered windows with their finish times, and dropped windows by reason.
 
-    ``unencoded``: those of the dropped whose frames no window that waits will take in.
+    ``unencoded``: dropped windows whose frames no waiting window will encode.
     """
 
     answered: list[Arrival] = field(default_factory=list)
@@ -105,7 +104,7 @@ class Outcome:
 
 
 class Replica:
-    """An engine that runs one step after the other. ``spread``: see :class:`CostModel`."""
+    """A queue and an engine that runs one step at a time."""
 
     def __init__(
         self,
@@ -123,47 +122,46 @@ class Replica:
         self._facts = facts
         self._rng = rng
         self._queue = WindowQueue(per_stream=settings.per_stream)
-        self._waiting_s = self._busy_s = self._told_s = 0.0
+        self._waiting_s = self._busy_s = self._reported_s = 0.0
         self._steps = self._computed = 0
         self._noise: list[float] = []
-        self._under_way: list[Arrival] = []
-        # Strides of frames by camera that dropped windows have left to the next one that waits.
-        self._left: dict[int, float] = {}
+        self._in_flight: list[Arrival] = []
+        # By camera: strides of frames of dropped windows that its next waiting window must encode.
+        self._missed_strides: dict[int, float] = {}
 
     @property
     def waiting(self) -> int:
-        """Windows in its queue, and in the step under way."""
-        return len(self._under_way) + len(self._queue)
+        """Windows in the queue and in the current step."""
+        return len(self._in_flight) + len(self._queue)
 
     def backlog_s(self, now_s: float) -> float:
-        """Predicted seconds until everything that waits is answered."""
+        """Predicted seconds until all waiting windows are answered."""
         return max(0.0, self.free_s - now_s) + self._waiting_s
 
     def spend(self, until_s: float, over_s: float) -> float:
-        """Seconds of work since the last call, of ``over_s``: what it reports, with its steps and their windows."""
+        """Return the busy seconds since the last call, ``over_s`` ago, and update the reported figures."""
         busy_s = self._busy_s - max(0.0, self.free_s - until_s)
-        spent, self._told_s = busy_s - self._told_s, busy_s
+        spent, self._reported_s = busy_s - self._reported_s, busy_s
         self.busy_share = spent / over_s
         self.steps, self.computed, self._steps, self._computed = self._steps, self._computed, 0, 0
         return spent
 
     def run(self, arrivals: Sequence[Arrival], from_s: float, until_s: float, out: Outcome) -> None:
-        """Take these windows, ordered by arrival and none later than ``until_s``, and begin every step from ``from_s``
-        to before it.
+        """Enqueue ``arrivals`` (ordered, none after ``until_s``) and start every step in ``[from_s, until_s)``.
 
-        ``out`` gets what came of it; what is answered after ``until_s`` is told by a later call.
+        Results are appended to ``out``; a step that finishes after ``until_s`` is reported by a later call.
         """
         queue, max_batch, budget_s = self._queue, self._settings.max_batch, self._settings.budget_s
-        # Arrivals pass for requests: see there.
+        # Arrivals stand in for WindowRequests: see Arrival.
         offer: Callable[..., list[DroppedWindow]] = queue.offer
         take: Callable[..., tuple[list[Any], list[DroppedWindow]]] = queue.take_batch
         late_s, priorities = self._facts.late_s, self._facts.priorities
-        if self._under_way and self.free_s <= until_s:
+        if self._in_flight and self.free_s <= until_s:
             self._finish(out, self.free_s)
         now, at, count = max(self.free_s, from_s), 0, len(arrivals)
         while True:
             if not len(queue):
-                # Sums of floats that were added and taken away drift.
+                # Reset the accumulated rounding error.
                 self._waiting_s = 0.0
                 if at == count:
                     break
@@ -195,34 +193,34 @@ class Replica:
                 seconds += arrival.work_s
                 waiting_s -= arrival.expected_s
             self._waiting_s = waiting_s
-            if self._left:
-                seconds += sum(self._left.pop(arrival.camera, 0.0) * arrival.more_s for arrival in taken)
-            seconds *= self._scatter()
+            if self._missed_strides:
+                seconds += sum(self._missed_strides.pop(arrival.camera, 0.0) * arrival.more_s for arrival in taken)
+            seconds *= self._noise_factor()
             now += seconds
             self._busy_s += seconds
             self._steps += 1
             self._computed += len(taken)
-            self._under_way = taken
+            self._in_flight = taken
             if now <= until_s:
                 self._finish(out, now)
         self.free_s = now
 
     def release(self, stream: str) -> list[Arrival]:
-        """The waiting windows of a camera that goes elsewhere."""
+        """Remove and return the waiting windows of a camera that moves to another replica."""
         gone = cast(list[Arrival], self._queue.discard(stream))
         for arrival in gone:
             self._waiting_s -= arrival.expected_s
-            self._left.pop(arrival.camera, None)
+            self._missed_strides.pop(arrival.camera, None)
         return gone
 
     def die(self, streams: Iterable[str]) -> list[Arrival]:
-        """All that waits, of these cameras, and the step under way."""
-        return [*self._under_way, *(arrival for stream in streams for arrival in self.release(stream))]
+        """Remove and return the waiting windows of these cameras and those in the current step."""
+        return [*self._in_flight, *(arrival for stream in streams for arrival in self.release(stream))]
 
     def _finish(self, out: Outcome, at_s: float) -> None:
-        out.answered += self._under_way
-        out.finish_s += [at_s] * len(self._under_way)
-        self._under_way = []
+        out.answered += self._in_flight
+        out.finish_s += [at_s] * len(self._in_flight)
+        self._in_flight = []
 
     def _drop(self, gone: Sequence[DroppedWindow], out: Outcome) -> None:
         for each in gone:
@@ -230,12 +228,12 @@ class Replica:
             self._waiting_s -= arrival.expected_s
             out.dropped.setdefault(each.reason, []).append(arrival)
             if self._queue.waiting(arrival.stream):
-                self._left[arrival.camera] = self._left.get(arrival.camera, 0.0) + arrival.strides
+                self._missed_strides[arrival.camera] = self._missed_strides.get(arrival.camera, 0.0) + arrival.strides
             else:
                 out.unencoded.append(arrival)
 
-    def _scatter(self) -> float:
-        """Factor on a step's seconds; its mean is 1."""
+    def _noise_factor(self) -> float:
+        """Random factor on a step's seconds; its mean is 1."""
         spread = self._costs.spread
         if spread == 0:
             return 1.0

@@ -1,4 +1,4 @@
-"""A simulated city for people: one screen, and one self-contained page."""
+"""Reports of a simulated city: terminal tables and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def search_chart(trials: Sequence[Trial], objective: Objective, *, fewer: bool) -> Figure:
-    """What each count that was tried reached; ``fewer``: over replicas, else over cameras."""
+    """Figures of every trial, over replicas if ``fewer``, else over cameras."""
 
     def line(name: str, value: Callable[[Trial], float]) -> Series:
         points = tuple(Point(t.replicas if fewer else t.cameras, value(t), text=f"{value(t):.4f}") for t in trials)
@@ -43,7 +43,7 @@ def search_chart(trials: Sequence[Trial], objective: Objective, *, fewer: bool) 
 
 
 def city_charts(result: CityResult) -> list[Figure]:
-    """Over time; stretches without windows leave gaps, and what never happened has no chart."""
+    """Charts over time; bins without windows are gaps, and charts without data are omitted."""
     tally = result.tally
     seconds = Axis("seconds", log=True)
     share, rate = Axis("share", percent=True, low=0.0), Axis("windows/s", low=0.0)
@@ -56,7 +56,7 @@ def city_charts(result: CityResult) -> list[Figure]:
     windows = {
         "ended": tally.due.sum(axis=1) / tally.bin_s,
         "answered": tally.answered.sum(axis=1) / tally.bin_s,
-        "last answer stands": tally.gated.sum(axis=1) / tally.bin_s,
+        "gated": tally.gated.sum(axis=1) / tally.bin_s,
         "dropped": tally.dropped.sum(axis=(1, 2)) / tally.bin_s,
     }
     capacity, due_s = np.maximum(tally.capacity_s, 1e-9), tally.due_s.sum(axis=1)
@@ -70,7 +70,7 @@ def city_charts(result: CityResult) -> list[Figure]:
     rungs = {name: of for name, of in zip(result.rungs, spent.T, strict=True) if reduced and of.any()}
     dropped = tally.dropped.sum(axis=1) / tally.bin_s
     drops = {reason: of for reason, of in zip(REASONS, dropped.T, strict=True) if of.any()}
-    drawn: list[tuple[str, Mapping[str, Sequence[float] | Floats], Axis]] = [
+    contents: list[tuple[str, Mapping[str, Sequence[float] | Floats], Axis]] = [
         ("Lag of computed windows, seconds", lags, seconds),
         ("Windows a second", windows, rate),
         ("Load and quality", load, share),
@@ -79,7 +79,7 @@ def city_charts(result: CityResult) -> list[Figure]:
     ]
     return [
         chart(title, [_over_time(result, *line) for line in lines.items()], Axis("minutes"), axis)
-        for title, lines, axis in drawn
+        for title, lines, axis in contents
         if lines
     ]
 
@@ -93,19 +93,19 @@ def _over_time(result: CityResult, name: str, values: Sequence[float] | Floats) 
 
 
 NOTES = (
-    "Placement, admission, window queues and the quality ladder are production's code on simulated time; engines take "
-    "the time that the cost model says, scattered as it scatters.",
-    "Whether a window shows motion follows a two-state Markov chain per camera; the mix's shares are what it says they "
-    "are, assumptions until your own cameras were counted.",
-    "Networks and decoders take no time and lose nothing here. Replicas' reports reach their controller at once.",
-    "Useful work counts what the answers that came within their stride take at least, in full steps.",
+    "Placement, admission, window queues and the quality ladder are production code in simulated time; engine steps "
+    "take the cost model's time, with its spread.",
+    "Motion follows a two-state Markov chain per camera. The mix's shares are assumptions until you replace them by "
+    "counts of your own cameras.",
+    "Networks and decoders take no time and lose nothing; replicas' reports reach their controller at once.",
+    "Useful work is the least time, in full steps, that the answers given within their stride take.",
 )
 
 
 def verdict(result: CityResult, objective: Objective) -> str:
-    """The answer in a sentence."""
+    """The result in one sentence."""
     figures = result.figures
-    word = "hold" if objective.met(figures) else "do not hold"
+    word = "meet" if objective.met(figures) else "do not meet"
     refused = f"; {figures.refused:,} cameras were refused" if figures.refused else ""
     return (
         f"{_pool(result)} {word} the objective for {result.cameras:,} cameras: {_percent(figures.on_time)} of computed "
@@ -115,7 +115,7 @@ def verdict(result: CityResult, objective: Objective) -> str:
 
 
 def facts(result: CityResult) -> list[tuple[str, str]]:
-    """What was simulated."""
+    """Inputs and admission results of the simulation, as label and text."""
     plan, admitted = result.plan, result.admitted
     title = f": {plan.mix.title}" if plan.mix.title else ""
     uncounted = _span(result.counted_from_s)
@@ -135,18 +135,18 @@ def facts(result: CityResult) -> list[tuple[str, str]]:
     accepted = plan.cameras - admitted.reduced - admitted.refused
     admission = f"{accepted:,} accepted, {admitted.reduced:,} at reduced quality, {admitted.refused:,} refused"
     if admitted.refused and not admitted.missing_replicas:
-        admission += ", whose windows the replicas' memory does not hold"
+        admission += ", whose windows do not fit into the replicas' memory"
     elif admitted.refused:
-        admission += f", for whom {admitted.missing_replicas:.1f} replicas are missing"
+        admission += f", which need {admitted.missing_replicas:.1f} more replicas"
     found.append(("admission", admission))
     if result.cost_per_hour is not None and result.cost_per_camera_month is not None:
         money = f"{result.cost_per_hour:,.2f} an hour, {result.cost_per_camera_month:,.2f} per camera and month"
-        found.append(("cost", f"{money}, at {plan.price_per_hour:g} per accelerator and hour"))
+        found.append(("cost", f"{money}, at {plan.price_per_hour:g} per accelerator-hour"))
     balance = result.balance
     found.append(
         (
-            "windows of the whole time",
-            f"{balance.expected:,} = {balance.answered:,} computed + {balance.gated:,} held by the gate + "
+            "windows, whole run",
+            f"{balance.expected:,} = {balance.answered:,} computed + {balance.gated:,} gated + "
             f"{balance.dropped:,} dropped + {balance.waiting:,} waiting",
         )
     )
@@ -154,11 +154,11 @@ def facts(result: CityResult) -> list[tuple[str, str]]:
 
 
 def _limit(plan: CityPlan, pool: PoolPlan) -> str:
-    """Which of a replica's time and memory is full first."""
+    """Whether a replica's time or its memory is exhausted first."""
     computed, held = carries(plan.mix, pool.costs, plan.hour)
     title = f"a replica on {pool.kind} computes {computed:,.0f} cameras at full quality"
     if math.isinf(held):
-        return f"{title}; how many its memory holds is not in its cost model, and not counted"
+        return f"{title}; its cost model has no memory limit, so memory is not counted"
     return f"{title} and holds the windows of {held:,.0f}: {'time' if computed < held else 'memory'} binds"
 
 
@@ -166,7 +166,7 @@ HEADS = ("priority", "windows", "on time", "answered", "quality", "lag p50", "p9
 
 
 def tables(result: CityResult) -> list[Table]:
-    """Figures by priority, the ladder, and the load."""
+    """Figures by priority, load, and use of the ladder's rungs."""
     groups = [(str(priority), figures) for priority, figures in result.by_priority().items()]
     rows = [_figures_row(name, figures) for name, figures in [*groups, ("all", result.figures)]]
     figures = result.figures
@@ -180,7 +180,7 @@ def tables(result: CityResult) -> list[Table]:
 
 
 def _trial_table(trials: Sequence[Trial]) -> Table:
-    heads = ("cameras", "replicas", "held", "on time", "answered", "quality", "useful work", "lag p99")
+    heads = ("cameras", "replicas", "met", "on time", "answered", "quality", "useful work", "lag p99")
     rows = tuple(
         (
             f"{each.cameras:,}",
@@ -198,7 +198,7 @@ def _trial_table(trials: Sequence[Trial]) -> Table:
 
 
 def comparison_table(compared: Sequence[Compared]) -> Table:
-    """Load tests against their simulation, simulated first."""
+    """Load tests next to their simulation, simulated values first."""
     pairs = [(name, "measured") for name in ("lag p50", "lag p99", "answered/s")]
     heads = ("cameras", "replicas", "busy", *(head for pair in pairs for head in pair), "worst")
     rows = []
@@ -222,14 +222,14 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
 
 
 def page(result: CityResult, objective: Objective, trials: Sequence[Trial] = (), *, fewer: bool = False) -> str:
-    """One HTML document without requests to anywhere. ``trials``: of a search; ``fewer``: it was for replicas."""
-    drawn, shown = city_charts(result), tables(result)
+    """One self-contained HTML document. ``trials``: of a search; ``fewer``: it was for the fewest replicas."""
+    charts, shown = city_charts(result), tables(result)
     if trials:
-        drawn.append(search_chart(trials, objective, fewer=fewer))
+        charts.append(search_chart(trials, objective, fewer=fewer))
         shown.append(_trial_table(trials))
     sections = [
         Section(tables=shown),
-        Section("Over time", charts={str(figure.get_label()): figure for figure in drawn}),
+        Section("Over time", charts={str(figure.get_label()): figure for figure in charts}),
         Section("How it was computed", items=NOTES),
     ]
     title = f"{result.cameras:,} cameras on {_pool(result)}"
@@ -270,5 +270,5 @@ def _pool(result: CityResult) -> str:
 
 def _percent(share: float) -> str:
     text = f"{100 * share:.2f}"
-    # What is not everything must not be rounded to it.
+    # Never round an incomplete share up to 100 %.
     return "99.99 %" if text == "100.00" and share < 1 else f"{text} %"

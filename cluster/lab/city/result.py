@@ -1,4 +1,4 @@
-"""What a simulation found, in the terms of an operator: on time or not, at what quality, how full, at what cost."""
+"""Results of a simulation: punctuality, quality, utilisation and cost."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ HOURS_A_MONTH = 730.0
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What a pool has to hold.
+    """Objective that a pool must meet.
 
     * ``on_time``: share of computed windows answered within their stride (0.99: p99 lag at most the stride)
-    * ``answered``: share of all windows answered, those included for which the static gate lets the last answer stand
-    * ``quality``: share of the video that was answered, each second times what an answer is worth at its camera's rung
-      (F1 over full quality's, and half of it where half as many answers come)
+    * ``answered``: share of all windows answered, including those for which the static gate repeats the last answer
+    * ``quality``: share of the video that was answered, each second weighted by the value of its camera's rung
+      (F1 relative to full quality, halved where answers come half as often)
     """
 
     on_time: float = 0.99
@@ -41,7 +41,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Shares and lags over a stretch of time, of one priority or of all. Lags in seconds, of computed windows."""
+    """Shares, and lags of computed windows in seconds, over a range of time bins, for one priority or all."""
 
     windows: int
     answered: float
@@ -60,7 +60,7 @@ class Figures:
     def of(
         cls, tally: Tally, *, first: int = 0, end: int | None = None, rank: int | None = None, refused: int = 0
     ) -> Figures:
-        """Over the stretches from ``first`` on, to before ``end``."""
+        """Figures of the bins in ``[first, end)``; ``rank``: of one priority."""
         ranks = slice(None) if rank is None else slice(rank, rank + 1)
         part = (slice(first, end), ranks)
         due, gated, answered = (int(each[part].sum()) for each in (tally.due, tally.gated, tally.answered))
@@ -83,13 +83,13 @@ class Figures:
 
 
 def _share(part: float, whole: float) -> float:
-    """0 of nothing: a pool that nothing was asked of has met no objective."""
+    """``part / whole``; 0 if ``whole`` is 0, so that an idle pool meets no objective."""
     return part / whole if whole else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """Every window of a run: ``expected`` is the sum of the others, or windows went missing silently."""
+    """Accounts for every window of a run: ``expected`` must equal the sum of the other counts."""
 
     expected: int
     answered: int
@@ -99,7 +99,7 @@ class Balance:
 
     @classmethod
     def of(cls, tally: Tally, waiting: int) -> Balance:
-        """Of a whole run, its beginning included."""
+        """The balance of a whole run, including its warm-up."""
         return cls(
             int(tally.due.sum()), int(tally.answered.sum()), int(tally.gated.sum()), int(tally.dropped.sum()), waiting
         )
@@ -109,14 +109,14 @@ class Balance:
         return self.expected - self.answered - self.gated - self.dropped - self.waiting
 
     def check(self) -> None:
-        """Raises ``RuntimeError`` when windows are missing, or counted twice."""
+        """Raise ``RuntimeError`` if windows are missing or counted twice."""
         if self.missing:
             raise RuntimeError(f"the simulation lost count of {self.missing} windows: {self}")
 
 
 @dataclass(slots=True)
 class Admitted:
-    """What controllers said to the cameras at the beginning. ``missing_replicas``: for those that were refused."""
+    """Admission results at the start. ``missing_replicas``: replicas that the refused cameras would need."""
 
     reduced: int = 0
     refused: int = 0
@@ -125,10 +125,10 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class CityResult:
-    """One simulated city. Its warm-up is left out of ``figures``, not of ``balance``.
+    """One simulated city. ``figures`` exclude the warm-up, ``balance`` includes it.
 
-    ``bursts``: of the mix, those that fell into its time. ``simulate_s``, ``simulate_cpu_s``: what simulating it took,
-    by the clock and of the processor.
+    ``bursts``: the mix's bursts within the simulated time. ``simulate_s``, ``simulate_cpu_s``: wall and CPU seconds
+    that the simulation took.
     """
 
     plan: CityPlan
@@ -158,17 +158,17 @@ class CityResult:
 
     @property
     def first(self) -> int:
-        """The first stretch of time that counts."""
+        """Index of the first bin after the warm-up."""
         return min(self.tally.bins - 1, int(np.ceil(self.plan.warmup_s / self.tally.bin_s)))
 
     @property
     def counted_from_s(self) -> float:
-        """Seconds at the beginning that do not count: whole stretches, which may be more than the warm-up."""
+        """Seconds at the start that do not count: the warm-up rounded up to whole bins."""
         return self.first * self.tally.bin_s
 
     @property
     def figures(self) -> Figures:
-        """Over all priorities."""
+        """Figures of all priorities."""
         return Figures.of(self.tally, first=self.first, refused=self.admitted.refused)
 
     def by_priority(self) -> dict[Priority, Figures]:
@@ -184,7 +184,7 @@ class CityResult:
 
     @property
     def cost_per_hour(self) -> float | None:
-        """Money for the pool, in the unit of the price per accelerator-hour that was given."""
+        """Cost of the pool, in the currency of ``price_per_hour``."""
         price = self.plan.price_per_hour
         return None if price is None else self.replicas * price
 
@@ -193,7 +193,7 @@ class CityResult:
         return None if self.cost_per_hour is None else self.cost_per_hour * HOURS_A_MONTH / self.cameras
 
     def as_json(self) -> dict[str, Any]:
-        """All of it but the histograms; ``series`` has one entry per stretch of time."""
+        """Everything but the histograms; ``series`` has one entry per time bin."""
         plan, admitted = self.plan, self.admitted
         return {
             "cameras": plan.cameras,

@@ -1,4 +1,4 @@
-"""Questions put to the simulator: how does this go, how few replicas are enough, how many cameras."""
+"""Studies with the simulator: evaluate a plan, or search for the fewest replicas or the most cameras."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -14,15 +14,15 @@ from cluster.lab.city.plan import CityPlan, PoolPlan, with_pool
 from cluster.lab.city.result import CityResult, Objective
 
 SEARCH_S, SEARCH_BIN_S = 600.0, 60.0
-"""Simulated seconds, after the warm-up, that a count is tried for; the longest stretches that they are counted in."""
+"""Simulated seconds per trial, after the warm-up; maximum width of its time bins."""
 
 STEP = 1.06
-"""First factor between two counts while both ends are looked for."""
+"""Initial factor between counts while the search brackets the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One count that was tried."""
+    """Result for one count of cameras and replicas."""
 
     cameras: int
     replicas: int
@@ -39,7 +39,7 @@ SHOWN = ("on_time", "answered", "quality", "utilisation", "lag_p99_s")
 
 @dataclass(frozen=True, slots=True)
 class Audience:
-    """Who is told how a study goes: the share of a simulation that is done, what is simulated, each count tried."""
+    """Progress callbacks: ``share`` of a simulation done, title of what ``begins``, each trial ``tried``."""
 
     share: Callable[[float], None] = lambda _: None
     begins: Callable[[str], None] = lambda _: None
@@ -48,7 +48,7 @@ class Audience:
 
 @dataclass(slots=True)
 class Search:
-    """Tries counts of one city. ``seconds``: how long each is simulated."""
+    """Searches over the cameras or replicas of one city. ``seconds``: simulated time per trial."""
 
     plan: CityPlan
     objective: Objective
@@ -59,9 +59,9 @@ class Search:
     def least_replicas(self) -> int:
         """The fewest replicas that serve the plan's cameras.
 
-        A city of several controllers is as many districts that are alike: one is searched for, the rest in proportion.
-        Raises ``ConfigError``: the pool has several kinds of replicas; ``SightlineError``: no pool of the size that the
-        cost model suggests, nor four times that, is enough.
+        A city with several controllers consists of equal districts: one is searched and the result scaled. Raises
+        ``ConfigError`` if the pool mixes kinds, ``SightlineError`` if even four times the size that the cost model
+        suggests is not enough.
         """
         if len(self.plan.pools) != 1:
             raise ConfigError("the least number of accelerators can be found for one kind only; name one with --gpus")
@@ -71,14 +71,14 @@ class Search:
         return math.ceil(found.replicas * self.plan.cameras / cameras)
 
     def most_cameras(self, guess: int | None = None) -> CityResult:
-        """The most cameras that the plan's replicas serve, in the run that showed it. ``guess``: where to begin. Raises
-        ``SightlineError``: not even a quarter of what the cost model suggests can be served."""
+        """The run with the most cameras that the plan's replicas serve. ``guess``: where to start. Raises
+        ``SightlineError`` if not even a quarter of the number that the cost model suggests can be served."""
         return self._bisect(
             lambda count: self._try(count, None), max(1, guess or math.floor(sum(carried(self.plan)))), fewer=False
         )
 
     def _try(self, cameras: int, replicas: int | None) -> CityResult:
-        # Stretches of a simulated day would take in the warm-up.
+        # The wide bins of a long simulation would not separate the warm-up.
         bin_s = min(self.plan.timing.bin_s, SEARCH_BIN_S)
         timing = replace(self.plan.timing, seconds=self.plan.warmup_s + self.seconds, bin_s=bin_s)
         plan = with_pool(replace(self.plan, timing=timing, events=()), cameras=cameras, replicas=replicas)
@@ -91,7 +91,7 @@ class Search:
         return found
 
     def _bisect(self, run: Callable[[int], CityResult], guess: int, *, fewer: bool) -> CityResult:
-        """``fewer``: the least count that holds, else the most. What holds for a count holds for easier ones."""
+        """Bisect for the least count that meets the objective if ``fewer``, else the most, assuming monotonicity."""
         good: tuple[int, CityResult] | None = None
         bad: int | None = None
         limit = max(16, 4 * guess) if fewer else max(1, guess // 4)
@@ -106,8 +106,8 @@ class Search:
                 bad = count
                 if count == limit and good is None:
                     raise SightlineError(
-                        f"{found.replicas} replicas do not hold the objective for {found.cameras} cameras"
-                        f"{_why(found, self.objective)}; allow more by --objective, or change the mix"
+                        f"{found.replicas} replicas do not meet the objective for {found.cameras} cameras"
+                        f"{_why(found, self.objective)}; relax --objective, or change the mix"
                     )
             if good is not None and bad is not None:
                 count = (good[0] + bad) // 2
@@ -129,8 +129,8 @@ def _why(found: CityResult, objective: Objective) -> str:
 
 
 def _scaling_efficiency(many: CityResult, search: Search) -> tuple[float, list[Trial]]:
-    """Cameras of a pool over its size times what one replica serves, the mean over several searches; what they tried.
-    ``many``: what :meth:`Search.most_cameras` of ``search`` found."""
+    """Cameras of a pool, over its size times those of one replica (mean over several searches); the latter's trials.
+    ``many``: result of ``search``'s :meth:`Search.most_cameras`."""
     plan = search.plan
     one = replace(plan, pools=(replace(plan.pools[0], replicas=1),))
     single: list[int] = []
@@ -149,18 +149,16 @@ NO_LADDER = "none"
 
 
 def parse_pools(texts: Sequence[str], model: str = MODEL) -> tuple[tuple[PoolPlan, ...], bool]:
-    """``KIND=N`` each, or one ``KIND`` alone; whether the numbers are known.
+    """Parse ``KIND=N`` entries, or one ``KIND`` alone; also returns whether the numbers were given.
 
-    A kind is an accelerator with a shipped cost model of ``model`` (h100), the name of a shipped one, or a file. Raises
-    ``ConfigError``: no such cost model, no number, or several kinds without one.
+    A kind is an accelerator with a shipped cost model for ``model`` (h100), the name of any shipped cost model, or a
+    file. Raises ``ConfigError`` for an unknown cost model, a bad number, or several kinds without numbers.
     """
     found: list[PoolPlan] = []
     listed = [part.strip() for text in texts for part in text.split(",") if part.strip()]
     counted = ["=" in text for text in listed]
     if not listed or (not all(counted) and len(listed) > 1):
-        raise ConfigError(
-            "--gpus takes KIND=N for each kind, as in h100=64, or one KIND alone to find its least number"
-        )
+        raise ConfigError("--gpus takes KIND=N for each kind, as in h100=64, or one KIND alone to find the fewest")
     for text in listed:
         kind, _, number = text.partition("=")
         if number and (not number.isdecimal() or int(number) < 1):
@@ -168,7 +166,7 @@ def parse_pools(texts: Sequence[str], model: str = MODEL) -> tuple[tuple[PoolPla
         if "=" in text and not number:
             raise ConfigError(f"--gpus {text!r} has no number after the equals sign, as in {kind}=64")
         if any(pool.kind == kind for pool in found):
-            raise ConfigError(f"--gpus names {kind!r} twice; add the numbers up")
+            raise ConfigError(f"--gpus names {kind!r} twice; add up the numbers")
         found.append(PoolPlan(kind, int(number or 1), _costs(kind, model)))
     return tuple(found), all(counted)
 
@@ -182,13 +180,13 @@ def _costs(kind: str, model: str) -> costs.CostModel:
     kinds = [name.removeprefix(f"{model}-") for name in costs.names() if name.startswith(f"{model}-")]
     raise ConfigError(
         f"there is no cost model of {model} on {kind!r}; there are: {', '.join(kinds) or 'none'}; name one of "
-        f"{', '.join(costs.names())}, or a file that sightline bench cost --out wrote"
+        f"{', '.join(costs.names())}, or a file written by sightline bench cost --out"
     )
 
 
 def parse_ladder(text: str) -> tuple[Ladder | None, str]:
-    """``default``, ``none``, or a file or model folder; the ladder and what to call it. Raises ``ConfigError``: there
-    is no ladder there."""
+    """Parse ``default``, ``none``, or the path of a file or model folder into a ladder and its name. Raises
+    ``ConfigError`` if the path has no ladder."""
     if text == NO_LADDER:
         return None, NO_LADDER
     if text == "default":
@@ -197,8 +195,8 @@ def parse_ladder(text: str) -> tuple[Ladder | None, str]:
 
 
 def parse_objective(text: str) -> Objective:
-    """``on_time=0.99,answered=0.99,quality=0.98``, any of them left out. Raises ``ConfigError``: another name, or no
-    share."""
+    """Parse ``on_time=0.99,answered=0.99,quality=0.98``, each part optional. Raises ``ConfigError`` for an unknown name
+    or a value that is not a share."""
     known = [each.name for each in fields(Objective)]
     values: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -216,15 +214,15 @@ def parse_objective(text: str) -> Objective:
 
 
 SINGLE_SEEDS = 4
-"""Searches of one replica that a pool is compared with: one alone depends much on its few cameras."""
+"""Single-replica searches that a pool is compared with; one search varies much because it has few cameras."""
 
 TOP_UP, TOP_UPS = 0.03, 5
-"""Part by which a pool is made larger while the whole of the time does not hold, and how often at most."""
+"""Fraction by which a pool grows while the full run misses the objective; maximum number of times."""
 
 
 @dataclass(slots=True)
 class Study:
-    """``figures`` by name; ``trials`` of a search, ``fewer``: for the fewest replicas; ``single``: of one replica."""
+    """Result of a study. ``trials``: of its search, for fewest replicas if ``fewer``; ``single``: of one replica."""
 
     result: CityResult
     objective: Objective
@@ -234,7 +232,7 @@ class Study:
     single: list[Trial] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, with ``figures`` as the benches have them."""
+        """Everything, with ``figures`` in the format of the benchmarks."""
         return {
             "bench": "city",
             "figures": self.figures,
@@ -247,13 +245,13 @@ class Study:
 
 
 def study(plan: CityPlan, objective: Objective, *, cameras: bool, replicas: bool, told: Audience = Audience()) -> Study:
-    """Answer the question that the numbers leave open. ``cameras``, ``replicas``: whether the plan's number is given.
-    Raises ``ConfigError``: neither is given, or the plan cannot be simulated; ``SightlineError``: the objective cannot
-    be held."""
+    """Simulate the plan, or search for the number that is not given. ``cameras``, ``replicas``: whether the plan's
+    number is given. Raises ``ConfigError`` if neither is given or the plan cannot be simulated, ``SightlineError`` if a
+    search cannot meet the objective."""
     if not cameras and not replicas:
         raise ConfigError("give the number of cameras, of accelerators (as in --gpus h100=64), or both")
     if plan.events and not cameras:
-        raise ConfigError("events need a number of cameras: a search for the most of them simulates quiet pools")
+        raise ConfigError("events need a number of cameras: a search for the most cameras runs without events")
     if cameras and replicas:
         told.begins(f"{plan.cameras:,} cameras")
         result = simulate(plan, told.share)
@@ -261,9 +259,9 @@ def study(plan: CityPlan, objective: Objective, *, cameras: bool, replicas: bool
     search = Search(plan, objective, told)
     told.begins("the fewest replicas" if cameras else "the most cameras")
     if cameras:
-        result = _whole(plan, objective, search.least_replicas(), told)
-        held = objective.met(result.figures)
-        figures = ({"replicas_at_objective": float(result.replicas)} if held else {}) | _seconds(result)
+        result = _simulate_full_run(plan, objective, search.least_replicas(), told)
+        met = objective.met(result.figures)
+        figures = ({"replicas_at_objective": float(result.replicas)} if met else {}) | _seconds(result)
         return Study(result, objective, figures, search.trials, fewer=True)
     result = search.most_cameras()
     figures = {
@@ -279,16 +277,16 @@ def study(plan: CityPlan, objective: Objective, *, cameras: bool, replicas: bool
 
 
 def _seconds(result: CityResult) -> dict[str, float]:
-    """What the simulation took, by the clock and of one core: on a busy machine they are far apart."""
+    """Wall and CPU seconds of the simulation; on a busy machine they differ widely."""
     return {"simulate_s": result.simulate_s, "simulate_cpu_s": result.simulate_cpu_s}
 
 
-def _whole(plan: CityPlan, objective: Objective, enough: int, told: Audience) -> CityResult:
-    """The whole of the time, which a search tries ten minutes of. An hour may be busier later on, or something may
-    happen in it: then a few more replicas are given."""
+def _simulate_full_run(plan: CityPlan, objective: Objective, enough: int, told: Audience) -> CityResult:
+    """Simulate the full duration, of which a search tries only ten minutes without events; adds a few replicas while
+    the objective is missed."""
     replicas = 0
     for more in range(TOP_UPS + 1):
-        # Three percent of a few are none.
+        # Three percent of a small pool rounds to nothing.
         replicas = max(replicas + 1, math.ceil(enough * (1 + TOP_UP * more)))
         told.begins(f"{plan.cameras:,} cameras on {replicas:,} replicas")
         result = simulate(with_pool(plan, replicas=replicas), told.share)

@@ -1,1 +1,1 @@
-"""Capacity planning: predicted latency and energy of streaming video models on accelerators, from first principles."""
+"""Capacity planning: analytical latency and energy of streaming video models on accelerators; model cards."""

@@ -1,9 +1,9 @@
-"""V-Rex's performance model: latency and energy of one step by method, cache and machine (Kim et al., "V-Rex").
+"""V-Rex's performance model: latency and energy of one step by method, cache length and machine (Kim et al., "V-Rex").
 
-A step is vision tower, linear layers, attention over what was selected, the method's selection, and the fetch of what
-is not on the device. Each is the longer of its arithmetic and its memory traffic (a roofline) at the shares of the
-peak numbers that ``platforms.Engine`` states; ``Parameters`` holds what is left. Nothing is fitted per number:
-``figures`` says which of the paper's numbers the parameters were set on.
+A step consists of vision tower, linear layers, attention over the selected keys, the method's selection, and the fetch
+of what is not on the device. Each takes the longer of its arithmetic and memory traffic (a roofline) at the shares of
+peak in :class:`Engine`; :class:`Parameters` holds the rest. Nothing is fitted per number: ``figures`` says which of the
+paper's numbers the parameters were calibrated on.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ LANE_WATTS = 3.0
 """One PCIe lane under full load (V-Rex, section VI.A)."""
 
 CLOCK_HZ = 800e6
-"""Of V-Rex (section VI.A)."""
+"""V-Rex's clock (section VI.A)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Shares of the peak FLOP/s in dense products with many rows (vision tower, linear layers) and in attention of up
-    to ten query rows over a long cache, and of the memory's bandwidth. ``layer_s``: seconds per decoder layer in which
-    nothing computes: on a GPU the host's part of offloading, on V-Rex what its cores need to meet."""
+    """Achieved shares of peak FLOP/s in dense products with many rows (vision tower, linear layers) and in attention of
+    up to ten query rows over a long cache, and of memory bandwidth. ``layer_s``: idle seconds per decoder layer, on a
+    GPU for the host's part of offloading, on V-Rex for synchronising its cores."""
 
     dense: float
     attention: float
@@ -34,17 +34,17 @@ class Engine:
 
 
 GPU = Engine(dense=0.07, attention=0.0087, memory=0.80, layer_s=0.80e-3)
-"""Calibrated on Fig. 13's batch of one, except ``memory``, what copying reaches on such memory."""
+"""Calibrated on batch 1 of Fig. 13, except ``memory``, which is what copies reach on such memory."""
 
 VREX = Engine(dense=0.20, attention=0.20, memory=0.87, layer_s=0.16e-3)
-"""Calibrated on V-Rex's own latencies at 1K in Fig. 13, all four of the paper's platforms and stages at once."""
+"""Calibrated on V-Rex's own latencies at 1K in Fig. 13, jointly for all four of its platforms and stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """Peak numbers of one machine, SI units. ``link``: bytes/s from where offloaded keys and values are, over so many
-    PCIe ``lanes``; ``watts``: the whole machine under load; ``units``: retrieval engines (DRE), on a GPU as many as the
-    V-Rex that the paper puts beside it has; ``cores``: V-Rex cores, 0 for a GPU."""
+    """Peak numbers of one machine in SI units. ``link``: bytes/s from where offloaded KV is stored, over ``lanes`` PCIe
+    lanes; ``watts``: whole machine under load; ``units``: retrieval engines (DRE), for a GPU as many as in the
+    V-Rex that the paper compares it with; ``cores``: V-Rex cores, 0 for a GPU."""
 
     name: str
     title: str
@@ -65,17 +65,17 @@ class Platform:
 
     @property
     def memory_watts(self) -> float:
-        """What Table I's power leaves after cores and lanes: off-chip memory and storage."""
+        """Power of off-chip memory and storage: Table I's total minus cores and lanes."""
         return max(0.0, self.watts - self.core_watts - self.lanes * LANE_WATTS)
 
     @property
     def place(self) -> str:
-        """``edge`` or ``server``, as the paper divides its machines: four lanes to an SSD, or sixteen to a host."""
+        """``edge`` (four lanes to an SSD) or ``server`` (sixteen to a host), the paper's classes."""
         return "edge" if self.lanes == 4 else "server"
 
     @property
     def extrapolated(self) -> bool:
-        """The paper has no such machine."""
+        """Whether the machine is not in the paper."""
         return self.source != "V-Rex, Table I"
 
 
@@ -94,7 +94,7 @@ HCU_BITS = 16
 """Bits that one hash-bit cluster unit compares per cycle (N_HCU-w × N_HCU-h, section VI.A)."""
 
 WTU_SCORES = 16
-"""Scores that one WiCSum threshold unit takes per cycle (N_WTU-w × N_WTU-h, section VI.A)."""
+"""Scores that one WiCSum threshold unit processes per cycle (N_WTU-w × N_WTU-h, section VI.A)."""
 
 
 TILE_ROWS = 10
@@ -103,17 +103,17 @@ TILE_ROWS = 10
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What neither a data sheet nor the paper states; ``docs/accelerator.md`` says where each is from.
+    """Parameters given by neither a data sheet nor the paper; ``docs/accelerator.md`` has their origins.
 
     Attributes:
         link: share of the link's peak that one long transfer reaches.
-        request_bytes: bytes of a link's time that each separate read costs on top of its own.
-        kept: share of what ReSV selects that the device still holds from the last step or as recent.
-        overlap: share of the shorter of computing and fetching that the GPU baselines hide.
+        request_bytes: overhead of each separate read, in bytes of link time.
+        kept: share of ReSV's selection still on the device, from the last step or as recent tokens.
+        overlap: share of the shorter of computation and fetch that the GPU baselines hide.
         sort_bytes: memory traffic per score of a full sort on a GPU.
         step_s: seconds of one data-dependent clustering step on a GPU; one per new token and layer.
-        waiting: power of a GPU that waits for its link, as a share of its power under load.
-        static: power of V-Rex cores that do not compute, as a share of their power under load.
+        waiting: power of a GPU waiting for its link, as a share of its power under load.
+        static: power of idle V-Rex cores, as a share of their power under load.
     """
 
     link: float = 0.90
@@ -131,10 +131,10 @@ PARAMETERS = Parameters()
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """One step, seconds and joules. ``host``: launches and waiting for the host; ``selection``: choosing what to fetch,
-    of which ``latency`` holds what nothing hides; ``fetch``: the link is busy, ``exposed_fetch`` of it unhidden;
-    ``flops``: useful operations, as in TOPS; ``link_bytes``: fetched keys and values; ``fits``: weights, and the cache
-    if it is not offloaded, fit the device's memory."""
+    """Prediction of a step in seconds and joules. ``host``: launches and waiting for the host; ``selection``: choosing
+    what to fetch, of which ``latency`` includes the unhidden part; ``fetch``: link time, ``exposed_fetch`` of it
+    unhidden; ``flops``: useful operations, as in TOPS; ``link_bytes``: fetched keys and values; ``fits``: whether
+    weights, and the cache unless offloaded, fit into device memory."""
 
     vision: float
     linear: float
@@ -161,7 +161,7 @@ class Prediction:
 
 
 def predict(platform: Platform, method: Method, step: Step, parameters: Parameters = PARAMETERS) -> Prediction:
-    """Latency and energy of one step, which ``workload.frame``, ``workload.token`` and ``workload.question`` make."""
+    """Predict latency and energy of a step made by ``workload.frame``, ``workload.token`` or ``workload.question``."""
     engine, model = platform.engine, step.model
     share = method.text if step.text else method.frame
     selection_kind = method.text_selection if step.text else method.frame_selection
@@ -173,7 +173,7 @@ def predict(platform: Platform, method: Method, step: Step, parameters: Paramete
     attended_bytes = model.kv_bytes * keys * step.batch
     attention_flops = step.attention_flops(keys)
     attention = max(attention_flops / _attention_rate(platform, step), attended_bytes / bandwidth)
-    # A GPU whose cache stays where it is launches ahead of its work; one that fetches stops at every layer.
+    # A GPU without offloading launches kernels ahead; one that fetches synchronises at every layer.
     host = engine.layer_s * model.layers if method.offloads or platform.cores else 0.0
     selection = _selection(platform, selection_kind, step, parameters)
 
@@ -181,12 +181,12 @@ def predict(platform: Platform, method: Method, step: Step, parameters: Paramete
     fetch = 0.0
     if method.offloads:
         link_bytes = step.cache_bytes * share * (1 - parameters.kept if method.reuses else 1.0)
-        # Separate reads each cost some of the link's time on top of their own; everything at once is one long read.
+        # Every separate read has an overhead; fetching everything is one long read.
         run_bytes = 0.0 if selection_kind is Selection.NONE else method.run * model.kv_layer_bytes / 2
         reads = run_bytes / (run_bytes + parameters.request_bytes) if run_bytes else 1.0
         fetch = link_bytes / (platform.link * parameters.link * reads)
 
-    # The vision tower comes first and knows nothing of keys: only the language model can hide a fetch.
+    # The vision tower runs first and needs no keys, so only the language model can hide a fetch.
     decoder = linear + attention + host
     window = max(decoder, selection) if selection_kind is Selection.ENGINE else decoder + selection
     hidden = (1.0 if method.overlapped else parameters.overlap) * min(window, fetch)
@@ -194,8 +194,8 @@ def predict(platform: Platform, method: Method, step: Step, parameters: Paramete
 
     flops = step.vision_flops + step.linear_flops + attention_flops
     traffic = step.weight_bytes + attended_bytes + link_bytes + (model.vision.weight_bytes if step.picture else 0.0)
-    # Power states times the seconds in them. A GPU works or waits for its link; V-Rex is cores, memory with storage,
-    # and link, each by its load (Tables I and III).
+    # Power states times their duration. A GPU works or waits for its link; V-Rex sums cores, memory with storage, and
+    # link, each by its load (Tables I and III).
     if platform.cores:
         load = min(latency, flops / (platform.flops * engine.dense))
         energy = platform.core_watts * (parameters.static * latency + (1 - parameters.static) * load)
@@ -221,14 +221,14 @@ def predict(platform: Platform, method: Method, step: Step, parameters: Paramete
 
 
 def _attention_rate(platform: Platform, step: Step) -> float:
-    """FLOP/s of attention. Beyond the ten query rows of a frame, for which the share is known, more rows fill the same
-    tile until dense products' share is reached."""
+    """FLOP/s of attention. Beyond ``TILE_ROWS`` query rows, for which the share was calibrated, the rate grows with the
+    rows up to that of dense products."""
     engine = platform.engine
     return platform.flops * min(engine.dense, engine.attention * max(1.0, step.queries / TILE_ROWS))
 
 
 def _selection(platform: Platform, kind: Selection, step: Step, parameters: Parameters) -> float:
-    """Seconds of choosing what to fetch, all layers."""
+    """Seconds of selecting what to fetch, over all layers."""
     model, clusters = step.model, step.cache / CLUSTER_TOKENS
     score_s = 2.0 * model.head_dim / _attention_rate(platform, step)
     sort_s = parameters.sort_bytes / (platform.memory * platform.engine.memory)
@@ -239,11 +239,11 @@ def _selection(platform: Platform, kind: Selection, step: Step, parameters: Para
     if kind is Selection.TOKENS:
         return step.scores(step.cache) * (PARTIAL * score_s + sort_s) + wait
     if kind is Selection.FRAMES:
-        # One representative per frame against the mean query.
+        # Compares one representative per frame with the mean query.
         return step.scores(step.cache / model.frame_tokens) / step.queries * (score_s + sort_s) + wait
     if kind is Selection.CLUSTERS:
-        # Tokens join one after the other, since each may found the cluster that the next one joins; sequences of a
-        # batch do so side by side.
+        # Tokens join clusters sequentially, since each may found the cluster that the next one joins; the sequences of
+        # a batch run in parallel.
         return scores * (score_s + sort_s) + step.queries * model.layers * parameters.step_s + wait
     compared = step.queries * step.batch * model.layers * model.kv_heads * clusters * HASH_BITS
     cycles = compared / HCU_BITS + scores * (1 + EARLY_EXIT) / WTU_SCORES

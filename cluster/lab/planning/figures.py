@@ -1,4 +1,4 @@
-"""The paper's own numbers, each with its place, what the model says instead, and whether a parameter was set on it."""
+"""The paper's numbers with their places, the model's predictions, and whether parameters were calibrated on them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -8,7 +8,7 @@ from cluster.lab.planning.accelerator import Prediction, platforms, predict
 from cluster.lab.planning.workload import Step, frame, methods, models, question, token
 
 SIZES = (1_000, 5_000, 10_000, 20_000, 40_000)
-"""Cache lengths of Fig. 13, tokens."""
+"""Cache lengths of Fig. 13 in tokens."""
 
 COIN_FRAMES, COIN_QUESTION, COIN_ANSWER = 26, 25, 39
 """The average working scenario (section III.A)."""
@@ -26,15 +26,15 @@ MEASURED = {
     ("vrex8", "resv-dre"),
     ("vrex48", "resv-dre"),
 }
-"""Machines and methods of Figs. 13 to 16."""
+"""Platforms and methods of Figs. 13 to 16."""
 
 STEPS: dict[str, Callable[..., Step]] = {"frame": frame, "token": token}
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``paper``: the number as printed, in ``unit``, and what the ``model`` predicts for it. ``calibrated``: parameters
-    were set on it, so that only the other ones are predictions. ``batch`` of one unless ``what`` says otherwise."""
+    """A number of the ``paper`` as printed, in ``unit``, and the ``model``'s value. ``calibrated``: parameters were
+    calibrated on it, so that only the others are predictions. Batch 1 unless ``what`` says otherwise."""
 
     where: str
     what: str
@@ -53,20 +53,20 @@ class Comparison:
 
 
 def mean_error(comparisons: list[Comparison], calibrated: bool | None = None) -> float:
-    """Mean absolute relative error; of those that were calibrated, of the predictions, or (``None``) of all."""
+    """Mean absolute relative error of the calibrated numbers, of the others, or (``None``) of all."""
     chosen = [each for each in comparisons if calibrated in (None, each.calibrated)]
     return sum(abs(each.error) for each in chosen) / len(chosen)
 
 
 def run(platform: str, method: str, kind: str, cache: int, batch: int = 1) -> Prediction:
-    """One step of the paper's model by names. ``kind``: ``frame`` or ``token``."""
+    """Predict a step of the paper's model, with platform and method by name. ``kind``: ``frame`` or ``token``."""
     step = STEPS[kind](models.get(PAPER_MODEL), cache, batch)
     return predict(platforms.get(platform), methods.get(method), step)
 
 
 def end_to_end(platform: str, method: str, cache: int) -> tuple[float, float]:
-    """Seconds of the average COIN scenario (frames, one question, an answer) at a held cache length (Figs. 4b and 14),
-    and of its prefill alone."""
+    """Seconds of the average COIN scenario (frames, one question, an answer) at a fixed cache length (Figs. 4b and 14),
+    and of its prefill only."""
     machine, way, model = platforms.get(platform), methods.get(method), models.get(PAPER_MODEL)
     prefill = COIN_FRAMES * predict(machine, way, frame(model, cache)).latency
     prefill += predict(machine, way, question(model, cache, 1, COIN_QUESTION)).latency
@@ -74,32 +74,32 @@ def end_to_end(platform: str, method: str, cache: int) -> tuple[float, float]:
 
 
 BASE = {"vrex8": "agx-orin", "vrex48": "a100"}
-"""The GPU beside which the paper puts each V-Rex."""
+"""The GPU that the paper compares each V-Rex with."""
 
 Machine = tuple[str, str]
-"""Names of a platform and of a method on it."""
+"""Names of a platform and a method on it."""
 
 EDGE_BASE, EDGE_OURS = ("agx-orin", "flexgen"), ("vrex8", "resv-dre")
 
 
 def _value(of: str, machine: Machine, kind: str = "frame", cache: int = 40_000, batch: int = 1) -> float:
-    """A field of ``Prediction``."""
+    """A field of the ``Prediction`` of a step."""
     return float(getattr(run(*machine, kind, cache, batch), of))
 
 
 def _gain(base: Machine, ours: Machine, of: str = "latency", **step: Any) -> float:
-    """A field of ``base`` over that of ``ours``."""
+    """A ``Prediction`` field of ``base`` over that of ``ours``."""
     return _value(of, base, **step) / _value(of, ours, **step)
 
 
 def _share(part: str, machine: Machine, cache: int) -> float:
-    """Percent of a frame's latency."""
+    """A ``Prediction`` field as a percentage of a frame's latency."""
     found = run(*machine, "frame", cache)
     return 100 * float(getattr(found, part)) / found.latency
 
 
 def _coin(cache: int) -> float:
-    """V-Rex8 over the best software on AGX Orin in the average scenario."""
+    """Speed-up of V-Rex8 over the best software on AGX Orin in the average COIN scenario."""
     software = min(end_to_end("agx-orin", method, cache)[0] for method in ("flexgen", "infinigenp", "rekv"))
     return software / end_to_end(*EDGE_OURS, cache)[0]
 
@@ -110,7 +110,7 @@ FIG_14, FIG_15, FIG_18 = "Fig. 14, VI.B", "Fig. 15, VI.B", "Fig. 18, VI.D"
 GAINS = {"latency": "speed-up", "energy": "energy gain"}
 
 RANGES = (
-    # V-Rex over FlexGen on its GPU: stage, batch, smallest and largest over the sizes, of what, calibrated.
+    # V-Rex over FlexGen on its GPU: place, platform, stage, batch, smallest and largest over sizes, of, calibrated.
     (EDGE, "vrex8", "frame", 1, 2.2, 7.3, "latency", True),
     (EDGE, "vrex8", "frame", 4, 2.1, 13.8, "latency", False),
     (EDGE, "vrex8", "token", 1, 1.9, 15.1, "latency", True),
@@ -137,7 +137,7 @@ LATENCIES = (
 )
 
 ABLATION = (
-    # Gain over AGX Orin with FlexGen, of what, calibrated. The last is also the largest energy gain of Fig. 13a.
+    # Platform, method, gain over AGX Orin + FlexGen, of, calibrated. The last is also Fig. 13a's largest energy gain.
     ("agx-orin", "resv", 2.8, "latency", True),
     ("vrex8", "resv-kvpu", 6.0, "latency", True),
     ("vrex8", "resv-dre", 8.1, "latency", True),
@@ -147,7 +147,7 @@ ABLATION = (
 
 
 def compare() -> list[Comparison]:
-    """The model against the paper's numbers."""
+    """Compare the model with the paper's numbers."""
     found = []
     for where, name, kind, cache, ms in LATENCIES:
         latency = 1000 * _value("latency", (name, "resv-dre"), kind, cache)

@@ -1,4 +1,4 @@
-"""What a model is and needs, from its shape alone: nothing is loaded."""
+"""Model cards: properties and memory needs of a model from its shape, without loading weights."""
 
 from dataclasses import dataclass
 
@@ -12,19 +12,19 @@ from cluster.models.presets import PRESETS, PUBLISHED, SHAPES
 from cluster.registry import families
 
 HALF = 2
-"""Bytes of a weight and of a number of KV, in half precision."""
+"""Bytes per weight and KV element in half precision."""
 FPS = 2.0
 WINDOW_S = 40.0
 PICTURE = (1920, 1080)
 GPUS = {"NVIDIA L4": 24e9, "NVIDIA L40S": 48e9, "NVIDIA A100": 80e9, "NVIDIA H100": 80e9, "NVIDIA H200": 141e9}
-"""Bytes of memory, from the data sheets."""
+"""Memory in bytes, from data sheets."""
 USABLE = 0.85
-"""Share of a GPU's memory that weights and KV may fill; the rest is for activations."""
+"""Share of GPU memory for weights and KV; the rest is for activations."""
 
 
 @dataclass(frozen=True, slots=True)
 class FamilyCard:
-    """A family, and on which ``engines`` it runs. ``presets`` and ``shapes`` by name, ``published`` by hub id."""
+    """A model family and the ``engines`` it runs on. ``presets``, ``shapes``: names; ``published``: hub ids."""
 
     family: str
     presets: tuple[str, ...]
@@ -35,12 +35,12 @@ class FamilyCard:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model in half precision, for a camera of 1080p at 2 FPS with nothing pruned.
+    """A model in half precision, for a 1080p camera at 2 FPS with nothing pruned.
 
-    * ``tokens_per_frame``: visual ones, and text around them; a frame is ``frame_s`` long
+    * ``tokens_per_frame``: visual tokens and text around them; ``frame_s``: seconds per frame
     * ``kv_token_bytes``, ``kv_second_bytes``: KV of one token, and of a second of video
-    * ``memory_cap``, ``memory_token_bytes``: memory of a camera by default, and what a token takes in it
-    * ``windows``: GPU -> windows of 40 s that fit beside the weights; 0 where not even these do
+    * ``memory_cap``, ``memory_token_bytes``: default memory of a camera, and bytes per token in it
+    * ``windows``: GPU -> windows of 40 s that fit beside the weights; 0 if the weights do not fit
     """
 
     model: str
@@ -61,7 +61,7 @@ class ModelCard:
 
 
 def family_cards() -> list[FamilyCard]:
-    """All families, by name."""
+    """Cards of all families."""
     return [_family_card(name) for name in families]
 
 
@@ -74,13 +74,13 @@ def _family_card(family: str) -> FamilyCard:
         presets=presets,
         shapes=shapes,
         published=tuple(hub for hub, shape in PUBLISHED.items() if shape in shapes),
-        # The native engine asks nothing of a family beyond its interface.
+        # The native engine runs every family.
         engines=("native",) if unserved else ("native", "vllm"),
     )
 
 
 def model_card(name: str) -> ModelCard:
-    """The card of a shape, preset, bundled model, or checkpoint folder. Raises ``ModelError``: not found, or of an
+    """The card of a shape, preset, bundled model, or checkpoint folder. Raises ``ModelError`` if not found or of an
     unsupported family."""
     model = load_shape(name)
     parameters = sum(parameter.numel() for parameter in model.model.parameters())

@@ -1,4 +1,4 @@
-"""A plan as tables and charts: predictions, the ablation of Fig. 16, and the comparison with the paper's numbers."""
+"""Tables and charts of a plan: predictions, the ablation of Fig. 16, and the comparison with the paper's numbers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ABLATION_STEPS = (("agx-orin", "flexgen"), ("agx-orin", "resv"), ("vrex8", "resv-kvpu"), ("vrex8", "resv-dre"))
-"""Fig. 16, left to right; 40K tokens, one sequence."""
+"""Fig. 16, left to right: 40K tokens, one sequence."""
 
 
 def charts(found: Sequence[Row]) -> dict[str, Figure]:
-    """By file name without its end: per GPU, with V-Rex of the same place, latency and energy over the cache length;
-    and the ablation."""
-    drawn: dict[str, Figure] = {}
+    """Charts by file stem: latency and energy over cache length per GPU, with the V-Rex of the same class; and the
+    ablation."""
+    figures: dict[str, Figure] = {}
     machines = list(dict.fromkeys(row.platform for row in found))
     heads = [machine for machine in machines if not machine.cores] or machines
     for machine in heads:
-        beside = [each for each in machines if each.cores and not machine.cores and each.place == machine.place]
-        group = [row for row in found if row.platform in (machine, *beside)]
+        vrex = [each for each in machines if each.cores and not machine.cores and each.place == machine.place]
+        group = [row for row in found if row.platform in (machine, *vrex)]
         for name, title, value in _MEASURES:
             lines: dict[str, list[Point]] = {}
             for row in group:
@@ -36,9 +36,9 @@ def charts(found: Sequence[Row]) -> dict[str, Figure]:
                     lines.setdefault(key, []).append(Point(row.cache / 1000, value(row), text=f"{value(row):.3g}"))
             series = [Series(key, points) for key, points in lines.items()]
             axes = Axis("cache, thousand tokens"), Axis(title, log=True)
-            drawn[f"{name}-{machine.name}"] = chart(f"{title}, {machine.place}", series, *axes)
-    drawn["ablation"] = _ablation_chart()
-    return drawn
+            figures[f"{name}-{machine.name}"] = chart(f"{title}, {machine.place}", series, *axes)
+    figures["ablation"] = _ablation_chart()
+    return figures
 
 
 _MEASURES: tuple[tuple[str, str, Callable[[Row], float]], ...] = (
@@ -63,7 +63,7 @@ def _ablation_chart() -> Figure:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A frame and a generated token on one machine by one method at one cache length."""
+    """Predictions of a frame and a generated token for one machine, method and cache length."""
 
     platform: Platform
     method: Method
@@ -78,11 +78,11 @@ class Row:
 
     @property
     def extrapolated(self) -> bool:
-        """The paper did not run this method on this machine, or not this model."""
+        """Whether the paper has no measurement of this method on this machine, or of this model."""
         return (self.platform.name, self.method.name) not in MEASURED or self.model.name != PAPER_MODEL
 
     def as_json(self) -> dict[str, Any]:
-        """Seconds, joules and bytes under the names that ``Prediction`` has."""
+        """The row in seconds, joules and bytes, with the field names of ``Prediction``."""
         return {
             "platform": self.platform.name,
             "method": self.method.name,
@@ -96,7 +96,7 @@ class Row:
 
 
 def usual_methods(platform: Platform) -> list[Method]:
-    """What the paper runs on such a machine: software methods on GPUs, ReSV with its engine on V-Rex."""
+    """Methods that the paper runs on such a machine: software on GPUs, ReSV with its engine on V-Rex."""
     names = ["resv-dre"] if platform.cores else ["flexgen", "infinigen", "infinigenp", "rekv", "resv"]
     return [methods.get(name) for name in names]
 
@@ -110,7 +110,7 @@ def rows(
     frame_tokens: int | None,
 ) -> list[Row]:
     """Predictions for every machine, method and cache length. ``chosen``: empty for each machine's usual methods.
-    Raises ``ConfigError``: a length or the batch is below one."""
+    Raises ``ConfigError`` if a length or the batch is below one."""
     return [
         Row(
             platform,
@@ -127,7 +127,7 @@ def rows(
 
 
 def prediction_table(found: Sequence[Row]) -> Table:
-    """What, then its frame and its token."""
+    """One line per row: machine, method and cache, then frame and token figures."""
     return Table("", HEADS, [_cells(row) for row in found])
 
 
@@ -155,13 +155,13 @@ HEADS = (
 )
 
 NOTE = (
-    "Frames/s are of each stream, energy is of the whole batch. "
-    "* marks what the paper did not measure: the machine, the method on it, or the model."
+    "Frames/s are per stream, energy is for the whole batch. "
+    "* marks rows not measured in the paper, because of the machine, the method on it, or the model."
 )
 
 
 def page(found: Sequence[Row], model: ModelShape, batch: int) -> Page:
-    """The table, the charts, the ablation and the paper's numbers."""
+    """A page with predictions, charts, the ablation and the paper's numbers."""
     comparisons = compare()
     ablation = []
     for platform, method in ABLATION_STEPS:
@@ -169,7 +169,7 @@ def page(found: Sequence[Row], model: ModelShape, batch: int) -> Page:
         parts = (each.vision, each.linear, each.attention, each.host, each.selection, each.fetch, each.latency)
         ablation.append([f"{platform} + {method}", *(f"{1000 * part:.1f}" for part in parts)])
     heads = ("", "vision", "linear", "attention", "host", "selection", "fetch", "latency")
-    note = "Milliseconds; what runs beside something else counts in its own column and once in the latency."
+    note = "Milliseconds; overlapping parts count fully in their own columns, but only once in the latency."
     return Page(
         f"{model.title}, batch {batch}",
         f"Predicted, not measured. {NOTE}",
@@ -186,17 +186,17 @@ def page(found: Sequence[Row], model: ModelShape, batch: int) -> Page:
 
 
 def summary(comparisons: list[Comparison]) -> str:
-    """The mean errors in one sentence."""
+    """Mean errors in one sentence."""
     seen, unseen = (sum(each.calibrated is kind for each in comparisons) for kind in (True, False))
     return (
         f"Mean absolute relative error {100 * mean_error(comparisons):.0f} %: "
-        f"{100 * mean_error(comparisons, True):.0f} % of the {seen} numbers that parameters were set on, "
-        f"{100 * mean_error(comparisons, False):.0f} % of the {unseen} others."
+        f"{100 * mean_error(comparisons, True):.0f} % for the {seen} numbers that parameters were calibrated on, "
+        f"{100 * mean_error(comparisons, False):.0f} % for the {unseen} others."
     )
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
-    """The paper's numbers and the model's."""
+    """Table of the paper's numbers and the model's."""
     rows = []
     for each in comparisons:
         unit = each.unit if each.unit == "×" else f" {each.unit}"

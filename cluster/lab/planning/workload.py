@@ -1,4 +1,4 @@
-"""What one step of a streaming video model has to compute and to move: shapes, FLOPs and bytes."""
+"""Work of one step of a streaming video model: shapes, FLOPs and bytes."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -13,30 +13,29 @@ PARTIAL = 0.3
 """Share of the key dimensions that InfiniGen's speculation reads (InfiniGen, OSDI 24, section 5)."""
 
 HASH_BITS = 32
-"""Hyperplanes (V-Rex, section VI.E)."""
+"""Hash bits per key: number of hyperplanes (V-Rex, section VI.E)."""
 
 EARLY_EXIT = 0.16
-"""Share of a row that early-exit sorting looks at (V-Rex, section V.B)."""
+"""Share of a row that early-exit sorting examines (V-Rex, section V.B)."""
 
 
 class Selection(Enum):
-    """How a method finds what to fetch."""
+    """How a method selects what to fetch."""
 
     NONE = "none"
     TOKENS = "tokens"
     FRAMES = "frames"
     CLUSTERS = "clusters"
     ENGINE = "engine"
-    """Clusters, by hash-bit cluster unit and WiCSum threshold unit, beside the computation."""
+    """Clusters, by hash-bit cluster unit and WiCSum threshold unit, in parallel with computation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to keep and to retrieve keys and values. ``frame``, ``text``: share of the cache that attention reads,
-    for frames and for generated tokens (Table II); ``run``: tokens that lie together in storage for one read, 0 for
-    everything in one piece; ``overlapped``: fetching for the next layer runs beside computation for this one, as far
-    as the paper says; ``reuses``: what the last step selected is still on the device and is not fetched again;
-    ``offloads``: keys and values are away from the device."""
+    """A method of storing and retrieving keys and values. ``frame``, ``text``: share of the cache that attention reads,
+    for frames and for generated tokens (Table II); ``run``: contiguous tokens per read, 0 for one read of everything;
+    ``overlapped``: the paper overlaps fetching for the next layer with computation; ``reuses``: the last step's
+    selection is still on the device and not fetched again; ``offloads``: keys and values are off the device."""
 
     name: str
     title: str
@@ -51,8 +50,8 @@ class Method:
 
 
 SCATTERED_RUN = 6.0
-"""Neighbours that ReSV selects together when tokens lie in the order in which they came; calibrated on Fig. 16, what
-memory mapping by clusters (KVMU) adds."""
+"""Contiguous tokens per read of ReSV when tokens are stored in order of arrival; calibrated on Fig. 16's gain of
+cluster-wise memory mapping (KVMU)."""
 
 _NONE, _TOKENS, _FRAMES = Selection.NONE, Selection.TOKENS, Selection.FRAMES
 _CLUSTERS, _ENGINE = Selection.CLUSTERS, Selection.ENGINE
@@ -71,7 +70,7 @@ methods: Registry[Method] = Registry("retrieval method", {each.name: each for ea
 
 
 BYTES = 2
-"""Of one number: BF16 and FP16 throughout (V-Rex, Table I)."""
+"""Bytes per number: BF16 and FP16 throughout (V-Rex, Table I)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class VisionShape:
 
     @property
     def flops(self) -> float:
-        """For one picture: 2 per weight and patch, and 4 per width, query and key of its attention."""
+        """FLOPs per picture: 2 per weight and patch, and 4 per channel, query and key in attention."""
         weights = self.layers * (4 * self.width**2 + 2 * self.width * self.mlp)
         return 2.0 * weights * self.patches + 4.0 * self.layers * self.width * self.patches**2
 
@@ -96,8 +95,8 @@ class VisionShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder with grouped-query attention and a gated MLP, and its vision tower. ``frame_tokens``: tokens that one
-    picture becomes."""
+    """A decoder with grouped-query attention and gated MLP, and its vision tower. ``frame_tokens``: tokens per
+    picture."""
 
     name: str
     title: str
@@ -113,23 +112,23 @@ class ModelShape:
 
     @property
     def read_weights(self) -> float:
-        """Weights that every step reads: all layers and the output head, of the embedding next to nothing."""
+        """Weights that every step reads: all layers and the output head; embedding reads are negligible."""
         attention = self.width * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return float(self.layers * (attention + 3 * self.width * self.mlp) + self.width * self.vocabulary)
 
     @property
     def held_bytes(self) -> float:
-        """Weights on the device: those read, the embedding, the vision tower."""
+        """Bytes of all weights on the device: those read per step, the embedding, the vision tower."""
         return BYTES * (self.read_weights + self.width * self.vocabulary) + self.vision.weight_bytes
 
     @property
     def kv_layer_bytes(self) -> float:
-        """Key and value of one token in one layer."""
+        """Bytes of one token's key and value in one layer."""
         return 2.0 * BYTES * self.kv_heads * self.head_dim
 
     @property
     def kv_bytes(self) -> float:
-        """Keys and values of one token in all layers."""
+        """Bytes of one token's keys and values in all layers."""
         return self.layers * self.kv_layer_bytes
 
 
@@ -139,8 +138,8 @@ SIGLIP_L_384 = VisionShape(layers=24, width=1024, mlp=4096, patches=576)
 SIGLIP_SO_384 = VisionShape(layers=27, width=1152, mlp=4304, patches=729)
 
 _MODELS = (
-    # V-Rex, section VI.A. Ten tokens per frame, one of the picture and 3 × 3 of its parts, is VideoLLM-Online's,
-    # the model that the paper builds on (its Fig. 4a and Table II); the paper itself does not name the number.
+    # V-Rex, section VI.A. Ten tokens per frame (one for the picture and 3 × 3 for its parts) is from VideoLLM-Online,
+    # on which the paper builds (its Fig. 4a and Table II); the paper itself does not state the number.
     ModelShape("llama3-8b", "Llama-3 8B + SigLIP-L-384", 32, 4096, 32, 8, 128, 14336, 128256, 10, SIGLIP_L_384),
     # LLaVA-OneVision's published shape, 14 × 14 pooled tokens per frame; not in the paper.
     ModelShape("qwen2-7b", "Qwen2 7B + SigLIP-SO-384", 28, 3584, 28, 4, 128, 18944, 152064, 196, SIGLIP_SO_384),
@@ -151,8 +150,8 @@ models: Registry[ModelShape] = Registry("model", {each.name: each for each in _M
 @dataclass(frozen=True, slots=True)
 class Step:
     """One forward pass: ``queries`` new tokens per sequence against ``cache`` older ones, for ``batch`` sequences.
-    ``picture``: each sequence's vision tower runs too. ``text``: a generated token, for which retrieval has other
-    ratios than for a frame or a question. Raises ``ConfigError``: a length or a batch below one."""
+    ``picture``: the vision tower runs for each sequence. ``text``: a generated token, whose retrieval ratios differ
+    from those of a frame or question. Raises ``ConfigError`` if a length or the batch is below one."""
 
     model: ModelShape
     cache: int
@@ -164,7 +163,7 @@ class Step:
     def __post_init__(self) -> None:
         for what, value in (("cache", self.cache), ("batch", self.batch), ("frame-tokens", self.queries)):
             if value < 1:
-                raise ConfigError(f"{what} {value} is not a length; it is a whole number of at least 1")
+                raise ConfigError(f"{what} must be a whole number of at least 1, not {value}")
 
     @property
     def linear_flops(self) -> float:
@@ -180,20 +179,20 @@ class Step:
 
     @property
     def cache_bytes(self) -> float:
-        """Keys and values of the whole cache, all sequences."""
+        """Bytes of the whole cache over all sequences."""
         return self.model.kv_bytes * self.cache * self.batch
 
     def scores(self, keys: float) -> float:
-        """Query-key pairs over all layers and heads when each query looks at ``keys`` keys."""
+        """Query-key pairs over all layers and heads when each query attends to ``keys`` keys."""
         return keys * self.queries * self.batch * self.model.layers * self.model.heads
 
     def attention_flops(self, keys: float) -> float:
-        """Scores and weighted values, 2 per multiply-add each."""
+        """FLOPs of scores and weighted values, 2 per multiply-add."""
         return 4.0 * self.model.head_dim * self.scores(keys)
 
 
 def frame(model: ModelShape, cache: int, batch: int = 1, tokens: int | None = None) -> Step:
-    """A video frame: the vision tower, then its tokens through the language model."""
+    """A video frame: vision tower, then its tokens through the language model."""
     return Step(model, cache, batch, model.frame_tokens if tokens is None else tokens, picture=True, text=False)
 
 

@@ -137,7 +137,7 @@ def test_options_that_leave_nothing_to_measure_are_refused_at_once(arguments, ca
     [
         (
             ["cost", "--rounds", "2", "--windows", "5"],
-            "a fit needs at least 8 timed steps, and 2 rounds of 5 leave it 5",
+            "a fit needs at least 8 timed steps, and 2 rounds of 5 leave 5",
         ),
         (["gpu", "--dry-run", "--shape", "none-such", "--layers", "1"], "--layers must be at least 2 with --dry-run"),
     ],

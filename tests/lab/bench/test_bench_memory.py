@@ -159,7 +159,7 @@ def test_scenes_without_an_object_to_look_for_are_refused(
     clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evidence, "watch", lambda *_: evidence.Watched([], []))
-    with pytest.raises(ConfigError, match="take more --scene-seconds"):
+    with pytest.raises(ConfigError, match="increase --scene-seconds"):
         measured(clip, tmp_path, "--part", "evidence", "--model", "demo", "--scenes", "1")
 
 
@@ -327,7 +327,7 @@ def test_rekv_reads_the_published_frames_and_another_rule_does_not(
     monkeypatch.setattr(ReKV, "select_layer", lambda *heads: HeadRetriever.select_layer(*heads))
     monkeypatch.setattr(ReKV, "select", lambda self, query, table: TopK(tokens=1).select(query, table))
     assert measured(clip, tmp_path, "--part", "rekv", "--seconds", "40")["figures"]["rekv_parity"] < 1
-    with pytest.raises(ConfigError, match="street: nothing left a window in which it was asked; take more --seconds"):
+    with pytest.raises(ConfigError, match="street: too few frames left a window for a question; increase --seconds"):
         measured(clip, tmp_path, "--part", "rekv", "--seconds", "12")
 
 
@@ -353,7 +353,7 @@ def test_frames_are_timed_with_and_without_their_past(clip: Path, tmp_path: Path
 
 
 def test_a_clip_in_which_no_frame_reads_a_cluster_says_so(clip: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="street: no frame read a cluster in 12 s; take more --seconds"):
+    with pytest.raises(ConfigError, match="street: no frame read a cluster in 12 s; increase --seconds"):
         measured(clip, tmp_path, "--part", "frames", "--seconds", "12")
 
 

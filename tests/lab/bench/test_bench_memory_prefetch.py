@@ -48,8 +48,8 @@ def test_the_picture_has_a_bar_for_each_load_and_each_layer_to_scale() -> None:
     for text, began, took in (
         ("layer 0 computes for 20.00 ms", 10, 20),
         ("layer 1 computes for 20.00 ms", 30, 20),
-        ("4 blocks (64 bytes) of layer 0 loaded when wanted in 10.00 ms", 0, 10),
-        ("4 blocks (64 bytes) of layer 1 loaded ahead in 20.00 ms", 10, 20),
+        ("4 blocks (64 bytes) of layer 0 loaded on demand in 10.00 ms", 0, 10),
+        ("4 blocks (64 bytes) of layer 1 prefetched in 20.00 ms", 10, 20),
     ):
         bar = bars.pop(text)
         assert (bar.get_x(), bar.get_width()) == pytest.approx((began, took))

@@ -34,7 +34,7 @@ def test_it_tells_what_every_process_takes_and_leaves_nothing_running() -> None:
 def test_nothing_decoded_is_no_cost() -> None:
     look = {"user_s": 1.0, "system_s": 0.0, "faults": 0, "switches": 0, "threads": {}, "pictures": 7}
     looks = dict.fromkeys((*streams.CHAIN, "generator"), look)
-    with pytest.raises(SightlineError, match="measure for longer"):
+    with pytest.raises(SightlineError, match="increase --seconds"):
         streams._result(arguments(), looks, looks)
 
 

@@ -110,8 +110,8 @@ def test_every_read_of_one_line_is_counted():
     [
         (lambda there, _: there.tolist(), "host reads"),
         (lambda there, _: there[there > 0], "host reads"),
-        (lambda there, here: there.copy_(here), "data of the host"),
-        (lambda _, here: here.to(DEVICE), "data of the host"),
+        (lambda there, here: there.copy_(here), "host data is passed"),
+        (lambda _, here: here.to(DEVICE), "host data is passed"),
     ],
 )
 def test_a_capture_refuses_what_a_gpu_s_refuses(captured, says):

@@ -62,7 +62,7 @@ def test_full_windows_have_all_their_frames_at_any_rate_of_pictures(clip, quick,
         return answers
 
     monkeypatch.setattr(NativeEngine, "step", counted)
-    rig.measure(late[1:], anew=True, cameras=1)
+    rig.measure(late[1:], from_scratch=True, cameras=1)
     assert len(full) == 3
     assert set(full) == {16 * rig.full[0].grid.tokens}
 
@@ -161,7 +161,7 @@ def test_a_machine_without_nvdec_says_why() -> None:
 
 def test_what_cannot_be_measured_is_refused() -> None:
     if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="no GPU here that torch can use"):
+        with pytest.raises(ConfigError, match="torch finds no GPU on this machine"):
             harness.main(["gpu"])
     with pytest.raises(ConfigError, match="there is no part speed; there are: ceilings, windows"):
         harness.main(["gpu", "--device", "cpu", "--model", "tiny-qwen2_5_vl", "--part", "speed"])

@@ -60,7 +60,7 @@ def test_a_missing_file_of_weights(saved, refused):
     files = sorted(folder.glob("model-*.safetensors"))
     assert len(files) > 1
     files[1].unlink()
-    assert f"lacks 1 of {len(files)} files of weights, {files[1].name} the first" in refused(folder)
+    assert f"lacks 1 of {len(files)} weight files, {files[1].name} the first" in refused(folder)
 
 
 def test_no_weights_at_all(saved, refused):
@@ -73,7 +73,7 @@ def test_weights_that_are_cut_off(saved, refused):
     folder = saved(max_shard_size="100KB")
     file = max(folder.glob("model-*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
-    assert f"{file} is no whole safetensors file (" in refused(folder)
+    assert f"{file} is no complete safetensors file (" in refused(folder)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_weights_that_are_cut_off(saved, refused):
 def test_a_file_that_holds_no_weights(saved, refused, content):
     folder = saved()
     (folder / "model.safetensors").write_bytes(content)
-    assert "model.safetensors is no whole safetensors file" in refused(folder)
+    assert "model.safetensors is no complete safetensors file" in refused(folder)
 
 
 def test_a_weight_that_its_file_lacks(saved, refused):
@@ -97,13 +97,13 @@ def test_a_weight_that_its_file_lacks(saved, refused):
     name, file = next((name, file) for name, file in body["weight_map"].items())
     body["weight_map"][f"{name}.more"] = file
     index.write_text(json.dumps(body))
-    assert f"{file} lacks the weight {name}.more" in refused(folder)
+    assert f"{file} lacks the weight {name}.more listed in" in refused(folder)
 
 
 def test_an_index_that_is_none(saved, refused):
     folder = saved(max_shard_size="100KB")
     (folder / "model.safetensors.index.json").write_text("{}")
-    assert "names no files of weights" in refused(folder)
+    assert "lists no weight files" in refused(folder)
 
 
 def test_weights_in_torchs_own_format_are_left_to_the_loader(saved):

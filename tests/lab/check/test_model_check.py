@@ -245,7 +245,7 @@ def test_answers_lost_by_pruning(answers, verdict, lost):
 
 def test_a_clip_too_short_to_compare_is_not_called_infinite():
     stage = run._logit_stage("refresh", "windows that slid", iter(()), 1e-3)
-    assert (stage.verdict, stage.sentence) == ("wrong", "windows that slid: there is nothing to compare")
+    assert (stage.verdict, stage.sentence) == ("wrong", "windows that slid: nothing to compare")
 
 
 def test_relative_difference_by_hand():

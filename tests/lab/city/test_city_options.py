@@ -60,7 +60,7 @@ def test_a_city_is_simulated_shown_and_written(tmp_path, capsys):
     words = "plan city -n 60 -g h100=1 --hours 0.05 --warmup 60 --price 2.5 --mix night --event 100:wake:1"
     assert main([*words.split(), "--json", str(data), "--out", str(html)]) == 0
     shown = capsys.readouterr().out
-    assert "1 h100 hold the objective for 60 cameras" in shown
+    assert "1 h100 meet the objective for 60 cameras" in shown
     assert "2.50 an hour" in shown
     body = json.loads(data.read_text())
     assert body["balance"]["missing"] == 0

@@ -92,7 +92,7 @@ def test_a_number_that_does_not_hold_is_no_figure():
 def test_an_objective_that_cannot_be_held_is_said():
     slow = replace(COSTS, window_s=20.0)
     one = replace(plan(), pools=(PoolPlan("slow", 1, slow),))
-    with pytest.raises(SightlineError, match="1 replicas do not hold the objective for 1 cameras"):
+    with pytest.raises(SightlineError, match="1 replicas do not meet the objective for 1 cameras"):
         Search(one, OBJECTIVE, seconds=60.0).most_cameras()
 
 

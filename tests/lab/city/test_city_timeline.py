@@ -44,5 +44,5 @@ def test_replicas_are_dealt_and_the_rest_falls_on_everyone():
 
 
 def test_no_more_replicas_go_than_there_are():
-    with pytest.raises(ConfigError, match="at 20 s 3 replicas are to go and only 2 are left"):
+    with pytest.raises(ConfigError, match="at 20 s 3 replicas are to leave, of 2"):
         split([parse_event("20:drain:3"), parse_event("10:kill:2")], [4], np.random.default_rng(0))

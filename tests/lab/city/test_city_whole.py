@@ -72,7 +72,7 @@ def test_every_window_is_accounted_for(cameras, replicas, happening, seed, ladde
     try:
         found = simulate(plan)
     except ConfigError as error:
-        assert "replicas are to go" in str(error)  # noqa: PT017
+        assert "replicas are to leave" in str(error)  # noqa: PT017
         return
     assert found.balance.missing == 0
     assert found.balance.expected > 0
@@ -198,12 +198,12 @@ def test_what_memory_does_not_hold_is_refused_as_in_production():
     assert (found.admitted.refused, found.figures.dropped["refused"] > 0) == (5, True)
     told = dict(facts(found))
     assert "holds the windows of 8: memory binds" in told["limit"]
-    assert told["admission"].endswith("5 refused, whose windows the replicas' memory does not hold")
+    assert told["admission"].endswith("5 refused, whose windows do not fit into the replicas' memory")
     free = simulate(replace(plan, events=events("60:controller:5"), pools=(PoolPlan("made", 3, plan.pools[0].costs),)))
     assert free.admitted.refused == 0
     boundless = simulate(city(20, 2, mix=ALIKE, costs=replace(COSTS, window_s=0.2)))
     assert boundless.admitted.refused == 0
-    assert dict(facts(boundless))["limit"].endswith("not in its cost model, and not counted")
+    assert dict(facts(boundless))["limit"].endswith("no memory limit, so memory is not counted")
 
 
 def test_mean_load_is_what_a_pool_has_to_carry():
@@ -216,7 +216,7 @@ def test_mean_load_is_what_a_pool_has_to_carry():
     [
         ({"warmup_s": 500.0}, "warm-up"),
         ({"events": events("500:kill:1")}, "after the end"),
-        ({"events": events("5:kill:9")}, "only 3 are left"),
+        ({"events": events("5:kill:9")}, "replicas are to leave, of 3"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused(changes, complaint):

@@ -1,7 +1,7 @@
-"""One camera's write to a tier takes 1.5 s: how much longer does another camera's load take?
+"""Delay of a camera's loads while another camera's write to a tier takes 1.5 s.
 
-Host memory above a node's tier above a Redis. Writes of one camera to the node's tier are made slow; meanwhile another
-camera's blocks are loaded, from host memory and, where that gave them up, from below.
+Tiers are host memory, a node tier and Redis. While one camera's slow write to the node tier runs, another camera's
+blocks are loaded from each tier, after being dropped from those above.
 """
 
 import statistics
@@ -24,11 +24,11 @@ SLOW_S = 1.5
 BLOCKS, TOKENS, WIDTH = 32, 32, 128
 ROUNDS = 20
 
-_ROOM = 2**26
+_TIER_BYTES = 2**26
 
 
-class SlowFor(Arena):
-    """A tier that takes long to store what is one camera's."""
+class SlowArena(Arena):
+    """A tier that is slow to store one camera's blocks."""
 
     camera = ""
 
@@ -39,12 +39,12 @@ class SlowFor(Arena):
 
 
 def measure(seed: int) -> BenchResult:
-    """Figure ``other_camera_delay_ms``: the worst excess over the same load alone."""
+    """Figure ``other_camera_delay_ms``: largest excess, over the tiers, of the median load over the same load alone."""
     rng = torch.Generator().manual_seed(seed)
     rows: list[dict[str, Any]] = []
     with RedisServer() as server:
-        host, node = Arena(_ROOM), SlowFor(_ROOM, name="node")
-        redis = RedisTier(server.url, fingerprint=FINGERPRINT, cap_bytes=_ROOM, ttl_s=600, deadline_s=5.0)
+        host, node = Arena(_TIER_BYTES), SlowArena(_TIER_BYTES, name="node")
+        redis = RedisTier(server.url, fingerprint=FINGERPRINT, cap_bytes=_TIER_BYTES, ttl_s=600, deadline_s=5.0)
         tiers = TierStack([host, node, redis])
         keys = [BlockKey("other", 0, 0, number) for number in range(BLOCKS)]
         tiers.store([(key, _block(rng)) for key in keys])
@@ -54,21 +54,21 @@ def measure(seed: int) -> BenchResult:
             writing = threading.Thread(target=tiers.store, args=([(BlockKey("slow", 0, 0, len(rows)), _block(rng))],))
             writing.start()
             time.sleep(0.05)
-            beside: list[float] = []
-            while writing.is_alive() and len(beside) < ROUNDS:
-                beside.append(_load(tiers, keys, empty))
+            concurrent: list[float] = []
+            while writing.is_alive() and len(concurrent) < ROUNDS:
+                concurrent.append(_load(tiers, keys, empty))
             writing.join()
             node.camera = ""
-            excess = max(beside) - statistics.median(alone)
+            excess = max(concurrent) - statistics.median(alone)
             rows.append(
                 {
                     "from": source,
                     "alone_ms": statistics.median(alone) * 1000,
-                    "beside_ms": statistics.median(beside) * 1000,
-                    "beside_worst_ms": max(beside) * 1000,
-                    "excess_ms": (statistics.median(beside) - statistics.median(alone)) * 1000,
+                    "beside_ms": statistics.median(concurrent) * 1000,
+                    "beside_worst_ms": max(concurrent) * 1000,
+                    "excess_ms": (statistics.median(concurrent) - statistics.median(alone)) * 1000,
                     "worst_excess_ms": excess * 1000,
-                    "loads": len(beside),
+                    "loads": len(concurrent),
                 }
             )
         tiers.close()

@@ -1,10 +1,9 @@
-"""kill -9 of a process that writes a memory, at every point at which it writes: what of it comes back?
+"""Recovery of a memory whose writing process gets kill -9 at any of its write points.
 
-A process of its own writes a memory into the node's process or a Redis, and says before each write of blocks or a
-manifest and each deletion, and after it, that it is there: at ``block-``, ``block+``, ``manifest-``, ``manifest+``,
-``sweep-`` and ``sweep+``. It sends the point and the tokens in clusters, and goes on when it is told to. It is killed
-at one of these points; then the memory is restored and every block that the last acknowledged manifest names is
-read.
+A child process writes a memory into a node process or Redis. Before and after each write of blocks or a manifest and
+each deletion (points ``block-``, ``block+``, ``manifest-``, ``manifest+``, ``sweep-``, ``sweep+``) it reports the point
+and the tokens in clusters, and waits for permission to continue. It is killed at one of these points; then the memory
+is restored, and every block that the last acknowledged manifest references is read.
 """
 
 import multiprocessing
@@ -40,24 +39,24 @@ _DEADLINE_S = 30.0
 _HOST = 2**24
 _SLAB = 2**16
 
-# Real processes, forked from one that has imported everything: a start takes no seconds.
+# Real processes, forked from a server that has imported everything, so that a start is fast.
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload([__name__])
 
 
 def measure(seed: int) -> BenchResult:
-    """Figure ``restored_after_kill``: the least share of tokens over all kills."""
+    """Figure ``restored_after_kill``: smallest share of restored tokens over all kills."""
     draw = random.Random(seed)
-    # Tokens named, and the share of them that came back, by tier and point.
+    # By tier and point: tokens named by the manifest, and the restored share of them.
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for name, kills in (("node", KILLS // 2), ("redis", KILLS - KILLS // 2)):
         with _tier(name) as address:
             points = _run(address, None)[0]
             for kill in range(kills):
-                # Spread over all points, so that each kind is met; which exactly is drawn.
+                # Spread over all points to cover each kind, with random jitter.
                 at = min(points - 1, int((kill + draw.random()) * points / kills))
                 _, point, named = _run(address, at)
-                restored, of = _restored(address)
+                restored, of = _restore(address)
                 share = 0.0 if of < named else restored / named if named else 1.0
                 found.setdefault((name, point), []).append((named, share))
     rows: list[dict[str, Any]] = []
@@ -65,9 +64,9 @@ def measure(seed: int) -> BenchResult:
         most_named, least_share = max(named for named, _ in each), min(share for _, share in each)
         rows.append({"tier": tier, "point": point, "kills": len(each), "named": most_named, "share": least_share})
     note = (
-        "a row is all kills -9 of a tier at a point, the worst of them; named: tokens that the last manifest the tier "
-        "acknowledged names; restored: tokens whose blocks another process read whole; share is 0 where "
-        "its manifest names fewer, and 1 where none was acknowledged yet"
+        "a row is the worst of all kills of a tier at a point; named: tokens named by the last manifest that the tier "
+        "acknowledged; share: of these, tokens whose blocks another process read intact; 0 if its manifest names "
+        "fewer, 1 if none was acknowledged yet"
     )
     return BenchResult({"restored_after_kill": min(row["share"] for row in rows)}, rows, [note])
 
@@ -83,35 +82,35 @@ def _tier(name: str) -> Iterator[str]:
 
 
 def _run(address: str, at: int | None) -> tuple[int, str, int]:
-    """Have the memory written, up to the write numbered ``at``; returns how many points were passed, the last one, and
-    the tokens that the last acknowledged manifest names."""
+    """Write the memory in a child process and kill it at point ``at``; returns the number of points passed, the last
+    point, and the tokens named by the last acknowledged manifest."""
     with closing(_open(address)) as tier:
         tier.drop(CAMERA)
-    mine, its = _PROCESSES.Pipe()
-    process = _PROCESSES.Process(target=write, args=(address, its), daemon=True)
+    parent, child = _PROCESSES.Pipe()
+    process = _PROCESSES.Process(target=write, args=(address, child), daemon=True)
     process.start()
-    its.close()
+    child.close()
     passed, point, named = 0, "", 0
     try:
-        # It ends once it has written everything.
+        # The child exits after writing everything.
         with suppress(EOFError):
             while True:
-                point, tokens = mine.recv()
-                # After a manifest was acknowledged.
+                point, tokens = parent.recv()
+                # The manifest was acknowledged.
                 named = tokens if point == "manifest+" else named
                 if passed == at:
                     break
                 passed += 1
-                mine.send(None)
+                parent.send(None)
     finally:
         process.kill()
         process.join()
-        mine.close()
+        parent.close()
     return passed, point, named
 
 
-def _restored(address: str) -> tuple[int, int]:
-    """Tokens that another process reads of the camera, and those that the manifest it finds names."""
+def _restore(address: str) -> tuple[int, int]:
+    """Restore the camera in this process; returns the tokens read and those that its manifest names."""
     with closing(_open(address)) as tier:
         memory = StreamMemory(CAMERA, SPEC, TierStack([Arena(_HOST, slab_bytes=_SLAB), tier]))
         memory.restore(sweep=False)
@@ -120,7 +119,7 @@ def _restored(address: str) -> tuple[int, int]:
 
 
 def _open(address: str) -> Tier:
-    """The tier at an address: a Redis server's, or a node's."""
+    """The tier at an address, of a Redis server or a node."""
     if "://" in address:
         return RedisTier(
             address, fingerprint=FINGERPRINT, cap_bytes=SPEC.cap_bytes, ttl_s=600, deadline_s=_DEADLINE_S, name="low"
@@ -129,12 +128,12 @@ def _open(address: str) -> Tier:
 
 
 def held_tokens(memory: StreamMemory) -> int:
-    """Tokens in clusters."""
+    """Number of tokens in clusters."""
     return sum(head.tokens for _, _, head in memory.iter_heads())
 
 
 def readable_blocks(memory: StreamMemory) -> list[Block]:
-    """Blocks of a memory's clusters that its tiers have, with the very tokens that the index names."""
+    """Blocks of a memory's clusters that its tiers still hold with exactly the tokens in the index."""
     whole: list[Block] = []
     for layer, h, head in memory.iter_heads():
         loaded = memory.block_loader(layer, h)(head.table.block.tolist())
@@ -145,18 +144,18 @@ def readable_blocks(memory: StreamMemory) -> list[Block]:
     return whole
 
 
-# -- the process that is killed ------------------------------------------------------------------
+# -- killed process --------------------------------------------------------------------------------
 class Halting(TierStack):
-    """Halts before and after each write to the lowest tier."""
+    """Reports and waits before and after each write to the lowest tier."""
 
-    def __init__(self, tiers: Sequence[Tier], told: Connection) -> None:
+    def __init__(self, tiers: Sequence[Tier], reports: Connection) -> None:
         super().__init__(tiers)
         self.memory: StreamMemory | None = None
-        self._told = told
+        self._reports = reports
 
     def _halt(self, point: str) -> None:
-        self._told.send((point, 0 if self.memory is None else held_tokens(self.memory)))
-        self._told.recv()
+        self._reports.send((point, 0 if self.memory is None else held_tokens(self.memory)))
+        self._reports.recv()
 
     def store(self, items: Sequence[tuple[BlockKey, Block]], *, copies: bool = True) -> list[Outcome]:
         self._halt("block-")
@@ -179,10 +178,10 @@ class Halting(TierStack):
         return gone
 
 
-def write(address: str, told: Connection) -> None:
-    """Write a memory from its first frame to well beyond its cap."""
+def write(address: str, reports: Connection) -> None:
+    """Child process: write a memory until well beyond its cap."""
     torch.set_num_threads(1)
-    tiers = Halting([Arena(_HOST, slab_bytes=_SLAB), _open(address)], told)
+    tiers = Halting([Arena(_HOST, slab_bytes=_SLAB), _open(address)], reports)
     bank = MemoryBank(tiers)
     bank.open_stream(CAMERA, SPEC)
     tiers.memory, _ = bank.get_memory(CAMERA)

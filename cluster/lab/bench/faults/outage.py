@@ -1,7 +1,7 @@
-"""A restart while the lowest tier is out of reach: is what it holds there once it is back?
+"""Recovery of a memory after a restart during which its lowest tier was unreachable.
 
-A real Redis is stopped (SIGSTOP) while the bank that wrote a memory into it ends and another one opens the camera.
-Frames go on coming. How long the outage lasts changes nothing, so it is as long as it takes to notice it.
+A real Redis is stopped (SIGSTOP) while a new bank opens the camera whose memory another bank has written. Frames keep
+arriving. The duration of the outage does not matter, as long as it is noticed.
 """
 
 import os
@@ -31,12 +31,12 @@ _BACK_S = 30.0
 
 
 def measure(seed: int) -> BenchResult:
-    """Figure ``restored_after_outage``: the least over all rounds."""
+    """Figure ``restored_after_outage``: smallest share over all rounds."""
     rows: list[dict[str, Any]] = []
     with RedisServer() as server:
         for number in range(ROUNDS):
             rows.append({"round": number, **_round(server.url, server.pid, seed + number)})
-    note = f"share of the tokens in clusters before the restart that are read after it; outages of {_OUTAGE_S:g} s"
+    note = f"share of the tokens clustered before the restart that can be read after it; outages of {_OUTAGE_S:g} s"
     return BenchResult({"restored_after_outage": min(row["share"] for row in rows)}, rows, [note])
 
 
@@ -68,7 +68,7 @@ def _round(url: str, pid: int, seed: int) -> dict[str, Any]:
         second.tiers.finish_deletions()
         second.wait_written()
         time.sleep(0.05)
-    # Tokens of frames that left before the restart.
+    # Tokens of frames stored before the restart.
     restored = sum(int((block.frame < FRAMES).sum()) for block in readable_blocks(memory))
     for bank in (first, second):
         bank.tiers.close()

@@ -1,8 +1,7 @@
-"""``window_after_gap``: share of a 40 s window that the next answer covers after a packet loss of one second.
+"""``window_after_gap``: share of a 40 s window that the first answer after a packet loss of one second covers.
 
-Packets go through the codec processor, pruner, sampler and a simulated engine, with one second of them missing at a
-random time. Frames that cannot be decoded until the next keyframe are missing too, so the share depends on the
-keyframe interval.
+Packets go through the codec processor, pruner, sampler and a simulated engine, with one second of packets missing at a
+random time. Frames before the next keyframe cannot be decoded either, so the share depends on the keyframe interval.
 """
 
 import tempfile
@@ -28,11 +27,11 @@ LOSS_S, WINDOW_S, STRIDE_S = 1.0, 40.0, 8.0
 FPS, SECONDS = 10, 72
 SIZE = 160, 120
 KEYFRAMES_S = (1, 2, 4)
-"""Seconds between keyframes; the figure is of the first."""
+"""Seconds between keyframes; the figure is for the first."""
 
 
 def measure(seed: int) -> BenchResult:
-    """See :mod:`cluster.lab.bench.faults`."""
+    """Figure ``window_after_gap``: mean over the losses."""
     random = np.random.default_rng(seed)
     shape = load_shape("demo")
     rows: list[dict[str, Any]] = []
@@ -53,14 +52,14 @@ def measure(seed: int) -> BenchResult:
                     "least": round(min(shares), 4),
                 }
             )
-    note = f"loss of {LOSS_S:g} s of packets; figure: of a camera with a keyframe every {KEYFRAMES_S[0]} s"
+    note = f"loss of {LOSS_S:g} s of packets; the figure is for a keyframe every {KEYFRAMES_S[0]} s"
     return BenchResult({"window_after_gap": rows[0]["held"]}, rows, [note])
 
 
 def _coverage_after_loss(
     shape: VisionLanguageModel, header: StreamHeader, packets: list[EncodedPacket], at_s: float
 ) -> float:
-    """Share of the first window that ends behind the loss whose time is covered by frames that it holds."""
+    """Share of the first window ending after the loss that is covered by the frames it holds."""
     engine = SimulatedEngine(shape)
     engine.admit(StreamSpec("gap", (Question("q", "Is anyone there?"),), WINDOW_S, STRIDE_S, static_gate=False))
     processor, sampler = CodecProcessor(shape.geometry), PatchSampler("gap", make_pruner("replenish"), 2.0)
@@ -75,7 +74,7 @@ def _coverage_after_loss(
             if sample is None:
                 continue
             if sample.fresh:
-                # What the engine forgets, as its answers tell: a window that begins here holds nothing of before.
+                # The engine starts a new window here, without earlier frames.
                 sent.clear()
             sent.append(sample)
             for request in engine.push(sample):
@@ -86,7 +85,7 @@ def _coverage_after_loss(
 
 
 def _covered(sent: list[FrameSample], kept: int, start: int, end: int) -> float:
-    """Of ``[end - window, end)``, by the newest frames sent that make up the ``kept`` tokens which the answer had."""
+    """Share of ``[end - window, end)`` covered by the newest frames with the answer's ``kept`` tokens."""
     covered = 0
     for sample in reversed([sample for sample in sent if sample.pts < end]):
         if kept <= 0:

@@ -1,7 +1,7 @@
-"""Positions of every token of every window, against the rules that checkpoints were trained with, written by hand.
+"""Checks the position of every token of every window against the rules that checkpoints were trained with.
 
-Clips at four frame rates go through the real codec processor, patch sampler and engine; steady, with a rung change and
-with lost packets. The rules below walk over a window token by token and share no code with the models.
+Clips at four frame rates, steady, with a rung change, and with lost packets, go through the real codec processor, patch
+sampler and engine. The rules below are independent implementations that walk over a window token by token.
 """
 
 import itertools
@@ -45,8 +45,8 @@ Cell = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SeenFrame:
-    """A frame of a window: ``time_s`` since the window's first frame, its merged grid, and the kept ``cells`` in their
-    order; (-1, k) is the k-th text token around the frame."""
+    """A frame of a window: ``time_s`` since the window's first frame, its merged grid, and the kept ``cells`` in order;
+    (-1, k) is the k-th text token around the frame."""
 
     time_s: Fraction
     rows: int
@@ -55,8 +55,8 @@ class SeenFrame:
 
 
 def qwen2_5_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
-    """Qwen2.5-VL: a video token stands at (time, row, column) counted from the end of the text before it; the text
-    behind the video goes on after the largest of all those numbers (arXiv 2409.12191, 2.1; 2502.13923, 2.1.2)."""
+    """Qwen2.5-VL: a video token is at (time, row, column), offset by the end of the text before it; text after the
+    video continues after the largest of these numbers (arXiv 2409.12191, 2.1; 2502.13923, 2.1.2)."""
     positions = [(at, at, at) for at in range(system)]
     largest = system - 1
     for frame in frames:
@@ -69,15 +69,15 @@ def qwen2_5_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_p
 
 
 def qwen2_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
-    """Qwen2-VL: as Qwen2.5-VL, but time is the frame's number, whatever the pace (arXiv 2409.12191, 2.1)."""
+    """Qwen2-VL: like Qwen2.5-VL, but time is the frame number regardless of frame rate (arXiv 2409.12191, 2.1)."""
     del tokens_per_second
     numbered = [replace(frame, time_s=Fraction(number)) for number, frame in enumerate(frames)]
     return qwen2_5_vl(system, numbered, question, 1)
 
 
-def _one_after_the_other(system: int, frames: Sequence[SeenFrame], question: int, *, square: bool) -> list[Position]:
-    """A plain sequence of text and pictures. ``square``: a picture is one of its longer side, and its tokens stand at
-    (0, row, column) from its beginning; otherwise all of them follow each other."""
+def _sequential(system: int, frames: Sequence[SeenFrame], question: int, *, square: bool) -> list[Position]:
+    """Text and pictures in sequence. ``square``: a picture advances the position by its longer side, and its tokens are
+    at (0, row, column) from its start; otherwise tokens are numbered consecutively."""
     written = next((frame.cells for frame in frames if frame.cells), [])
     before = list(itertools.takewhile(lambda cell: cell[0] < 0, written))
     behind = [cell for cell in written[len(before) :] if cell[0] < 0]
@@ -99,13 +99,13 @@ def _one_after_the_other(system: int, frames: Sequence[SeenFrame], question: int
 def qwen3_vl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
     """Qwen3-VL (arXiv 2511.21631, 2)."""
     del tokens_per_second
-    return _one_after_the_other(system, frames, question, square=True)
+    return _sequential(system, frames, question, square=True)
 
 
 def internvl(system: int, frames: Sequence[SeenFrame], question: int, tokens_per_second: int) -> list[Position]:
-    """InternVL: every frame takes the place of all its tokens whatever is kept of it."""
+    """InternVL: every frame takes up the positions of all its tokens, however many are kept."""
     del tokens_per_second
-    return _one_after_the_other(system, frames, question, square=False)
+    return _sequential(system, frames, question, square=False)
 
 
 Rule = Callable[[int, Sequence[SeenFrame], int, int], list[Position]]
@@ -120,7 +120,7 @@ RULES: dict[str, Rule] = {
 
 
 def measure(seed: int) -> BenchResult:
-    """See :mod:`cluster.lab.bench.faults`."""
+    """Figure ``positions_wrong``: wrong tokens over all clips, families and cases, natively and for vLLM."""
     wrong = 0
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
@@ -130,7 +130,7 @@ def measure(seed: int) -> BenchResult:
             for preset in (name for name in PRESETS if name.startswith("tiny-")):
                 model = load_model(preset)
                 for case in CASES:
-                    counts = _judged(model, case, list(_samples(clip, model, case)))
+                    counts = _count_wrong(model, case, list(_samples(clip, model, case)))
                     rows.append({"family": model.family, "fps": rate, "case": case, **counts})
                     wrong += counts["wrong"] + counts["wrong_vllm"]
     return BenchResult({"positions_wrong": float(wrong)}, rows)
@@ -161,8 +161,8 @@ def _seconds(packet: EncodedPacket) -> float:
     return (packet.pts or 0) / MICROSECONDS
 
 
-class _Watched(NativeEngine):
-    """The engine, which also notes the frames of its windows and the positions their slots were rotated to."""
+class _RecordingEngine(NativeEngine):
+    """An engine that records each window's frames and the positions to which its slots were rotated."""
 
     def __init__(self, model: VisionLanguageModel) -> None:
         super().__init__(model)
@@ -174,31 +174,31 @@ class _Watched(NativeEngine):
         asked = [places.next + at for tail in plan.tails for at in range(tail.tokens)]
         frames = own_positions(plan.frames)
         own = torch.cat([places.text(range(places.system)), frames, places.text(asked)], dim=1)
-        # Only distances matter: the stream's own time, counted from the window's beginning.
+        # Only distances matter: convert stream time to time since the window's start.
         self.windows.append((plan.frames, own - torch.tensor(places.axes)[:, None] * places.first + places.system))
         return plan
 
 
-def _judged(model: VisionLanguageModel, case: str, samples: Sequence[FrameSample]) -> dict[str, int]:
-    """Counts over all windows of these samples, of every length, in the native engine and as vLLM gets them."""
+def _count_wrong(model: VisionLanguageModel, case: str, samples: Sequence[FrameSample]) -> dict[str, int]:
+    """Count wrong positions over windows of every length, in the native engine and as sent to vLLM."""
     windows = tokens = wrong = wrong_vllm = 0
     for window_s in WINDOWS_S:
-        engine = _Watched(model)
+        engine = _RecordingEngine(model)
         engine.admit(StreamSpec("camera", (QUESTION,), window_s=window_s, stride_s=8.0, static_gate=False))
         for sample in samples:
             engine.step(engine.push(sample))
         for frames, given in engine.windows:
             expected = _expected(model, frames, case)
             windows, tokens = windows + 1, tokens + len(expected)
-            wrong += _differing(given, expected)
-            wrong_vllm += _differing(_for_vllm(model, frames), expected)
+            wrong += _count_differing(given, expected)
+            wrong_vllm += _count_differing(_for_vllm(model, frames), expected)
     return {"windows": windows, "tokens": tokens, "wrong": wrong, "wrong_vllm": wrong_vllm}
 
 
 def _expected(model: VisionLanguageModel, frames: Sequence[StreamFrame], case: str) -> list[Position]:
     times = [Fraction(frame.pts - frames[0].pts, MICROSECONDS) for frame in frames]
     if case != "gap":
-        # Where nothing is lost, frames stand at the camera's nominal pace, however its clock is rounded.
+        # Without losses, frames are at the nominal rate, however timestamps are rounded.
         times = [Fraction(sum(before.duration for before in frames[:i]), MICROSECONDS) for i in range(len(frames))]
     seen = [
         SeenFrame(
@@ -215,20 +215,20 @@ def _expected(model: VisionLanguageModel, frames: Sequence[StreamFrame], case: s
 
 
 def _for_vllm(model: VisionLanguageModel, frames: Sequence[StreamFrame]) -> Tensor:
-    """The whole prompt's positions as the model registered with vLLM computes them from what we send it."""
+    """Positions of the whole prompt as the model registered with vLLM computes them from our input."""
     system, question = len(model.system_ids()), len(model.question_ids(QUESTION.text))
     window = model.window_positions(system, frame_spans(frames))
     items, offset = [], system
     for positions in window.frames:
         items.append((offset, positions, -1))
         offset += positions.shape[1]
-    # The question's first token is an item too.
+    # The question's first token is an item, too.
     items.append((offset, torch.full((3, 1), window.next), window.next + 1))
     return prompt_positions(offset + question, items)[0]
 
 
-def _differing(given: Tensor, expected: Sequence[Position]) -> int:
-    """Tokens whose position differs on any axis, and those that only one of the two has."""
+def _count_differing(given: Tensor, expected: Sequence[Position]) -> int:
+    """Number of tokens whose position differs on any axis, plus the difference in length."""
     hand = torch.tensor(expected).T
     both = min(given.shape[1], hand.shape[1])
     return int((given[:, :both] != hand[:, :both]).any(0).sum()) + abs(given.shape[1] - hand.shape[1])

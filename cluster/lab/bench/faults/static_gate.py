@@ -1,8 +1,8 @@
 """``gate_missed``: objects that first appear in an anchor frame and do not reopen the static gate; ``quiet_gated``:
-share of windows in which nothing appears that it holds back, the least of the pruners.
+gated share of windows in which nothing appears, the smallest over the pruners.
 
-Samples of a quiet camera (texture, a sensor's noise) go through every pruner, the sampler, and the static gate of an
-engine that answers at no cost. An I-frame has no vectors, so an anchor's change is in its luma alone.
+Samples of a quiet camera (texture with sensor noise) go through every pruner, the sampler, and the static gate of a
+simulated engine. I-frames have no motion vectors, so that an anchor's change is in its luma only.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from cluster.vision.sampler import PatchSampler
 OBJECTS = 200
 SAMPLES_PER_S = 2
 ANCHOR_S, STRIDE_S, WINDOW_S = 8, 4, 16
-# The second window ends at 8 s, and answers of any camera stand for 40 s.
+# The second window ends at 8 s; answers of any camera stand for at least 40 s.
 QUIET_S, AFTER_S = 48, STRIDE_S + 1
 NOISE = 1.2
-"""Standard deviation of sensor noise, grey levels."""
+"""Standard deviation of the sensor noise in grey levels."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppearingObject:
-    """An object that appears: ``top``, ``left``, ``side`` in pixels of the grid, ``contrast`` in grey levels."""
+    """A square object: ``top``, ``left``, ``side`` in pixels of the grid, ``contrast`` in grey levels."""
 
     top: int
     left: int
@@ -46,7 +46,7 @@ class AppearingObject:
 
 
 def measure(seed: int) -> BenchResult:
-    """See :mod:`cluster.lab.bench.faults`."""
+    """Figures ``gate_missed``, summed over the pruners, and ``quiet_gated``."""
     shape = load_shape("demo")
     grid = PatchGrid(16, 16, shape.geometry.patch, shape.geometry.merge, shape.geometry.temporal)
     random = np.random.default_rng(seed)
@@ -61,7 +61,7 @@ def measure(seed: int) -> BenchResult:
         gated = sum(answer.gated for answer in answers)
         rows.append({"pruner": name, "objects": OBJECTS, "missed": missed, "quiet": len(answers), "quiet_gated": gated})
     note = (
-        f"objects of 2 to 12 patches a side, 25 to 110 grey levels from what was there, over noise of {NOISE:g}; "
+        f"objects with sides of 2 to 12 patches, 25 to 110 grey levels off the background, over noise of {NOISE:g}; "
         f"quiet: windows of a camera in which nothing appears"
     )
     figures = {
@@ -78,7 +78,7 @@ def _random_object(random: np.random.Generator, grid: PatchGrid) -> AppearingObj
 
 
 def _scene(random: np.random.Generator, grid: PatchGrid) -> UInt8Array:
-    """Grey levels 120..136: an object of any contrast shows against it."""
+    """Background of grey levels 120..136, against which objects of any contrast are visible."""
     return random.integers(120, 137, (grid.height, grid.width)).astype(np.uint8)
 
 
@@ -91,7 +91,7 @@ def _is_missed(quiet: _Camera, appearing: AppearingObject, random: np.random.Gen
 
 
 class _Camera:
-    """A camera from its sampled pictures to its answers."""
+    """A camera's pipeline from sampled pictures to answers."""
 
     def __init__(self, pruner: str, grid: PatchGrid, scene: UInt8Array) -> None:
         self.answers: list[Answer] = []
@@ -105,7 +105,7 @@ class _Camera:
         self._index = 0
 
     def copy(self) -> _Camera:
-        """An independent copy in the same state, with no answers yet."""
+        """An independent copy in the same state, without answers."""
         other = object.__new__(_Camera)
         other.__dict__ |= self.__dict__
         other.answers = []

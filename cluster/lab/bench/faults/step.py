@@ -1,7 +1,7 @@
-"""Steps of an engine whose cameras' memories are at their cap, beside steps of one without memories.
+"""Step times of an engine whose cameras' memories are at their cap, against one without memories.
 
-The KV of a 7B model (28 layers of 4 key heads of 128, bfloat16) behind a narrow one, so that two cores step it. Frames
-come at the cameras' own pace; memories lie in host memory above a node's tier in another process.
+The model has the KV shape of a 7B model (28 layers of 4 key heads of 128, bfloat16) but is narrow, so that two cores
+can step it. Frames arrive in real time; memories are in host memory and a node tier in another process.
 """
 
 import time
@@ -32,7 +32,7 @@ QUESTION = Question("q", "Is anyone climbing the fence?")
 
 
 class Cameras:
-    """An engine and the cameras that it watches, one of which brings a stride of frames at a time."""
+    """An engine and its cameras, each of which sends a stride of frames at a time."""
 
     def __init__(self, model: VisionLanguageModel, bank: MemoryBank | None, seed: int) -> None:
         self.engine = NativeEngine(model, memories=bank)
@@ -47,7 +47,7 @@ class Cameras:
             self.engine.admit(spec)
 
     def stride(self, number: int) -> float:
-        """Seconds that the engine's thread takes for one camera's next stride: frames taken in, window stepped."""
+        """Seconds of the engine thread for one camera's next stride: pushing frames and stepping the window."""
         camera, spent = self.cameras[number], 0.0
         frames = round(STRIDE_S * 2.0 / camera.geometry.temporal)
         for index in range(self.sent[number], self.sent[number] + frames):
@@ -59,7 +59,7 @@ class Cameras:
         return spent
 
     def at_pace(self, steps: int) -> list[float]:
-        """So many strides of the cameras in turn, each when it is due."""
+        """Run ``steps`` strides of the cameras in turn, each when due; returns their seconds."""
         spent, due = [], time.monotonic()
         for step in range(steps):
             due += STRIDE_S / CAMERAS
@@ -69,8 +69,8 @@ class Cameras:
 
 
 def measure(seed: int) -> BenchResult:
-    """Figure ``step_p90_ratio``: six of the steps are above it. Half of the steps without memories come before those
-    with, half after."""
+    """Figure ``step_p90_ratio``: ratio of the 90th percentiles, exceeded by 6 of 60 steps. Half of the steps without
+    memories run before those with memories, half after."""
     model = load_model(MODEL, dtype="bfloat16")
     with far_tier(2 * CAMERAS * CAP) as node:
         bank = MemoryBank(TierStack([Arena(CAMERAS * CAP), node]))
@@ -81,22 +81,22 @@ def measure(seed: int) -> BenchResult:
         without = bare.at_pace(STEPS // 2)
         counts = [bank.get_memory(name)[0].counts for name in bank.streams()]
         before = sum(each.compressions for each in counts)
-        beside = full.at_pace(STEPS)
+        with_memories = full.at_pace(STEPS)
         done = sum(each.compressions for each in counts) - before
         bank.wait_written(FILL_S)
         without += bare.at_pace(STEPS // 2)
         dropped = sum(each.frames_dropped for each in counts)
-    rows = [_row("without memories", without), _row("memories at their cap", beside)]
+    rows = [_row("without memories", without), _row("memories at their cap", with_memories)]
     ratio = rows[1]["p90_ms"] / rows[0]["p90_ms"]
     notes = [
         f"{CAMERAS} cameras with {CAP >> 20} MiB each, full after {filled:.0f} s; while steps were timed "
-        f"{done} compressions, and {dropped} frames dropped for want of time"
+        f"there were {done} compressions, and {dropped} frames were dropped"
     ]
     return BenchResult({"step_p90_ratio": ratio}, rows, notes)
 
 
 def _fill(cameras: Cameras, bank: MemoryBank) -> float:
-    """Strides as fast as the memories take them, until each was compressed; seconds that took."""
+    """Run strides at full speed until every memory was compressed; returns the seconds taken."""
     began = time.monotonic()
     while not all(bank.get_memory(name)[0].counts.compressions for name in bank.streams()):
         if time.monotonic() - began > FILL_S:

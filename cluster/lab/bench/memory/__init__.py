@@ -1,19 +1,19 @@
-"""Memory: what it costs, holds, covers, finds and brings back, under a cap, in parts with a table each.
+"""Memory under a cap: cost, contents, coverage, retrieval and restoring, in parts with a table each.
 
-* ``cap``: bytes against the cap over a hundred thousand frames
-* ``compress``: time of compressors beside encoding
-* ``coverage``: distances of all tokens to those held
+* ``cap``: bytes against the cap over 100,000 frames
+* ``compress``: time of compressors relative to encoding
+* ``coverage``: distances of all tokens to the nearest held ones
 * ``day``: bytes of a camera's day, and questions after hours and after minutes
-* ``evidence``: objects of drawn hours that are still held
-* ``infinipot_v``: tokens kept against InfiniPot-V's rule
-* ``frames``: what frames read of the past, and what that costs
-* ``retrieval``: clusters against tokens
-* ``objects``: tokens of moving objects that are kept
-* ``rekv``: frames read against ReKV's rule
-* ``history``: questions to much and to little
+* ``evidence``: objects of synthetic hours that are still held
+* ``infinipot_v``: kept tokens against InfiniPot-V's rule
+* ``frames``: what frames retrieve from the past, and its cost
+* ``retrieval``: clusters against single tokens
+* ``objects``: kept tokens of moving objects
+* ``rekv``: retrieved frames against ReKV's rule
+* ``history``: questions over long and short histories
 * ``prefetch``: transfers hidden behind layers
-* ``splits``: what deferring them saves
-* ``restore``: taken up against computed again
+* ``splits``: savings of deferred cluster splits
+* ``restore``: restoring against recomputing
 """
 
 import argparse
@@ -40,7 +40,7 @@ from cluster.lab.bench.memory import (
 from cluster.lab.bench.memory.footage import Footage
 
 PARTS: dict[str, Callable[[Footage], BenchResult]] = {
-    # First: what it may grow by would hide in memory that other parts have freed.
+    # First, because memory freed by other parts would hide its growth.
     "cap": lambda footage: cap.measure(footage.args),
     "compress": compressors.measure_cost,
     "coverage": compressors.measure_coverage,
@@ -93,16 +93,16 @@ GOALS: Goals = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the harness."""
-    parser.add_argument("--part", nargs="+", choices=list(PARTS), metavar="NAME", help=f"of: {', '.join(PARTS)}")
+    """Add this bench's options to the parser."""
+    parser.add_argument("--part", nargs="+", choices=list(PARTS), metavar="NAME", help=f"from: {', '.join(PARTS)}")
     add_clip_arguments(parser, model="demo", window=20.0, stride=4.0)
-    parser.add_argument("--seconds", type=float, default=120.0, metavar="S", help="of each clip")
-    parser.add_argument("--bench-model", default="bench-qwen2_5_vl", help="preset that compressing is held against")
-    parser.add_argument("--object-seconds", type=float, default=96.0, metavar="S", help="of each clip of part objects")
+    parser.add_argument("--seconds", type=float, default=120.0, metavar="S", help="length of each clip")
+    parser.add_argument("--bench-model", default="bench-qwen2_5_vl", help="larger preset in parts compress, prefetch")
+    parser.add_argument("--object-seconds", type=float, default=96.0, metavar="S", help="clip length in part objects")
     parser.add_argument(
-        "--caps", type=int, nargs="+", default=compressors.CAPS, metavar="N", help="tokens, in part compress"
+        "--caps", type=int, nargs="+", default=compressors.CAPS, metavar="N", help="caps in tokens, in part compress"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="also write the timeline of the prefetch there (SVG)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="also write the prefetch timeline there (SVG)")
     cap.add_arguments(parser)
     evidence.add_arguments(parser)
     history.add_arguments(parser)
@@ -110,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> BenchResult:
-    """Measure the parts that were named, or all."""
+    """Measure the named parts, or all."""
     if args.out is not None:
         check_writable(args.out)
     with tempfile.TemporaryDirectory() as directory:

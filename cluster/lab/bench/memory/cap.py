@@ -1,14 +1,14 @@
-"""A hundred thousand frames of one camera under a small cap: is any tier ever above it, and does the process grow?
+"""Tier sizes and process growth over 100,000 frames of one camera under a small cap.
 
-Frames are made, small, and come as fast as they are taken in. Two tiers: host memory for half the cap, and below it a
-node that holds everything. Bytes are those the tiers themselves count, looked at after every frame; resident memory is
-read after a tenth of the frames, when everything has been full once, and at the end.
+Synthetic small frames are stored at full speed in two tiers: host memory for half the cap, and a node tier that holds
+everything. The tiers' own byte counts are checked after every frame; resident memory is read after a tenth of the
+frames, when everything has been full once, and at the end.
 
-What a compression costs in writes is compared between organisers: production's, whose clusters are written again when
-tokens join or leave them, and ``kvmu``, whose blocks are written once.
+Write amplification is compared between organisers: production's, which rewrites clusters when tokens join or leave
+them, and ``kvmu``, which writes blocks once.
 
-Leaks are looked for at the default cap: the most resident memory while the second cap of frames is taken in, and while
-the twelfth is.
+Leaks are searched for at the default cap, by peak resident memory while storing the second and the twelfth cap's worth
+of frames.
 """
 
 import argparse
@@ -39,41 +39,41 @@ _SLAB = 64 * 2**10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the package."""
-    parser.add_argument("--frames", type=int, default=100_000, metavar="N", help="of part cap")
+    """Add the options of part cap to the parser."""
+    parser.add_argument("--frames", type=int, default=100_000, metavar="N", help="frames in part cap")
     parser.add_argument(
         "--leak-cap-mib",
         type=float,
         default=MemorySpec().cap_bytes / 2**20,
         metavar="MIB",
-        help="cap of the memory that is searched for leaks in part cap",
+        help="cap of the memory in part cap's search for leaks",
     )
 
 
 def measure(args: argparse.Namespace) -> BenchResult:
-    """Figures ``cap_violations`` (frames after which some tier held more than its cap), ``memory_growth``,
-    ``written_per_byte_taken_in`` (to the node, of blocks and index, for each byte of KV that came),
-    ``bytes_written_per_byte_kept`` (of blocks, for each byte of the tokens that were stored at all), both also with
-    ``kvmu``, and ``leak_at_ten_caps`` (growth over ten caps of frames, as a share of the cap). Raises ``ConfigError``:
+    """Figures ``cap_violations`` (frames after which some tier exceeded its cap), ``memory_growth``,
+    ``written_per_byte_taken_in`` (bytes of blocks and index written to the node per byte of KV received),
+    ``bytes_written_per_byte_kept`` (bytes of blocks written per byte of tokens ever stored), both also with ``kvmu``,
+    and ``leak_at_ten_caps`` (growth over ten caps' worth of frames, as a share of the cap). Raises ``ConfigError`` for
     too few frames for a warm-up."""
     if args.frames < ROWS / WARM_UP:
-        raise ConfigError(f"--frames is at least {round(ROWS / WARM_UP)}, to have a warm-up worth the name")
+        raise ConfigError(f"--frames must be at least {round(ROWS / WARM_UP)}, to leave room for a warm-up")
     figures, rows = _watch(args.frames, MemorySpec(cap_bytes=CAP_BYTES))
     once, more = _watch(args.frames, MemorySpec(cap_bytes=CAP_BYTES, organiser="kvmu"))
     figures["cap_violations"] += once["cap_violations"]
     for name in ("written_per_byte_taken_in", "bytes_written_per_byte_kept"):
         figures[f"{name}_kvmu"] = once[name]
     note = (
-        f"{args.frames} made frames ({SHAPE}), cap {CAP_BYTES / 2**20:g} MiB, {MemorySpec().compressor}; most_*: "
-        f"largest since the row before; warm after {round(args.frames * WARM_UP)} frames"
+        f"{args.frames} synthetic frames ({SHAPE}), cap {CAP_BYTES / 2**20:g} MiB, {MemorySpec().compressor}; most_*: "
+        f"largest since the previous row; warm after {round(args.frames * WARM_UP)} frames"
     )
     figures["leak_at_ten_caps"] = leak(round(args.leak_cap_mib * 2**20))
     return BenchResult(figures, rows + more, [note])
 
 
 class CountingArena(Arena):
-    """Counts bytes of KV in blocks (``written``), and of those the tokens that came with them (``first``): of frames
-    newer than those in the head's earlier blocks, all of which come in one call."""
+    """Counts bytes of KV written in blocks (``written``), and the part in tokens stored for the first time (``first``):
+    of frames newer than any in the head's earlier blocks; such tokens arrive in a single call."""
 
     written = first = 0
 
@@ -96,16 +96,16 @@ class CountingArena(Arena):
 
 
 def _memory(spec: MemorySpec) -> tuple[StreamMemory, Arena, CountingArena]:
-    """A memory above host memory and a node."""
+    """A memory on host memory and a node tier."""
     cap = spec.cap_bytes
     host = Arena(max(_SLAB, cap // 2), slab_bytes=_SLAB)
-    # Room for slabs that are partly empty; what a stream may hold is the cap.
+    # Twice the cap, because slabs may be partly empty; the stream itself is limited to the cap.
     node = CountingArena(2 * cap, name="node", stream_bytes=cap, evicts=False, slab_bytes=_SLAB)
     return StreamMemory(CAMERA, spec, TierStack([host, node])), host, node
 
 
 def _watch(frames: int, spec: MemorySpec) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Figures and rows of one memory."""
+    """Fill one memory; returns its figures and rows."""
     memory, host, node = _memory(spec)
     process = psutil.Process()
     warm = round(frames * WARM_UP)
@@ -151,11 +151,11 @@ def _watch(frames: int, spec: MemorySpec) -> tuple[dict[str, float], list[dict[s
 
 
 def leak(cap_bytes: int) -> float:
-    """Growth of the most that the process takes, while a memory that was full takes in ten times its cap, as a share of
-    the cap."""
+    """Growth of the process's peak memory while a full memory stores ten times its cap in frames, as a share of the
+    cap."""
     memory, _, _ = _memory(MemorySpec(cap_bytes=cap_bytes))
     process, taken = psutil.Process(), 0
-    # What a compression takes comes and goes; at any one moment it would hide a growth, or be taken for one.
+    # Compare peaks, since the temporary memory of compressions would distort single readings.
     most = dict.fromkeys((1, 11), 0)
     for chunk in made_chunks(CAMERA, sys.maxsize, **LEAK_SHAPE):
         memory.add_chunk(chunk)

@@ -1,17 +1,15 @@
-"""Memory compressors on the KV of frames that leave the windows of clips: what compressing costs, what it covers, and
-what it keeps of moving objects.
+"""Memory compressors on KV that leaves the windows of clips: cost, coverage, and tokens kept of moving objects.
 
-Part ``compress``: the time of every compressor as a share of what made the KV. What leaves a clip's windows is handed
-to a memory of each compressor frame by frame, again and again until it was compressed often enough for one that comes
-late not to count. The model is large enough that arithmetic and not Python decides what a window costs; the demo's
-model, at the same caps, is in the rows beside it.
+Part ``compress``: compression time as a share of the time to compute the KV. KV leaving a clip's windows is added frame
+by frame to a memory with each compressor, and repeated until the number of compressions is large enough to average. The
+model is large enough for arithmetic to dominate over Python; rows of the demo model at the same caps are included.
 
-Part ``coverage``: the area under the distribution of cosine distances from every token there ever was to the nearest
-that is held, where a memory of each compressor was handed the same frames under the same cap.
+Part ``coverage``: area under the distribution of cosine distances from every token ever stored to the nearest held one,
+for a memory with each compressor, given the same frames under the same cap.
 
-Part ``objects``: the camera does not move. The KV of whole frames of made clips goes into a memory that is compressed,
-as eviction does it, whenever it holds more than a quarter of all tokens there will be. The truth of a clip says which
-cells its moving objects cover.
+Part ``objects``: for a static camera, KV of whole frames of generated clips goes into a memory that is compressed like
+eviction does, whenever it holds more than a quarter of all tokens to come. The clip's ground truth says which cells its
+moving objects cover.
 """
 
 import time
@@ -43,9 +41,9 @@ from cluster.registry import compressors
 from cluster.types import MICROSECONDS, MemorySpec
 
 CAPS = (1024, 4096)
-"""Tokens of a layer and head; the larger is about what 64 MiB hold of the bench's model."""
+"""Tokens per layer and head; the larger is about what 64 MiB hold for the bench model."""
 PRODUCTION = "production"
-"""The defaults, with a tier above the lowest."""
+"""Default settings, with a tier above the lowest."""
 FIGURES = (PRODUCTION, "novelty", "infinipot_v", "cords")
 
 _COMPRESSIONS = 4
@@ -55,12 +53,12 @@ _COMPARED = (("cords", "infinipot_v"), ("infinipot_v", "uniform"))
 
 
 def _names() -> list[str]:
-    """Compressors that leave anything out."""
+    """Names of all compressors but ``none``."""
     return [name for name in compressors.names() if name != "none"]
 
 
 def measure_cost(footage: Footage) -> BenchResult:
-    """Figures ``compress_share_<name>``: the worst clip and cap, of the bench's model."""
+    """Figures ``compress_share_<name>``: the worst clip and cap for the bench model."""
     args = footage.args
     rows: list[dict[str, Any]] = []
     for model in dict.fromkeys((args.bench_model, args.model)):
@@ -77,14 +75,14 @@ def measure_cost(footage: Footage) -> BenchResult:
         for name in FIGURES
     }
     note = (
-        "share_of_encode: compressing; remember_share: all that a memory does (clusters, blocks, tier); both over "
-        "tower and language model for the same frames"
+        "share_of_encode: compression time; remember_share: all memory work (clusters, blocks, tier); both relative to "
+        "tower and language model time for the same frames"
     )
     return BenchResult(figures, rows, [note])
 
 
 def _cost_row(model: str, watched: Watched, name: str, spec: MemorySpec, cap: int) -> dict[str, Any]:
-    """Frames through one compressor, after a round of them that is not timed."""
+    """Time one compressor over the frames, after untimed rounds that fill the cap."""
     chunks = watched.chunks
     key = chunks[0].key
     cap_bytes = cap * key.shape[0] * key.shape[1] * (2 * key.shape[3] * key.element_size() + 8)
@@ -120,7 +118,7 @@ def _cost_row(model: str, watched: Watched, name: str, spec: MemorySpec, cap: in
 
 
 def _add(memory: StreamMemory, chunks: Sequence[KVChunk], later: int) -> None:
-    """All frames, ``later`` by so many microseconds."""
+    """Add all frames, shifted by ``later`` microseconds."""
     for chunk in chunks:
         memory.add_chunk(replace(chunk, pts=chunk.pts + later))
 
@@ -132,8 +130,8 @@ _PARTS: dict[Space, tuple[str, ...]] = {"key": ("key",), "value": ("value",), "j
 
 
 def nearest_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
-    """Cosine distance ``[H, n]`` of every token of ``full`` to the nearest ``kept`` one of its head, as CoRDS measures
-    coverage (section 4.6); ``joint``: of key and value side by side, each normalised."""
+    """Cosine distance ``[H, n]`` of every token of ``full`` to the nearest ``kept`` one of its head, CoRDS's coverage
+    measure (section 4.6); ``joint``: of concatenated key and value, each normalised."""
     wide, there = (
         torch.cat([F.normalize(getattr(of, part).float(), dim=-1) for part in _PARTS[space]], dim=-1)
         for of in (full, kept)
@@ -142,14 +140,14 @@ def nearest_distances(full: LayerKV, kept: LayerKV, space: Space) -> Tensor:
 
 
 def coverage_area(distances: Tensor, furthest: float) -> float:
-    """Area under the distribution function of ``distances`` from 0 to ``furthest``, as a share: 1 if all are 0."""
+    """Area under the cumulative distribution of ``distances`` over ``[0, furthest]``, normalised: 1 if all are 0."""
     if furthest <= 0:
         return 1.0
     return float((1 - distances.clamp(max=furthest) / furthest).mean())
 
 
 def measure_coverage(footage: Footage) -> BenchResult:
-    """Figures: ``cap_violations`` and ``coverage_<a>_over_<b>`` (the worst of all clips, caps and spaces)."""
+    """Figures ``cap_violations`` and ``coverage_<a>_over_<b>`` (the worst over clips, caps and spaces)."""
     args = footage.args
     rows = [row for watched in footage.watched(args.model) for share in SHARES for row in _compare(watched, share)]
     note = (
@@ -160,13 +158,13 @@ def measure_coverage(footage: Footage) -> BenchResult:
 
 
 def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
-    """One row per compressor at a cap of one ``share``-th of what left."""
-    # As a GPU computes them: caps are shares of their bytes.
+    """One row per compressor at a cap of one ``share``-th of the tokens that left."""
+    # bfloat16 as on a GPU: caps are shares of these bytes.
     chunks = [chunk.to(torch.bfloat16) for chunk in left.chunks]
     full = join_frames(left.chunks)
     count = sum(layer.heads for layer in full)
     rows: list[dict[str, Any]] = []
-    # Of every layer and head: all tokens there ever were, and those held.
+    # Per layer and head: all tokens, and those held.
     held: dict[str, list[tuple[LayerKV, LayerKV]]] = {}
     for name in _names():
         memory, violations = _remember(chunks, ShareSetting(name, "frames", "top_k", share=1 / share))
@@ -189,7 +187,7 @@ def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
         )
         memory.tiers.close()
     for space in SPACES:
-        # The same scale for all of them: what a random point of the cache is away from the farthest holder.
+        # The same scale for all compressors: the largest distance found with any.
         found = {name: [nearest_distances(*head, space) for head in heads] for name, heads in held.items()}
         furthest = max(float(head.max()) for heads in found.values() for head in heads)
         for row in rows:
@@ -200,7 +198,7 @@ def _compare(left: Watched, share: int) -> list[dict[str, Any]]:
 
 
 def _remember(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[StreamMemory, int]:
-    """(the memory in the end, frames after which it, or its tier, held more than the cap)."""
+    """Fill a memory; returns it and the number of frames after which it or its tier exceeded the cap."""
     _, memory = open_memory(chunks, setting)
     violations = 0
     for chunk in chunks:
@@ -226,7 +224,7 @@ def _figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 # -- moving objects --------------------------------------------------------------------------------
 TUNED = (("street", 0), ("street", 1), ("street", 2))
 HELD_OUT = (("street", 3), ("street", 4), ("street", 5), ("noisy", 11), ("hevc", 12))
-"""Kind and seed of the clips that the settings of ``cords`` were chosen on, and of those they were not."""
+"""Kind and seed of the clips on which the settings of ``cords`` were tuned, and of held-out clips."""
 COMPARED: dict[str, tuple[str, Mapping[str, Any]]] = {
     "cords": ("cords", {}),
     "cords_paper": ("cords", {"objective": "paper"}),
@@ -237,11 +235,11 @@ COMPARED: dict[str, tuple[str, Mapping[str, Any]]] = {
 _QUARTER, _TARGET = 0.25, 0.75
 _BLOCK = 4
 _FPS, _SAMPLED_FPS = 6.0, 2.0
-_ROOM = 2**29
+_CAP = 2**29
 
 
 def measure_objects(footage: Footage) -> BenchResult:
-    """Figures ``object_kept_<name>_quarter``: the worst of the clips held out."""
+    """Figures ``object_kept_<name>_quarter``: the worst of the held-out clips."""
     args = footage.args
     rows: list[dict[str, Any]] = []
     for kind, seed in TUNED + HELD_OUT:
@@ -257,13 +255,11 @@ def measure_objects(footage: Footage) -> BenchResult:
         )
         for name in COMPARED
     }
-    return BenchResult(
-        figures, rows, [f"model {args.model}; whole frames; held, object: shares of all tokens that came"]
-    )
+    return BenchResult(figures, rows, [f"model {args.model}; whole frames; held, object: shares of all tokens stored"])
 
 
 def _watch_objects(footage: Footage, kind: str, seed: int) -> tuple[list[KVChunk], list[set[int]]]:
-    """What leaves the windows of a made clip, and of each frame the cells of its moving objects."""
+    """KV that leaves the windows of a generated clip, and the cells of moving objects per frame."""
     seconds = footage.args.object_seconds
     with TemporaryDirectory() as directory:
         path = Path(directory) / "clip.mp4"
@@ -273,7 +269,7 @@ def _watch_objects(footage: Footage, kind: str, seed: int) -> tuple[list[KVChunk
     samples = prune_clip(frames, CAMERA, "none").samples
     chunks = footage.watch(footage.args.model, f"{kind} {seed}", samples).chunks
     begins = samples[0].pts
-    # A frame may be of two pictures.
+    # A frame may merge several pictures.
     shown = [number / _SAMPLED_FPS for number in range(geometry.temporal)]
     return chunks, [
         set().union(*(object_cells(truth, (c.pts - begins) / MICROSECONDS + at, c.rows, c.columns) for at in shown))
@@ -282,7 +278,7 @@ def _watch_objects(footage: Footage, kind: str, seed: int) -> tuple[list[KVChunk
 
 
 def object_cells(truth: SceneTruth, second: float, rows: int, columns: int) -> set[int]:
-    """Cells of a grid of which at least half is in the box of one object that moves at ``second``."""
+    """Cells of a grid covered at least half by the box of an object that moves at ``second``."""
     in_cells = np.array([columns, rows, columns, rows])
     size = np.array([truth.width, truth.height, truth.width, truth.height])
     boxes = [np.array(each.box) * in_cells / size for each in truth.at(second) if each.moving]
@@ -292,9 +288,9 @@ def object_cells(truth: SceneTruth, second: float, rows: int, columns: int) -> s
 def _object_row(
     chunks: Sequence[KVChunk], cells: Sequence[set[int]], compressor: str, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A memory filled with frames, of which ``cells`` show moving objects."""
-    spec = MemorySpec(compressor=compressor, compressor_options=options, cap_bytes=_ROOM, block_frames=_BLOCK)
-    memory = StreamMemory(CAMERA, spec, TierStack([Arena(_ROOM, evicts=False)]))
+    """Fill a memory with frames, whose ``cells`` show moving objects; returns the shares kept."""
+    spec = MemorySpec(compressor=compressor, compressor_options=options, cap_bytes=_CAP, block_frames=_BLOCK)
+    memory = StreamMemory(CAMERA, spec, TierStack([Arena(_CAP, evicts=False)]))
     tokens = sum(chunk.tokens for chunk in chunks)
     quarter = _QUARTER * tokens
     for chunk in chunks:

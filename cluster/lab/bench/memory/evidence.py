@@ -1,12 +1,12 @@
-"""Planted evidence: whether what a question about the past would need is still held under a cap, hours later.
+"""Planted evidence: whether the tokens that a question about the past needs are still held under a cap, hours later.
 
-A drawn camera watches for hours; the drawing says which token shows which object at which time. Every passage of an
-object is one piece of evidence; a head that holds one of its tokens has found it, as in ``eval memory``.
-``evidence_recall`` is the share found, over passages, layers and heads: a fact about the memory, whatever a model could
-say about it. Frames come from production's decoder, pruner and engine, and go into production's memory.
+A synthetic camera runs for hours; the scene says which token shows which object at which time. Every passage of an
+object is one piece of evidence, found by a head that holds one of its tokens, as in ``eval memory``.
+``evidence_recall`` is the share found over passages, layers and heads: a property of the memory, independent of a
+model's answers. Frames pass through production's decoder, pruner, engine and memory.
 
-Every organiser and retriever is asked for each passage with the mean key of its tokens, the query of a model that
-knows what it looks for: recall is then the share of passages, layers and heads of which a token is read.
+Every organiser and retriever is also queried for each passage with the mean key of its tokens, the query of an ideal
+model: recall is then the share of passages, layers and heads of which a token is read.
 """
 
 import argparse
@@ -42,43 +42,43 @@ SHARES = (4, 8, 16, 64)
 _NAMES = {8: "eighth", 64: "64th"}
 CAMERA = CameraSettings(640, 360, 5.0, "h264", 4.0, 0, 27)
 _CELLS = 2**20
-"""More than a frame has."""
+"""Upper bound on the cells of a frame."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the package."""
-    parser.add_argument("--scenes", type=int, default=1, metavar="N", help="drawn cameras in part evidence")
-    parser.add_argument("--scene-seconds", type=float, default=3600.0, metavar="S", help="of each of them")
-    # No policy was tuned on scenes from 7000 on.
-    parser.add_argument("--scene-seed", type=int, default=7000, metavar="N", help="first drawn camera, and retrieval's")
+    """Add the options of part evidence to the parser."""
+    parser.add_argument("--scenes", type=int, default=1, metavar="N", help="synthetic cameras in part evidence")
+    parser.add_argument("--scene-seconds", type=float, default=3600.0, metavar="S", help="length of each")
+    # No policy was tuned on seeds from 7000 on.
+    parser.add_argument("--scene-seed", type=int, default=7000, metavar="N", help="seed of the first scene")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Watched:
-    """What one drawn camera left behind.
+    """Output of one synthetic camera.
 
     * ``chunks``: KV of its frames, in time order
-    * ``passages``: per object, its tokens as sorted numbers: the frame's place in ``chunks`` times 2^20, and the cell
+    * ``passages``: per object, its sorted token numbers: index in ``chunks`` times 2^20, plus cell
     """
 
     chunks: Sequence[KVChunk]
     passages: Sequence[Tensor]
 
     def token_numbers(self, memory: StreamMemory, frame: Tensor, cell: Tensor) -> Tensor:
-        """Numbers of tokens of a memory, by its own numbers of their frames."""
+        """Token numbers of tokens in a memory, given the memory's frame numbers and cells."""
         number_at = {chunk.pts: number for number, chunk in enumerate(self.chunks)}
         numbers = [number_at[memory.log.frame_time(each)] for each in frame.tolist()]
         return torch.tensor(numbers, dtype=torch.int64) * _CELLS + cell
 
     @property
     def tokens(self) -> int:
-        """Of one layer and head."""
+        """Tokens per layer and head."""
         return sum(chunk.tokens for chunk in self.chunks)
 
 
 def measure(footage: Footage) -> BenchResult:
     """Figures ``evidence_recall_eighth``, ``_64th`` of production's defaults, and ``evidence_gain_eighth``, ``_64th``:
-    how much more they find than the best other compressor. Raises ``ConfigError``: no object to look for."""
+    their gain over the best other compressor. Raises ``ConfigError`` if no object appeared."""
     args = footage.args
     model = footage.model(args.model)
     scenes = [LongScene(args.scene_seconds, args.scene_seed + number, camera=CAMERA) for number in range(args.scenes)]
@@ -87,7 +87,7 @@ def measure(footage: Footage) -> BenchResult:
         watched.append(watch(model, scene, footage.directory, args.fps))
         print_progress(f"evidence: scene {scene.seed}, {len(watched[-1].passages)} objects")
     if not any(each.passages for each in watched):
-        raise ConfigError(f"nothing came and went in {args.scene_seconds:g} s of a scene; take more --scene-seconds")
+        raise ConfigError(f"no object passed in {args.scene_seconds:g} s of a scene; increase --scene-seconds")
     rows: list[dict[str, Any]] = []
     figures: dict[str, float] = {}
     weights = _weights(watched)
@@ -106,16 +106,16 @@ def measure(footage: Footage) -> BenchResult:
             figures[f"evidence_gain_{name}"] = float(own.mean() - max(each.mean() for each in others))
     objects, tokens = (sum(counts) for counts in zip(*((len(w.passages), w.tokens) for w in watched), strict=True))
     note = (
-        f"model {args.model}, {len(scenes)} drawn cameras of {args.scene_seconds:g} s, {objects} objects, {tokens} "
-        "tokens of a layer and head; caps are shares of their bytes, index included; held, read: shares of the tokens; "
-        "rows with a retriever: found by a query that is the mean key of a passage; intervals are of cameras, and of "
-        "fewer than three there are none"
+        f"model {args.model}, {len(scenes)} synthetic cameras of {args.scene_seconds:g} s, {objects} objects, {tokens} "
+        "tokens per layer and head; caps are shares of their bytes, including the index; held, read: shares of the "
+        "tokens; rows with a retriever: recall of queries with a passage's mean key; intervals are over cameras, from "
+        "three on"
     )
     return BenchResult(figures, rows, [note])
 
 
 def watch(model: VisionLanguageModel, scene: LongScene, folder: Path, fps: float) -> Watched:
-    """Draw, encode, decode and compute one camera, through its last window."""
+    """Render, encode, decode and compute one camera, including its last window."""
     clip = scene.clip(folder)
     encode_missing_clips([clip], folder)
     recording = record(model, clip.path, WindowShape(fps=fps), [scene.seconds])
@@ -134,7 +134,7 @@ def watch(model: VisionLanguageModel, scene: LongScene, folder: Path, fps: float
 
 
 def repeated(watched: Watched, chunks: Sequence[KVChunk]) -> Watched:
-    """The same again and again, as these ``chunks`` are; a passage is all of its repetitions."""
+    """``watched`` repeated to match ``chunks``; a passage consists of all its repetitions."""
     length = len(watched.chunks)
     passages = []
     for passage in watched.passages:
@@ -144,7 +144,7 @@ def repeated(watched: Watched, chunks: Sequence[KVChunk]) -> Watched:
 
 
 def shown_cells(renderer: SceneRenderer, second: float, rows: int, columns: int) -> Iterator[tuple[int, IntArray]]:
-    """(object, cells at least half covered by its box, or the one with its centre) at this second."""
+    """Yield each object's id and the cells that its box covers at least half, or else the cell of its centre."""
     for each in renderer.objects(second):
         left, top, right, bottom = box = np.clip(each.box, 0, 1) * (columns, rows, columns, rows)
         cells = covered_cells(box, (rows, columns))
@@ -153,7 +153,7 @@ def shown_cells(renderer: SceneRenderer, second: float, rows: int, columns: int)
 
 
 def found_passages(memory: StreamMemory, watched: Watched) -> Floats:
-    """Share of layers and heads that hold a token of each passage, ``[passages]``."""
+    """Share of layers and heads that hold a token of each passage ``[passages]``."""
     found = np.zeros(len(watched.passages))
     heads = list(memory.iter_heads())
     for layer, h, _ in heads:
@@ -165,7 +165,7 @@ def found_passages(memory: StreamMemory, watched: Watched) -> Floats:
 
 
 def _settings(share: int) -> list[ShareSetting]:
-    """Ours, and every compressor with our organiser."""
+    """Our setting, and every other compressor with our organiser."""
     own = ours(1 / share)
     return [own] + [
         ShareSetting(name, own.organiser, own.retriever, share=1 / share)
@@ -175,7 +175,7 @@ def _settings(share: int) -> list[ShareSetting]:
 
 
 def _recall(watched: Sequence[Watched], setting: ShareSetting) -> tuple[Floats, float]:
-    """(recall of every passage, share of the tokens that are held)."""
+    """Recall of every passage, and the share of tokens held."""
     found, held, total = [], 0, 0
     for each in watched:
         _, memory = filled_memory(each.chunks, setting)
@@ -187,7 +187,7 @@ def _recall(watched: Sequence[Watched], setting: ShareSetting) -> tuple[Floats, 
 
 
 def _read_rows(watched: Sequence[Watched], share: int) -> list[dict[str, Any]]:
-    """Our compressor with every organiser and retriever, against ours."""
+    """Rows of our compressor with every organiser and retriever, against our setting."""
     own = ours(1 / share)
     found: dict[tuple[str, str], list[tuple[Floats, float]]] = {}
     for organiser in organisers.names():
@@ -210,8 +210,8 @@ def _read_rows(watched: Sequence[Watched], share: int) -> list[dict[str, Any]]:
 
 
 def read_passages(memory: StreamMemory, watched: Watched, retriever: Retriever) -> tuple[Floats, float]:
-    """Share of layers and heads ``[passages]`` that read a token of each passage for the mean key of its tokens, and
-    the share of the held tokens that they read."""
+    """Query each passage with the mean key of its tokens; returns the share of layers and heads that read one of them
+    ``[passages]``, and the read share of the held tokens."""
     token = torch.cat([number * _CELLS + chunk.cell.long() for number, chunk in enumerate(watched.chunks)])
     at = [torch.searchsorted(token, passage) for passage in watched.passages]
     found, read, held = np.zeros(len(watched.passages)), 0, 0
@@ -229,12 +229,12 @@ def read_passages(memory: StreamMemory, watched: Watched, retriever: Retriever) 
 
 
 def _weights(watched: Sequence[Watched]) -> Floats:
-    """Weights ``[b, passages]`` of the cameras and of their resamplings: passages of one camera are not independent."""
+    """Bootstrap weights ``[b, passages]``, resampled by camera: passages of one camera are not independent."""
     counts = [len(each.passages) for each in watched]
     return bootstrap_weights(len(watched))[:, np.arange(len(watched)).repeat(counts)]
 
 
 def _mean(values: Floats, weights: Floats) -> Floats:
-    """Mean ``[b]`` of ``values [n]`` by ``weights [b, n]``."""
+    """Means ``[b]`` of ``values [n]`` weighted by ``weights [b, n]``."""
     mean: Floats = (weights @ values) / np.maximum(weights.sum(axis=1), 1e-12)
     return mean

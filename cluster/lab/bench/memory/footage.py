@@ -1,4 +1,4 @@
-"""Clips as several parts of the memory bench look at them: watched once by each model, asked now and then."""
+"""Clips shared by the memory bench's parts: processed once per model, with questions asked along the way."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cluster.types import MICROSECONDS, AskSpec, FrameSample, MemorySpec, Stream
 IntArray = npt.NDArray[np.int64]
 
 BENCH_S = 60.0
-"""Of each clip that the model watches which compressing is held against."""
+"""Maximum seconds of each clip for models other than ``--model``."""
 _SCENE = 64
 _LOOK = 16
 _NOISE = 0.3
@@ -41,10 +41,10 @@ _NOISE = 0.3
 def made_chunks(
     stream: str, frames: int, *, layers: int, heads: int, rows: int, columns: int, width: int, seed: int = 0
 ) -> Iterator[KVChunk]:
-    """``frames`` frames, one a second, of ``rows * columns`` tokens; another scene every 64 of them.
+    """Synthetic KV of ``frames`` frames, one per second, of ``rows * columns`` tokens; a new scene every 64 frames.
 
-    Keys ``[layers, heads, t, width]`` are the sum of what a place always looks like, what the scene looks like, and
-    noise, so that tokens form clusters, and ever new ones.
+    Keys ``[layers, heads, t, width]`` are the sum of a constant per cell, a constant per scene, and noise, so that
+    tokens keep forming new clusters.
     """
     rng = torch.Generator().manual_seed(seed)
     tokens = rows * columns
@@ -76,14 +76,14 @@ def model_chunks(model: VisionLanguageModel, frames: int, *, rows: int, columns:
 
 
 def add_written(bank: MemoryBank, chunk: KVChunk) -> None:
-    """Hand a frame to a camera's memory and wait: frames that come faster than they can be put away are dropped."""
+    """Add a frame to a camera's memory and wait: frames arriving faster than they can be written are dropped."""
     bank.accept_chunk(chunk)
     bank.schedule_saves()
     bank.wait_written()
 
 
 def run_question(engine: NativeEngine, text: str) -> NativeAskRun:
-    """A question about the camera's past, answered with one token."""
+    """Ask a question about the camera's past; the answer is one token."""
     run = engine.ask(AskSpec(CAMERA, text, max_new_tokens=1))
     while run.step() is not None:
         pass
@@ -91,7 +91,7 @@ def run_question(engine: NativeEngine, text: str) -> NativeAskRun:
 
 
 def covered_cells(box: Iterable[float], grid: tuple[int, int]) -> IntArray:
-    """Cells of a ``grid`` (rows, columns) of which at least half is in a box: left, top, right, bottom, in cells."""
+    """Cells of a ``grid`` (rows, columns) at least half inside a box (left, top, right, bottom, in cells)."""
     left, top, right, bottom = box
     down, across = (
         np.clip(np.minimum(np.arange(count) + 1, end) - np.maximum(np.arange(count), begin), 0, 1)
@@ -108,15 +108,15 @@ QUESTIONS = (
     "How many people were there?",
 )
 ASK_EVERY = 16
-"""Frames that leave a window between two questions."""
+"""Number of frames that leave the window between two questions."""
 
-_ROOM = 2**30
+_CAP = 2**30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """A question: ``frames`` had left the window by then; ``queries`` per layer ``[Hkv, r, D]``, before rotary;
-    ``predicted``: the same of every layer but the first, as predicted in the layer before."""
+    """A question asked when ``frames`` frames had left the window. ``queries``: per layer ``[Hkv, r, D]``, before
+    rotary; ``predicted``: the same for every layer but the first, as predicted by the layer before."""
 
     frames: int
     queries: Sequence[Tensor]
@@ -125,8 +125,8 @@ class Asked:
 
 @dataclass(slots=True, eq=False)
 class Watched:
-    """``chunks``: what left one clip's windows; ``encode_s``: what their tokens took of the time that its windows were
-    computed in; ``asked``: the raw queries of questions asked meanwhile, over all that was remembered by then."""
+    """A processed clip. ``chunks``: KV that left its windows; ``encode_s``: their tokens' share of the windows' compute
+    time; ``asked``: raw queries of questions asked along the way, over everything remembered so far."""
 
     clip: str
     samples: Sequence[FrameSample]
@@ -136,15 +136,14 @@ class Watched:
 
     @property
     def tokens(self) -> int:
-        """Of one layer and head."""
+        """Tokens per layer and head."""
         return sum(chunk.tokens for chunk in self.chunks)
 
 
 class Listener(Retriever):
-    """A retriever that remembers what it was asked, predictions apart.
+    """A retriever that records its calls; those of predictions separately.
 
-    ``calls``, a layer each: the query rows ``[H, r, D]``, the tables, and for each head whether each token was among
-    those named ``[n]``.
+    ``calls``, one per layer: query rows ``[H, r, D]``, tables, and per head a mask of the selected tokens ``[n]``.
     """
 
     def __init__(self, retriever: Retriever) -> None:
@@ -154,7 +153,7 @@ class Listener(Retriever):
 
     def select_layer(self, query: Tensor, tables: Sequence[ClusterTable]) -> list[Tensor]:
         chosen = self._retriever.select_layer(query, tables)
-        # As the tables are now: a cluster may be split once the question is over.
+        # Evaluate now: clusters may be split after the question.
         named = [torch.isin(table.of_token, one) for table, one in zip(tables, chosen, strict=True)]
         self.calls.append((query.clone(), tables, named))
         return chosen
@@ -164,12 +163,12 @@ class Listener(Retriever):
         return self.predicted
 
     def queries(self) -> list[Tensor]:
-        """Rows of each call ``[H, r, D]`` in float32."""
+        """Query rows of each call ``[H, r, D]`` in float32."""
         return [query.float() for query, _, _ in self.calls]
 
 
 class ListeningBank(MemoryBank):
-    """A bank that also keeps what comes in (``chunks``) and, where ``listen`` is set, what is asked (``listener``)."""
+    """A bank that records added ``chunks`` and, if ``listen`` is set, the calls of its retriever (``listener``)."""
 
     def __init__(self, tiers: TierStack, *, listen: bool = False) -> None:
         super().__init__(tiers)
@@ -190,7 +189,7 @@ class ListeningBank(MemoryBank):
 
 
 class Footage:
-    """The clips of one run. ``directory``: where made clips go."""
+    """The clips of one run. ``directory``: folder for generated clips."""
 
     def __init__(self, args: argparse.Namespace, directory: Path) -> None:
         self.args = args
@@ -209,11 +208,11 @@ class Footage:
 
     @cached_property
     def clips(self) -> list[Path]:
-        """Those that were named, else two made ones."""
+        """The named clips, else two generated ones."""
         return list(self.args.clips or made_clips(self.directory))
 
     def _samples(self, name: str) -> list[tuple[str, list[FrameSample]]]:
-        """Every clip as a decoder would send it to this model."""
+        """Samples of every clip as a decoder would send them for this model."""
         args, geometry = self.args, self.model(name).geometry
         seconds = args.seconds if name == args.model else min(args.seconds, BENCH_S)
         found = []
@@ -226,12 +225,12 @@ class Footage:
         return [self.watch(name, clip, samples) for clip, samples in self.samples(name)]
 
     def watch(self, name: str, clip: str, samples: Sequence[FrameSample]) -> Watched:
-        """Answer a clip's windows with one model and keep what leaves them."""
-        # Not at hand: a layer's query is predicted only where blocks have a way to go.
-        bank = ListeningBank(TierStack([DelayedArena(_ROOM)]), listen=True)
+        """Answer a clip's windows with one model and record the KV that leaves them."""
+        # A DelayedArena, because queries are predicted only if blocks are remote.
+        bank = ListeningBank(TierStack([DelayedArena(_CAP)]), listen=True)
         engine = NativeEngine(self.model(name), memories=bank)
         everything = MemorySpec(
-            compressor="none", organiser="frames", retriever="top_k", retriever_options={"share": 1.0}, cap_bytes=_ROOM
+            compressor="none", organiser="frames", retriever="top_k", retriever_options={"share": 1.0}, cap_bytes=_CAP
         )
         engine.admit(self.spec(everything))
         watched = Watched(clip, samples)
@@ -242,13 +241,13 @@ class Footage:
             if len(bank.chunks) >= ASK_EVERY * (len(watched.asked) + 1):
                 text = QUESTIONS[len(watched.asked) % len(QUESTIONS)]
                 bank.get_memory(CAMERA)[0].settle()
-                # Each with its predictions, whichever way is faster here.
+                # Force prefetching, so that every question has predictions.
                 engine.ask(AskSpec(CAMERA, text, max_new_tokens=1), prefetch=True).step()
-                heard = bank.listener
-                assert heard is not None
-                assert heard.predicted is not None
-                watched.asked.append(Asked(len(bank.chunks), heard.queries(), heard.predicted.queries()))
+                listener = bank.listener
+                assert listener is not None
+                assert listener.predicted is not None
+                watched.asked.append(Asked(len(bank.chunks), listener.queries(), listener.predicted.queries()))
         watched.chunks = bank.chunks
-        # What is in the last window was computed too, and has not left.
+        # Exclude the last window's tokens, which were computed too but have not left.
         watched.encode_s *= watched.tokens / max(1, sum(sample.tokens for sample in samples))
         return watched

@@ -1,7 +1,7 @@
-"""What frames read of the past while they are prefilled (ReSV), and what that costs, over real clips.
+"""What frames retrieve from the past during prefill (ReSV) and its cost, on real clips.
 
-Two engines answer the same windows, one of which has the policy; a third looks at what is selected. The true attention
-is that of a frame's own queries and of all past keys, each rotated at the place that it has before the window.
+Two engines answer the same windows, with and without the policy; a third records what is selected. The reference is the
+attention of a frame's own queries to all past keys, each rotated to its position before the window.
 """
 
 import math
@@ -28,16 +28,16 @@ from cluster.memory.tiers.stack import TierStack
 from cluster.types import FrameSample, MemorySpec
 
 TOP = 64
-"""Past tokens of a layer and head that a frame attends to most, which should be among those read."""
+"""Most attended past tokens per frame, layer and head, which should be among those read."""
 
-_ROOM = 2**30
+_CAP = 2**30
 
 
 def measure(footage: Footage) -> BenchResult:
-    """Figures ``frames_read_share`` (of the past tokens, waiting ones included), ``frames_attention_read`` (of the
-    attention to clustered tokens; what the policy's ratio asks for), ``frames_top_recall`` (of the ``TOP`` tokens) and
-    ``frames_time_ratio`` (language model's time of windows that read, over the same without); the worst of the clips.
-    Raises ``ConfigError``: a clip is too short for any."""
+    """Figures, each the worst of the clips: ``frames_read_share`` (of past tokens, including waiting ones),
+    ``frames_attention_read`` (of the attention to clustered tokens, which the policy's ratio targets),
+    ``frames_top_recall`` (of the ``TOP`` tokens) and ``frames_time_ratio`` (language model time of windows that read,
+    with over without the policy). Raises ``ConfigError`` if a clip is too short for any read."""
     rows = [_clip(footage, clip, samples) for clip, samples in footage.samples(footage.args.model)]
     figures = {
         "frames_read_share": max(row["read_share"] for row in rows),
@@ -46,8 +46,8 @@ def measure(footage: Footage) -> BenchResult:
         "frames_time_ratio": max(row["time_ratio"] for row in rows),
     }
     note = (
-        f"per frame that reads; held, read: tokens of a layer and head; recall: of its {TOP} past tokens with the most "
-        "attention among those clustered; best_clusters: attention to as many tokens in clusters chosen by it; model "
+        f"per reading frame; held, read: tokens per layer and head; recall: of the {TOP} most attended clustered past "
+        "tokens; best_clusters: attention to at most as many tokens, in clusters chosen by true attention; model "
         f"{footage.args.model}"
     )
     return BenchResult(figures, rows, [note])
@@ -58,9 +58,9 @@ def _clip(footage: Footage, clip: str, samples: Sequence[FrameSample]) -> dict[s
     kinds = {"without": (NativeEngine, None), "with": (NativeEngine, "resv"), "seen": (WatchedEngine, "resv")}
     engines: dict[str, NativeEngine] = {}
     for name, (kind, policy) in kinds.items():
-        engines[name] = kind(model, memories=ListeningBank(TierStack([Arena(_ROOM)])))
-        memory = MemorySpec(compressor="none", cap_bytes=_ROOM, frame_retrieval=policy)
-        # Frames are computed once, each when it is new.
+        engines[name] = kind(model, memories=ListeningBank(TierStack([Arena(_CAP)])))
+        memory = MemorySpec(compressor="none", cap_bytes=_CAP, frame_retrieval=policy)
+        # Compute each frame once, when it is new.
         engines[name].admit(replace(footage.spec(memory), refresh="none"))
     windows: dict[str, list[WindowStats]] = {name: [] for name in engines}
     for sample in samples:
@@ -69,12 +69,12 @@ def _clip(footage: Footage, clip: str, samples: Sequence[FrameSample]) -> dict[s
                 engine.step([request])
                 windows[name] += engine.stats.windows
             assert engine.memories is not None
-            # Frames that come faster than they can be put away would be dropped.
+            # Frames arriving faster than they can be written would be dropped.
             engine.memories.wait_written()
     watched = engines["seen"]
     assert isinstance(watched, WatchedEngine)
     if not watched.recalls:
-        raise ConfigError(f"{clip}: no frame read a cluster in {footage.args.seconds:g} s; take more --seconds")
+        raise ConfigError(f"{clip}: no frame read a cluster in {footage.args.seconds:g} s; increase --seconds")
     reading = [place for place, stats in enumerate(windows["with"]) if stats.reads.frames]
     spent = {name: sum(windows[name][place].timing.llm_s for place in reading) for name in ("without", "with")}
     reads = [windows["with"][place].reads for place in reading]
@@ -103,9 +103,10 @@ def _clip(footage: Footage, clip: str, samples: Sequence[FrameSample]) -> dict[s
 class WatchedEngine(NativeEngine):
     """An engine that compares what frames select with what they attend to, per frame, layer and head.
 
-    * ``recalls``: share of the ``TOP`` tokens with the most attention that is read
-    * ``shares``: of the clustered tokens that is read, which is what chance would recall; ``masses``: of the attention
-      to them; ``bests``: that with as many tokens, at most, in clusters chosen by the attention to each
+    * ``recalls``: read share of the ``TOP`` most attended tokens; ``shares``: read share of all clustered tokens, which
+      is the recall of a random choice
+    * ``masses``: share of the attention that goes to tokens read; ``bests``: the same with at most as many tokens, in
+      clusters chosen by true attention
     """
 
     def __init__(self, *given: Any, **options: Any) -> None:
@@ -114,7 +115,7 @@ class WatchedEngine(NativeEngine):
         self.shares: list[float] = []
         self.masses: list[float] = []
         self.bests: list[float] = []
-        # Rotary of every frame, by its time.
+        # Rotary tables by frame time.
         self._rotary: dict[int, tuple[Tensor, Tensor]] = {}
 
     def _plan_rows(self, each: WindowWork, prompts: Sequence[Prompt], *, watch: bool = False) -> WindowPlan:
@@ -137,13 +138,13 @@ class WatchedEngine(NativeEngine):
 
     def _compare(self, listener: Listener, past: FramePast, new: Sequence[int]) -> None:
         keys: dict[int, Tensor] = {}
-        # Each layer asks for one frame after the other.
+        # Each layer retrieves for one frame after the other.
         for number, (query, tables, named) in enumerate(listener.calls):
             layer, at = divmod(number, len(new))
             if layer not in keys:
                 keys[layer] = self._past_keys(past, layer, len(tables[0].of_token))
             cos, sin = self._rotary[new[at]]
-            # Of each token, the query heads side by side.
+            # Group the query heads of each token.
             rows = query.view(len(query), len(cos), -1, query.shape[2]).transpose(1, 2)
             rows = rotate_wide(rows, cos, sin).flatten(1, 2)
             for h, (table, chosen) in enumerate(zip(tables, named, strict=True)):
@@ -154,8 +155,8 @@ class WatchedEngine(NativeEngine):
                 self.bests.append(best_clusters(mass, table, int(chosen.sum())))
 
     def _past_keys(self, past: FramePast, layer: int, tokens: int) -> Tensor:
-        """Of the oldest tokens ``[Hkv, n, D]``, after rotary; nothing is evicted, so that the memory numbers its frames
-        as they came."""
+        """Keys of the oldest tokens ``[Hkv, n, D]`` after rotary; nothing is evicted, so that the memory numbers frames
+        in order of arrival."""
         assert isinstance(self.memories, ListeningBank)
         chunks = self.memories.chunks
         key = torch.cat([chunk.key[layer].float() for chunk in chunks], dim=1)[:, :tokens]
@@ -166,13 +167,12 @@ class WatchedEngine(NativeEngine):
 
 
 def _attention(rows: Tensor, keys: Tensor) -> Tensor:
-    """What all rows ``[r, D]`` together give each key ``[n]``."""
+    """Attention mass per key ``[n]``, summed over all rows ``[r, D]``."""
     return (rows.float() @ keys.T / math.sqrt(keys.shape[1])).softmax(1).sum(0)
 
 
 def best_clusters(mass: Tensor, table: ClusterTable, tokens: int) -> float:
-    """Share of the attention ``mass [n]`` to the clusters with the most of it per token, with so many tokens at
-    most."""
+    """Share of the attention ``mass [n]`` in the clusters with the most mass per token, up to ``tokens`` tokens."""
     of_cluster = mass.new_zeros(len(table)).index_add_(0, table.of_token, mass)
     order = (of_cluster / table.count).argsort(descending=True)
     taken = table.count[order].cumsum(0) <= tokens
@@ -180,5 +180,5 @@ def best_clusters(mass: Tensor, table: ClusterTable, tokens: int) -> float:
 
 
 def _recall(mass: Tensor, chosen: Tensor) -> float:
-    """Share of the ``TOP`` heaviest tokens that is chosen."""
+    """Chosen share of the ``TOP`` tokens with the most mass."""
     return float(chosen[mass.topk(min(TOP, len(mass))).indices].float().mean())

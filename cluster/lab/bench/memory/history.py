@@ -1,11 +1,11 @@
-"""Whether a question takes longer the more is remembered, on made KV of the model's shape; questions to much and to
-little take turns.
+"""Question latency as a function of history length, on synthetic KV of the model's shape; questions over long and short
+histories alternate.
 
-Part ``history``: nothing is compressed, all lies in host memory, and a retriever reads the same number of tokens
-however many there are. Part ``day``: a day of one camera in production's memory, at its default cap and with its
-retriever, whose reading follows the attention: bytes of all that is kept, and what a question after hours costs over
-one after minutes. Frames come at the pace of a busy drawn street (part ``evidence``: 12 tokens a second), into a tier
-that holds no more than the cap and counts all its bytes: blocks, index and manifest.
+Part ``history``: uncompressed in host memory, with a retriever that reads a fixed number of tokens. Part ``day``: a day
+of one camera in production's memory at its default cap, with its attention-guided retriever: bytes held, and the cost
+of a question after hours over one after minutes. Frames arrive at the rate of a busy synthetic street (part
+``evidence``: 12 tokens per second), into a tier that is limited to the cap and counts all bytes: blocks, index and
+manifest.
 """
 
 import argparse
@@ -28,47 +28,47 @@ from cluster.models.base import VisionLanguageModel
 from cluster.types import MemorySpec
 
 READ = 512
-"""Tokens of each layer and head that a question of part history reads, at least."""
+"""Minimum tokens per layer and head that a question reads in part history."""
 
 _ROWS, _COLUMNS = 4, 8
 _DAY_ROWS, _DAY_COLUMNS = 3, 4
 _SLAB = 64 * 2**10
-_ROOM = 2**31
+_CAP = 2**31
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the package."""
+    """Add the options of part history to the parser."""
     parser.add_argument(
         "--day-seconds",
         type=int,
         default=86_400,
         metavar="S",
-        help="of part day, 20 min of computing in all; questions after a third of it",
+        help="length of part day (default takes 20 min); questions after a third of it",
     )
     parser.add_argument(
         "--history",
         type=int,
         nargs=2,
         default=(4096, 65536),
-        metavar=("LITTLE", "MUCH"),
-        help="tokens of a layer and head in part history (default: 4096 65536)",
+        metavar=("SHORT", "LONG"),
+        help="tokens per layer and head in part history (default: 4096 65536)",
     )
 
 
 def measure_history(footage: Footage) -> BenchResult:
-    """Figure ``ttft_64k_over_4k``, named by what ``args.history`` is by default. Raises ``ConfigError``: a history of
+    """Figure ``ttft_64k_over_4k``, named after the default of ``args.history``. Raises ``ConfigError`` for a history of
     less than one block of frames."""
     args = footage.args
     model = footage.model(args.model)
-    little, much = args.history
+    short, long = args.history
     frame, block = _ROWS * _COLUMNS, MemorySpec().block_frames
-    if not frame * block <= little < much:
-        raise ConfigError(f"--history takes two numbers, {frame * block} or more and the second larger")
-    spec = MemorySpec(compressor="none", retriever="top_k", retriever_options={"tokens": READ}, cap_bytes=_ROOM)
+    if not frame * block <= short < long:
+        raise ConfigError(f"--history takes two numbers of {frame * block} or more, the second larger")
+    spec = MemorySpec(compressor="none", retriever="top_k", retriever_options={"tokens": READ}, cap_bytes=_CAP)
     engines: dict[int, NativeEngine] = {}
     build_s: dict[int, float] = {}
-    for tokens in (little, much):
-        engine = engines[tokens] = _engine(model, Arena(_ROOM), spec)
+    for tokens in (short, long):
+        engine = engines[tokens] = _engine(model, Arena(_CAP), spec)
         build_s[tokens] = 0.0
         for chunk in model_chunks(model, tokens // frame, rows=_ROWS, columns=_COLUMNS):
             began = time.perf_counter()
@@ -93,34 +93,34 @@ def measure_history(footage: Footage) -> BenchResult:
             }
         )
     note = (
-        f"tokens of each layer and head; read: {READ} at least, with whole clusters of {MemorySpec().organiser}; "
+        f"tokens per layer and head; read: at least {READ}, in whole clusters of {MemorySpec().organiser}; "
         f"model {args.model}"
     )
     return BenchResult({"ttft_64k_over_4k": rows[1]["ttft_ms"] / rows[0]["ttft_ms"]}, rows, [note])
 
 
 def measure_day(footage: Footage) -> BenchResult:
-    """Figures ``ttft_8h_over_10min`` and ``bytes_per_camera_day`` (share of the cap), named by the default day. Raises
-    ``ConfigError``: the day is too short."""
+    """Figures ``ttft_8h_over_10min`` and ``bytes_per_camera_day`` (share of the cap), named after the default day.
+    Raises ``ConfigError`` if the day is too short."""
     args = footage.args
     spec, seconds = MemorySpec(), args.day_seconds
     minutes, hours = seconds // 144, seconds // 3
     if not minutes:
-        raise ConfigError("--day-seconds is at least 144, of which a 144th is a frame")
+        raise ConfigError("--day-seconds must be at least 144: the short history is a 144th of it")
     model = footage.model(args.model)
     engines: dict[int, NativeEngine] = {}
     frames: dict[int, Iterator[KVChunk]] = {}
     for span in (minutes, hours):
-        # Room for slabs that are partly empty; what the stream may hold is the cap.
+        # Twice the cap, because slabs may be partly empty; the stream itself is limited to the cap.
         tier = Arena(2 * spec.cap_bytes, stream_bytes=spec.cap_bytes, evicts=False, slab_bytes=_SLAB)
         engines[span] = _engine(model, tier, spec)
         frames[span] = model_chunks(model, seconds, rows=_DAY_ROWS, columns=_DAY_COLUMNS)
-    rows = [_watch(engines[span], frames[span], span) for span in engines]
+    rows = [_store_frames(engines[span], frames[span], span) for span in engines]
     asked = _ask_in_turns(engines, args.repeats)
     for row in rows:
         row["ttft_ms"] = statistics.median(first_s for first_s, _ in asked[row["seconds"]]) * 1000
     print_progress(f"day: first token after hours over minutes {rows[1]['ttft_ms'] / rows[0]['ttft_ms']:.2f}")
-    rows.append(_watch(engines[hours], frames[hours], seconds - hours))
+    rows.append(_store_frames(engines[hours], frames[hours], seconds - hours))
     figures = {
         "ttft_8h_over_10min": rows[1]["ttft_ms"] / rows[0]["ttft_ms"],
         "bytes_per_camera_day": max(row["most_mib"] for row in rows) * 2**20 / spec.cap_bytes,
@@ -146,8 +146,8 @@ def _memory(engine: NativeEngine) -> StreamMemory:
 
 
 def _ask_in_turns(engines: Mapping[int, NativeEngine], repeats: int) -> dict[int, list[tuple[float, int]]]:
-    """All questions, so many times: of each engine's seconds to the first token, and tokens fetched. The first question
-    finds everything cold and does not count."""
+    """Ask all questions ``repeats`` times, alternating engines; per engine, TTFT seconds and tokens fetched. The first
+    question runs on cold caches and does not count."""
     asked: dict[int, list[tuple[float, int]]] = {name: [] for name in engines}
     for number in range(1 + len(QUESTIONS) * repeats):
         for name, engine in engines.items():
@@ -157,8 +157,8 @@ def _ask_in_turns(engines: Mapping[int, NativeEngine], repeats: int) -> dict[int
     return asked
 
 
-def _watch(engine: NativeEngine, chunks: Iterator[KVChunk], seconds: int) -> dict[str, Any]:
-    """Take in so many frames more, one a second of the camera's time; a row of what is held then."""
+def _store_frames(engine: NativeEngine, chunks: Iterator[KVChunk], seconds: int) -> dict[str, Any]:
+    """Store ``seconds`` more frames, one per second of camera time; returns a row of what is held."""
     memory, most = _memory(engine), 0
     for chunk in itertools.islice(chunks, seconds):
         add_written(_bank(engine), chunk)

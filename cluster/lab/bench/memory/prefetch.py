@@ -1,8 +1,8 @@
-"""How much of the time that blocks travel is hidden by loading them while the layer before computes.
+"""Share of block transfer time hidden by loading a layer's blocks while the layer before computes.
 
-A question goes through its layers on a tier whose loads take a stated latency: once with the blocks of the next layer
-begun before a layer computes, once without. What the caller still waits, as a share of what it waits without, is what
-was not hidden. The first layer has none before it, so of ``n`` layers at most ``1 - 1/n`` can be.
+A question runs through its layers on a tier with a given load latency, with and without prefetching the next layer's
+blocks before a layer computes. The hidden share is one minus the remaining waiting time over that without prefetching.
+The first layer cannot be prefetched, so that at most ``1 - 1/n`` can be hidden with ``n`` layers.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BEFORE = 0.1
-"""Of a layer's work, what is done when the next layer's query is predicted: its MLP is most of it, and comes after."""
+"""Share of a layer's work done before the next layer's query is predicted; most of the rest is its MLP."""
 
-_ROOM = 2**30
+_CAP = 2**30
 
 
 def remembered(watched: Watched) -> tuple[StreamMemory, DelayedArena]:
-    """All that left a clip's windows, and the tier it lies in, still without a latency."""
-    tier = DelayedArena(_ROOM)
-    memory = StreamMemory(CAMERA, MemorySpec(compressor="none", cap_bytes=_ROOM), TierStack([tier]))
+    """A memory of everything that left a clip's windows, and its tier, initially without latency."""
+    tier = DelayedArena(_CAP)
+    memory = StreamMemory(CAMERA, MemorySpec(compressor="none", cap_bytes=_CAP), TierStack([tier]))
     for chunk in watched.chunks:
         memory.add_chunk(chunk)
     memory.settle()
-    # Clusters that wait for being loaded are split by then, so that all questions to come find the same ones.
+    # Ask once to run splits deferred until loading, so that all later questions see the same clusters.
     _questions(watched, memory, WiCSum(), None, ahead=True)
     return memory, tier
 
@@ -54,12 +54,11 @@ def remembered(watched: Watched) -> tuple[StreamMemory, DelayedArena]:
 def measure_asked(
     watched: Watched, memory: StreamMemory, retriever: Retriever, tier: DelayedArena, latency_s: float, work: Work
 ) -> tuple[float, PrefetchRun]:
-    """Questions about a clip, layer by layer with the queries and the predictions that the model really had, while
-    every load takes ``latency_s`` longer and each layer does ``work``.
+    """Run the questions about a clip layer by layer with the model's real queries and predictions, while every load
+    takes an extra ``latency_s`` and each layer does ``work``.
 
     Returns:
-        Share of the wanted blocks that were predicted, of layers that have one before them; and the times, summed up
-        over all questions.
+        Predicted share of the needed blocks, excluding the first layer; and times summed over all questions.
     """
     tier.seconds = latency_s
     without, first = _questions(watched, memory, retriever, work, ahead=False)
@@ -71,7 +70,7 @@ def measure_asked(
 def _questions(
     watched: Watched, memory: StreamMemory, retriever: Retriever, work: Work | None, *, ahead: bool
 ) -> tuple[PrefetchStats, int]:
-    """Sums over all questions, and how many blocks their first layers wanted."""
+    """Sums over all questions, and the number of blocks needed by their first layers."""
     total, first = PrefetchStats(), 0
     for asked in watched.asked:
         with RetrievalSession(memory, retriever, prefetch=ahead) as retrieval:
@@ -94,7 +93,7 @@ def _questions(
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """One layer's work. Times are ``time.perf_counter``'s."""
+    """One layer's work, in ``time.perf_counter`` seconds."""
 
     layer: int
     began_s: float
@@ -103,7 +102,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class PrefetchRun:
-    """``transfer_s``: waited without blocks loaded ahead; ``stats``, ``events`` and ``computes`` of the run with."""
+    """``transfer_s``: waiting time without prefetching; ``stats``, ``events``, ``computes``: of the run with it."""
 
     transfer_s: float
     stats: PrefetchStats
@@ -112,13 +111,13 @@ class PrefetchRun:
 
     @property
     def hidden(self) -> float:
-        """Share of ``transfer_s`` that is gone."""
+        """Hidden share of ``transfer_s``."""
         return 1 - self.stats.waited_s / self.transfer_s
 
 
 class Work:
-    """What stands for a layer: products of matrices for at least ``seconds``, each of them about a quarter of that or
-    less, as a layer is a handful of them."""
+    """Stand-in for a layer: matrix products for at least ``seconds``, each taking about a quarter of that or less, like
+    the handful of products in a layer."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -142,7 +141,7 @@ class Work:
 LATENCIES_MS = (1, 5, 20)
 ACCURACIES = (1.0, 0.95, 0.8)
 COMPUTE_SHARE = 1.25
-"""Of the time that a layer's blocks take to come: what a layer computes for."""
+"""A layer's compute time relative to its blocks' transfer time."""
 
 _TOKENS, _WIDTH = 32, 128
 _ROW = 18
@@ -155,11 +154,11 @@ def measure_prefetch(
 
     Args:
         latency_s: added to every load.
-        compute_s: how long each layer multiplies matrices, at least.
-        accuracy: share of a layer's blocks that its prediction names; for each that it does not, it names a wrong one.
+        compute_s: minimum seconds of matrix products per layer.
+        accuracy: share of a layer's blocks that are predicted; a wrong block is predicted for every other.
 
     Raises:
-        ValueError: a block that was wanted did not come.
+        ValueError: a needed block was not loaded.
     """
     held = [[BlockKey("bench", layer, 0, number) for number in range(2 * blocks_per_layer)] for layer in range(layers)]
     block = Block(
@@ -172,7 +171,7 @@ def measure_prefetch(
     wanted = [keys[:blocks_per_layer] for keys in held]
     predicted = []
     for layer, keys in enumerate(held):
-        # Errors are spread evenly over the layers.
+        # Spread errors evenly over the layers.
         wrong = blocks_per_layer * (1 - accuracy)
         wrong_here = int((layer + 1) * wrong + 1e-9) - int(layer * wrong + 1e-9)
         predicted.append(keys[wrong_here : blocks_per_layer + wrong_here])
@@ -192,7 +191,7 @@ def _question(
     with Prefetcher(tier.load, deadline_s=60.0, on_event=events.append) as fetcher:
         for layer, keys in enumerate(wanted):
             if any(one.outcome is not Outcome.HIT for one in fetcher.fetch(keys)):
-                raise ValueError(f"a block of layer {layer} did not come")
+                raise ValueError(f"a block of layer {layer} was not loaded")
             if predicted is not None and layer + 1 < len(wanted):
                 fetcher.prefetch(predicted[layer + 1])
             began = time.perf_counter()
@@ -202,8 +201,8 @@ def _question(
 
 
 def timeline(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> Figure:
-    """One row for each layer over time: when its blocks travelled, and when it computed. Raises ``ValueError``: nothing
-    to draw."""
+    """Chart with one row per layer over time: loads of its blocks, and its computation. Raises ``ValueError`` if there
+    is nothing to draw."""
     drawn: list[FetchEvent | Compute] = [*events, *computes]
     if not drawn:
         raise ValueError("a timeline needs at least one load or one layer's work")
@@ -216,9 +215,9 @@ def timeline(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> Figur
         if isinstance(one, Compute):
             name, place, text = "computes", 0, f"layer {one.layer} computes for {took_ms:.2f} ms"
         else:
-            name, place = ("loaded ahead", 3) if one.predicted else ("loaded when wanted", 1)
+            name, place = ("prefetched", 3) if one.predicted else ("loaded on demand", 1)
             text = f"{one.blocks} blocks ({one.bytes} bytes) of layer {one.layer} {name} in {took_ms:.2f} ms"
-        # Loads above, work below the middle of the row.
+        # Loads are above, work below the middle of the row.
         row = layers.index(one.layer) + (0.2 if place == 0 else -0.2)
         (bar,) = axes.barh(row, took_ms, 0.36, began_ms, color=charts.SERIES_COLORS[place])
         bar.set_label(name)
@@ -232,23 +231,22 @@ def timeline(events: Sequence[FetchEvent], computes: Sequence[Compute]) -> Figur
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """See the package."""
-    parser.add_argument("--layers", type=positive, default=28, metavar="N", help="of part prefetch")
-    parser.add_argument("--blocks", type=positive, default=16, metavar="N", help="a layer wants in it")
-    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="whose median counts")
+    """Add the options of part prefetch to the parser."""
+    parser.add_argument("--layers", type=positive, default=28, metavar="N", help="layers in part prefetch")
+    parser.add_argument("--blocks", type=positive, default=16, metavar="N", help="blocks per layer in part prefetch")
+    parser.add_argument("--repeats", type=positive, default=3, metavar="N", help="repetitions, for medians")
 
 
 def measure(footage: Footage) -> BenchResult:
-    """Figures: ``prefetch_hidden_<latency>ms``, where every prediction is right; ``prediction_recall``, the share of
-    the wanted blocks that a model's own predictions name, the smaller of two models; and ``prefetch_hidden_real`` with
-    those of the deeper one, the smallest of all latencies. Writes the timeline of the longest latency into
-    ``args.out``."""
+    """Figures: ``prefetch_hidden_<latency>ms`` with perfect predictions; ``prediction_recall``, the share of needed
+    blocks that a model's own predictions name, the smaller of two models; and ``prefetch_hidden_real`` with those of
+    the deeper model, the smallest over the latencies. Writes the timeline of the longest latency to ``args.out``."""
     args = footage.args
     rows: list[dict[str, Any]] = []
     figures = {}
     for latency in LATENCIES_MS:
         made = partial(measure_prefetch, latency / 1000, layers=args.layers, blocks_per_layer=args.blocks)
-        # What a layer's blocks really take here: the latency, reading them, and a turn on a busy processor.
+        # Measured transfer time of a layer's blocks: latency, reading, and scheduling delay.
         compute_s = made(compute_s=latency / 1000).transfer_s / args.layers * COMPUTE_SHARE
         for accuracy in ACCURACIES:
             runs = [made(compute_s=compute_s, accuracy=accuracy) for _ in range(args.repeats)]
@@ -257,7 +255,7 @@ def measure(footage: Footage) -> BenchResult:
                 figures[f"prefetch_hidden_{latency}ms"] = done.hidden
                 if args.out is not None:
                     (args.out / "prefetch.svg").write_text(charts.svg(timeline(done.events, done.computes)))
-            rows.append(_row("made", latency, compute_s, args.layers, accuracy, done))
+            rows.append(_row("synthetic", latency, compute_s, args.layers, accuracy, done))
         print_progress(f"prefetch: {latency} ms")
     recall, hidden = [], []
     models = (args.model, args.bench_model)
@@ -266,7 +264,7 @@ def measure(footage: Footage) -> BenchResult:
         layers = len(watched.chunks[0].key)
         memory, tier = remembered(watched)
         for latency in LATENCIES_MS:
-            # The wanted blocks of a layer come in one load.
+            # A layer's blocks are fetched in one load.
             compute_s = latency / 1000 * COMPUTE_SHARE
             asked = [
                 measure_asked(watched, memory, WiCSum(), tier, latency / 1000, Work(compute_s))
@@ -282,11 +280,10 @@ def measure(footage: Footage) -> BenchResult:
     figures |= {"prediction_recall": min(recall), "prefetch_hidden_real": min(hidden)}
     random = ", ".join(f"{name}: random weights {footage.model(name).random_weights}" for name in models)
     notes = [
-        f"made: {args.layers} layers, {args.blocks} blocks each, of {_TOKENS} tokens by {_WIDTH} channels in bfloat16",
-        f"models: what the windows of {watched.clip} left in clusters; each layer's are predicted by its own query "
-        "projection of what the layer before gave to its MLP; accuracy: what was predicted of the blocks wanted; "
-        + random,
-        "the first layer cannot be predicted: of n layers at most 1 - 1/n (limit) can be hidden",
+        f"synthetic: {args.layers} layers of {args.blocks} blocks, {_TOKENS} tokens by {_WIDTH} channels in bfloat16",
+        f"models: clusters of what left the windows of {watched.clip}, predicted by each layer's query projection of "
+        "the previous layer's MLP input; accuracy: predicted share of the needed blocks; " + random,
+        "the first layer cannot be predicted: with n layers at most 1 - 1/n (limit) can be hidden",
     ]
     return BenchResult(figures, rows, notes)
 

@@ -1,9 +1,9 @@
-"""Policies as published: their rules in numpy, apart from production's code, and how often production does the same.
+"""Parity with published policies: independent numpy implementations of their rules against production code.
 
-* InfiniPot-V: the rule of the paper's algorithm 2 as its published code reads it, for whole frames and one compression,
-  with the paper's settings and the pools of that code, cell by cell and in float64
-* ReKV: the frames that questions read, by real frames and question queries from a memory of whole frames; the rule goes
-  through the raw keys of all frames, with a key head repeated for each of its query heads
+* InfiniPot-V: algorithm 2 of the paper as implemented by its published code, for whole frames and one compression, with
+  the paper's settings and the code's pools, cell by cell in float64
+* ReKV: the frames that questions read from a memory of whole frames, with real frames and queries; the rule uses raw
+  keys of all frames, with each key head repeated for its query heads
 """
 
 import statistics
@@ -27,16 +27,16 @@ from cluster.types import MemorySpec
 Floats = npt.NDArray[np.float64]
 
 FRAMES = 8
-"""Frames a question reads with ReKV: fewer than there are at any question."""
+"""Frames that a question reads with ReKV; fewer than there are at any question."""
 
-_ROOM = 2**30
+_CAP = 2**30
 
 POOLS = ((7, 3), (5, 2), (3, 1), (1, 0))
-"""(width, dimensions) of the pools in each quarter of the layers."""
+"""(width, dimensions) of the pooling in each quarter of the layers."""
 SHAPES = ((32, 8, 10), (24, 14, 7), (16, 4, 6), (12, 9, 3))
-"""Frames, rows and columns. Twelve frames have one that is recent and a half that TaR adds at a quarter."""
+"""Frames, rows and columns. Twelve frames have one recent frame, and half a frame that TaR adds at a quarter."""
 TAR, RECENT = 0.5, 0.125
-"""Share of the budget for TaR, recent frames included; and of the frames those that are recent."""
+"""TaR's share of the budget, including recent frames; share of the frames that are recent."""
 LAYERS = 8
 SHARES = (1 / 4, 3 / 4)
 
@@ -44,16 +44,16 @@ SHARES = (1 / 4, 3 / 4)
 def published_selection(
     key: Floats, value: Floats, grid: tuple[int, int], budget: int, quarter: int
 ) -> npt.NDArray[np.int64]:
-    """Tokens ``[H, budget]`` that one compression of whole frames keeps, ascending; the earliest of equals.
+    """Tokens ``[H, budget]`` that one compression of whole frames keeps, ascending; ties go to the earliest.
 
     Args:
         key, value: ``[H, n, D]``, frame by frame, cells row by row.
         grid: rows and columns of a frame.
         budget: tokens to keep.
-        quarter: of the model that the layer is in, 0 to 3.
+        quarter: the layer's quarter of the model, 0 to 3.
 
     Raises:
-        ValueError: frames are not whole, none is recent, or the recent ones exceed the budget for TaR.
+        ValueError: frames are not whole, none is recent, or the recent ones exceed TaR's budget.
     """
     heads, tokens, _ = key.shape
     cells = grid[0] * grid[1]
@@ -61,7 +61,7 @@ def published_selection(
     newest = int(frames * RECENT)
     distinct = budget - round((1 - TAR) * budget) - newest * cells
     if tokens % cells or newest < 1 or distinct < 0:
-        raise ValueError(f"{tokens} tokens of {cells} a frame and a budget of {budget} are not what the code can take")
+        raise ValueError(f"the published rule does not apply: {tokens} tokens, {cells} a frame, budget {budget}")
     unit = (key / np.linalg.norm(key, axis=-1, keepdims=True)).reshape(heads, frames, cells, -1)
     past, now = unit[:, :-newest], unit[:, -newest:]
     similar = np.einsum("hfcd,hrcd->hfc", past, now) / newest
@@ -74,8 +74,8 @@ def published_selection(
 
 
 def _pool_norms(norms: Floats, width: int, dimensions: int) -> Floats:
-    """Means of norms ``[H, frames, rows, columns]`` over ``width`` places along the last ``dimensions``, with zeros
-    outside; along one dimension, over all tokens in a row."""
+    """Mean-pool norms ``[H, frames, rows, columns]`` with ``width`` over the last ``dimensions``, zero-padded; with
+    one dimension, over the flattened tokens."""
     if dimensions == 1:
         norms = norms.reshape(len(norms), -1)
     elif dimensions:
@@ -91,8 +91,8 @@ def _pool_norms(norms: Floats, width: int, dimensions: int) -> Floats:
 
 
 def measure_infinipot_v() -> BenchResult:
-    """Figure ``infinipot_v_parity``: the share of the rule's tokens that the compressor keeps as well, in the layer
-    and head with the smallest."""
+    """Figure ``infinipot_v_parity``: share of the rule's tokens that the compressor keeps too, in the worst layer and
+    head."""
     rows: list[dict[str, Any]] = []
     for seed, (frames, *grid) in enumerate(SHAPES):
         shape = {"layers": LAYERS, "heads": 2, "rows": grid[0], "columns": grid[1], "width": 32}
@@ -127,17 +127,17 @@ def measure_infinipot_v() -> BenchResult:
                 }
             )
     print_progress("infinipot_v: as published")
-    note = "infinipot_v_paper against the published rule in numpy: whole made frames, one compression, with its pools"
+    note = "infinipot_v_paper against the published rule and pools in numpy: whole synthetic frames, one compression"
     return BenchResult({"infinipot_v_parity": min(row["overlap"] for row in rows)}, rows, [note])
 
 
 def measure_rekv(footage: Footage) -> BenchResult:
-    """Figure ``rekv_parity``: share of layers and questions in which every head read just the published frames."""
+    """Figure ``rekv_parity``: share of layers and questions in which every head read exactly the published frames."""
     query_heads = footage.model(footage.args.model).text_config.num_attention_heads
     rows: list[dict[str, Any]] = []
     for watched in footage.watched(footage.args.model):
         if not watched.asked:
-            raise ConfigError(f"{watched.clip}: nothing left a window in which it was asked; take more --seconds")
+            raise ConfigError(f"{watched.clip}: too few frames left a window for a question; increase --seconds")
         same = same_frames(watched, query_heads)
         layers, heads = watched.chunks[0].key.shape[:2]
         rows.append(
@@ -156,9 +156,9 @@ def measure_rekv(footage: Footage) -> BenchResult:
 
 
 def same_frames(watched: Watched, query_heads: int) -> list[bool]:
-    """For each question and layer, whether all heads read the published frames and no other."""
-    spec = MemorySpec(compressor="none", organiser="frames", cap_bytes=_ROOM)
-    memory = StreamMemory(CAMERA, spec, TierStack([Arena(_ROOM)]))
+    """For each question and layer, whether all heads read exactly the published frames."""
+    spec = MemorySpec(compressor="none", organiser="frames", cap_bytes=_CAP)
+    memory = StreamMemory(CAMERA, spec, TierStack([Arena(_CAP)]))
     retriever = retrievers.get("rekv")(frames=FRAMES)
     keys = [chunk.key.float().cpu().numpy() for chunk in watched.chunks]
     found = []

@@ -1,8 +1,8 @@
-"""A camera taken up by a new engine: what the tiers hold of it, against computing its frames again.
+"""Restoring a camera from tiers in a new engine, against recomputing its frames.
 
-One engine watches a clip, answers some questions, and saves window and memory into tiers that outlive it. Another
-engine takes the camera up from there; a third one is given all frames once more. The second one is then asked the same
-as the first.
+One engine processes a clip, answers questions, and saves window and memory to tiers that outlive it. A second engine
+restores the camera from there; a third one recomputes all frames. The second is then asked the same questions as the
+first.
 """
 
 import time
@@ -20,12 +20,12 @@ from cluster.memory.tiers.stack import TierStack
 from cluster.models.base import VisionLanguageModel
 from cluster.types import AskSpec, FrameSample, MemorySpec, StreamSpec
 
-_ROOM = 2**29
+_TIER_BYTES = 2**29
 _ROUNDS = 3
 
 
 def measure(footage: Footage) -> BenchResult:
-    """Figure ``restore_speedup``: of the clip where it is smaller."""
+    """Figure ``restore_speedup``: the smallest of the clips."""
     args = footage.args
     model = footage.model(args.model)
     rows: list[dict[str, Any]] = []
@@ -33,8 +33,8 @@ def measure(footage: Footage) -> BenchResult:
         rows.append(measure_restore(model, footage.spec(MemorySpec()), clip, samples, args.repeats))
         print_progress(f"restore: {clip}")
     note = (
-        "restored: admitting the camera, window and memory from the tiers; computed: all its frames through tower, "
-        "language model and memory; logit_diff: largest of a question's first token, restored against never gone"
+        "restored: admitting the camera with window and memory from the tiers; computed: all its frames through tower, "
+        "language model and memory; logit_diff: largest for a question's first token, restored against uninterrupted"
     )
     return BenchResult({"restore_speedup": min(row["speedup"] for row in rows)}, rows, [note])
 
@@ -42,11 +42,11 @@ def measure(footage: Footage) -> BenchResult:
 def measure_restore(
     model: VisionLanguageModel, spec: StreamSpec, clip: str, samples: Sequence[FrameSample], repeats: int
 ) -> dict[str, Any]:
-    """One row of the table."""
-    tiers = TierStack([Arena(_ROOM)])
+    """Measure one clip; returns its row."""
+    tiers = TierStack([Arena(_TIER_BYTES)])
     first = NativeEngine(model, memories=MemoryBank(tiers))
     _watch(first, spec, samples)
-    # Saving puts frames that wait into clusters, and questions split some: both are over before what is compared.
+    # Saving clusters waiting frames, and questions split clusters: let both settle before comparing.
     first.memories.save_stream(CAMERA)  # type: ignore[union-attr]
     for _ in range(_ROUNDS):
         wanted = _ask(first)
@@ -58,9 +58,9 @@ def measure_restore(
         again.admit(spec)
         restored_s.append(time.perf_counter() - began)
     restored = sorted(restored_s)[repeats // 2]
-    anew = NativeEngine(model, memories=MemoryBank(TierStack([Arena(_ROOM)])))
+    third = NativeEngine(model, memories=MemoryBank(TierStack([Arena(_TIER_BYTES)])))
     began = time.perf_counter()
-    _watch(anew, spec, samples)
+    _watch(third, spec, samples)
     computed = time.perf_counter() - began
     status = again.memory_status(CAMERA)
     found = _ask(again)
@@ -86,7 +86,7 @@ def _watch(engine: NativeEngine, spec: StreamSpec, samples: Sequence[FrameSample
 
 
 def _ask(engine: NativeEngine) -> list[Tensor]:
-    """Logits of the first token of each question's answer."""
+    """First-token logits of each question's answer."""
     found = []
     for text in QUESTIONS:
         run = engine.ask(AskSpec(CAMERA, text, max_new_tokens=1))

@@ -1,14 +1,14 @@
-"""Clusters against single tokens: time to the first token and blocks fetched, where both find as much of what matters.
+"""Cluster against single-token retrieval: time to first token and blocks fetched at equal recall.
 
-The same frames lie in a node of another process, once token by token (as InfiniGen-P retrieves) and once in clusters of
-each kind. The same questions are asked of all in turns. Recall is the share of a query row's true top keys, found by
-going through all of them, that were among what was read. The share that clusters may read grows until they find what
-tokens do. A transfer is one block that was fetched for a question: one cluster of one layer and head, be it one token.
+The same frames are stored on a node in another process, once token by token (as InfiniGen-P retrieves) and once in
+clusters of each kind, and the same questions are asked of all in turn. Recall is the share of a query row's true top
+keys, found by exhaustive search, among the tokens read. The share that clusters may read is raised until their recall
+matches that of tokens. A transfer is one block fetched for a question: one cluster (or token) of one layer and head.
 
-Beside it ReKV, which reads whole frames, the same for all heads of a layer, against clusters that find as much, with
-64k tokens behind the camera: a drawn camera again and again, its keys a little different each time; both are asked in
-turns. What is to be found are the drawn objects (:mod:`cluster.lab.bench.memory.evidence`); with ``_top_keys`` it is
-the questions' true top keys, of clips. ReKV's blocks hold a frame's tokens of all heads, as its authors keep them.
+ReKV, which reads whole frames, the same for all heads of a layer, is compared with clusters at equal recall over a
+history of 64k tokens: a synthetic camera, repeated with slightly different keys. Recall is of the scene's objects
+(:mod:`cluster.lab.bench.memory.evidence`), or, for figures with ``_top_keys``, of the questions' true top keys on
+clips. ReKV's blocks hold a frame's tokens of all heads, as in its authors' implementation.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ from cluster.models.base import VisionLanguageModel
 from cluster.types import MICROSECONDS, AskSpec, MemorySpec
 
 TOKENS_SHARE = 0.1
-"""Of all tokens, what the token retriever reads."""
+"""Share of all tokens that the token retriever reads."""
 CLUSTER_SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 REKV_SHARES = (*(part * share for part in (0.002, 0.02, 0.2) for share in CLUSTER_SHARES[:-2]), *CLUSTER_SHARES)
 OURS = MemorySpec().organiser
 CLUSTERED = ("mosaic", OURS)
 REKV_TOKENS = 65_536
-"""Of a layer and head, where clusters are held against ReKV, which then reads its 64 frames."""
+"""History in tokens per layer and head for the comparison with ReKV, which reads its 64 frames."""
 REKV_SCENE_S = 900.0
-"""Length of the drawn camera."""
+"""Seconds of the synthetic camera."""
 TOP = 16
-"""True top keys of a query row."""
+"""Number of true top keys per query row."""
 
-_ROOM = 2**30
+_CAP = 2**30
 _NOISE = 0.1
-# Host memory above the node while a camera is watched: tiers.host_bytes by default, for the 64 cameras of a node.
-_WATCHING = 2**30 // 64
-# When it is asked about: too small to hold what a question reads, as for a camera that is seldom asked about.
-_HOST, _SLAB = 256 * 2**10, 64 * 2**10
+# Host memory while storing frames: the default tiers.host_bytes over the 64 cameras of a node.
+_HOST_STORING = 2**30 // 64
+# While asking: too small for what a question reads, as for a camera that is rarely asked about.
+_HOST_ASKING, _SLAB = 256 * 2**10, 64 * 2**10
 
 
 Setting = tuple[str, dict[str, Any]]
@@ -71,39 +71,39 @@ Setting = tuple[str, dict[str, Any]]
 
 
 def measure(footage: Footage) -> BenchResult:
-    """Figures ``ttft_vs_token_retrieval``, ``transfers_vs_token_retrieval``: on the clip where they are
-    smaller; of each organiser, and without a name of production's. ``ttft_vs_rekv``."""
+    """Figures ``ttft_vs_token_retrieval`` and ``transfers_vs_token_retrieval``, the smallest of the clips, for
+    production's organiser and, suffixed, for each; ``ttft_vs_rekv`` and ``ttft_vs_rekv_top_keys``."""
     args = footage.args
     model = footage.model(args.model)
     rows: list[dict[str, Any]] = []
     for watched in footage.watched(args.model):
         rows += _against_tokens(model, watched, args.repeats)
     notes = [
-        f"figures without a name are those of {OURS}; top {TOP} keys of each query row; tokens read "
-        f"{TOKENS_SHARE:g} of all, clusters as much as it takes to find as many top keys; a transfer is a block of one "
-        "layer and head that was fetched"
+        f"figures without a name are those of {OURS}; top {TOP} keys of each query row; token retrieval reads "
+        f"{TOKENS_SHARE:g} of all tokens, clusters as many as it takes to find as many top keys; a transfer is one "
+        "fetched block of one layer and head"
     ]
     figures: dict[str, float] = {}
     for name, suffix in ((OURS, ""), *((name, f"_{name}") for name in CLUSTERED)):
         for ratio in ("ttft", "transfers"):
             worst = min(row[f"{ratio}_ratio"] for row in rows if row["organiser"] == name)
             figures[f"{ratio}_vs_token_retrieval{suffix}"] = worst
-    # Not part evidence's scene.
+    # A different scene from part evidence.
     scene = LongScene(REKV_SCENE_S, args.scene_seed + 100, camera=evidence.CAMERA)
     drawn = evidence.watch(model, scene, footage.directory, args.fps)
-    longer = again_and_again(Watched("drawn", (), [chunk.to(torch.float32) for chunk in drawn.chunks]), REKV_TOKENS)
-    rows += _against_rekv(model, longer, args.repeats, evidence.repeated(drawn, longer.chunks))
+    long_history = repeat_clip(Watched("drawn", (), [chunk.to(torch.float32) for chunk in drawn.chunks]), REKV_TOKENS)
+    rows += _against_rekv(model, long_history, args.repeats, evidence.repeated(drawn, long_history.chunks))
     figures["ttft_vs_rekv"] = rows[-1]["ttft_ratio"]
     faster = []
     for watched in footage.watched(args.model):
-        rows += _against_rekv(model, again_and_again(watched, REKV_TOKENS), args.repeats)
+        rows += _against_rekv(model, repeat_clip(watched, REKV_TOKENS), args.repeats)
         faster.append(rows[-1]["ttft_ratio"])
     figures["ttft_vs_rekv_top_keys"] = min(faster)
     return BenchResult(figures, rows, notes)
 
 
 def _against_tokens(model: VisionLanguageModel, watched: Watched, repeats: int) -> list[dict[str, Any]]:
-    """Rows of single tokens, and of each kind of clusters with the first share that finds as much, or the last."""
+    """Rows of single tokens, and of each kind of clusters at the first share with equal recall, else the last."""
     with ExitStack() as opened:
         tokens, *clustered = (opened.enter_context(remembered(model, watched, name)) for name in ("tokens", *CLUSTERED))
         tokens.choose(_top(TOKENS_SHARE), 0.0, tokens.top_recall)
@@ -115,8 +115,8 @@ def _against_tokens(model: VisionLanguageModel, watched: Watched, repeats: int) 
 
 
 def _ask_in_turns(memories: Sequence[Remembered], repeats: int) -> list[dict[str, Any]]:
-    """Each question of all memories, one after the other, so that a machine that slows down slows all; rows against the
-    first's."""
+    """Ask each question of all memories in turn, so that a machine that slows down slows all; rows with ratios to the
+    first."""
     asked = [[each.ask(text) for each in memories] for _ in range(repeats) for text in QUESTIONS]
     found = [each.outcome(some) for each, some in zip(memories, zip(*asked, strict=True), strict=True)]
     first = found[0]
@@ -130,7 +130,7 @@ def _ask_in_turns(memories: Sequence[Remembered], repeats: int) -> list[dict[str
 def _against_rekv(
     model: VisionLanguageModel, watched: Watched, repeats: int, planted: evidence.Watched | None = None
 ) -> list[dict[str, Any]]:
-    """Rows of ReKV and of clusters that find as much: of the ``planted`` evidence, or of the questions' true top
+    """Rows of ReKV, and of clusters with equal recall of the ``planted`` evidence, or else of the questions' true top
     keys."""
     with (
         remembered(model, watched, "frames", JoinedHeads) as frames,
@@ -150,8 +150,8 @@ def _top(*shares: float) -> list[Setting]:
     return [("top_k", {"share": share}) for share in shares]
 
 
-def again_and_again(watched: Watched, tokens: int) -> Watched:
-    """A clip that is repeated until so many tokens have left, each time with other noise, a tenth of the keys' own
+def repeat_clip(watched: Watched, tokens: int) -> Watched:
+    """Repeat a clip up to ``tokens`` tokens, each time with different noise of a tenth of the keys' standard
     deviation."""
     rng = torch.Generator().manual_seed(0)
     chunks: list[KVChunk] = []
@@ -166,13 +166,13 @@ def again_and_again(watched: Watched, tokens: int) -> Watched:
 
 
 Asked = tuple[float, int, float]
-"""Share of the tokens that was read, blocks fetched, seconds to the first token."""
+"""Share of the tokens read, blocks fetched, seconds to the first token."""
 
 
 @dataclass(slots=True)
 class Remembered:
-    """A camera's memory and who asks about it; ``keys [L, H, n, D]`` of all its tokens; ``share`` and ``recall``: of
-    the setting that was chosen."""
+    """A camera's memory and the engine that asks about it. ``keys``: ``[L, H, n, D]`` of all tokens; ``share``,
+    ``recall``: of the chosen setting."""
 
     clip: str
     engine: NativeEngine
@@ -183,7 +183,7 @@ class Remembered:
     recall: float = 0.0
 
     def choose(self, settings: Sequence[Setting], recall: float, measure: Callable[[], float]) -> None:
-        """Take the first setting that finds ``recall`` by ``measure``, or the last."""
+        """Choose the first setting that reaches ``recall``, as given by ``measure``, else the last."""
         for retriever, options in settings:
             self.bank.open_stream(CAMERA, replace(self.spec, retriever=retriever, retriever_options=options))
             self.share, self.recall = options.get("share", 0.0), measure()
@@ -196,7 +196,7 @@ class Remembered:
         return stats.fetched_tokens / max(1, stats.held_tokens), stats.clusters, run.result.first_token_s
 
     def outcome(self, asked: Sequence[Asked]) -> dict[str, Any]:
-        """Means over questions; ``ttft_ms`` the median of all, ``share`` that of the tokens that may be read."""
+        """Means over questions. ``ttft_ms``: median; ``share``: limit on the tokens read."""
         read, blocks, seconds = zip(*asked, strict=True)
         return {
             "clip": self.clip,
@@ -210,12 +210,12 @@ class Remembered:
         }
 
     def evidence_recall(self, planted: evidence.Watched) -> float:
-        """Share of passages, layers and heads of which a token is read, as in part ``evidence``."""
+        """Share of passages, layers and heads of which a token is read; see part ``evidence``."""
         memory, retriever = self.bank.get_memory(CAMERA)
         return float(evidence.read_passages(memory, planted, retriever)[0].mean())
 
     def top_recall(self) -> float:
-        """Share of the questions' true top keys that are read; mean over layers, heads and query rows."""
+        """Share of the questions' true top keys that is read; mean over layers, heads and query rows."""
         return statistics.fmean(map(self._top_recall, QUESTIONS))
 
     def _top_recall(self, text: str) -> float:
@@ -233,12 +233,12 @@ class Remembered:
 
 
 class JoinedHeads(RemoteTier):
-    """A tier that loads a frame's tokens of all heads of a layer as one block."""
+    """A tier that loads a frame's tokens of all heads in a layer as one block."""
 
     _joined: Mapping[BlockKey, tuple[BlockKey, int, int | None]] = {}
 
     def join(self, memory: StreamMemory) -> None:
-        """Join the heads of all frames of a memory."""
+        """Store every frame of a memory again with the heads of each layer joined."""
         joined: dict[BlockKey, tuple[BlockKey, int, int | None]] = {}
         for layer, heads in enumerate(memory.heads):
             for numbers in zip(*(head.table.block.tolist() for head in heads), strict=True):
@@ -247,13 +247,13 @@ class JoinedHeads(RemoteTier):
                 blocks = [one.block for one in super().load(keys) if one.block is not None]
                 parts = (torch.cat([getattr(each, part.name) for each in blocks]) for part in fields(Block))
                 if len(blocks) < len(keys) or self.store([(whole, Block(*parts))]) != [Outcome.HIT]:
-                    raise RuntimeError("the bench's node did not keep all frames")
+                    raise RuntimeError("the bench's node did not store all frames")
                 ends = list(accumulate(map(len, blocks), initial=0))
                 joined |= {key: (whole, *span) for key, span in zip(keys, pairwise(ends), strict=True)}
         self._joined = joined
 
     def load(self, keys: Sequence[BlockKey]) -> list[Loaded]:
-        # An index is no head's.
+        # Index blocks are not joined.
         places = [self._joined.get(key, (key, 0, None)) for key in keys]
         whole = list(dict.fromkeys(key for key, *_ in places))
         loaded = dict(zip(whole, super().load(whole), strict=True))
@@ -267,20 +267,20 @@ class JoinedHeads(RemoteTier):
 def remembered(
     model: VisionLanguageModel, watched: Watched, organiser: str, kind: type[RemoteTier] = RemoteTier
 ) -> Iterator[Remembered]:
-    """All frames of a clip in a node of another process, taken up by an engine that has little host memory."""
-    with far_tier(_ROOM, kind) as node:
-        spec = MemorySpec(compressor="none", organiser=organiser, retriever="top_k", cap_bytes=_ROOM)
-        watching = StreamMemory(CAMERA, spec, TierStack([Arena(_WATCHING, slab_bytes=_SLAB), node]))
+    """Store all frames of a clip on a node in another process, and open them in an engine with little host memory."""
+    with far_tier(_CAP, kind) as node:
+        spec = MemorySpec(compressor="none", organiser=organiser, retriever="top_k", cap_bytes=_CAP)
+        watching = StreamMemory(CAMERA, spec, TierStack([Arena(_HOST_STORING, slab_bytes=_SLAB), node]))
         for chunk in watched.chunks:
             watching.add_chunk(chunk)
             if not watching.recent:
-                # As production does after each block; blocks that were replaced are deleted only then.
+                # As production does after each block; this deletes replaced blocks.
                 watching.save()
         if not watching.settle() or watching.save() is not Outcome.HIT:
-            raise RuntimeError("the bench's node did not take all frames")
+            raise RuntimeError("the bench's node did not accept all frames")
         if isinstance(node, JoinedHeads):
             node.join(watching)
-        bank = ListeningBank(TierStack([Arena(_HOST, slab_bytes=_SLAB), node]))
+        bank = ListeningBank(TierStack([Arena(_HOST_ASKING, slab_bytes=_SLAB), node]))
         engine = NativeEngine(model, memories=bank)
         bank.open_stream(CAMERA, spec)
         bank.get_memory(CAMERA)[0].settle()

@@ -1,8 +1,8 @@
-"""What Mosaic's deferred splits save: the same frames and questions, once splitting at once and once when loaded.
+"""Savings of Mosaic's deferred cluster splits over eager ones, on the same frames and questions.
 
-Clusters are offloaded as soon as they are written; only those that the last question loaded are at hand. Who splits at
-once fetches a cluster for it wherever it lies; who defers splits it when a question loads it. A question loads the best
-clusters up to a share of all tokens, and recall is the share of its true top keys, over all tokens, that these hold.
+Clusters are offloaded once written; only those that the last question loaded are resident. Eager splitting fetches a
+cluster from wherever it is; deferred splitting waits until a question loads it. A question loads the best clusters up
+to a share of all tokens; recall is the share of its true top keys, over all tokens, that these contain.
 """
 
 import itertools
@@ -23,12 +23,12 @@ from cluster.memory.retrieve.nearest import TopK
 SHARES = (0.05, 0.1, 0.2)
 FIGURE_SHARE = 0.1
 SIMILARITY = 0.6
-"""Of visual partitions, as a stream's memory has it."""
+"""Similarity threshold of visual partitions, as in a stream's memory."""
 
 
-class _Run:
-    """One layer and head with all its tokens in reach, playing the tiers itself. ``fetched``: clusters that were to be
-    split; ``recalls``, ``shares``: of each question."""
+class _HeadRun:
+    """Simulates one layer and head and its tiers, with direct access to all tokens. ``fetched``: offloaded clusters
+    fetched for a split; ``recalls``, ``shares``: per question."""
 
     def __init__(self, width: int, share: float, top: int, defer: bool) -> None:
         self.organiser = Mosaic(width, defer=defer)
@@ -38,23 +38,23 @@ class _Run:
         self.shares: list[float] = []
         self.key, self.value = torch.zeros(0, width), torch.zeros(0, width)
         self.frame = torch.zeros(0, dtype=torch.int64)
-        # Uids of the clusters that are at hand.
+        # Uids of resident clusters.
         self.resident: set[int] = set()
 
     def add(self, tokens: NewTokens) -> None:
         table = self.organiser.table
         eager = not self.organiser.defer
 
-        def at_hand(clusters: Tensor) -> Tensor:
+        def is_resident(clusters: Tensor) -> Tensor:
             return torch.tensor([eager or uid in self.resident for uid in table.uid[clusters].tolist()])
 
-        self.organiser.add(tokens, at_hand)
+        self.organiser.add(tokens, is_resident)
         self.key, self.value = torch.cat([self.key, tokens.key]), torch.cat([self.value, tokens.value])
         self.frame = torch.cat([self.frame, tokens.frame])
-        self._split(None if eager else self.resident)
+        self._run_pending_splits(None if eager else self.resident)
 
     def ask(self, query: Tensor) -> None:
-        """Load what a question ``[r, D]`` needs, count what it found, then split what waited for that."""
+        """Load clusters for a question ``[r, D]``, record its recall, then run splits deferred until now."""
         table = self.organiser.table
         chosen = self.retriever.select(query, table)
         loaded = torch.isin(table.of_token, chosen)
@@ -62,20 +62,20 @@ class _Run:
         self.recalls.append(float(loaded[best].float().mean()))
         self.shares.append(float(loaded.float().mean()))
         self.resident = set(table.uid[chosen].tolist())
-        self._split(self.resident)
+        self._run_pending_splits(self.resident)
 
-    def _split(self, within: set[int] | None) -> None:
-        """Merge and split what waits, among some clusters or all; parts of what is at hand are at hand."""
+    def _run_pending_splits(self, within: set[int] | None) -> None:
+        """Merge and split pending clusters, of ``within`` or all; parts of resident clusters are resident."""
         table = self.organiser.table
         while waiting := [
             number
             for number in self.organiser.pending.nonzero()[:, 0].tolist()
             if within is None or int(table.uid[number]) in within
         ]:
-            # One at a time: merging changes the numbers of those behind.
+            # One at a time: merging renumbers later clusters.
             number = waiting[0]
             self.fetched += int(table.uid[number]) not in self.resident
-            # New tokens stay at hand until they are merged.
+            # New tokens stay resident until merged.
             founded = self.organiser.founded_for(number)
             if len(founded):
                 self.organiser.merge(number, founded)
@@ -94,27 +94,27 @@ def measure_splits(
     top: int = 32,
     similarity: float | None = None,
 ) -> dict[str, float]:
-    """Splits and recall of both on what left one stream's windows.
+    """Splits and recall of both variants on the KV that left one stream's windows.
 
     Args:
         chunks: frames in time order.
-        asked: questions, in the order in which they were asked; those before the first block count for nothing.
-        block: frames that are put into clusters together.
-        share: of all tokens, what a question loads.
-        top: keys of the largest product with each query row that ought to be found.
-        similarity: of visual partitions; None: a single one.
+        asked: questions; those before the first block are ignored.
+        block: frames clustered together.
+        share: of all tokens that a question loads.
+        top: number of keys with the largest products per query row, as ground truth.
+        similarity: threshold of visual partitions; None: a single partition.
 
     Returns:
-        ``saving``: share of eager's splits that deferring does without; ``saving_divisions``: the same with divisions
-        of new tokens among themselves counted too; for each of ``eager`` and ``deferred``: ``splits_``, ``divisions_``,
-        ``fetched_`` (offloaded clusters that were fetched to be split), ``founded_``, ``merged_``, ``clusters_``,
-        ``recall_`` and ``loaded_`` (means over questions, layers and heads); and ``put_off``, times a split was.
+        ``saving``: share of eager splits that deferring avoids; ``saving_divisions``: the same including divisions of
+        new tokens among themselves; for both ``eager`` and ``deferred``: ``splits_``, ``divisions_``, ``fetched_``
+        (offloaded clusters fetched for a split), ``founded_``, ``merged_``, ``clusters_``, ``recall_`` and ``loaded_``
+        (means over questions, layers and heads); and ``put_off``, the number of deferrals.
     """
     partition = _partitions(chunks, similarity)
     figures: dict[str, float] = {}
     for name, defer in (("eager", False), ("deferred", True)):
         layers, heads, _, width = chunks[0].key.shape
-        runs = {place: _Run(width, share, top, defer) for place in itertools.product(range(layers), range(heads))}
+        runs = {place: _HeadRun(width, share, top, defer) for place in itertools.product(range(layers), range(heads))}
         waiting = sorted(asked, key=lambda each: each.frames)
         for first in range(0, len(chunks) - block + 1, block):
             until = first + block
@@ -145,7 +145,7 @@ def measure_splits(
 
 
 def measure(footage: Footage) -> BenchResult:
-    """Figure ``deferred_split_saving``: the smallest of all clips, where a question loads a tenth of the tokens."""
+    """Figure ``deferred_split_saving``: the smallest of the clips when a question loads a tenth of the tokens."""
     rows: list[dict[str, Any]] = []
     savings = []
     for watched in footage.watched(footage.args.model):
@@ -154,7 +154,7 @@ def measure(footage: Footage) -> BenchResult:
             rows.append({"clip": watched.clip, "share": share, "questions": len(watched.asked), **found})
             if share == FIGURE_SHARE:
                 savings.append(found["saving"])
-    note = "share: of all tokens, what a question loads; queries are those of questions the model was asked meanwhile"
+    note = "share: of all tokens that a question loads; queries are from questions asked of the model while it watched"
     return BenchResult({"deferred_split_saving": min(savings)}, rows, [note])
 
 
