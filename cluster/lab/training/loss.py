@@ -180,7 +180,7 @@ def window_loss(
     layouts = [example_layout(model, example, grid, with_answers=True) for example in examples]
     with torch.set_grad_enabled(train_tower):
         seen = _visual_tokens(model, examples, grid)
-    asked = _pack_questions(layouts, examples, model.device)
+    asked = _packed(layouts, examples, model.device)
     output = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts, asked.rows)
     dense = dense_labels(examples, model.device)
     rows = _visual_rows(layouts, output.starts, model.device)
@@ -218,7 +218,7 @@ def margins(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid)
     layouts = [example_layout(model, example, grid, with_answers=False) for example in examples]
     seen = _visual_tokens(model, examples, grid)
     output = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts)
-    asked = _pack_questions(layouts, examples, model.device)
+    asked = _packed(layouts, examples, model.device)
     return _margin(model, model.answer_logits(output.last[asked.rows])), asked
 
 
@@ -244,7 +244,7 @@ def _visual_rows(layouts: Sequence[SequenceLayout], starts: Sequence[int], devic
     return torch.cat(parts).to(device)
 
 
-def _pack_questions(layouts: Sequence[SequenceLayout], examples: Sequence[Example], device: torch.device) -> PackedQuestions:
+def _packed(layouts: Sequence[SequenceLayout], examples: Sequence[Example], device: torch.device) -> PackedQuestions:
     rows, questions, sequence = [], [], []
     start = 0
     for number, (layout, example) in enumerate(zip(layouts, examples, strict=True)):

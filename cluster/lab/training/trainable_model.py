@@ -105,7 +105,7 @@ ROWS = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceOutput:
-    """Hidden states ``[rows, D]`` of packed sequences after the middle layer and after the final norm; ``starts``: first
+    """Hidden states ``[rows, D]`` of packed sequences after the middle layer and the final norm; ``starts``: first
     row of each sequence; ``probes``: for each layer of the second half, queries ``[H, a, d]`` of the probed rows and
     keys ``[Hkv, rows, d]``."""
 
