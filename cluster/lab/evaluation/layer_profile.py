@@ -55,6 +55,6 @@ def layer_profile(errors: Floats) -> tuple[float, ...]:
     ``ModelError``: refreshing gains nothing."""
     brought = np.maximum(errors[:-1] - errors[1:], 0.0)
     if brought.max() < _NOISE:
-        raise ModelError("reusing everything already gives the answers of full computation; there is nothing to measure")
+        raise ModelError("reusing everything gives the answers of full computation; there is nothing to measure")
     shares = -isotonic(-brought, np.ones(len(brought)))
     return tuple(float(share) for share in shares / shares.mean())

@@ -55,7 +55,7 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
 
     def __init__(self, model: VisionLanguageModel | ModelSpec, jobs: int) -> None:
         if jobs > 1 and not isinstance(model, ModelSpec):
-            raise ConfigError("every process loads its own model: with several jobs pass a ModelSpec")
+            raise ConfigError("every process loads its own model: for several jobs, give a ModelSpec")
         self._spec = model if isinstance(model, ModelSpec) and jobs > 1 else None
         self._jobs = jobs
         self._pool: ProcessPoolExecutor | None = None

@@ -373,7 +373,7 @@ def test_the_drop_is_of_the_kinds_of_questions_that_full_kv_answers_above_chance
         results.append(replace(result, answered=tuple(answered)))
     made = replace(found, results=tuple(results), footage=(replace(found.footage[0], questions=questions),))
     report = make_report("Memory", made, tiny_engine.model)
-    assert "answered clearly above chance with full KV: easy; the drop is of these" in report.notes
+    assert "full KV is clearly above chance on easy; the drop is over these kinds" in report.notes
     wanted = {
         "chance": 0.5,
         "accuracy_full": 0.75,
