@@ -1,4 +1,4 @@
-"""Sprites of people, vehicles and bags, drawn by Pillow with threefold supersampling."""
+"""Sprites of people, vehicles and bags, drawn by Pillow with threefold oversampling."""
 
 import math
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from cluster.lab.scenes.layouts import Color
 from cluster.lab.scenes.textures import Float
 
-_SUPERSAMPLING = 3
+_OVERSAMPLE = 3
 _SKINS: tuple[Color, ...] = ((226, 184, 154), (176, 124, 88), (112, 76, 54))
 _TROUSERS: tuple[Color, ...] = ((44, 48, 66), (70, 66, 60), (30, 30, 34), (96, 92, 84))
 _DARK: Color = (26, 26, 30)
@@ -47,8 +47,8 @@ class _Pen:
     """Canvas in units of the figure's height; origin at the foot point, y upwards, rotated by ``lean``."""
 
     def __init__(self, width: float, height: float, pixels: float, foot_y: float, lean: float = 0.0) -> None:
-        self.scale = pixels * _SUPERSAMPLING
-        self.size = (max(3, math.ceil(width * pixels)) * _SUPERSAMPLING, max(3, math.ceil(height * pixels)) * _SUPERSAMPLING)
+        self.scale = pixels * _OVERSAMPLE
+        self.size = (max(3, math.ceil(width * pixels)) * _OVERSAMPLE, max(3, math.ceil(height * pixels)) * _OVERSAMPLE)
         self.foot = (self.size[0] / 2, self.size[1] - foot_y * self.scale)
         self.image = Image.new("RGBA", self.size, (0, 0, 0, 0))
         self.draw = ImageDraw.Draw(self.image)
@@ -73,7 +73,7 @@ class _Pen:
         self.draw.polygon([self.at(*point) for point in points], fill=color)
 
     def sprite(self, mirrored: bool) -> Sprite:
-        image = self.image.reduce(_SUPERSAMPLING)
+        image = self.image.reduce(_OVERSAMPLE)
         if mirrored:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         data = np.asarray(image, dtype=np.float32)
@@ -84,8 +84,8 @@ class _Pen:
         box = (0, 0, 1, 1)
         if len(rows):
             box = (int(cols.min()), int(rows.min()), int(cols.max()) + 1, int(rows.max()) + 1)
-        foot_x = self.foot[0] / _SUPERSAMPLING
-        foot = (round(data.shape[1] - foot_x if mirrored else foot_x), round(self.foot[1] / _SUPERSAMPLING))
+        foot_x = self.foot[0] / _OVERSAMPLE
+        foot = (round(data.shape[1] - foot_x if mirrored else foot_x), round(self.foot[1] / _OVERSAMPLE))
         return Sprite(np.clip(rgb, 0, 255), alpha, foot, box)
 
 
