@@ -139,7 +139,7 @@ class Measurement:
 
     @property
     def verdict(self) -> Verdict:
-        """Stable: p99 lag within a stride, 99 % of windows answered, none unaccounted for, no failed or late camera."""
+        """Stable: p99 lag within a stride, 99 % of windows answered, all accounted for, no failure, no late packets."""
         reasons = []
         if not self.measured:
             reasons.append("no window was due during the measurement; measure for longer than a stride")

@@ -36,8 +36,7 @@ class Mark:
 
 
 class Stage:
-    """State of a running load test, created by :func:`on_stage`; all methods must be called on its event loop.
-    ``ticks``: one per second so far."""
+    """A running load test, made by :func:`on_stage`; call all methods on its event loop. ``ticks``: one per second."""
 
     def __init__(self, target: Target, fleet: Fleet, on_tick: Callable[[Tick], None]) -> None:
         self.target, self.fleet = target, fleet
@@ -76,7 +75,7 @@ class Stage:
         return Mark(time.monotonic(), self.fleet.sent(), page)
 
     async def conclude(self, mark: Mark) -> Measurement:
-        """Conclude the measurement from ``mark`` until now; waits until due windows are accounted for (:meth:`settle`)."""
+        """Conclude the measurement from ``mark`` until now, after waiting for due windows (:meth:`settle`)."""
         until_s, sent, late = time.monotonic(), self.fleet.sent().minus(mark.sent), sorted(self._late)
         await self.settle(until_s)
         from_s, began_s, stride_s = mark.at_s, self.began_s, self.setup.stride_s
@@ -234,8 +233,8 @@ async def on_stage(
     on_tick: Callable[[Tick], None] = lambda _: None,
     prefix: str = "load",
 ) -> AsyncIterator[Stage]:
-    """Context of a running load test; stops its cameras on exit and removes them from a cluster it did not start. Raises
-    ``UnavailableError``: no gateway answers."""
+    """Context of a running load test; stops its cameras on exit and removes them from a cluster it did not start.
+    Raises ``UnavailableError``: no gateway answers."""
     rtsp = None
     if profile.transport == "rtsp":
         rtsp = RtspCameras() if target.own else RtspCameras("0.0.0.0", reachable_from(target.gateway))

@@ -129,8 +129,8 @@ def own_cluster(
     redis: bool = False,
 ) -> Iterator[Target]:
     """Context that runs a cluster from ``config``; ``redis``: with a Redis of its own. Raises ``ConfigError``: see
-    ``actors.runtime.Cluster.start``; or, with ``redis``, the configuration already names one, or ``redis-server`` is not
-    installed; ``SightlineError``: the cluster did not start."""
+    ``actors.runtime.Cluster.start``; or, with ``redis``, the configuration already names one, or ``redis-server`` is
+    not installed; ``SightlineError``: the cluster did not start."""
     on_phase("loading the libraries")
     from actors.runtime import Cluster
 
