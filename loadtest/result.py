@@ -155,7 +155,7 @@ class Measurement:
             reasons.append(f"{len(self.failures)} cameras failed, the first: {self.failures[0]}")
         if self.late_share > LATE_SHARE:
             late = f"{100 * self.late_share:.0f} % of packets left more than {1000 * LATE_S:.0f} ms late"
-            reasons.append(f"the load generator's own machine was too slow and thus the limit: {late}")
+            reasons.append(f"the load generator was outpaced by its own machine and thus the limit: {late}")
         limit = None
         if reasons:
             limit = "generator" if self.late_share > LATE_SHARE else "cluster"
