@@ -219,7 +219,7 @@ def test_who_is_asked_before_anything_was_seen_says_nothing(clip, tiny_engine, a
 
 
 def test_questions_at_an_instant_that_was_not_recorded_are_refused(recording, asking):
-    with pytest.raises(ValueError, match="not made for questions at 5 s"):
+    with pytest.raises(ValueError, match="lacks the question instant 5 s"):
         answer_scene(asking, recording, "clip", [replace(QUESTIONS[0], at_s=5.0)], FULL)
 
 
