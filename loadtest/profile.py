@@ -141,7 +141,7 @@ class Profile(Section):
         le=5,
         description="Seconds for which an agent gathers packets into one message; `sightline push` uses 0.05.",
     )
-    jitter_s: float = Field(default=0.0, ge=0, le=10, description="Maximum delay of a packet, uniformly distributed.")
+    jitter_s: float = Field(default=0.0, ge=0, le=10, description="Maximum delay in seconds, uniformly drawn.")
     loss: float = Field(default=0.0, ge=0, lt=1, description="Share of packets that never arrive.")
     churn_per_min: float = Field(
         default=0.0, ge=0, le=1, description="Share of the cameras that are replaced by new ones per minute."
