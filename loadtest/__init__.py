@@ -1,1 +1,1 @@
-"""Load tests of a running cluster, and a simulated city on a fixed pool of accelerators."""
+"""Load tests: fleets of simulated cameras against a real cluster, with faults, capacity search and reports."""

@@ -1,4 +1,4 @@
-"""A simulated camera's connection: the edge agent of `sightline push`, fed on the event loop instead of by a thread."""
+"""Connection of a simulated camera: the edge agent of `sightline push`, fed from the event loop instead of a thread."""
 
 import asyncio
 
@@ -10,14 +10,14 @@ from cluster.wire.push import PushAgent, PushOptions, PushStatus
 from cluster.wire.tls import ClientCredentials
 
 BUFFER_PACKETS, BUFFER_BYTES = 512, 16 * 2**20
-"""An agent of a load test holds at most some minutes of a camera, hundreds of which share one process."""
+"""Buffer limits per agent, some minutes of video: hundreds of agents share one process."""
 
 
 class FedAgent(PushAgent):
-    """:class:`~cluster.wire.push.PushAgent` without its thread, whose source nobody reads: one process holds hundreds.
+    """:class:`~cluster.wire.push.PushAgent` without its reader thread, so that one process can run hundreds.
 
-    ``gather_s``: for so long it gathers packets into one message. Everything from the buffer on (credit,
-    acknowledgements, reconnecting, sending again) is the agent's own.
+    ``gather_s``: seconds for which packets are gathered into one message. Everything downstream of the buffer (flow
+    control, acknowledgements, reconnecting, retransmission) is the production agent's code.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class FedAgent(PushAgent):
         fixed = credentials or ClientCredentials()
         super().__init__(PushSource(), address, camera, options=options, credentials=lambda: fixed)
         self._header = header
-        self._line: asyncio.Task[bool] | None = None
+        self._connection_task: asyncio.Task[bool] | None = None
         self._cut = False
 
     async def run(self) -> PushStatus:
-        """Until cancelled. Raises ``SightlineError``: see ``PushAgent.run``."""
+        """Run until cancelled. Raises ``SightlineError``: see ``PushAgent.run``."""
         self._loop = asyncio.get_running_loop()
         self._on_header(self._header)
         try:
@@ -47,30 +47,30 @@ class FedAgent(PushAgent):
         return self.status
 
     def deliver(self, packet: EncodedPacket) -> None:
-        """The camera's next packet; a number that is missing is a packet lost on the way here. Never waits: when the
-        buffer is full, its oldest GOP is dropped and counted."""
+        """Enqueue the camera's next packet; a gap in sequence numbers means packets lost before the agent. Never
+        blocks: if the buffer is full, its oldest GOP is dropped and counted."""
         self._on_packet(packet)
 
     def lose(self) -> None:
-        """The next packet is lost on the way: its number, which nobody sends, says so."""
+        """Lose a packet on its way to the agent: the gap in sequence numbers shows it, so nothing is to be done."""
 
     def cut(self) -> None:
-        """Break the connection; the agent comes back after its backoff and goes on where it was."""
-        if self._line is not None and not self._line.done():
+        """Break the connection; the agent reconnects after its backoff and resumes where it was."""
+        if self._connection_task is not None and not self._connection_task.done():
             self._cut = True
-            self._line.cancel()
+            self._connection_task.cancel()
 
     def _wake(self) -> None:
-        # On the loop itself, where PushAgent's thread would have to call across.
+        # Already on the loop; PushAgent's thread has to schedule a callback on it.
         self._changed.set()
 
     async def _connection(self) -> bool:
-        self._line = asyncio.ensure_future(super()._connection())
+        self._connection_task = asyncio.ensure_future(super()._connection())
         try:
-            return await self._line
+            return await self._connection_task
         except asyncio.CancelledError:
             if not self._cut:
-                self._line.cancel()
+                self._connection_task.cancel()
                 raise
             raise UnavailableError("the connection was cut") from None
         finally:

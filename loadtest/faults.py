@@ -1,4 +1,4 @@
-"""Faults that a load test injects under load, by name: processes that die or stop, packets and connections lost."""
+"""Faults to inject under load, by name: killed or frozen processes, lost packets, broken connections."""
 
 import asyncio
 import contextlib
@@ -18,15 +18,14 @@ from loadtest.stage import Stage
 
 PATIENCE_STRIDES = 8.0
 PATIENCE_S = 45.0
-LOOK_S = 0.1
+POLL_S = 0.1
 FREEZE_S = 3.0
 LOSS_S, LOSS_SHARE = 8.0, 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """A fault as it was done. ``victim``: to whom; ``cameras``: those that live there, all others are left alone;
-    ``heal``: what ends it."""
+    """An injected fault. ``victim``: what it hit; ``cameras``: the affected ones; ``heal``: ends the fault."""
 
     victim: str
     cameras: frozenset[str]
@@ -35,8 +34,8 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``about``: one sentence for people; ``strike``: does it, or raises ``SightlineError`` when there is nobody to do
-    it to; ``hold_s``: seconds until it is healed; ``only_own``: to no cluster that the load test did not start."""
+    """A kind of fault. ``about``: description; ``strike``: injects it, or raises ``SightlineError`` if there is no
+    target; ``hold_s``: seconds until it is healed; ``only_own``: only for clusters started by the load test."""
 
     about: str
     strike: Callable[[Stage], Strike]
@@ -45,15 +44,15 @@ class Fault:
 
 
 async def inflict(stage: Stage, name: str) -> FaultResult:
-    """Do one fault and wait until all of its cameras are on time again, or for so long that they will not be. Raises
-    ``ConfigError``: there is no such fault, or it needs a cluster of the load test's own; ``SightlineError``: there was
-    nobody to do it to."""
+    """Inject one fault and wait until all affected cameras are on time again, or until the patience runs out. Raises
+    ``ConfigError``: unknown fault, or one that needs a cluster started by the load test; ``SightlineError``: there is
+    no target for it."""
     fault = faults.get(name)
     if fault.only_own and not stage.target.own:
         raise ConfigError(
-            f"the fault {name} needs a cluster that the load test starts itself; leave --gateway out and give --config"
+            f"the fault {name} needs a cluster started by the load test; use --config instead of --gateway"
         )
-    await stage.look_at_processes()
+    await stage.refresh_processes()
     await stage.fleet.statuses()
     at_s = time.monotonic()
     strike = fault.strike(stage)
@@ -72,8 +71,8 @@ async def inflict(stage: Stage, name: str) -> FaultResult:
 
 
 async def _recovery(stage: Stage, strike: Strike, at_s: float) -> float:
-    """The moment from which on all cameras of the strike were on time that have not left meanwhile; infinite when that
-    did not come, or none of them is there."""
+    """Monotonic time since when all affected cameras that have not left are on time; infinite if the patience runs out
+    first, or if none is left."""
     stride_s = stage.setup.stride_s
     deadline_s = time.monotonic() + max(PATIENCE_S, PATIENCE_STRIDES * stride_s)
     while time.monotonic() < deadline_s:
@@ -81,19 +80,19 @@ async def _recovery(stage: Stage, strike: Strike, at_s: float) -> float:
         there = [camera for name, camera in stage.fleet.cameras.items() if name in strike.cameras]
         moments = [camera.ledger.on_time_since(at_s, now_s) for camera in there]
         known = [moment for moment in moments if moment is not None]
-        # All of a stride must have passed, or a window under way when it happened could be taken for recovery.
+        # Wait for a full stride, or a window in flight when the fault struck could be mistaken for recovery.
         if known and len(known) == len(moments) and now_s - max(known) >= stride_s:
             return max(known)
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
     return math.inf
 
 
 def _busiest(stage: Stage, role: str) -> tuple[str, int, frozenset[str]]:
-    """The process of a role that has most cameras, its process id, and those cameras."""
+    """Name, process id and cameras of the process of ``role`` that serves most cameras."""
     owners = {camera.name: getattr(camera.status, role, "") for camera in stage.fleet.cameras.values()}
     count = Counter(owner for owner in owners.values() if owner in stage.processes)
     if not count:
-        raise SightlineError(f"no {role} has a camera yet; let the cluster warm up for longer")
+        raise SightlineError(f"no {role} serves a camera yet; let the cluster warm up longer")
     victim, _ = count.most_common(1)[0]
     return victim, stage.processes[victim], frozenset(name for name, owner in owners.items() if owner == victim)
 
@@ -106,7 +105,7 @@ def _kill_busiest(role: str, stage: Stage) -> Strike:
 
 def _kill(name: str, stage: Stage) -> Strike:
     if name not in stage.processes:
-        raise SightlineError(f"this cluster has no process {name!r} to do anything to")
+        raise SightlineError(f"this cluster has no process {name!r} to kill")
     os.kill(stage.processes[name], signal.SIGKILL)
     return Strike(name, frozenset(stage.fleet.cameras))
 
@@ -115,16 +114,16 @@ def _freeze(role: str, stage: Stage) -> Strike:
     victim, pid, cameras = _busiest(stage, role)
     os.kill(pid, signal.SIGSTOP)
 
-    def go_on() -> None:
-        # The cluster may have replaced it meanwhile.
+    def resume() -> None:
+        # The cluster may have replaced the process meanwhile.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
-    return Strike(victim, cameras, go_on)
+    return Strike(victim, cameras, resume)
 
 
 def _lose_packets(stage: Stage) -> Strike:
-    """Packets go missing before they are sent; their numbers say so."""
+    """Lose packets before they are sent, which leaves gaps in their sequence numbers."""
     before, stage.fleet.loss = stage.fleet.loss, LOSS_SHARE
 
     def end() -> None:
@@ -136,19 +135,19 @@ def _lose_packets(stage: Stage) -> Strike:
 faults: Registry[Fault] = Registry(
     "fault",
     {
-        "kill-replica": Fault("kills the replica that has most cameras", partial(_kill_busiest, "replica")),
-        "kill-decoder": Fault("kills the decoder that has most cameras", partial(_kill_busiest, "decoder")),
+        "kill-replica": Fault("kills the replica with most cameras", partial(_kill_busiest, "replica")),
+        "kill-decoder": Fault("kills the decoder with most cameras", partial(_kill_busiest, "decoder")),
         "kill-gateway": Fault("kills the gateway, and with it every connection", partial(_kill, "gateway")),
-        "kill-controller": Fault("kills the controller; no camera should notice", partial(_kill, "controller")),
+        "kill-controller": Fault("kills the controller; no camera should be affected", partial(_kill, "controller")),
         "kill-tier": Fault(
-            "kills the node's tier process, which memories are in; no window should notice", partial(_kill, "tier")
+            "kills the node's tier process, which holds memories; no window should be affected", partial(_kill, "tier")
         ),
         "kill-redis": Fault(
-            "kills the Redis that the load test started for the cluster's memories; no window should notice",
+            "kills the Redis that the load test started for the cluster's memories; no window should be affected",
             partial(_kill, "redis"),
         ),
         "freeze-replica": Fault(
-            f"stops the replica with most cameras for {FREEZE_S:g} s, as a machine that swaps",
+            f"stops the replica with most cameras for {FREEZE_S:g} s, as if its machine were swapping",
             partial(_freeze, "replica"),
             hold_s=FREEZE_S,
         ),
@@ -156,13 +155,13 @@ faults: Registry[Fault] = Registry(
             f"stops the decoder with most cameras for {FREEZE_S:g} s", partial(_freeze, "decoder"), hold_s=FREEZE_S
         ),
         "packet-loss": Fault(
-            "loses one packet in twenty of every camera for some seconds",
+            f"loses {LOSS_SHARE:.0%} of every camera's packets for {LOSS_S:g} s",
             _lose_packets,
             hold_s=LOSS_S,
             only_own=False,
         ),
         "cut-connections": Fault(
-            "breaks every camera's connection at once, as when a switch restarts",
+            "breaks all cameras' connections at once, as when a switch restarts",
             lambda stage: Strike("every connection", frozenset(stage.fleet.storm(1.0))),
             only_own=False,
         ),

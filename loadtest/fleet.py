@@ -1,4 +1,4 @@
-"""A fleet of simulated cameras on one event loop: they come, send, lose their connection, and leave."""
+"""A fleet of simulated cameras on one event loop: cameras join, send, lose their connections, and leave."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from loadtest.rtsp import RtspCameras
 from loadtest.target import Target
 
 TICK_S = 0.01
-"""Packets that are due within so long leave together: waking for each would cost more than sending it."""
+"""Timer granularity: packets due in the same tick are sent together, as a wake-up costs more than sending one."""
 
 
 class Pacer:
-    """Sends packets when they are due, in monotonic seconds, by timers of the running event loop. A camera's packets
-    come from an iterator that never ends; ``send`` must not wait."""
+    """Sends packets when they are due (monotonic seconds), on timers of the running event loop. A camera's packets come
+    from an infinite iterator; ``send`` must not block."""
 
     def __init__(self) -> None:
         self._timers: dict[int, asyncio.TimerHandle] = {}
@@ -41,7 +41,7 @@ class Pacer:
         self._lateness = array("d")
 
     def add(self, began_s: float, packets: Iterator[Due], send: Callable[[Due], None]) -> int:
-        """A camera begins at ``began_s``; returns its ticket for :meth:`remove`."""
+        """Start a camera at ``began_s``; returns its ticket for :meth:`remove`."""
         ticket = next(self._tickets)
 
         def wait() -> None:
@@ -59,39 +59,39 @@ class Pacer:
         return ticket
 
     def remove(self, ticket: int) -> None:
-        """Nothing more of this camera is sent."""
+        """Stop sending the packets of this camera."""
         self._timers.pop(ticket).cancel()
 
     def take_lateness(self) -> array[float]:
-        """Seconds by which each packet since the last call was sent late, 0 for none."""
+        """Delay in seconds of each packet sent since the last call, 0 if on time."""
         taken, self._lateness = self._lateness, array("d")
         return taken
 
 
 T = TypeVar("T")
 
-CALLS = 8
-"""Calls to the gateway that are under way at once."""
+MAX_CALLS = 8
+"""Maximum concurrent calls to the gateway."""
 
-AWAY_S, AGAIN_S = 15.0, 0.5
-"""How long a gateway that does not answer is asked again, and how often: it may be restarting."""
+RETRY_FOR_S, RETRY_INTERVAL_S = 15.0, 0.5
+"""Retry period and interval for calls to an unavailable gateway, which may be restarting."""
 
 CLOSE_S = 2.0
-"""Seconds of video that close a window which ended before them: a frame's samples, and what the decoder holds back."""
+"""Seconds of further video needed to close a window that is due: a frame's samples, and the decoder's delay."""
 
 LEAVE_S, LEAVE_STRIDES = 3.0, 3.0
-"""How long a camera that leaves waits for the answers to what it sent."""
+"""Maximum wait, in seconds and in strides (the longer counts), for the answers to a leaving camera's video."""
 
 PULL_S = 10.0
-"""Seconds after which windows of a camera are due that nobody has connected to."""
+"""Seconds after which windows of an RTSP camera count as due even if the cluster has not connected to it."""
 
 CONNECT_S = 0.5
-"""Seconds for the last camera's connection before the first packet is due."""
+"""Seconds between the last camera's start and the first packet, for it to connect."""
 
 
 @dataclass(frozen=True, slots=True)
 class CameraSetup:
-    """What every camera is added with: ``settings`` as in the configuration's ``cameras`` entries."""
+    """Configuration of every camera: ``settings`` as in the configuration's ``cameras`` entries."""
 
     questions: tuple[Question, ...]
     settings: Mapping[str, Any]
@@ -99,12 +99,12 @@ class CameraSetup:
 
 
 QUESTION = Question("person", "Is there a person in the scene?")
-"""Asked where the configuration has none of its own."""
+"""Default question, if the configuration has none."""
 
 
 def camera_setup(config: SightlineConfig) -> CameraSetup:
-    """What a configuration's sections mean for a camera that is added while the cluster runs, which may be one with
-    other sections of its own."""
+    """Camera setup that reproduces a configuration's sections in any running cluster, whatever that is configured
+    with."""
     sections = ("sampling", "pruning", "window", "memory")
     settings = {name: getattr(config, name).model_dump(mode="json") for name in sections}
     questions = tuple(question.question() for question in config.questions) or (QUESTION,)
@@ -112,13 +112,13 @@ def camera_setup(config: SightlineConfig) -> CameraSetup:
 
 
 class Line(Protocol):
-    """A camera's way to the cluster: :class:`FedAgent` pushes, :class:`RtspLine` is pulled from."""
+    """A camera's connection to the cluster: :class:`FedAgent` pushes, :class:`RtspLine` is pulled from."""
 
     @property
     def status(self) -> PushStatus: ...
 
     async def run(self) -> object:
-        """Until cancelled; raises ``SightlineError`` when the cluster refuses the camera for good."""
+        """Run until cancelled; raises ``SightlineError`` if the cluster rejects the camera permanently."""
         ...
 
     def deliver(self, packet: EncodedPacket) -> None: ...
@@ -128,7 +128,7 @@ class Line(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Camera:
-    """One simulated camera that is there or was."""
+    """One simulated camera, present or past."""
 
     script: CameraScript
     ledger: CameraLedger
@@ -143,7 +143,7 @@ class Camera:
         return self.script.name
 
     def account(self, slots: Sequence[Slot], *, listened: bool, since_s: float = math.inf) -> Account:
-        """What became of these windows, against what the cluster last said of the camera (:func:`account`)."""
+        """Reconcile these windows with the cluster's last status of the camera (:func:`account`)."""
         said = self.status
         return account(
             slots,
@@ -155,13 +155,13 @@ class Camera:
             most=self.ledger.most(self.status_s),
         )
 
-    def told(self, status: CameraStatus) -> None:
+    def record_status(self, status: CameraStatus) -> None:
         self.status, self.status_s = status, time.monotonic()
 
 
 class Sent(NamedTuple):
-    """What cameras have done so far. ``dropped``: packets that agents dropped because their buffers were full,
-    ``refused``: packets the cluster dropped, ``lost``: packets that a profile or a fault kept from arriving."""
+    """Counters of what cameras have sent. ``dropped``: packets dropped by agents with full buffers; ``refused``:
+    packets dropped by the cluster; ``lost``: packets withheld by the profile or a fault."""
 
     packets: int = 0
     bytes: int = 0
@@ -172,7 +172,7 @@ class Sent(NamedTuple):
 
     @classmethod
     def of(cls, status: PushStatus) -> Self:
-        """One camera's."""
+        """Counters of one camera."""
         return cls(status.packets, status.bytes, status.dropped, status.cluster_dropped, status.reconnects)
 
     def plus(self, *others: Sent) -> Sent:
@@ -183,10 +183,10 @@ class Sent(NamedTuple):
 
 
 class Fleet:
-    """Call everything from the loop that ``pacer`` runs on.
+    """Simulated cameras of one load test. All methods must be called on the event loop that ``pacer`` runs on.
 
-    ``footage``: what cameras send, by the names of the profile's mix; ``prefix``: of cameras' names; ``rtsp``: serves
-    the cameras of a profile whose transport that is.
+    ``footage``: by the names in the profile's mix; ``prefix``: of camera names; ``rtsp``: the server for profiles with
+    that transport.
     """
 
     def __init__(
@@ -203,9 +203,9 @@ class Fleet:
         self.profile = profile
         self.setup = camera_setup(target.config)
         self.cameras: dict[str, Camera] = {}
-        self._ever: dict[str, Camera] = {}
+        self._all: dict[str, Camera] = {}
         # Names that the cluster may know.
-        self._added: set[str] = set()
+        self._registered: set[str] = set()
         self.failures: list[str] = []
         self.loss = 0.0
         self._footage = dict(footage)
@@ -213,19 +213,18 @@ class Fleet:
         self._prefix = prefix
         self.pacer = Pacer()
         self._client = GatewayClient(target.gateway, deadline_s=30.0, credentials=target.credentials)
-        self._threads = ThreadPoolExecutor(CALLS, thread_name_prefix="gateway")
+        self._threads = ThreadPoolExecutor(MAX_CALLS, thread_name_prefix="gateway")
         self._numbers = itertools.count()
         self._random = random.Random(profile.seed)
-        self._grid_s: float | None = None
-        # Packets on the way to the cluster.
+        self._origin_s: float | None = None
         self._lost = 0
 
-    # -- who is there ---------------------------------------------------------------------------
+    # -- joining and leaving --------------------------------------------------------------------
     async def grow(self, count: int) -> float:
-        """Add cameras until there are ``count``; returns when the last of them begins, monotonic seconds.
+        """Add cameras until there are ``count``; returns when the last of them starts, in monotonic seconds.
 
-        They connect one after the other over the profile's ``ramp_s``, then begin at their phases of a stride that is
-        the same for all cameras ever added. Raises ``SightlineError``: the cluster does not take one.
+        They connect one by one over the profile's ``ramp_s``, then start at their phases on a stride grid shared by all
+        cameras ever added. Raises ``SightlineError``: the cluster rejects one.
         """
         return await self._add(count - len(self.cameras), self.profile.ramp_s)
 
@@ -233,10 +232,10 @@ class Fleet:
         scripts = [script(self.profile, next(self._numbers), self._prefix) for _ in range(count)]
         if not scripts:
             return time.monotonic()
-        # All of them, before the first refusal is told: none is added behind the back of who takes them away.
-        for told in await asyncio.gather(*map(self._register, scripts), return_exceptions=True):
-            if told is not None:
-                raise told
+        # Await all before raising the first error: no registration may be in flight when the caller cleans up.
+        for error in await asyncio.gather(*map(self._register, scripts), return_exceptions=True):
+            if error is not None:
+                raise error
         begin_s = self._next_stride(time.monotonic() + ramp_s + CONNECT_S)
         for number, each in enumerate(scripts):
             self._start(each, begin_s + each.phase * self.setup.stride_s)
@@ -245,47 +244,47 @@ class Fleet:
         return begin_s + max(each.phase for each in scripts) * self.setup.stride_s
 
     async def shrink(self, count: int) -> None:
-        """The newest cameras leave until there are ``count``."""
+        """Remove the newest cameras until there are ``count``."""
         names = list(self.cameras)[count:]
         await asyncio.gather(*(self.remove(name) for name in names))
 
     def remove(self, name: str) -> Coroutine[Any, Any, None]:
-        """A camera leaves now, and nobody else can send it away; await the cluster's last word on it, which is kept in
-        its ``status``."""
+        """Take a camera out immediately, so that it cannot be removed twice; await the result to drain and deregister
+        it. Its ``status`` keeps the cluster's final counts."""
         camera = self.cameras.pop(name)
         camera.ledger.until_s = time.monotonic()
         return self._leave(camera)
 
     async def _leave(self, camera: Camera) -> None:
-        # Windows due by now close with what comes after them.
+        # Windows that are due only close with the video after them.
         await asyncio.sleep(min(CLOSE_S, self.setup.stride_s))
         await self._stop(camera)
-        await self._last_word(camera)
-        await self._take_away(camera.name)
+        await self._drain(camera)
+        await self._deregister(camera.name)
 
-    async def _take_away(self, name: str) -> None:
+    async def _deregister(self, name: str) -> None:
         with contextlib.suppress(UnknownCameraError):
             await self._call(self._client.camera_remove, name)
-        self._added.discard(name)
+        self._registered.discard(name)
 
-    async def _last_word(self, camera: Camera) -> None:
-        """Wait until the cluster has answered or counted what the camera sent, for so long as it may take."""
+    async def _drain(self, camera: Camera) -> None:
+        """Wait, within a limit, until the cluster has answered or counted all windows of the camera."""
         deadline_s = time.monotonic() + max(LEAVE_S, LEAVE_STRIDES * self.setup.stride_s)
         while True:
-            camera.told(await self._call(self._client.camera_get, camera.name))
+            camera.record_status(await self._call(self._client.camera_get, camera.name))
             slots = camera.ledger.slots(camera.ledger.until_s)
             if not camera.account(slots, listened=False).silent or time.monotonic() >= deadline_s:
                 return
             await asyncio.sleep(self.setup.stride_s / 4)
 
     async def replace_one(self) -> None:
-        """One camera, drawn at random, leaves, and another comes."""
+        """Replace a random camera by a new one."""
         if self.cameras:
             leaving = self.remove(self._random.choice(sorted(self.cameras)))
             await asyncio.gather(leaving, self._add(1, 0.0))
 
     def storm(self, share: float) -> list[str]:
-        """Connections break at once; returns whose."""
+        """Break the connections of a random share of the cameras at once; returns their names."""
         names = sorted(self.cameras)
         struck = sorted(self._random.sample(names, max(1, math.ceil(share * len(names))))) if names else []
         for name in struck:
@@ -293,77 +292,77 @@ class Fleet:
         return struck
 
     async def close(self, *, remove: bool) -> None:
-        """All cameras stop sending; ``remove``: and the cluster is told to forget them."""
-        # Those that were on their way out, too.
-        await asyncio.gather(*(self._stop(camera) for camera in self._ever.values()))
+        """Stop all cameras; ``remove``: also delete them from the cluster."""
+        # Including those that are leaving.
+        await asyncio.gather(*(self._stop(camera) for camera in self._all.values()))
         if remove:
-            await asyncio.gather(*map(self._take_away, self._added))
+            await asyncio.gather(*map(self._deregister, self._registered))
         self._client.close()
         self._threads.shutdown(wait=False)
 
-    # -- what is seen of them -------------------------------------------------------------------
+    # -- observations ---------------------------------------------------------------------------
     def saw(self, answer: Answer, seen_s: float) -> Camera | None:
-        """An answer of any camera came; returns the camera if it is, or was, of this fleet."""
-        camera = self._ever.get(answer.stream)
+        """Record an answer; returns its camera if it is, or was, of this fleet."""
+        camera = self._all.get(answer.stream)
         if camera is not None:
             camera.ledger.saw(answer, seen_s)
         return camera
 
     def everyone(self) -> list[Camera]:
-        """All cameras there ever were."""
-        return list(self._ever.values())
+        """All cameras, present and past."""
+        return list(self._all.values())
 
     async def statuses(self) -> Sequence[CameraStatus]:
-        """What the cluster says of its cameras now, and of this fleet's it is remembered. Raises ``UnavailableError``:
-        no answer."""
+        """Fetch and record the cluster's status of the present cameras. Raises ``UnavailableError``: no gateway
+        answers."""
         statuses = await self._call(self._client.cameras_list)
         for status in statuses:
             if status.name in self.cameras:
-                self.cameras[status.name].told(status)
+                self.cameras[status.name].record_status(status)
         return [status for status in statuses if status.name in self.cameras]
 
     def sent(self) -> Sent:
-        """Totals over all cameras there ever were."""
-        return Sent(lost=self._lost).plus(*(Sent.of(camera.agent.status) for camera in self._ever.values()))
+        """Totals over all cameras, present and past."""
+        return Sent(lost=self._lost).plus(*(Sent.of(camera.agent.status) for camera in self._all.values()))
 
-    # -- inside ---------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------
     async def _call(self, method: Callable[..., T], *arguments: object) -> T:
-        """A blocking call beside the loop."""
-        loop, until_s = asyncio.get_running_loop(), time.monotonic() + AWAY_S
+        """Run a blocking gateway call in a thread, retrying while the gateway is unavailable."""
+        loop, until_s = asyncio.get_running_loop(), time.monotonic() + RETRY_FOR_S
         while True:
             try:
                 return await loop.run_in_executor(self._threads, method, *arguments)
             except UnavailableError:
                 if time.monotonic() >= until_s:
                     raise
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_INTERVAL_S)
 
     def _next_stride(self, after_s: float) -> float:
-        if self._grid_s is None:
-            self._grid_s = after_s
-        return self._grid_s + math.ceil((after_s - self._grid_s) / self.setup.stride_s) * self.setup.stride_s
+        if self._origin_s is None:
+            self._origin_s = after_s
+        return self._origin_s + math.ceil((after_s - self._origin_s) / self.setup.stride_s) * self.setup.stride_s
 
     async def _register(self, camera: CameraScript) -> None:
         source = "" if self._rtsp is None else self._rtsp.url(camera.name)
-        self._added.add(camera.name)
-        # By force: to find out what a cluster keeps up with, it has to be given more than it thinks it can take.
+        self._registered.add(camera.name)
+        # Forced past admission control: finding the limit takes more cameras than the cluster would admit.
         add = partial(self._client.camera_add, settings=dict(self.setup.settings), force=True)
         await self._call(add, camera.name, source, self.setup.questions)
 
     def _start(self, camera: CameraScript, begin_s: float) -> None:
         ledger = CameraLedger(camera.name, begin_s, self.setup.stride_s)
-        added = Camera(camera, ledger, self._line(ledger))
-        self.cameras[camera.name] = self._ever[camera.name] = added
-        added.task = asyncio.create_task(self._keep(added), name=camera.name)
-        assert self._grid_s is not None
-        sent = packets(self.profile, camera, self._footage, began_s=begin_s - self._grid_s)
-        added.ticket = self.pacer.add(begin_s, sent, lambda due: self._send(added.agent, due))
+        added = Camera(camera, ledger, self._connect(ledger))
+        self.cameras[camera.name] = self._all[camera.name] = added
+        added.task = asyncio.create_task(self._run_camera(added), name=camera.name)
+        assert self._origin_s is not None
+        sent = packets(self.profile, camera, self._footage, began_s=begin_s - self._origin_s)
+        added.ticket = self.pacer.add(begin_s, sent, lambda due: self._send_packet(added.agent, due))
 
-    def _line(self, ledger: CameraLedger) -> Line:
+    def _connect(self, ledger: CameraLedger) -> Line:
         if self._rtsp is None:
             gather_s, credentials = self.profile.gather_s, self._target.credentials
             return FedAgent(self._header, self._target.gateway, ledger.name, gather_s=gather_s, credentials=credentials)
-        # Who pulls connects in its own time, but not for ever.
+        # The cluster connects in its own time, but its windows are due after PULL_S at the latest.
         ledger.from_s = ledger.began_s + PULL_S
 
         def first(moment_s: float) -> None:
@@ -371,14 +370,14 @@ class Fleet:
 
         return self._rtsp.add(ledger.name, self._header, first)
 
-    def _send(self, agent: Line, due: Due) -> None:
+    def _send_packet(self, agent: Line, due: Due) -> None:
         if due.lost or (self.loss and self._random.random() < self.loss):
             self._lost += 1
             agent.lose()
         else:
             agent.deliver(due.packet)
 
-    async def _keep(self, camera: Camera) -> None:
+    async def _run_camera(self, camera: Camera) -> None:
         try:
             await camera.agent.run()
         except SightlineError as error:

@@ -1,4 +1,4 @@
-"""Encoded video that a fleet of simulated cameras shares: made or read once, cut into GOPs, stamped anew on sending."""
+"""Encoded video shared by a fleet of simulated cameras: made or read once, split into GOPs, restamped when sent."""
 
 import tempfile
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from cluster.lab.scenes.street_clips import make_clip
 from cluster.types import EncodedPacket
 
 MADE = {"busy": "street", "quiet": "night", "noisy": "noisy"}
-"""What kinds of footage are made, and as which kind of clip (:data:`cluster.lab.scenes.street_clips.CLIP_KINDS`)."""
+"""Kinds of generated footage -> kind of clip (:data:`cluster.lab.scenes.street_clips.CLIP_KINDS`)."""
 
 MADE_SECONDS = 24.0
 
 
 @dataclass(frozen=True, slots=True)
 class Gop:
-    """Packets from one keyframe to the next, all with times, which count from its beginning; ``duration``: microseconds
-    until the next GOP begins."""
+    """Packets from one keyframe to the next, with timestamps relative to its start; ``duration``: microseconds until
+    the next GOP starts."""
 
     packets: tuple[EncodedPacket, ...]
     duration: int
@@ -29,7 +29,7 @@ class Gop:
 
 @dataclass(frozen=True, slots=True)
 class Footage:
-    """One kind of video. Every GOP can be decoded by itself, so that a camera may go on with any of them."""
+    """One kind of video. GOPs are independently decodable, so a camera may continue with any of them."""
 
     name: str
     header: StreamHeader
@@ -37,21 +37,21 @@ class Footage:
 
 
 def read_footage(path: str | Path, name: str | None = None) -> Footage:
-    """A video file as footage. Raises ``SourceError``: it cannot be read, or no decoding could begin in it."""
+    """Read a video file as footage. Raises ``SourceError``: it cannot be read, or has no decodable GOP."""
     source = FileSource(path)
     header = source.open()
     packets = [packet for packet in source.packets() if packet.pts is not None]
     begin = next((index for index, packet in enumerate(packets) if packet.keyframe), len(packets))
     packets = packets[begin:]
     if len(packets) < 2:
-        raise SourceError(f"{path} holds no two frames from a keyframe on; take a longer video", retryable=False)
+        raise SourceError(f"{path} has fewer than two frames after a keyframe; use a longer video", retryable=False)
     return Footage(name or Path(path).stem, header, _gops(packets))
 
 
 def _gops(packets: Sequence[EncodedPacket]) -> tuple[Gop, ...]:
     times = sorted(_pts(packet) for packet in packets)
     starts = [index for index, packet in enumerate(packets) if packet.keyframe]
-    # The last picture lasts as long as the one before it.
+    # The last frame is assumed to last as long as the one before it.
     begins = [*(_pts(packets[index]) for index in starts), times[-1] + times[-1] - times[-2]]
     gops = []
     for (start, stop), (first, until) in zip(pairwise([*starts, len(packets)]), pairwise(begins), strict=True):
@@ -61,7 +61,7 @@ def _gops(packets: Sequence[EncodedPacket]) -> tuple[Gop, ...]:
 
 
 def shifted(packet: EncodedPacket, by: int, sequence: int) -> EncodedPacket:
-    """The packet so many microseconds later, under another number."""
+    """The packet delayed ``by`` microseconds, with a new sequence number."""
     pts = _pts(packet)
     dts = pts if packet.dts is None else packet.dts
     return replace(packet, pts=pts + by, dts=dts + by, sequence=sequence)
@@ -80,8 +80,8 @@ def make_footage(
     seconds: float = MADE_SECONDS,
     crf: int | None = None,
 ) -> Footage:
-    """Draw and encode one of the ``MADE`` kinds; the same arguments give the same footage. ``crf``: see
-    :func:`~cluster.lab.scenes.street_clips.make_clip`. Raises ``ConfigError`` for a rate or size that makes no video.
+    """Render and encode one of the ``MADE`` kinds; the same arguments give the same footage. ``crf``: see
+    :func:`~cluster.lab.scenes.street_clips.make_clip`. Raises ``ConfigError``: invalid rate or size.
     """
     with tempfile.TemporaryDirectory(prefix="sightline-footage-") as folder:
         path = Path(folder) / f"{kind}.mp4"
@@ -90,8 +90,8 @@ def make_footage(
 
 
 def gather(kinds: Sequence[str], *, fps: float, size: tuple[int, int], crf: int | None = None) -> dict[str, Footage]:
-    """Footage by the names that a profile uses: kinds that are made (with ``crf``), or paths of video files. Raises
-    ``ConfigError``: neither, or files that no one camera could send one after the other; ``SourceError``: a file cannot
+    """Collect footage by the names in a profile: kinds to generate (with ``crf``), or paths of video files. Raises
+    ``ConfigError``: unknown name, or footage that one camera could not send in sequence; ``SourceError``: a file cannot
     be read."""
     found: dict[str, Footage] = {}
     for kind in kinds:
@@ -100,9 +100,9 @@ def gather(kinds: Sequence[str], *, fps: float, size: tuple[int, int], crf: int 
         elif Path(kind).is_file():
             found[kind] = read_footage(kind)
         else:
-            raise ConfigError(f"there is no footage {kind!r}; name one of {', '.join(MADE)}, or a video file")
+            raise ConfigError(f"unknown footage {kind!r}; use one of {', '.join(MADE)}, or a video file")
     shapes = {(each.header.codec, each.header.width, each.header.height) for each in found.values()}
     if len(shapes) > 1:
         seen = ", ".join(f"{codec} {width}x{height}" for codec, width, height in sorted(shapes))
-        raise ConfigError(f"footage that cameras switch between must be of one codec and size, not {seen}")
+        raise ConfigError(f"all footage of a profile must have one codec and size, not {seen}")
     return found

@@ -1,4 +1,4 @@
-"""What a load test takes of its machine, by process, and what the ``/metrics`` page says meanwhile."""
+"""Resource use of a load test's machine, by process role, and readings of the ``/metrics`` page."""
 
 import http.client
 import os
@@ -19,34 +19,34 @@ from cluster.wire.channel import split_address
 from cluster.wire.tls import ClientCredentials
 
 Page = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
-"""(sample's name, its labels in order) -> value."""
+"""(sample name, sorted labels) -> value."""
 
 PAGE_S = 5.0
-"""Seconds that a page may take."""
+"""Timeout of a page, in seconds."""
 
 
 def read_page(address: str, credentials: ClientCredentials | None = None) -> Page:
-    """The page at ``host:port``, asked for with the client's token and TLS.
+    """Fetch the page at ``host:port`` with the client's token and TLS.
 
     Raises:
-        ConfigError: a file of the credentials cannot be read, or the token would be readable on the way.
-        OSError, ValueError: nobody answers there, the call is refused, or it is no such page.
+        ConfigError: a credentials file cannot be read, or the token would be sent in clear text.
+        OSError, ValueError: nothing answers there, the request is refused, or the page is not Prometheus text.
     """
     credentials = credentials or ClientCredentials()
     context = credentials.http_context()
     request = urllib.request.Request(f"{'https' if context else 'http'}://{address}/metrics")
     for name, value in credentials.metadata(loopback=is_loopback(split_address(address)[0])):
-        # Not sent along with a redirect, which may lead to another machine.
+        # Not forwarded on a redirect, which may lead to another machine.
         request.add_unredirected_header(name.capitalize(), value)
     try:
         with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as reply:
             return parse(reply.read().decode())
     except http.client.HTTPException as error:
-        raise ValueError(f"no answer in HTTP: {type(error).__name__}") from None
+        raise ValueError(f"not an HTTP response: {type(error).__name__}") from None
 
 
 def fetch(address: str, credentials: ClientCredentials | None = None) -> Page:
-    """See :func:`read_page`; empty when it cannot be read, which a fault may be the reason for."""
+    """Like :func:`read_page`, but empty if the page cannot be read, which an injected fault may cause."""
     try:
         return read_page(address, credentials)
     except (SightlineError, OSError, ValueError):
@@ -54,7 +54,7 @@ def fetch(address: str, credentials: ClientCredentials | None = None) -> Page:
 
 
 def parse(text: str) -> Page:
-    """Raises ``ValueError`` for anything but Prometheus' text format."""
+    """Parse Prometheus' text format. Raises ``ValueError`` for anything else."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -63,10 +63,9 @@ def parse(text: str) -> Page:
 
 
 def grown(before: Page, after: Page, name: str, label: str, where: Mapping[str, str] | None = None) -> Counter[str]:
-    """By how much the counter ``name`` grew, summed by ``label``, of the samples with the labels ``where``.
+    """Increase of the counter ``name``, summed by ``label``, over the samples with labels ``where``.
 
-    A process that began anew counts from 0: what it has counted since is what it shows. Where the page before could not
-    be read, nothing is known to have grown.
+    A counter that decreased was reset by a restart, so its value counts. Without a page ``before`` the result is empty.
     """
     total: Counter[str] = Counter()
     if not before:
@@ -83,7 +82,7 @@ def grown(before: Page, after: Page, name: str, label: str, where: Mapping[str, 
 
 
 def level(page: Page, name: str, label: str) -> dict[str, float]:
-    """The gauge ``name`` summed by ``label``."""
+    """Value of the gauge ``name``, summed by ``label``."""
     total: dict[str, float] = {}
     for (sample, labels), value in page.items():
         if sample == name:
@@ -97,9 +96,9 @@ GENERATOR = "generator"
 
 @dataclass(frozen=True, slots=True)
 class MachineUse:
-    """Means since the last look. ``cores``: by role (``replica``, ``decoder``, ``generator`` …); ``busy``: share of all
-    the machine's cores, whoever used them, of which ``others``, in cores, is none of the processes looked at;
-    ``network_bytes_s``: through all interfaces, both ways; ``gpus``: shares of their time (:func:`gpu_shares`)."""
+    """Means since the previous sample. ``cores``: by role (``replica``, ``decoder``, ``generator`` …); ``busy``: share
+    of all cores in use by anyone; ``others``: cores used by processes that are not sampled; ``network_bytes_s``: all
+    interfaces, both directions; ``gpus``: utilisation (:func:`gpu_shares`)."""
 
     cores: dict[str, float] = field(default_factory=dict)
     memory_bytes: dict[str, int] = field(default_factory=dict)
@@ -110,7 +109,7 @@ class MachineUse:
 
 
 class Machine:
-    """Looks again at every :meth:`look`; processes may come and go in between."""
+    """Samples the machine at every :meth:`look`; processes may come and go in between."""
 
     def __init__(self) -> None:
         self._processes: dict[int, psutil.Process] = {}
@@ -120,7 +119,7 @@ class Machine:
         psutil.cpu_percent()
 
     def look(self, processes: Mapping[str, int]) -> MachineUse:
-        """``processes``: process ids by name; the part before a dash is the role. Takes some milliseconds."""
+        """Sample now. ``processes``: ids by name; the part before a dash is the role. Blocks for some milliseconds."""
         now_s = time.monotonic()
         passed = max(1e-3, now_s - self._at_s)
         cores: dict[str, float] = {}
@@ -131,7 +130,7 @@ class Machine:
             try:
                 process = self._processes[pid] = known.get(pid) or psutil.Process(pid)
                 memory[role] = memory.get(role, 0) + process.memory_info().rss
-                # Since its last look; one that was not there before says nothing yet.
+                # Since its previous sample; 0 for a new process.
                 cores[role] = cores.get(role, 0.0) + process.cpu_percent() / 100
             except psutil.Error:
                 continue
@@ -152,7 +151,7 @@ _GPU_WORDS = {"sightline_gpu_busy_ratio": "computing", "sightline_gpu_decoder_bu
 
 
 def gpu_shares(found: Iterable[Metric]) -> dict[str, float]:
-    """What GPUs spend their time on, of the cluster's own metrics of them."""
+    """Utilisation of GPUs for computing and decoding, from the cluster's GPU metrics."""
     return {
         f"GPU {sample.labels['gpu']} {_GPU_WORDS[each.name]}": sample.value
         for each in found

@@ -1,4 +1,4 @@
-"""The report of a load test: JSON with figures, verdicts in words, tables, charts, and one page that asks nobody."""
+"""Report of a load test: JSON with figures, verdicts in words, tables, charts, and a self-contained page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What was tested: shown above everything else. ``cluster``: name of a setting -> its value, for people."""
+    """What was tested, shown at the top of the page. ``cluster``: setting -> value, as displayed."""
 
     title: str
     profile_name: str
@@ -31,7 +31,7 @@ class Facts:
 
 
 def run_json(facts: Facts, result: RunResult) -> dict[str, Any]:
-    """One test at a fixed number of streams."""
+    """JSON of a test at a fixed number of streams."""
     body = {
         "loadtest": "run",
         "figures": run_figures(result),
@@ -49,7 +49,7 @@ def run_json(facts: Facts, result: RunResult) -> dict[str, Any]:
 
 
 def search_json(facts: Facts, results: Sequence[SearchResult], *, two_cores: bool) -> dict[str, Any]:
-    """The most streams, for one or several numbers of replicas; ``two_cores``: see :func:`search_figures`."""
+    """JSON of searches, one per number of replicas; ``two_cores``: see :func:`search_figures`."""
     searches = [
         {
             "replicas": each.replicas,
@@ -66,7 +66,7 @@ def search_json(facts: Facts, results: Sequence[SearchResult], *, two_cores: boo
 
 
 def run_figures(result: RunResult) -> dict[str, float]:
-    """``recovery_s``: of the fault with the slowest; ``recovery_strides`` likewise."""
+    """Figures of a test; ``recovery_s`` and ``recovery_strides`` are those of the slowest recovery."""
     found = result.measurement
     figures = {
         "streams": float(found.streams),
@@ -88,9 +88,8 @@ def run_figures(result: RunResult) -> dict[str, float]:
 
 
 def search_figures(results: Sequence[SearchResult], *, two_cores: bool) -> dict[str, float]:
-    """``streams``: the most of any; ``scaling_efficiency``: streams of the most replicas over so many times those of
-    the fewest, per replica; ``streams_two_cores``: where ``two_cores`` says that it was measured as that figure wants
-    it."""
+    """Figures of searches. ``streams``: the maximum; ``scaling_efficiency``: streams per replica with the most replicas
+    over those with the fewest; ``streams_two_cores``: only if ``two_cores`` says that its conditions are met."""
     figures = {"silent_losses": float(sum(each.silent for each in results))}
     figures |= {f"streams_{each.replicas}_replicas": float(each.streams) for each in results}
     figures["streams"] = float(max(each.streams for each in results))
@@ -103,7 +102,7 @@ def search_figures(results: Sequence[SearchResult], *, two_cores: bool) -> dict[
 
 
 def _others(ticks: Sequence[Tick]) -> float:
-    """Cores that other programs used on average."""
+    """Mean number of cores used by other programs."""
     return sum(tick.use.others for tick in ticks) / max(1, len(ticks))
 
 
@@ -122,16 +121,16 @@ def _measurement(found: Measurement) -> dict[str, Any]:
 
 
 OTHERS = 0.25
-"""Cores that other programs may use before it is told."""
+"""Cores that other programs may use without being reported."""
 
 _SIMULATED = (
-    "No model ran: the simulated engine drew its answers at random and took the time that a cost model says. "
+    "No model ran: the simulated engine answered at random and took the time given by a cost model. "
     "Cameras, sockets, decoding, scheduling and processes are real."
 )
 
 
 def page(facts: Facts, found: RunResult | Sequence[SearchResult]) -> str:
-    """The page as text."""
+    """The report as an HTML page."""
     notices = [_SIMULATED] if facts.simulated else []
     if isinstance(found, RunResult):
         head, good = verdict_text(found)
@@ -151,29 +150,29 @@ def page(facts: Facts, found: RunResult | Sequence[SearchResult]) -> str:
 
 
 def verdict_text(found: RunResult) -> tuple[str, bool]:
-    """One sentence on a test, and whether it is a good one."""
+    """Result of a test in one sentence, and whether it is a success."""
     verdict, measured = found.measurement.verdict, found.measurement
     if not verdict.stable:
         return f"{measured.streams} streams were too many: {'; '.join(verdict.reasons)}.", False
     if found.silent:
-        return f"{found.silent} windows were neither answered nor counted while things went wrong.", False
+        return f"{found.silent} windows were neither answered nor counted during faults.", False
     if found.extra:
-        return f"{found.extra} windows were counted that were never due while things went wrong.", False
+        return f"{found.extra} windows were counted that were never due during faults.", False
     if found.during is not None and (failures := found.during.failures):
-        return f"{len(failures)} cameras failed while things went wrong, the first: {failures[0]}.", False
+        return f"{len(failures)} cameras failed during faults, the first: {failures[0]}.", False
     if never := [each.name for each in found.faults if math.isinf(each.recovery_s)]:
         return f"After {', '.join(never)} not all cameras were on time again.", False
     return f"The cluster kept up with {measured.streams} streams.", True
 
 
 def others_text(ticks: Sequence[Tick]) -> str:
-    """What other programs took of the machine, where that is worth a sentence; empty where it is not."""
+    """A notice if other programs used a relevant share of the machine, else empty."""
     cores = _others(ticks)
     if cores < OTHERS:
         return ""
     return (
-        f"Other programs used {cores:.1f} cores of this machine meanwhile: a cluster that has it for itself keeps up "
-        "with more."
+        f"Other programs used {cores:.1f} cores of this machine during the test: with the machine to itself, the "
+        "cluster would keep up with more."
     )
 
 
@@ -185,7 +184,7 @@ def search_text(found: Sequence[SearchResult]) -> str:
         beyond = {
             "generator": "beyond that the load generator's own machine was the limit, not the cluster",
             "cluster": "beyond that the cluster did not keep up",
-            None: "and nobody looked beyond that",
+            None: "more were not tried",
         }[each.limit]
         share = "" if each.replicas == 1 else f", {each.streams / each.replicas:.1f} each"
         sentences.append(f"{replicas} kept up with {each.streams} streams{share}; {beyond}.")
@@ -194,7 +193,7 @@ def search_text(found: Sequence[SearchResult]) -> str:
 
 # -- tables --
 def run_tables(found: RunResult) -> list[Table]:
-    """All tables of one test."""
+    """All tables of a test."""
     measured = found.measurement
     shown = [_faults_table(found.faults)] if found.faults else []
     shown += [_times_table(measured), _windows_table(found.during or measured)]
@@ -205,7 +204,7 @@ def run_tables(found: RunResult) -> list[Table]:
 
 
 def search_tables(found: Sequence[SearchResult]) -> list[Table]:
-    """Every try, and the times at the most streams of all."""
+    """Every try, and the times and windows of the best measurement."""
     tries = [(str(each.replicas), one) for each in found for one in each.tries]
     rows = [
         (
@@ -226,14 +225,14 @@ def search_tables(found: Sequence[SearchResult]) -> list[Table]:
 
 def _windows_table(found: Measurement) -> Table:
     whose = f"of {', '.join(found.unaccounted)}"
-    # While it was measured, pieces of windows that a fresh start cut off among them.
+    # Within the measurement, including partial windows cut off by a restart.
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(found.lost.items())) or "none"
     rows = [
-        ("due", compact(found.due), "over all cameras, from their beginning on"),
-        ("answered", compact(found.answered), f"{compact(found.gated)} by the static gate while it was measured"),
-        ("answered unheard", compact(found.unseen), "while the gateway was away or this listener was too slow"),
-        ("given up and counted", compact(found.given_up), f"the cluster's own count: {reasons}"),
-        ("still on their way", compact(found.overdue), "for no longer than the slowest answer took"),
+        ("due", compact(found.due), "all cameras, since their start"),
+        ("answered", compact(found.answered), f"{compact(found.gated)} by the static gate during the measurement"),
+        ("answered, not received", compact(found.unseen), "while the gateway was down or the listener too slow"),
+        ("given up and counted", compact(found.given_up), f"as counted by the cluster: {reasons}"),
+        ("in flight", compact(found.overdue), "for no longer than the slowest answer took"),
         ("silently missing", str(found.silent), whose if found.silent else "must be 0"),
         ("counted, never due", str(found.extra), whose if found.extra else "must be 0"),
     ]
@@ -243,13 +242,13 @@ def _windows_table(found: Measurement) -> Table:
 
 def _times_table(found: Measurement) -> Table:
     named = {
-        "window's end to answer (below 0: its last frame comes before)": found.lag,
-        "something begins to first answer of it": found.alert,
+        "end of window to answer (below 0: its last frame comes earlier)": found.lag,
+        "start of an event to first answer that can show it": found.alert,
         "last frame at the replica to answer, computed windows": found.replica,
-        "a packet is due to it is sent": found.late,
+        "delay of packets in the load generator": found.late,
     }
     rows = [(name, *map(seconds_text, (each.p50, each.p95, each.p99, each.most))) for name, each in named.items()]
-    return Table("Times", ("", "p50", "p95", "p99", "most"), rows)
+    return Table("Times", ("", "p50", "p95", "p99", "max"), rows)
 
 
 def _tokens_table(found: Measurement) -> Table:
@@ -264,15 +263,15 @@ def _tokens_table(found: Measurement) -> Table:
 
 def _packets_table(found: Measurement) -> Table:
     rows = (
-        ("packets that the cluster took", compact(found.packets)),
-        ("packets kept from arriving, as the profile or a fault wants it", compact(found.packets_lost)),
-        ("packets dropped by agents whose buffers were full", compact(found.packets_dropped)),
+        ("packets accepted by the cluster", compact(found.packets)),
+        ("packets withheld by the profile or a fault", compact(found.packets_lost)),
+        ("packets dropped by agents with full buffers", compact(found.packets_dropped)),
         ("packets dropped by the cluster", compact(found.packets_refused)),
         ("reconnects of cameras", str(found.reconnects)),
-        ("answers that the gateway dropped on the way here", str(found.missed_answers)),
-        ("times it hung up on who listens for them", str(found.breaks)),
+        ("answers dropped by the gateway", str(found.missed_answers)),
+        ("broken result streams", str(found.breaks)),
     )
-    return Table("The way to the cluster and back", ("", "count"), rows)
+    return Table("Transport", ("", "count"), rows)
 
 
 def _faults_table(faults: Sequence[FaultResult]) -> Table:
@@ -286,13 +285,13 @@ def _faults_table(faults: Sequence[FaultResult]) -> Table:
         )
         for each in faults
     ]
-    heads = ("fault", "to", "cameras", "all on time again after", "")
+    heads = ("fault", "victim", "cameras", "all on time again after", "")
     return Table("Faults", heads, rows, frozenset(i for i, each in enumerate(faults) if each.recovery_strides > 2))
 
 
 # -- charts --
 def run_charts(ticks: Sequence[Tick], faults: Sequence[FaultResult], stride_s: float) -> dict[str, Figure]:
-    """Lag, streams and answers, cores and network over the test by title; the time that each fault cost is shaded."""
+    """Charts over the test by title: lag, streams and answers, cores, network …; recovery from faults is shaded."""
     drawn: dict[str, Figure] = {}
     spans = [_span(each) for each in faults]
 
@@ -307,21 +306,21 @@ def run_charts(ticks: Sequence[Tick], faults: Sequence[FaultResult], stride_s: f
     if not ticks:
         return drawn
     uses = [tick.use for tick in ticks]
-    # A frame closes its window a sample early, so that lags may be below 0.
+    # A frame closes its window one sample early, so lags may be negative.
     lags = {"p50": [tick.lag_p50_s for tick in ticks], "p99": [tick.lag_p99_s for tick in ticks]}
-    draw("Lag of the answers that came", Axis("seconds"), lags | {"one stride": [stride_s] * len(ticks)})
+    draw("Lag of answers", Axis("seconds"), lags | {"one stride": [stride_s] * len(ticks)})
     streams = {"streams": [tick.streams for tick in ticks], "answers a second": [tick.answers for tick in ticks]}
     draw("Streams and answers", Axis("count", low=0), streams)
     roles = sorted({role for use in uses for role in use.cores})
     cores = {role: [use.cores.get(role, 0.0) for use in uses] for role in roles}
     draw("Cores in use", Axis("cores", low=0), cores | {"other programs": [use.others for use in uses]})
     rates = {
-        "taken from cameras": [tick.sent_bytes_s / 1e6 for tick in ticks],
-        "through all interfaces": [use.network_bytes_s / 1e6 for use in uses],
+        "video from cameras": [tick.sent_bytes_s / 1e6 for tick in ticks],
+        "all interfaces": [use.network_bytes_s / 1e6 for use in uses],
     }
-    draw("Bytes a second", Axis("MB a second", low=0), rates)
+    draw("Network throughput", Axis("MB/s", low=0), rates)
     late = {"packets sent late": [1000 * tick.late_p99_s for tick in ticks]}
-    draw("Lateness of the load generator itself (p99)", Axis("milliseconds", low=0), late)
+    draw("Delay of the load generator (p99)", Axis("milliseconds", low=0), late)
     rungs = dict.fromkeys(rung for tick in ticks for rung, cameras in tick.rungs.items() if cameras)
     ladder = {rung: [tick.rungs.get(rung, 0.0) for tick in ticks] for rung in rungs}
     draw("Cameras on the quality ladder", Axis("cameras", low=0), ladder)
@@ -332,14 +331,14 @@ def run_charts(ticks: Sequence[Tick], faults: Sequence[FaultResult], stride_s: f
 
 
 def _span(fault: FaultResult) -> Span:
-    """From a fault until all its cameras were on time again, or to the end where they never were."""
+    """Span from a fault until all affected cameras were on time again, or to the end if they never were."""
     healed = math.isfinite(fault.recovery_s)
     told = f"on time again after {fault.recovery_s:.1f} s" if healed else "not on time again"
     return Span(fault.at_s, fault.at_s + fault.recovery_s, fault.name, f"{fault.name}: {fault.victim}; {told}")
 
 
 def search_chart(results: Sequence[SearchResult]) -> Figure:
-    """Every try of every search, in the order in which they were made."""
+    """Every try of every search, in order."""
     series = [
         Series(
             f"{each.replicas} replicas, {word}",

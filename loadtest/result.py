@@ -1,4 +1,4 @@
-"""What a load test found: one measurement, what faults did, and whether the cluster kept up."""
+"""Results of a load test: measurements, recovery from faults, and the verdict whether the cluster kept up."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,16 @@ from cluster.lab.report.number_format import seconds_text
 from loadtest.machine import MachineUse
 
 ANSWERED = 0.99
-"""Share of the windows that were due which a cluster that keeps up answers."""
+"""Minimum share of due windows that a stable cluster answers."""
 
 LATE_S = 0.1
 LATE_SHARE = 0.01
-"""A generator that sends more than this share of its packets more than so many seconds late was the limit itself."""
+"""If the generator sends more than ``LATE_SHARE`` of its packets more than ``LATE_S`` late, it was itself the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Percentiles in seconds; infinite where what is missing reaches into them, nan of nothing."""
+    """Percentiles in seconds; infinite if unanswered windows reach into them, nan without values."""
 
     p50: float
     p95: float
@@ -33,8 +33,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """One second of a test. ``at_s``: seconds since it began; lags in seconds, of the answers that came; ``rungs``:
-    cameras on each rung of the quality ladder, as the cluster last said."""
+    """One second of a test. ``at_s``: seconds since its start; lags in seconds, of the answers received; ``rungs``:
+    cameras on each rung of the quality ladder, as last reported by the cluster."""
 
     at_s: float
     streams: int
@@ -49,11 +49,11 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class FaultResult:
-    """What was done to whom, and how long it took until all of its cameras were on time again.
+    """An injected fault, its victim, and the time until all affected cameras were on time again.
 
-    * ``at_s``: seconds since the test began; ``struck``: cameras that lived there
-    * ``recovery_s``: until the last of them had an answer on time and none was late or missing any more; infinite if
-      that did not come
+    * ``at_s``: seconds since the test's start; ``struck``: number of affected cameras
+    * ``recovery_s``: seconds until every one of them had an answer on time after which none was late or missing;
+      infinite if that never happened
     """
 
     name: str
@@ -70,7 +70,7 @@ class FaultResult:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``limit``: who could not keep up, if anybody; ``reasons``: sentences, empty for a stable test."""
+    """``limit``: what could not keep up (``cluster`` or ``generator``); ``reasons``: why, empty for a stable test."""
 
     stable: bool
     limit: str | None = None
@@ -79,20 +79,20 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Windows that were due in ``[from_s, until_s)``, seconds since the test began.
+    """A measurement over ``[from_s, until_s)``, in seconds since the test's start.
 
-    * ``due = answered + unseen + given_up + overdue + silent`` over all cameras from their beginning on, so that
-      nothing is lost at the edges of a measurement; ``overdue``: on their way for not much longer than the slowest was
-    * ``measured``: windows due within it; ``missing``: of them those without an answer, ``on_time``: those with one
-      within a stride of their end, ``gated``: those that the static gate answered
-    * ``lag``: end of the window to the answer here; ``alert``: something begins to the first answer that may tell it;
-      ``replica``: last frame's arrival at the replica to the answer, of windows that were computed
-    * ``missed_answers``: those the gateway dropped on the way here, ``breaks``: times it hung up on who listens
-    * ``tokens``: by kind, of the answers; ``lost``: windows by reason, as the cluster counts them
-    * ``extra``: windows that were counted more often than there were any
-    * ``unaccounted``: of cameras with silent or extra windows, when the windows that were not answered were due, in
-      seconds since the test began; more than are silent where the cluster counted some of them
-    * ``rungs``: share of the cameras on each rung of the quality ladder, empty where the cluster does not say
+    * ``due = answered + unseen + given_up + overdue + silent``: windows of all cameras since their start, so that none
+      is lost at the edges of the measurement; ``overdue``: in flight for not much longer than the slowest answer took
+    * ``measured``: windows due in the interval; of these ``missing``: without an answer, ``on_time``: answered within a
+      stride of their end, ``gated``: answered by the static gate
+    * ``lag``: from a window's end to its answer here; ``alert``: from the start of an event to the first answer that
+      can show it; ``replica``: from the last frame's arrival at the replica to the answer, for computed windows
+    * ``missed_answers``: dropped by the gateway on the way here; ``breaks``: times the result stream broke
+    * ``tokens``: by kind, of the answers; ``lost``: windows by reason, as counted by the cluster
+    * ``extra``: windows answered or counted in excess of those due
+    * ``unaccounted``: for cameras with silent or extra windows, when their unanswered windows were due, in seconds
+      since the test's start; these may be more than the silent ones, as the cluster counted some of them
+    * ``rungs``: share of the cameras on each rung of the quality ladder, empty if the cluster does not report it
     """
 
     streams: int
@@ -134,19 +134,19 @@ class Measurement:
 
     @property
     def answered_share(self) -> float:
-        """Of the windows due within the measurement, those that were answered at all."""
+        """Share of the measured windows that were answered at all."""
         return 1 - self.missing / self.measured if self.measured else math.nan
 
     @property
     def verdict(self) -> Verdict:
-        """Stable: p99 lag within a stride, at least 99 % of windows answered, none missing or counted twice."""
+        """Stable: p99 lag within a stride, 99 % of windows answered, all accounted for, no failure, no late packets."""
         reasons = []
         if not self.measured:
-            reasons.append("no window was due while it was measured; measure for longer than a stride")
+            reasons.append("no window was due during the measurement; measure for longer than a stride")
         if not self.lag.p99 <= self.stride_s:
             reasons.append(f"p99 lag is {seconds_text(self.lag.p99)}, above the stride of {self.stride_s:g} s")
         if not self.answered_share >= ANSWERED:
-            reasons.append(f"{100 * self.answered_share:.1f} % of windows were answered, fewer than {ANSWERED:.0%}")
+            reasons.append(f"{100 * self.answered_share:.1f} % of windows were answered, less than {ANSWERED:.0%}")
         if self.silent:
             reasons.append(f"{self.silent} windows were neither answered nor counted")
         if self.extra:
@@ -155,7 +155,7 @@ class Measurement:
             reasons.append(f"{len(self.failures)} cameras failed, the first: {self.failures[0]}")
         if self.late_share > LATE_SHARE:
             late = f"{100 * self.late_share:.0f} % of packets left more than {1000 * LATE_S:.0f} ms late"
-            reasons.append(f"the load generator was outpaced by its own machine, so that it was the limit: {late}")
+            reasons.append(f"the load generator was outpaced by its own machine and thus the limit: {late}")
         limit = None
         if reasons:
             limit = "generator" if self.late_share > LATE_SHARE else "cluster"
@@ -163,7 +163,7 @@ class Measurement:
 
 
 def occupancy(ticks: Sequence[Tick]) -> dict[str, float]:
-    """Share of the cameras on each rung over these seconds."""
+    """Mean share of the cameras on each rung over these ticks."""
     total: dict[str, float] = {}
     for tick in ticks:
         for rung, cameras in tick.rungs.items():

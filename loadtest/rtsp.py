@@ -1,7 +1,7 @@
-"""A server of simulated RTSP cameras: one port, a path for each, packets sent when the fleet delivers them.
+"""Server of simulated RTSP cameras: one port, a path per camera, packets sent when the fleet delivers them.
 
-RTSP 1.0 (RFC 2326) with RTP interleaved in TCP and H.264 by RFC 6184 (single units and FU-A), as much as a client that
-plays a live camera asks for. Whoever connects begins with the next keyframe.
+The subset of RTSP 1.0 (RFC 2326) that a client needs to play a live camera, with RTP interleaved in TCP and H.264
+packetised by RFC 6184 (single NAL units and FU-A). A new client starts at the next keyframe.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from cluster.wire.push import PushStatus
 PAYLOAD_TYPE = 96
 CLOCK = 90_000
 ORIGIN = 3_600_000
-"""RTP timestamp of a camera's beginning, which clients are told; FFmpeg takes 0 for unknown."""
+"""RTP timestamp of a camera's start, sent in RTP-Info; FFmpeg treats 0 as unknown."""
 
 FRAGMENT_BYTES = 1400
 UNREAD_BYTES = 4 * 2**20
-"""Bytes that a client may leave unread before it loses what follows up to the next keyframe."""
+"""Maximum unsent bytes per client; beyond that, packets are dropped up to the next keyframe."""
 
 FU_A = 28
 
 
 class RtspCameras:
-    """The server. ``host`` is what it listens on and ``address`` what cameras' addresses name. Raises
-    ``SightlineError``: the port cannot be had (from :meth:`start`)."""
+    """The server. ``host``: address to listen on; ``address``: host in the cameras' URLs. :meth:`start` raises
+    ``SightlineError`` if it cannot listen."""
 
     def __init__(self, host: str = "127.0.0.1", address: str | None = None) -> None:
         self._host = host
@@ -46,7 +46,7 @@ class RtspCameras:
         self.port = 0
 
     async def start(self) -> None:
-        """Listen on any free port."""
+        """Listen on a free port."""
         try:
             self._server = await asyncio.start_server(self._client, self._host, 0)
         except OSError as error:
@@ -54,7 +54,7 @@ class RtspCameras:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Hang up on everyone."""
+        """Stop listening and disconnect all clients."""
         if self._server is not None:
             self._server.close()
         for client in self._clients:
@@ -63,14 +63,14 @@ class RtspCameras:
             await asyncio.wait(self._clients)
 
     def add(self, name: str, header: StreamHeader, on_first: Callable[[float], None] = lambda _: None) -> RtspLine:
-        """A camera that can be connected to from now on. Raises ``ConfigError``: its codec is not H.264."""
+        """Add a camera, which accepts connections from now on. Raises ``ConfigError``: its codec is not H.264."""
         if header.codec != "h264":
-            raise ConfigError(f"simulated RTSP cameras send h264, not {header.codec}; take transport: push for it")
+            raise ConfigError(f"simulated RTSP cameras send h264, not {header.codec}; use transport: push for it")
         line = self._lines[name] = RtspLine(header, on_first, leave=lambda: self._lines.pop(name, None))
         return line
 
     def url(self, name: str) -> str:
-        """What a decoder opens."""
+        """URL of a camera."""
         return f"rtsp://{self._address}:{self.port}/{name}"
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -91,7 +91,7 @@ class RtspCameras:
         except (ConnectionError, asyncio.IncompleteReadError, ValueError, asyncio.LimitOverrunError):
             pass
         except asyncio.CancelledError:
-            # The server is closing, which is all that cancels a client.
+            # Clients are only cancelled when the server closes.
             writer.transport.abort()
         finally:
             if played is not None:
@@ -101,8 +101,8 @@ class RtspCameras:
 
 
 class RtspLine:
-    """One camera of the server; the fleet's side of it. ``on_first``: told once, monotonic seconds, when the first
-    client was sent its first keyframe; ``leave``: from then on the server does not know it."""
+    """One camera of the server, as used by the fleet. ``on_first``: called once, with monotonic seconds, when the first
+    keyframe is sent to a client; ``leave``: removes the camera from the server."""
 
     def __init__(self, header: StreamHeader, on_first: Callable[[float], None], *, leave: Callable[[], object]) -> None:
         self.header = header
@@ -115,7 +115,7 @@ class RtspLine:
         self._plays = 0
 
     async def run(self) -> PushStatus:
-        """Until cancelled; the server does the work."""
+        """Wait until cancelled, then leave the server, which does the work."""
         try:
             await asyncio.Event().wait()
         finally:
@@ -124,8 +124,8 @@ class RtspLine:
         return self.status
 
     def deliver(self, packet: EncodedPacket) -> None:
-        """Send the camera's next packet to whoever plays it; a packet that is not delivered leaves a hole in the RTP
-        numbers."""
+        """Send the camera's next packet to its client, if any, starting at a keyframe; drops packets up to the next
+        keyframe if the client is too slow."""
         player = self._player
         self._until_keyframe = self._until_keyframe and not packet.keyframe
         if player is None or self._until_keyframe:
@@ -133,7 +133,7 @@ class RtspLine:
             return
         if player.transport.get_write_buffer_size() > UNREAD_BYTES:
             self._until_keyframe = True
-            self._tell(dropped=self.status.dropped + 1)
+            self._update_status(dropped=self.status.dropped + 1)
             return
         if self._on_first is not None:
             self._on_first(time.monotonic())
@@ -142,60 +142,60 @@ class RtspLine:
         stamp = (ORIGIN + pts * CLOCK // 1_000_000) % 2**32
         for part in rtp(packet.data, stamp, self._numbers):
             player.write(b"$\x00" + struct.pack(">H", len(part)) + part)
-        self._tell(packets=self.status.packets + 1, bytes=self.status.bytes + len(packet.data))
+        self._update_status(packets=self.status.packets + 1, bytes=self.status.bytes + len(packet.data))
 
     def lose(self) -> None:
-        """A packet went missing on the way: its number is skipped."""
+        """Lose a packet: skips an RTP sequence number."""
         next(self._numbers)
 
     def cut(self) -> None:
-        """Break the connection; the client comes back when it likes."""
+        """Break the connection; reconnecting is up to the client."""
         if self._player is not None:
             self._player.transport.abort()
             self._player = None
 
     def play(self, client: asyncio.StreamWriter) -> None:
-        """A client plays the camera from its next keyframe; one that did before is cut off."""
+        """Play the camera to ``client`` from the next keyframe on; disconnects a previous client."""
         self.cut()
         self._player = client
         self._until_keyframe = True
         self._plays += 1
-        self._tell(state=CameraState.RUNNING, reconnects=self._plays - 1)
+        self._update_status(state=CameraState.RUNNING, reconnects=self._plays - 1)
 
     def stop(self, client: asyncio.StreamWriter) -> None:
-        """This client has gone."""
+        """Stop playing to ``client``, if it is the current one."""
         if self._player is client:
             self._player = None
 
-    def _tell(self, **changes: object) -> None:
+    def _update_status(self, **changes: object) -> None:
         self.status = replace(self.status, **changes)  # type: ignore[arg-type]
 
 
 def _reply(method: str, url: str, headers: Mapping[str, str], line: RtspLine | None, session: str) -> bytes:
-    """The answer to a client's request; ``line``: the camera that it names, if there is one."""
+    """Response to a client's request; ``line``: the requested camera, if it exists."""
     status, body = "200 OK", ""
-    told = [f"Session: {session}"]
+    fields = [f"Session: {session}"]
     if method == "OPTIONS":
-        told = ["Public: OPTIONS, DESCRIBE, SETUP, PLAY, GET_PARAMETER, TEARDOWN"]
+        fields = ["Public: OPTIONS, DESCRIBE, SETUP, PLAY, GET_PARAMETER, TEARDOWN"]
     elif line is None:
-        status, told = "404 Not Found", []
+        status, fields = "404 Not Found", []
     elif method == "DESCRIBE":
         body = sdp(line.header)
         size = len(body.encode())
-        told = [f"Content-Base: {url.rstrip('/')}/", "Content-Type: application/sdp", f"Content-Length: {size}"]
+        fields = [f"Content-Base: {url.rstrip('/')}/", "Content-Type: application/sdp", f"Content-Length: {size}"]
     elif method == "SETUP" and "interleaved" not in headers.get("transport", ""):
-        status, told = "461 Unsupported Transport", []
+        status, fields = "461 Unsupported Transport", []
     elif method == "SETUP":
-        told = ["Transport: RTP/AVP/TCP;unicast;interleaved=0-1", f"Session: {session};timeout=60"]
+        fields = ["Transport: RTP/AVP/TCP;unicast;interleaved=0-1", f"Session: {session};timeout=60"]
     elif method == "PLAY":
-        told += ["Range: npt=0.000-", f"RTP-Info: url={url.rstrip('/')}/video;rtptime={ORIGIN}"]
-    head = "\r\n".join([f"RTSP/1.0 {status}", f"CSeq: {headers.get('cseq', '0')}", *told])
+        fields += ["Range: npt=0.000-", f"RTP-Info: url={url.rstrip('/')}/video;rtptime={ORIGIN}"]
+    head = "\r\n".join([f"RTSP/1.0 {status}", f"CSeq: {headers.get('cseq', '0')}", *fields])
     return f"{head}\r\n\r\n{body}".encode()
 
 
 async def _read_request(reader: asyncio.StreamReader) -> tuple[str, str, dict[str, str]] | None:
-    """Method, address and headers (names in small letters) of the next request; None at the end. RTCP is passed
-    over."""
+    """Method, URL and headers (with lower-case names) of the next request; None at the end. Interleaved RTCP is
+    skipped."""
     while True:
         first = await reader.read(1)
         if not first:
@@ -214,7 +214,7 @@ async def _read_request(reader: asyncio.StreamReader) -> tuple[str, str, dict[st
 
 
 def sdp(header: StreamHeader) -> str:
-    """What the camera sends, for DESCRIBE."""
+    """Session description of a camera, for DESCRIBE."""
     sets = [base64.b64encode(unit).decode() for unit in units(header.extradata)]
     shape = f";sprop-parameter-sets={','.join(sets)}" if sets else ""
     lines = [
@@ -235,13 +235,13 @@ def sdp(header: StreamHeader) -> str:
 def units(data: bytes) -> list[bytes]:
     """The NAL units of an Annex-B packet, without start codes."""
     found = data.split(b"\x00\x00\x01")[1:]
-    # Zeros before a start code belong to nobody.
+    # Zeros before a start code are padding.
     found[:-1] = [unit.rstrip(b"\x00") for unit in found[:-1]]
     return [unit for unit in found if unit]
 
 
 def rtp(data: bytes, stamp: int, numbers: Iterator[int]) -> Iterator[bytes]:
-    """RTP packets of one access unit in Annex-B, the last one marked."""
+    """RTP packets of one Annex-B access unit, with the marker bit set on the last one."""
     whole = units(data)
     for index, unit in enumerate(whole):
         last = index + 1 == len(whole)
@@ -261,10 +261,10 @@ def _head(marker: bool, stamp: int, number: int) -> bytes:
 
 
 def reachable_from(gateway: str) -> str:
-    """This machine's address as a cluster behind ``gateway`` (``host:port``) sees it."""
+    """This machine's address as seen from a cluster behind ``gateway`` (``host:port``)."""
     host, _, port = gateway.rpartition(":")
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Nothing is sent: connecting a datagram socket only chooses the interface.
+        # Nothing is sent: connecting a datagram socket only selects the interface.
         probe.connect((host.strip("[]"), int(port)))
         return str(probe.getsockname()[0])
     return "127.0.0.1"

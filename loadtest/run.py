@@ -1,4 +1,4 @@
-"""A whole load test: warm up, measure, let things go wrong; or one measurement after another to find the limit."""
+"""Runs a load test (warm up, measure, inject faults), or a series of measurements to find the capacity limit."""
 
 import asyncio
 import time
@@ -24,8 +24,8 @@ from loadtest.target import Target
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """One test at a fixed number of streams. ``during``: over the faults, which ``measurement`` is before; ``city``:
-    see :func:`city`."""
+    """One test at a fixed number of streams. ``measurement``: before any fault; ``during``: while faults were injected;
+    ``city``: see :func:`city`."""
 
     measurement: Measurement
     faults: tuple[FaultResult, ...] = ()
@@ -35,19 +35,19 @@ class RunResult:
 
     @property
     def silent(self) -> int:
-        """Windows that nobody accounts for, over all of the test."""
+        """Windows neither answered nor counted, over the whole test."""
         return (self.during or self.measurement).silent
 
     @property
     def extra(self) -> int:
-        """Windows that were counted and never due, over all of the test."""
+        """Windows that were counted but never due, over the whole test."""
         return (self.during or self.measurement).extra
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The most streams that a cluster of ``replicas`` kept up with. ``best``: the measurement at that count;
-    ``ticks``: of all starts, from the search's beginning on."""
+    """Maximum number of ``streams`` that a cluster of ``replicas`` kept up with. ``best``: the measurement at that
+    count; ``ticks``: of all starts, timed from the search's start."""
 
     replicas: int
     streams: int
@@ -67,8 +67,8 @@ async def run_test(
     on_tick: Callable[[Tick], None] = lambda _: None,
     on_phase: Callable[[str], None] = lambda _: None,
 ) -> RunResult:
-    """Bring up ``profile.streams`` cameras, measure for ``profile.measure_s``, then do each fault in turn. Raises
-    ``SightlineError``: the cluster cannot be reached, does not take the cameras, or a fault cannot be done."""
+    """Bring up ``profile.streams`` cameras, measure for ``profile.measure_s``, then inject the faults in turn. Raises
+    ``SightlineError``: the cluster cannot be reached or rejects the cameras, or a fault cannot be injected."""
     async with on_stage(target, profile, footage, on_tick=on_tick) as stage:
         on_phase("warming up")
         await stage.warm_up(profile.streams)
@@ -97,8 +97,8 @@ async def run_search(
     on_try: Callable[[int, str], None] = lambda _streams, _phase: None,
     on_result: Callable[[Try, Measurement], None] = lambda _try, _measurement: None,
 ) -> SearchResult:
-    """Measure what ``search`` asks for until it is over; ``save`` is called after every try. Raises ``SightlineError``:
-    the cluster cannot be reached or does not take the cameras."""
+    """Measure what ``search`` asks for until it is finished; ``save`` is called after every try. Raises
+    ``SightlineError``: the cluster cannot be reached or rejects the cameras."""
     found: list[tuple[Try, Measurement]] = []
     ticks: list[Tick] = []
 
@@ -125,12 +125,12 @@ async def run_search(
         prefix = f"load-{starts}"
         async with on_stage(target, even, footage, on_tick=on_tick, prefix=prefix) as stage:
             await one(stage, wanted.fresh)
-            # What too many cameras lost would count against fewer of them.
+            # After an unstable try start afresh: its lost windows would count against the next, smaller one.
             while found[-1][0].stable and (again := search.next()) is not None and not again.fresh:
                 await one(stage, fresh=False)
             ticks += [replace(tick, at_s=tick.at_s + stage.began_s - began_s) for tick in stage.ticks]
             if search.next() is not None:
-                # The next start is on the same cluster: these cameras have to leave it first.
+                # The next start uses the same cluster, so these cameras have to leave it first.
                 await stage.fleet.shrink(0)
     good = [measurement for result, measurement in found if result.stable and result.streams == search.stable]
     return SearchResult(
@@ -145,8 +145,8 @@ async def run_search(
 
 
 def city(stage: Stage, found: Measurement) -> dict[str, Any]:
-    """What a simulation of the same cluster is told: cameras in classes by what they send, each with the demand that
-    was measured of it, the cost model, and what was measured of all."""
+    """Input to simulate the same cluster with the city simulator: camera classes by footage with their measured demand,
+    the cost model, and the measured results to compare with."""
     from cluster.models.loading import load_shape
 
     config, profile, questions = stage.target.config, stage.profile, stage.setup.questions
@@ -159,7 +159,7 @@ def city(stage: Stage, found: Measurement) -> dict[str, Any]:
     there: dict[str, float] = {}
     phases: dict[str, list[float]] = {}
     for camera in stage.fleet.everyone():
-        # Of cameras that came or went meanwhile, that part of the time counts in which they were there.
+        # Cameras that joined or left meanwhile count by the share of the time they were present.
         share = (min(until_s, camera.ledger.until_s) - max(from_s, camera.ledger.began_s)) / seconds
         if share > 0:
             kind = kind_at(profile, camera.script.rank, found.from_s)
@@ -176,8 +176,8 @@ def city(stage: Stage, found: Measurement) -> dict[str, Any]:
         "replicas": config.cluster.replicas,
         "seconds": found.seconds,
         "warmup_s": found.from_s,
-        # Of few cameras it is their own phases that decide who waits for whom. Those of cameras that come and go, or
-        # that begin anew, are as good as drawn.
+        # With few cameras their exact phases decide which windows queue behind each other. With churn or storms the
+        # phases are effectively random.
         "phases": profile.phases if profile.churn_per_min or profile.storm else [*chain(*phases.values())],
         "max_batch": config.cluster.max_batch,
         "per_stream": config.cluster.window_queue,
@@ -203,7 +203,7 @@ def _demand(
     frames = max(1.0, window.length_s * sampling.fps / temporal)
     whole = [slot.tokens for slot in seen if slot.tokens is not None]
     full, kept = (sum(getattr(tokens, name) for tokens in whole) for name in ("full", "kept"))
-    # Anchors are complete whatever the pruner does; the rest of the frames is what the share is of.
+    # Anchors are always complete; Demand.kept is the share over the other frames.
     anchors = min(1.0, temporal / (sampling.fps * sampling.anchor_interval_s))
     share = kept / full if full else 1.0
     return Demand(

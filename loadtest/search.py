@@ -1,7 +1,7 @@
-"""The search for the most streams that a cluster keeps up with. Decides what to try next; measures nothing itself.
+"""Search for the maximum number of streams that a cluster keeps up with. Chooses what to try; measures nothing itself.
 
-Doubling until the cluster does not keep up, then halving the gap until it is small; a count is stable when it was twice
-in a row. Then from a fresh start at the last stable count, with starts evenly spaced, one stream more at a time.
+Coarse: double until the cluster does not keep up, then bisect until the gap is small. Fine: from a fresh start at the
+last stable count, with evenly spaced phases, add one stream at a time. A count is stable if it was twice in a row.
 """
 
 import json
@@ -15,18 +15,18 @@ from cluster.errors import ConfigError
 from cluster.files import write_text
 
 TWICE = 2
-"""Times in a row that a count must be stable."""
+"""Consecutive stable tries that make a count stable."""
 
 GAP = 0.05
-"""Share of the count below which doubling and halving end, and adding one at a time begins."""
+"""Relative gap below which the coarse phase ends and the fine phase starts."""
 
 Phase = Literal["coarse", "fine"]
 
 
 @dataclass(frozen=True, slots=True)
 class Try:
-    """One measurement: how many streams, and whether they were stable. ``limit``: who could not keep up; ``note``: why,
-    one sentence; ``fresh``: the first after a start of its own."""
+    """One measurement: number of streams, and whether it was stable. ``limit``: what could not keep up; ``note``: why,
+    in one sentence; ``fresh``: whether it is the first after a fresh start."""
 
     streams: int
     stable: bool
@@ -38,7 +38,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to measure next; ``fresh``: from a start of its own, phases evenly spaced."""
+    """What to measure next; ``fresh``: from a fresh start, with evenly spaced phases."""
 
     streams: int
     phase: Phase
@@ -47,10 +47,10 @@ class Wanted:
 
 @dataclass(slots=True)
 class Search:
-    """``tries`` is all of its state, so that it can be written down and gone on with.
+    """State machine of the search. ``tries`` is its entire state, so that it can be saved and resumed.
 
-    ``first``: streams to begin with; ``most``: beyond which nobody looks; ``settings``: what the tries are made with; a
-    search with others cannot go on.
+    ``first``: initial number of streams; ``most``: upper bound of the search; ``settings``: conditions of the tries; a
+    search with other settings cannot be resumed.
     """
 
     first: int = 8
@@ -59,7 +59,7 @@ class Search:
     tries: list[Try] = field(default_factory=list)
 
     def next(self) -> Wanted | None:
-        """What to measure next; None when it is over."""
+        """What to measure next; None when the search is finished."""
         last = self.tries[-1] if self.tries else None
         if last is not None and last.limit == "generator":
             return None
@@ -78,15 +78,14 @@ class Search:
 
     @property
     def stable(self) -> int:
-        """Most streams that were stable twice in a row: from the fresh start where there was one, else 0 or what
-        doubling and halving found."""
+        """Maximum stable number of streams: of the fine phase if it has begun, else of the coarse phase; 0 for none."""
         fine, _ = self._bounds("fine")
         coarse, _ = self._bounds("coarse")
         return fine if any(each.phase == "fine" for each in self.tries) else coarse
 
     @property
     def limit(self) -> str | None:
-        """Who could not keep up with the fewest streams that were too many; None while none were."""
+        """What could not keep up at the smallest unstable number of streams; None if all were stable."""
         unstable = [each for each in self.tries if not each.stable]
         return min(unstable, key=lambda each: each.streams).limit if unstable else None
 
@@ -102,12 +101,12 @@ class Search:
         low, high = self._bounds("fine")
         if low:
             return Wanted(low + 1, "fine", fresh=False) if low + 1 < min(high, self.most + 1) else None
-        # Not even where it was stable before: begin lower.
+        # Unstable even at the coarse result: start lower.
         streams = last.streams - max(1, math.ceil(GAP * last.streams))
         return Wanted(streams, "fine", fresh=True) if streams > 0 else None
 
     def _bounds(self, phase: Phase) -> tuple[int, float]:
-        """Most streams that were stable below all that were not, and the fewest that were not."""
+        """Maximum stable count below every unstable one, and minimum unstable count."""
         mine = [each for each in self.tries if each.phase == phase]
         high = min((each.streams for each in mine if not each.stable), default=math.inf)
         return max((n for n in {t.streams for t in mine} if n < high and self._is_stable(n, phase)), default=0), high
@@ -116,15 +115,14 @@ class Search:
         mine = [each.stable for each in self.tries if (each.streams, each.phase) == (streams, phase)]
         return len(mine) >= TWICE and all(mine[-TWICE:])
 
-    # -- writing it down ------------------------------------------------------------------------
+    # -- persistence ----------------------------------------------------------------------------
     def save(self, path: Path) -> None:
-        """Write the state where :meth:`load` reads it; a search that is interrupted leaves the last whole state. Raises
-        ``SightlineError``: the file cannot be written."""
+        """Write the state for :meth:`load`, atomically. Raises ``SightlineError``: the file cannot be written."""
         write_text(path, json.dumps(asdict(self), indent=2) + "\n")
 
     def load(self, path: Path) -> int:
-        """Go on from what :meth:`save` wrote, if there is such a file; returns how many tries it holds. Raises
-        ``ConfigError``: it is no such file, or of a search with other settings."""
+        """Resume from what :meth:`save` wrote, if the file exists; returns the number of tries in it. Raises
+        ``ConfigError``: not such a file, or of a search with other settings."""
         if not path.exists():
             return 0
         try:

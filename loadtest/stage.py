@@ -1,4 +1,4 @@
-"""One load test as it runs: the fleet, who listens to the cluster, and a look at everything once a second."""
+"""A running load test: the fleet, the listener for answers, and a sample of everything once a second."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ TOKEN_KINDS = ("full", "kept", "reused", "refreshed", "new", "query", "encoded")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a measurement begins: a moment, and what had been counted by then."""
+    """Start of a measurement: time, and the counters at that time."""
 
     at_s: float
     sent: Sent
@@ -36,7 +36,7 @@ class Mark:
 
 
 class Stage:
-    """Made by :func:`on_stage`; every method is called on its event loop. ``ticks``: the seconds so far."""
+    """A running load test, made by :func:`on_stage`; call all methods on its event loop. ``ticks``: one per second."""
 
     def __init__(self, target: Target, fleet: Fleet, on_tick: Callable[[Tick], None]) -> None:
         self.target, self.fleet = target, fleet
@@ -51,9 +51,9 @@ class Stage:
         self._late: array[float] = array("d")
         self._machine = Machine()
 
-    # -- a measurement --------------------------------------------------------------------------
+    # -- measuring ------------------------------------------------------------------------------
     async def warm_up(self, streams: int) -> None:
-        """Bring the fleet to ``streams`` cameras and wait until their windows have their full length."""
+        """Bring the fleet to ``streams`` cameras and wait for the warm-up, by default until windows are full."""
         if streams < len(self.fleet.cameras):
             await self.fleet.shrink(streams)
         begun_s = await self.fleet.grow(streams)
@@ -63,19 +63,19 @@ class Stage:
         await asyncio.sleep(max(0.0, begun_s - time.monotonic()) + warmup_s)
 
     async def measure(self, seconds: float) -> Measurement:
-        """Measure for so long, then wait until what was due is accounted for."""
+        """Measure for ``seconds``, then wait until all due windows are accounted for."""
         mark = await self.mark()
         await asyncio.sleep(seconds)
         return await self.conclude(mark)
 
     async def mark(self) -> Mark:
-        """A measurement begins now."""
+        """Start a measurement."""
         page = await self._page()
         self._late = array("d")
         return Mark(time.monotonic(), self.fleet.sent(), page)
 
     async def conclude(self, mark: Mark) -> Measurement:
-        """The measurement from ``mark`` until now, once everything due is accounted for (see :meth:`settle`)."""
+        """Conclude the measurement from ``mark`` until now, after waiting for due windows (:meth:`settle`)."""
         until_s, sent, late = time.monotonic(), self.fleet.sent().minus(mark.sent), sorted(self._late)
         await self.settle(until_s)
         from_s, began_s, stride_s = mark.at_s, self.began_s, self.setup.stride_s
@@ -87,7 +87,7 @@ class Stage:
         seen = [slot for slot in inside if slot.seen_s is not None]
         alerts: list[float] = []
         for camera, slots in zip(cameras, every, strict=True):
-            # What begins in the last stride can only be told by a window that is due afterwards.
+            # Only windows that are due later can show what begins in the last stride.
             end_s = min(until_s, camera.ledger.until_s) - stride_s
             alerts += alert_times(slots, stride_s, max(from_s, camera.ledger.began_s), end_s)
         return Measurement(
@@ -125,12 +125,12 @@ class Stage:
         )
 
     async def settle(self, until_s: float) -> None:
-        """Wait until every window due by ``until_s`` is answered, counted, or on its way for no longer than the slowest
-        answer took, at most two strides and two heartbeats."""
+        """Wait until every window due by ``until_s`` is answered, counted, or in flight for no longer than the slowest
+        answer took; at most two strides and two heartbeats."""
         heartbeat_s = self.target.config.cluster.heartbeat_s
         deadline_s = until_s + SETTLE_STRIDES * self.setup.stride_s + 2 * heartbeat_s
         while True:
-            # A gateway that restarts is asked again.
+            # Try again if the gateway is restarting.
             with contextlib.suppress(UnavailableError):
                 await self.fleet.statuses()
             if time.monotonic() >= deadline_s or not any(each.silent for each in self._accounts(until_s)):
@@ -138,24 +138,24 @@ class Stage:
             await asyncio.sleep(min(0.5, self.setup.stride_s / 4))
 
     def _accounts(self, until_s: float) -> list[Account]:
-        """What became of every camera's windows due by ``until_s``, in the order of :meth:`Fleet.everyone`.
+        """Accounts of every camera's windows due by ``until_s``, in the order of :meth:`Fleet.everyone`.
 
-        A window may be on its way for two strides more than the slowest answer took, since lags may grow; at a cluster
-        that keeps up, whose last answers are waited for, none may.
+        A window may be in flight for two strides longer than the slowest answer took, since lags may grow. If the
+        cluster keeps up none may, as :meth:`settle` waits for its last answers.
         """
         stride_s, slowest_s = self.setup.stride_s, self._slowest_s
         patience_s = slowest_s + SETTLE_STRIDES * stride_s if slowest_s > stride_s else 0.0
-        listened, since_s = self.listener.heard_everything, until_s - patience_s
+        listened, since_s = self.listener.complete, until_s - patience_s
         return [
             camera.account(camera.ledger.slots(until_s), listened=listened, since_s=since_s)
             for camera in self.fleet.everyone()
         ]
 
-    async def look_at_processes(self) -> None:
-        """``processes``: their ids by name, now."""
+    async def refresh_processes(self) -> None:
+        """Update ``processes``, their ids by name."""
         self.processes = await asyncio.to_thread(self.target.processes)
 
-    # -- beside it ------------------------------------------------------------------------------
+    # -- background tasks -----------------------------------------------------------------------
     def _saw(self, answer: Answer, seen_s: float) -> None:
         camera = self.fleet.saw(answer, seen_s)
         if camera is not None:
@@ -164,13 +164,13 @@ class Stage:
             self._slowest_s = max(self._slowest_s, lag_s)
 
     async def watch(self) -> None:
-        """A tick every second, until cancelled."""
+        """Record a tick every second, until cancelled."""
         sent, at_s, number = self.fleet.sent(), time.monotonic(), 0
         rungs: dict[str, float] = {}
         while True:
             await asyncio.sleep(1.0)
             if number % PROCESSES_EVERY == 0:
-                await self.look_at_processes()
+                await self.refresh_processes()
             if number % RUNGS_EVERY == 0:
                 rungs = level(await self._page(), "sightline_ladder_cameras", "rung")
             number += 1
@@ -195,14 +195,14 @@ class Stage:
             self._on_tick(tick)
 
     async def storms(self) -> None:
-        """The profile's storms, until cancelled."""
+        """Trigger the profile's storms, until cancelled."""
         storm = self.profile.storm
         while storm is not None:
             await asyncio.sleep(storm.every_s)
             self.fleet.storm(storm.share)
 
     async def churn(self) -> None:
-        """The profile's churn, until cancelled."""
+        """Replace cameras at the profile's churn rate, until cancelled."""
         due = 0.0
         async with asyncio.TaskGroup() as group:
             while self.profile.churn_per_min:
@@ -233,8 +233,8 @@ async def on_stage(
     on_tick: Callable[[Tick], None] = lambda _: None,
     prefix: str = "load",
 ) -> AsyncIterator[Stage]:
-    """A load test for as long as the block lasts; its cameras are gone afterwards. Raises ``UnavailableError``: nobody
-    answers at the gateway."""
+    """Context of a running load test; stops its cameras on exit and removes them from a cluster it did not start.
+    Raises ``UnavailableError``: no gateway answers."""
     rtsp = None
     if profile.transport == "rtsp":
         rtsp = RtspCameras() if target.own else RtspCameras("0.0.0.0", reachable_from(target.gateway))

@@ -1,4 +1,4 @@
-"""What a load test runs against: a cluster of its own with its Redis, or a running one; and who listens."""
+"""Target of a load test: a cluster of its own (optionally with a Redis), or a running one; and the answer listener."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from actors.runtime import Cluster
 
 
-AGAIN_S = 0.1
+RETRY_S = 0.1
 
 
 class Listener:
-    """``missed``: answers that the gateway says it dropped on the way here; ``breaks``: times it hung up, after which
-    answers may have gone by unheard."""
+    """Subscribes to the gateway's answers. ``missed``: answers that the gateway reports as dropped on the way here;
+    ``breaks``: times the stream broke, each of which may have lost answers."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Listener:
         self.breaks = 0
 
     @property
-    def heard_everything(self) -> bool:
-        """Whether no answer can have gone by unheard so far."""
+    def complete(self) -> bool:
+        """Whether no answer can have been lost so far."""
         return not self.missed and not self.breaks
 
     async def ready(self, timeout_s: float) -> None:
-        """Until it listens; raises ``UnavailableError``."""
+        """Wait for the subscription. Raises ``UnavailableError``: timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._ready.wait()
@@ -66,20 +66,20 @@ class Listener:
             ) from None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Listen until cancelled, resubscribing after errors."""
         while True:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await self._listen()
             if self._ready.is_set():
                 self.breaks += 1
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(RETRY_S)
 
     async def _listen(self) -> None:
         async with open_channel(self._gateway, internal=False, tls=self._tls) as channel:
             call = results_pb2_grpc.ResultsStub(channel).Watch(
                 results_pb2.WatchRequest(), metadata=self._metadata, wait_for_ready=True
             )
-            # The gateway sends it when the subscription stands.
+            # The gateway sends it once the subscription is active.
             await call.initial_metadata()
             self._ready.set()
             async for message in call:
@@ -89,10 +89,10 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``processes()``: process ids by the names that the cluster gives them (``replica-0``, ``gateway``, ``tier``); of
-    a cluster elsewhere none are known. It may take a second, and is to be called beside the event loop.
+    """A cluster under test. ``processes()``: process ids by the cluster's names (``replica-0``, ``gateway``, ``tier``),
+    empty for a cluster elsewhere; blocks for up to a second, so call it in a thread.
 
-    ``own``: the load test started it; ``config`` says what its cameras are added with."""
+    ``own``: whether the load test started it; ``config``: source of the cameras' settings."""
 
     gateway: str
     metrics: str | None
@@ -102,7 +102,7 @@ class Target:
     credentials: ClientCredentials | None = None
 
     def replicas(self) -> int:
-        """Number of replicas: of a running cluster those that its gateway lists. Blocks. Raises ``SightlineError``: the
+        """Number of replicas; for a running cluster as listed by its gateway. Blocks. Raises ``SightlineError``: the
         gateway does not answer."""
         if self.own:
             return self.config.cluster.replicas
@@ -110,7 +110,7 @@ class Target:
             return len(client.replicas_and_decoders()[0])
 
     def metrics_trouble(self) -> str:
-        """Why the metrics page cannot be read; empty if it can, or if there is none to read. Blocks."""
+        """Reason why the metrics page cannot be read; empty if it can, or if there is none. Blocks."""
         if self.metrics is None:
             return ""
         try:
@@ -128,9 +128,9 @@ def own_cluster(
     *,
     redis: bool = False,
 ) -> Iterator[Target]:
-    """A cluster from ``config`` for as long as the block lasts; ``redis``: with a Redis of its own. Raises
-    ``ConfigError``: see ``actors.runtime.Cluster.start``; or for ``redis``: the configuration names one already, which
-    is somebody's, or there is no ``redis-server`` here; ``SightlineError``: it did not start."""
+    """Context that runs a cluster from ``config``; ``redis``: with a Redis of its own. Raises ``ConfigError``: see
+    ``actors.runtime.Cluster.start``; or, with ``redis``, the configuration already names one, or ``redis-server`` is
+    not installed; ``SightlineError``: the cluster did not start."""
     on_phase("loading the libraries")
     from actors.runtime import Cluster
 
@@ -138,7 +138,7 @@ def own_cluster(
     with contextlib.ExitStack() as stack:
         if redis:
             if config.tiers.redis_url is not None:
-                raise ConfigError("kill-redis kills a Redis that the load test starts; leave tiers.redis_url out")
+                raise ConfigError("kill-redis only kills a Redis that the load test starts; remove tiers.redis_url")
             server = stack.enter_context(RedisServer())
             beside["redis"] = server.pid
             tiers = config.tiers.model_copy(update={"redis_url": server.url})
@@ -161,7 +161,7 @@ def _processes(cluster: Cluster) -> dict[str, int]:
     from actors.remote import CONTROLLER, NAMESPACE, await_reply_blocking, is_gateway
 
     found: dict[str, int] = {}
-    # Any of them may be restarting just now, and is looked for again later.
+    # Some may be restarting; the next call finds them.
     with contextlib.suppress(SightlineError, RayError):
         readiness = cluster.readiness()
         found |= {name: info.pid for name, info in readiness.decoders.items()}

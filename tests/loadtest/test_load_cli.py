@@ -23,7 +23,7 @@ def test_profiles_and_faults_are_listed_with_what_they_do(capsys) -> None:
     assert "aligned The worst case of arrivals" in said(capsys)
     assert main(["loadtest", "faults"]) == 0
     text = said(capsys)
-    assert "kill-replica kills the replica that has most cameras" in text
+    assert "kill-replica kills the replica with most cameras" in text
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_reordered_pictures_stay_within_their_gop(tmp_path) -> None:
 
 
 def test_what_is_no_footage_is_refused(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="'bussy'; name one of busy"):
+    with pytest.raises(ConfigError, match="'bussy'; use one of busy"):
         gather(["bussy"], fps=5, size=(96, 64))
     rubbish = tmp_path / "rubbish.mp4"
     rubbish.write_bytes(b"no video" * 100)

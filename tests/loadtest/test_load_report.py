@@ -130,7 +130,7 @@ def test_faults_count_by_the_slowest_and_losses_over_the_whole_test() -> None:
     lost = run_result(faults=(KILLED, LOST), during=GOOD)
     assert verdict_text(lost) == ("After freeze-decoder not all cameras were on time again.", False)
     refused = run_result(faults=(KILLED,), during=replace(GOOD, failures=("load-1: refused",)))
-    assert verdict_text(refused) == ("1 cameras failed while things went wrong, the first: load-1: refused.", False)
+    assert verdict_text(refused) == ("1 cameras failed during faults, the first: load-1: refused.", False)
     body = json.loads(json_text(run_json(FACTS, lost)))
     assert body["figures"]["recovery_s"] is None, "it never recovered"
     assert [each["recovered"] for each in body["faults"]] == [True, False]
@@ -228,17 +228,17 @@ def test_the_charts_hold_every_tick_with_its_unit() -> None:
         for title, figure in drawn.items()
         for line in figure.axes[0].lines
     }
-    assert lines["Lag of the answers that came", "p99"] == [(second, 1.2) for second in range(5)]
-    assert lines["Lag of the answers that came", "one stride"] == [(second, 8.0) for second in range(5)]
+    assert lines["Lag of answers", "p99"] == [(second, 1.2) for second in range(5)]
+    assert lines["Lag of answers", "one stride"] == [(second, 8.0) for second in range(5)]
     assert lines["Cores in use", "replica"] == [(second, 0.5) for second in range(5)]
-    assert lines["Bytes a second", "taken from cameras"] == [(second, 0.5) for second in range(5)]
+    assert lines["Network throughput", "video from cameras"] == [(second, 0.5) for second in range(5)]
     assert lines["GPUs", "GPU 0 computing"] == [(second, 0.5) for second in range(5)]
     # A GPU that does not say how much it decodes has no line for it.
     assert ("GPUs", "GPU 0 decoding") not in lines
     assert {figure.axes[0].get_xlabel() for figure in drawn.values()} == {"seconds since the test began"}
     units = {title: figure.axes[0].get_ylabel() for title, figure in drawn.items()}
-    assert units["Lag of the answers that came"] == "seconds"
-    assert units["Bytes a second"] == "MB a second"
+    assert units["Lag of answers"] == "seconds"
+    assert units["Network throughput"] == "MB/s"
 
 
 def test_a_page_that_cannot_be_written_says_so_and_leaves_the_last(tmp_path) -> None:

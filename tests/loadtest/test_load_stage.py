@@ -352,12 +352,12 @@ async def test_faults_that_cannot_be_done_are_refused(tmp_path) -> None:
     toy = ToyCluster()
     async with toy.target(own=False) as target, stage_on(target) as stage:
         await stage.warm_up(1)
-        with pytest.raises(ConfigError, match="starts itself"):
+        with pytest.raises(ConfigError, match="started by the load test"):
             await inflict(stage, "kill-replica")
         assert (await inflict(stage, "cut-connections")).victim == "every connection"
     async with toy.target() as target, stage_on(target) as stage:
         await stage.warm_up(1)
-        with pytest.raises(SightlineError, match="no replica has a camera"):
+        with pytest.raises(SightlineError, match="no replica serves a camera"):
             await inflict(stage, "kill-replica")
         with pytest.raises(SightlineError, match="no process 'redis'"):
             await inflict(stage, "kill-redis")

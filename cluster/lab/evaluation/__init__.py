@@ -1,1 +1,1 @@
-"""Accuracy on labelled videos through the live code path, under many settings, against full computation."""
+"""Accuracy on labelled videos through the live code path, under many settings, relative to full computation."""

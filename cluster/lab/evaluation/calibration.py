@@ -1,4 +1,4 @@
-"""Calibration of scores and choice of thresholds, fitted on validation videos."""
+"""Score calibration and threshold selection on validation videos."""
 
 import math
 from collections.abc import Mapping
@@ -13,17 +13,17 @@ from cluster.lab.evaluation.metrics import Bools, Counts, Floats, mean_over_kind
 from cluster.lab.evaluation.results import Results
 from cluster.models.settings import ModelSettings, write_settings
 
-_STEPS = 60
-# Positive videos that a kind needs for its own threshold.
-_FEWEST = 8
-# Outside these the score is noise or inverted.
+_NEWTON_STEPS = 60
+# Minimum number of positive videos for a per-kind threshold.
+_MIN_POSITIVES = 8
+# Outside these bounds the score is noise or inverted.
 _TEMPERATURES = (0.05, 50.0)
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationFit:
-    """Fitted values of ``ModelSettings``. ``f1``: of full computation on the fitted videos with the common threshold;
-    ``thresholds``: kinds with enough positive videos."""
+    """Fitted values of ``ModelSettings``. ``f1``: of full computation on the fitted videos at the common threshold;
+    ``thresholds``: of kinds with enough positive videos."""
 
     score_temperature: float
     score_bias: float
@@ -33,17 +33,17 @@ class CalibrationFit:
 
 
 def fit_calibration(results: Results, settings: ModelSettings) -> CalibrationFit:
-    """Temperature and bias by Platt scaling on all windows of full computation, then thresholds on videos.
+    """Fit temperature and bias by Platt scaling on all windows of full computation, then thresholds on videos.
 
-    ``settings``: those the results were computed with; their scaling is undone first. Raises ``ConfigError``: all
-    windows positive or all negative, or scores that do not rise with the truth.
+    ``settings``: those of the model that computed the results; their scaling is undone first. Raises ``ConfigError``:
+    windows of one class only, or scores that do not rise with the truth.
     """
     scores, truth = results.window_scores(results.full)
     if truth.all() or not truth.any():
-        raise ConfigError("all windows are positive or all are negative; use more scenes")
+        raise ConfigError("all windows have the same label; use more scenes")
     old_temperature, old_bias = settings.score_temperature or 1.0, settings.score_bias or 0.0
     margins = (logit(scores) - old_bias) * old_temperature
-    slope, bias = _rising(margins, truth)
+    slope, bias = _fit_platt(margins, truth)
     videos = results.scores(results.full)
     known = np.isfinite(videos)
     videos[known] = sigmoid((logit(videos[known]) - old_bias) * old_temperature * slope + bias)
@@ -52,14 +52,14 @@ def fit_calibration(results: Results, settings: ModelSettings) -> CalibrationFit
 
 
 def fit_answers(found: MemoryResults, settings: ModelSettings) -> tuple[float, float]:
-    """Temperature and bias of answers to free questions, by Platt scaling on those about events of the past.
+    """Fit temperature and bias of answers to free questions, by Platt scaling on those about past events.
 
     Args:
-        found: answers of all settings count alike: what was retrieved shifts them, and one fit serves every memory.
-        settings: those the answers were computed with; their scaling is undone first.
+        found: answers of all settings are pooled: retrieval shifts scores, but one fit has to serve every memory.
+        settings: those of the model that gave the answers; their scaling is undone first.
 
     Raises:
-        ConfigError: not both answers occur, or scores that do not rise with the truth.
+        ConfigError: answers of one class only, or scores that do not rise with the truth.
     """
     asked = [question for clip in found.footage for question in clip.questions]
     answered = [
@@ -70,14 +70,14 @@ def fit_answers(found: MemoryResults, settings: ModelSettings) -> tuple[float, f
     ]
     truth = np.array([yes for _, yes in answered], dtype=np.bool_)
     if truth.all() or not truth.any():
-        raise ConfigError("no question about an event, or one answer to all of them; use more scenes")
+        raise ConfigError("no question about an event, or all have the same answer; use more scenes")
     old_temperature, old_bias = settings.answer_temperature or 1.0, settings.answer_bias or 0.0
-    slope, bias = _rising((logit(np.array([yes for yes, _ in answered])) - old_bias) * old_temperature, truth)
+    slope, bias = _fit_platt((logit(np.array([yes for yes, _ in answered])) - old_bias) * old_temperature, truth)
     return 1 / slope, bias
 
 
-def _rising(margins: Floats, truth: Bools) -> tuple[float, float]:
-    """:func:`platt` of scores that rise with the truth; ``ConfigError`` where they do not."""
+def _fit_platt(margins: Floats, truth: Bools) -> tuple[float, float]:
+    """:func:`platt`, but raises ``ConfigError`` if scores do not rise with the truth."""
     slope, bias = platt(margins, truth)
     if not _TEMPERATURES[0] <= 1 / max(slope, 1e-9) <= _TEMPERATURES[1]:
         raise ConfigError(f"the model's scores do not rise with the truth (slope {slope:.3g}); train it first")
@@ -85,10 +85,10 @@ def _rising(margins: Floats, truth: Bools) -> tuple[float, float]:
 
 
 def fit_thresholds(results: Results, scores: Floats) -> tuple[float, float, dict[str, float]]:
-    """Common threshold, its mean F1 over kinds, and the threshold of each kind with enough positive videos.
-    ``scores``: of the videos under one setting, ``[v, k]``."""
+    """Common threshold, its mean F1 over kinds, and the thresholds of kinds with enough positive videos. ``scores``
+    ``[v, k]``: of the videos under one setting."""
     threshold, f1 = choose_threshold(scores, results.truth, results.judged)
-    often = (results.truth & results.judged).sum(0) >= _FEWEST
+    often = (results.truth & results.judged).sum(0) >= _MIN_POSITIVES
     kinds: dict[str, float] = {}
     for column in np.flatnonzero(often):
         part = np.s_[:, column, None]
@@ -98,7 +98,7 @@ def fit_thresholds(results: Results, scores: Floats) -> tuple[float, float, dict
 
 
 def mean_in_logits(common: float, own: float) -> float:
-    """Mean of two thresholds in logits: shrinks a kind's noisy own threshold towards the common one."""
+    """Mean of two thresholds in logit space: shrinks a kind's noisy threshold towards the common one."""
     return float(sigmoid(logit(np.array([common, own])).mean()))
 
 
@@ -113,12 +113,12 @@ def platt(margins: Floats, truth: Bools) -> tuple[float, float]:
         raised = design @ weights
         return float((np.logaddexp(0.0, raised) - targets * raised).sum())
 
-    for _ in range(_STEPS):
+    for _ in range(_NEWTON_STEPS):
         predicted = sigmoid(design @ weights)
         gradient = design.T @ (predicted - targets)
         curvature = (design * (predicted * (1 - predicted))[:, None]).T @ design + 1e-9 * np.eye(2)
         step = np.linalg.solve(curvature, gradient)
-        # Full Newton steps overshoot where the likelihood is flat, and may alternate between two places for ever.
+        # Backtracking: full Newton steps overshoot where the likelihood is flat, and may oscillate forever.
         while float(np.abs(step).max()) >= 1e-9 and loss(weights - step) > loss(weights):
             step /= 2
         weights = weights - step
@@ -140,11 +140,11 @@ def write_calibration(folder: Path, found: CalibrationFit) -> None:
 
 
 def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float, float]:
-    """One threshold for all kinds: (threshold, its mean F1 over kinds).
+    """Choose one threshold for all kinds: (threshold, its mean F1 over kinds).
 
-    The middle, in logits, of the widest interval of thresholds with the best F1, as the most robust to changed scores.
-    All ``[v, k]``: video ``scores``, ``-inf`` for a video that can never be positive; ``judged``: ``truth`` is known.
-    Raises ``ValueError``: no judged video has an event.
+    It is the middle, in logits, of the widest interval of thresholds with the best F1, the most robust to score shifts.
+    All ``[v, k]``. ``scores``: of videos, ``-inf`` for one that can never be positive; ``judged``: where ``truth`` is
+    known. Raises ``ValueError``: no judged video has an event.
     """
     if not (truth & judged).any():
         raise ValueError("no video has an event to choose a threshold on")
@@ -163,7 +163,7 @@ def choose_threshold(scores: Floats, truth: Bools, judged: Bools) -> tuple[float
 
 
 def _widest(best: Bools, edges: Floats) -> tuple[int, int]:
-    """First and last edge of the widest run of best intervals; interval ``i`` is ``edges[i : i + 2]``."""
+    """Indices of the edges around the widest run of best intervals; interval ``i`` is ``edges[i : i + 2]``."""
     bounds = np.flatnonzero(np.diff(np.concatenate(([0], best.astype(np.int8), [0]))))
     runs = zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)
     return max(runs, key=lambda run: edges[run[1]] - edges[run[0]])
@@ -173,7 +173,7 @@ _EDGE = 1e-6
 
 
 def logit(scores: Floats) -> Floats:
-    """``log(p / (1 - p))``, finite for scores of 0 and 1; keeps minus infinity."""
+    """``log(p / (1 - p))``, clipped to be finite at 0 and 1; minus infinity is preserved."""
     clipped = np.clip(scores, _EDGE, 1 - _EDGE)
     logits: Floats = np.where(np.isneginf(scores), -np.inf, np.log(clipped) - np.log1p(-clipped))
     return logits
@@ -192,8 +192,8 @@ _Z = 1.959963984540054
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Windows with ``low <= score < high`` (the last bin includes 1); ``expected``: rate from isotonic regression;
-    ``ci_low, ci_high``: Wilson's 95 % interval of ``rate``."""
+    """Windows with ``low <= score < high`` (the last bin includes 1): mean ``score``, event ``rate`` with Wilson's 95 %
+    interval, and ``expected`` rate from isotonic regression."""
 
     low: float
     high: float
@@ -207,11 +207,11 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Event rate by score, and expected calibration error ``ece``.
+    """Reliability diagram: event rate by score, and expected calibration error ``ece``.
 
-    ``monotone``: 1 or 0, ``nan`` with fewer than two bins. Ten bins of equal width, neighbours merged until each holds
-    ``FEWEST`` windows; 0 if the isotonic rate of any bin (weighted by windows) lies outside its binomial 95 % interval.
-    Windows overlap and are not independent, so intervals are too narrow and the test is stricter than nominal.
+    ``BINS`` bins of equal width, neighbours merged until each holds ``FEWEST`` windows. ``monotone``: 0 if the isotonic
+    rate of any bin (weighted by windows) lies outside its binomial 95 % interval, else 1; ``nan`` with fewer than two
+    bins. Windows overlap and are not independent, so intervals are too narrow and the test is stricter than nominal.
     """
 
     bins: tuple[Bin, ...]
@@ -226,9 +226,9 @@ class Calibration:
 
 
 def calibrate(scores: Floats, labels: Bools) -> Calibration:
-    """Bin windows by score ``[n]`` against ``labels`` ``[n]``: whether the window shows the event.
+    """Bin windows by ``scores`` ``[n]``; ``labels`` ``[n]``: whether the window shows the event.
 
-    ``ece``: mean distance of score and rate over bins, weighted by windows.
+    ``ece``: mean absolute difference of score and rate over bins, weighted by windows.
     """
     place = np.clip((scores * BINS).astype(np.int64), 0, BINS - 1)
     groups = _merged(np.bincount(place, minlength=BINS).tolist())
@@ -247,7 +247,7 @@ def calibrate(scores: Floats, labels: Bools) -> Calibration:
 
 
 def isotonic(values: Floats, weights: Floats) -> Floats:
-    """Non-decreasing sequence nearest to ``values`` in weighted squares (pool adjacent violators)."""
+    """Weighted least-squares non-decreasing fit to ``values`` (pool adjacent violators)."""
     blocks: list[tuple[float, float, int]] = []
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         blocks.append((value, weight, 1))
@@ -261,13 +261,13 @@ def wilson(rates: Floats, sizes: Floats) -> tuple[Floats, Floats]:
     """Wilson's 95 % interval of ``rates`` out of ``sizes``."""
     centre = (rates + _Z**2 / (2 * sizes)) / (1 + _Z**2 / sizes)
     half = _Z / (1 + _Z**2 / sizes) * np.sqrt(rates * (1 - rates) / sizes + _Z**2 / (4 * sizes**2))
-    # Exact at 0 and 1 despite rounding.
+    # Exact at rates of 0 and 1 despite rounding.
     return np.where(rates <= 0, 0.0, centre - half), np.where(rates >= 1, 1.0, centre + half)
 
 
 def _merged(counts: list[int]) -> list[tuple[int, int]]:
-    """Ranges ``[a, b)`` of neighbouring bins with at least ``FEWEST`` each, from low scores up; a remainder joins the
-    last range. Empty if all bins together have too few."""
+    """Ranges ``[a, b)`` of adjacent bins with at least ``FEWEST`` windows each, from low scores up; a remainder joins
+    the last range. Empty if there are too few windows in total."""
     groups: list[tuple[int, int]] = []
     begin = total = 0
     for index, count in enumerate(counts):

@@ -1,4 +1,4 @@
-"""A quality ladder from the results of an accuracy evaluation."""
+"""Builds a quality ladder from the results of an accuracy evaluation."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,12 +11,12 @@ from cluster.errors import ConfigError
 from cluster.files import read_json
 from cluster.lab.evaluation.settings import LADDER
 
-# Rung -> row of another grid with the same setting.
-_ALSO = {"full": "replenish + anchors"}
+# Rung -> row name of the same setting in other grids.
+_ALIASES = {"full": "replenish + anchors"}
 
 
 def read_accuracy_results(path: Path) -> dict[str, Any]:
-    """Read the JSON of ``sightline eval accuracy --json``. Raises ``ConfigError``: there is none, or something else."""
+    """Read the JSON of ``sightline eval accuracy --json``. Raises ``ConfigError``: missing, or not such a file."""
     try:
         body = read_json(path)
         if body["bench"] != "accuracy":
@@ -25,17 +25,17 @@ def read_accuracy_results(path: Path) -> dict[str, Any]:
         return {"rows": rows, "notes": [str(note) for note in body["notes"]]}
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{path} is not a result of an evaluation ({error!r}); make one with: "
+            f"{path} is not an evaluation result ({error!r}); make one with: "
             "sightline eval accuracy --settings ladder --json FILE"
         ) from None
 
 
 def build_ladder(results: Mapping[str, Any]) -> Ladder:
-    """Quality ladder from :func:`read_accuracy_results`.
+    """Build the ladder from the output of :func:`read_accuracy_results`.
 
-    F1 and kept tokens of a rung are ratios to the ``full`` rung of the same run. A rung measured better than the one
-    above counts as equal, as less work is better only by chance. A rung without results falls by as much as in the
-    default ladder; its ``source`` says so. Raises ``ConfigError``: full quality was not measured.
+    F1 and kept tokens of a rung are relative to the ``full`` rung of the same run. A rung that measured better than the
+    one above counts as equal: less computation is better only by chance. A rung without results drops by the same
+    factor as in the default ladder; its ``source`` says so. Raises ``ConfigError``: full quality was not measured.
     """
     rows = results["rows"]
     whole = _row(rows, "full")
@@ -64,16 +64,16 @@ def build_ladder(results: Mapping[str, Any]) -> Ladder:
 
 
 def _row(rows: Mapping[str, Any], rung: str) -> Mapping[str, Any] | None:
-    row = rows.get(f"ladder {rung}", rows.get(_ALSO.get(rung, "")))
+    row = rows.get(f"ladder {rung}", rows.get(_ALIASES.get(rung, "")))
     return row if isinstance(row, Mapping) and row.get("f1") is not None else None
 
 
 def _share(row: Mapping[str, Any]) -> float:
-    """Share of tokens kept per frame, independent of the rate."""
+    """Share of tokens kept per frame, independent of the frame rate."""
     return float(row["kept"]) / float(row["tokens_full"])
 
 
 def _f1(row: Mapping[str, Any]) -> str:
-    # Of a few videos there is no interval.
+    # There is no interval with too few videos.
     known = row["f1_low"] is not None
     return f"{row['f1']:.3f}" + (f" ({row['f1_low']:.2f} to {row['f1_high']:.2f})" if known else "")

@@ -1,8 +1,8 @@
-"""VLCache's profile: how much of a window's overlap each layer has to compute again, measured on validation videos.
+"""VLCache's layer profile: the share of a window's overlap that each layer recomputes, fitted on validation videos.
 
-For every depth ``d`` whole frames are refreshed in the layers below ``d`` and reused above. ``e_d`` is how far answers
-are from those of full computation, and ``e_d − e_{d+1}`` what refreshing layer ``d`` brings. Layers get shares in
-proportion to that, but no layer more than one before it: what a layer does not compute, none above it can.
+For every depth ``d``, whole frames are refreshed in the layers below ``d`` and reused above. ``e_d`` is the answers'
+error against full computation, and ``e_d − e_{d+1}`` the gain of refreshing layer ``d``. Layers get shares proportional
+to their gain, but never more than a layer below: tokens that a layer skips stay skipped above it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from cluster.lab.evaluation.settings import Setting, WindowShape, full_computati
 from cluster.lab.evaluation.work import OnProgress
 from cluster.models.base import VisionLanguageModel
 
-# Of logits that were computed in another order.
+# Difference of logits due to another order of computation.
 _NOISE = 1e-5
 
 
@@ -32,8 +32,8 @@ def measure_errors(
     work: Path | None = None,
     on_progress: OnProgress = lambda *_: None,
 ) -> Floats:
-    """``e_d`` for depths ``0..L``: root mean square of the answers' difference in logits. See
-    :func:`cluster.lab.evaluation.run.evaluate` for arguments, errors, and videos that are passed over."""
+    """``e_d`` for depths ``0..L``: root mean square error of the answers in logits. See
+    :func:`cluster.lab.evaluation.run.evaluate` for arguments, errors and skipped videos."""
     layers = len(model.layers)
     steps = []
     for depth in range(layers + 1):
@@ -51,10 +51,10 @@ def measure_errors(
 
 
 def layer_profile(errors: Floats) -> tuple[float, ...]:
-    """Shares per layer over their mean: what each layer brings, as the nearest sequence that never rises. Raises
-    ``ModelError``: refreshing brings nothing."""
+    """Share per layer, relative to the mean: the gains, fitted by the nearest non-increasing sequence. Raises
+    ``ModelError``: refreshing gains nothing."""
     brought = np.maximum(errors[:-1] - errors[1:], 0.0)
     if brought.max() < _NOISE:
-        raise ModelError("answers with everything reused are those of full computation: there is nothing to measure")
+        raise ModelError("reusing everything gives the answers of full computation; there is nothing to measure")
     shares = -isotonic(-brought, np.ones(len(brought)))
     return tuple(float(share) for share in shares / shares.mean())

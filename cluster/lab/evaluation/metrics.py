@@ -1,7 +1,7 @@
-"""Truth of videos and windows, and video-level F1 by CodecSight's rule with bootstrap intervals over videos.
+"""Window labels, and video-level F1 by CodecSight's rule with bootstrap intervals over videos.
 
-A video is positive if ``consecutive`` windows in a row are (two, as published). This is a threshold on the video's
-score: the maximum over all runs of that many windows of the run's smallest score.
+A video is positive if ``consecutive`` windows in a row are (two, as published). That equals a threshold on the video's
+score: the maximum, over all runs of that many windows, of the run's minimum score.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cluster.lab.scenes.vocabulary import SceneEvent, window_label
 
 
 def window_truth(video: LabelledVideo, kind: str, start_s: float, end_s: float) -> bool | None:
-    """Whether window ``[start_s, end_s)`` shows the event; ``None`` if too little of it lies in the window."""
+    """Whether window ``[start_s, end_s)`` shows an event of ``kind``; ``None`` if too little of it is in the window."""
     events = [SceneEvent(name, start, end, ()) for name, start, end in video.events]
     return window_label(events, kind, start_s, end_s)
 
@@ -30,12 +30,12 @@ Bools = npt.NDArray[np.bool_]
 CONSECUTIVE = 2
 RESAMPLES = 2000
 LEVEL = 0.95
-# Fewer units get no confidence interval.
-_FEWEST_UNITS = 3
+# Minimum number of units for a confidence interval.
+_MIN_UNITS = 3
 
 
 def video_score(scores: Sequence[float] | Floats, consecutive: int = CONSECUTIVE) -> float:
-    """Largest threshold at which the video is positive; ``-inf`` with fewer windows than the rule needs."""
+    """Largest threshold at which the video is positive; ``-inf`` with fewer than ``consecutive`` windows."""
     if consecutive < 1:
         raise ValueError(f"a video is positive after at least one window, not {consecutive}")
     windows = np.asarray(scores, dtype=np.float64)
@@ -52,13 +52,13 @@ class Estimate(NamedTuple):
     high: float
 
     def row(self, name: str) -> dict[str, float]:
-        """``name``, ``name_low`` and ``name_high`` for a flat row."""
+        """Columns ``name``, ``name_low`` and ``name_high`` of a flat row."""
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decisions:
-    """Decisions on ``v`` videos and ``k`` kinds, with the truth.
+    """Decisions on ``v`` videos and ``k`` kinds, with the ground truth.
 
     * ``truth``, ``positive`` ``[v, k]`` bool; ``judged`` ``[v, k]`` bool: where the truth is known
     """
@@ -69,7 +69,7 @@ class Decisions:
     judged: Bools
 
     def subset(self, videos: Bools) -> Decisions:
-        """Decisions on some of the videos, ``[v]`` bool."""
+        """Decisions on the videos selected by a mask ``[v]``."""
         return Decisions(self.kinds, self.truth[videos], self.positive[videos], self.judged[videos])
 
     def __len__(self) -> int:
@@ -77,12 +77,12 @@ class Decisions:
 
     @property
     def events(self) -> int:
-        """Videos with an event, over all kinds."""
+        """Number of positive (video, kind) pairs."""
         return int((self.truth & self.judged).sum())
 
     def counts(self, weights: Floats) -> Counts:
-        """True positives, false positives and false negatives per kind, each ``[b, k]``; ``weights`` ``[b, v]``: of the
-        videos."""
+        """True positives, false positives and false negatives per kind, each ``[b, k]``; ``weights`` ``[b, v]`` weight
+        the videos."""
         hit, miss = self.truth & self.judged, ~self.truth & self.judged
         found = (hit & self.positive, miss & self.positive, hit & ~self.positive)
         return Counts(*(weights @ each for each in found))
@@ -90,8 +90,8 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """``tp, fp, fn`` ``[b, k]`` of ``b`` resamplings and ``k`` kinds. All measures of a kind without events are
-    ``nan``; with events but no positive video, precision and F1 are 0."""
+    """``tp, fp, fn`` ``[b, k]`` of ``b`` resamplings and ``k`` kinds. All metrics of a kind without events are ``nan``;
+    with events but no positive decision, precision and F1 are 0."""
 
     tp: Floats
     fp: Floats
@@ -125,20 +125,20 @@ def mean_over_kinds(values: Floats) -> Floats:
 
 @functools.lru_cache(maxsize=32)
 def bootstrap_weights(units: int, resamples: int = RESAMPLES) -> Floats:
-    """Weights ``[b, units]`` of the sample itself, which are ones, and of its resamplings; none with too few units.
+    """Weights ``[b, units]``: ones for the sample itself, then its resamplings (none with too few units).
 
-    The same for every setting, so that differences are paired.
+    Deterministic, so that differences between settings are paired.
     """
     once = np.ones((1, units))
-    if units < _FEWEST_UNITS or not resamples:
+    if units < _MIN_UNITS or not resamples:
         return once
     draws = np.random.default_rng(0).multinomial(units, np.full(units, 1 / units), size=resamples)
     return np.concatenate((once, draws))
 
 
 def estimate(values: Floats) -> Estimate:
-    """The first of ``values`` ``[b]``, which is the sample's, with the middle ``LEVEL`` of the others, which are the
-    resamplings', ignoring ``nan``."""
+    """The sample's value (first of ``values`` ``[b]``) with the central ``LEVEL`` interval of the resamplings' (the
+    rest), ignoring ``nan``."""
     known = values[1:][~np.isnan(values[1:])]
     low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(known) else (np.nan, np.nan)
     return Estimate(float(values[0]), float(low), float(high))
@@ -146,8 +146,8 @@ def estimate(values: Floats) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Measures of one setting on some videos. ``f1``, ``precision``, ``recall``: means over kinds; ``by_kind``: F1 of
-    each; ``pooled_f1``, ``pooled_recall``: all kinds counted together, for small strata."""
+    """Accuracy of one setting on some videos. ``f1``, ``precision``, ``recall``: macro averages over kinds;
+    ``by_kind``: F1 of each; ``pooled_f1``, ``pooled_recall``: micro averages, for small strata."""
 
     videos: int
     events: int
@@ -168,7 +168,7 @@ class Accuracy:
 
 
 def accuracy(decisions: Decisions, *, resamples: int = RESAMPLES) -> Accuracy:
-    """Measure decisions, with bootstrap intervals over videos."""
+    """Score decisions, with bootstrap intervals over videos."""
     counts = decisions.counts(bootstrap_weights(len(decisions), resamples))
     f1, precision, recall = counts.f1(), counts.precision(), counts.recall()
     return Accuracy(
@@ -186,12 +186,12 @@ def accuracy(decisions: Decisions, *, resamples: int = RESAMPLES) -> Accuracy:
 
 
 def f1_drop(full: Decisions, other: Decisions) -> Estimate:
-    """Mean F1 of ``full`` minus that of ``other`` on the same videos, with a paired interval."""
+    """Macro F1 of ``full`` minus that of ``other`` on the same videos, with a paired interval."""
     return _paired(full, other, lambda counts: mean_over_kinds(counts.f1()))
 
 
 def recall_drop(full: Decisions, other: Decisions) -> Estimate:
-    """Pooled recall of ``full`` minus that of ``other``, likewise."""
+    """Pooled recall of ``full`` minus that of ``other``, with a paired interval."""
     return _paired(full, other, lambda counts: counts.pooled().recall()[:, 0])
 
 

@@ -1,4 +1,4 @@
-"""Page of an evaluation: tables, and charts: the paper's figures 14 to 18, and calibration."""
+"""Page of an evaluation: tables, and charts (the paper's figures 14 to 18, and calibration)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def figure_table(report: EvaluationReport) -> Table:
-    """Every figure with interval and target."""
+    """Every figure with its interval and target."""
     rows = []
     for name, value in report.figures.values.items():
         within = within_bound(name, value)
@@ -40,7 +40,7 @@ def figure_table(report: EvaluationReport) -> Table:
 
 
 def setting_table(report: EvaluationReport) -> Table:
-    """Every setting but the points of sweeps."""
+    """Every setting that is not a point of a sweep."""
     heads = ("setting", "F1 [95 %]", "precision", "recall", "worst kind", "kept", "computed", "FLOPs", "latency")
     rows = [
         (
@@ -71,8 +71,8 @@ def sweep_table(report: EvaluationReport) -> Table:
 
 
 def tables(report: EvaluationReport) -> list[Table]:
-    """Figures, settings and sweeps, if there are any; for the compared settings F1 by kind of event, by motion and by
-    stratum; calibration."""
+    """Figures; settings; sweeps, if any; F1 of the compared settings by kind of event, by motion and by stratum;
+    calibration."""
     lines = report.compared
     names = [line.setting.name for line in lines]
     kinds = [
@@ -115,7 +115,7 @@ def make_page(report: EvaluationReport) -> Page:
 def report_page(
     title: str, facts: Mapping[str, str], shown: Section, notes: Sequence[str], skipped: Sequence[SkippedVideo]
 ) -> Page:
-    """Page with notes and skipped videos, unless there are none."""
+    """Page with sections for notes and skipped videos, if any."""
     items = {"Notes": notes, "Skipped": [f"`{each.path.name}`: {each.reason}" for each in skipped]}
     remarks = [Section(name, items=texts) for name, texts in items.items() if texts]
     return Page(title, facts=list(facts.items()), sections=[shown, *remarks])
@@ -141,7 +141,7 @@ _SWEEPS = {
 
 
 def make_charts(report: EvaluationReport) -> dict[str, Figure]:
-    """File name (without suffix) -> figure; curves that were not measured are left out."""
+    """File name (without suffix) -> figure; omits curves that were not measured."""
 
     def priced(title: str, axis: str, price: Callable[[SettingRow], float]) -> Figure:
         share = Axis(f"{axis}, share of full computation", log=True, percent=True)
@@ -171,8 +171,8 @@ def _point(x: float, measured: Estimate, text: str) -> Point:
 
 
 def _frontier(lines: Sequence[SettingRow], price: Callable[[SettingRow], float]) -> list[Series]:
-    """Every setting as a point; the frontier of ours as a line. Only full computation and CodecSight show intervals,
-    for legibility."""
+    """Every setting as a point, and the Pareto frontier of ours as a line. Only full computation and CodecSight show
+    intervals, for legibility."""
     series = []
     for role, name in _ROLES.items():
         points = [
@@ -205,7 +205,7 @@ def _swept(lines: Sequence[SettingRow], curve: str, *, cost: bool = False) -> li
 
 def _by_motion(report: EvaluationReport) -> Figure:
     levels = [name for name in report.groups if name.endswith("motion")]
-    # Ours is chosen once per FLOPs limit.
+    # One setting of ours is chosen per FLOPs limit, so several share the role.
     ours = iter((0, 3, 4))
     series = []
     for line in report.compared:

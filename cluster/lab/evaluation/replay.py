@@ -1,6 +1,6 @@
-"""One pass of a video through the live code path (source, codec, pruner, engine) under many settings.
+"""Replays a video once through the live code path (source, codec, pruner, engine) under many settings.
 
-Samples go to one patch sampler per pruning policy, and from there to one engine stream per setting.
+Samples are fanned out to one patch sampler per pruner, and from there to one engine stream per setting.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from cluster.vision.sampler import PatchSampler
 def replay(
     engine: NativeEngine, video: LabelledVideo, settings: Sequence[Setting], questions: Mapping[str, str]
 ) -> dict[str, VideoRun]:
-    """Answer every window of a video under each setting; setting's key -> run.
+    """Answer every window of a video under each setting; returns setting key -> run.
 
-    Only whole windows are recorded: shorter ones at the start say little about full computation. The engine still steps
-    through them, so that the first whole window finds the live state; settings that reuse nothing skip them.
-    ``settings``: of one sampling rate, anchor interval and source. ``questions``: kind of event -> text. Raises
+    Only windows of full length are recorded: shorter ones at the start say little about full computation. The engine
+    still computes them, so that the first full-length window finds live state; settings that reuse nothing skip them.
+    ``settings`` must share sampling rate, anchor interval and source. ``questions``: kind of event -> text. Raises
     ``SourceError``: the video cannot be read to its end.
     """
     inputs = {setting.input for setting in settings}
     if len(inputs) != 1:
-        raise ValueError(f"one pass has one rate, one anchor interval and one source, not {sorted(inputs)}")
+        raise ValueError(f"settings of one pass must share rate, anchor interval and source, not {sorted(inputs)}")
     ((fps, interval, source),) = inputs
     asked = tuple(Question(kind, questions[kind]) for kind in video.kinds)
     processor = CodecProcessor(engine.geometry, CodecOptions(fps=fps, anchor_interval_s=interval))
     tower = TowerCache(engine.model)
     branches = _pruner_streams(engine, tower, settings, asked, fps)
-    # Of each sample: motion in native pixels, luma change in grey levels.
+    # Per sample: mean motion in native pixels, mean luma change in grey levels.
     moved: list[float] = []
     changed: list[float] = []
     try:
@@ -86,9 +86,8 @@ def replay(
 
 @contextmanager
 def _source(path: Path, source: str, fps: float, interval: float) -> Iterator[Path]:
-    """The video, or a temporary copy encoded as CodecSight's paper has it (section 6.1): ``fps`` pictures a second, the
-    first from each instant on, as H.264 with a GOP of ``interval`` seconds and P frames only. Raises ``SourceError``:
-    the video cannot be read."""
+    """The video itself, or a temporary copy re-encoded as in CodecSight's paper (section 6.1): sampled at ``fps``, as
+    H.264 with a GOP of ``interval`` seconds and no B-frames. Raises ``SourceError``: the video cannot be read."""
     if source == "camera":
         yield path
         return
@@ -99,17 +98,17 @@ def _source(path: Path, source: str, fps: float, interval: float) -> Iterator[Pa
                 picture = video.streams.video[0]
                 gop = max(1, round(fps * interval))
                 options = {"preset": "medium", "crf": "23", "sc_threshold": "0"}
-                # H.264 with half the chroma has even sizes only; pictures are scaled by the one pixel.
+                # 4:2:0 needs even sizes; frames of odd size are scaled by one pixel.
                 width, height = picture.width // 2 * 2, picture.height // 2 * 2
                 encoding = VideoEncoding("libx264", options, width, height, fps, gop, 0)
-                write_video(copy, encoding, _sampled(video.decode(picture), fps))
+                write_video(copy, encoding, _resample(video.decode(picture), fps))
         except av.FFmpegError as error:
-            raise SourceError(f"{path} cannot be encoded again: {error}", retryable=False) from None
+            raise SourceError(f"{path} cannot be re-encoded: {error}", retryable=False) from None
         yield copy
 
 
-def _sampled(pictures: Iterable[VideoFrame], fps: float) -> Iterator[VideoFrame]:
-    """Pictures at ``fps`` a second, from the first on."""
+def _resample(pictures: Iterable[VideoFrame], fps: float) -> Iterator[VideoFrame]:
+    """Resample to ``fps``, counted from the first picture: each instant yields the first picture at or after it."""
     first: float | None = None
     taken = 0
     for picture in pictures:
@@ -168,14 +167,14 @@ class _SettingStream:
         self.spec = spec
         self.windows: list[WindowResult] = []
         self._reuse = None if setting.similarity is None else SimilarityReuse(engine.model, setting.similarity)
-        # Start of the video, and of the stream since its last restart; microseconds.
+        # First timestamp of the video, and of the stream since its last restart, in microseconds.
         self._begin: int | None = None
         self._origin = 0
-        # Of the windows to come.
+        # Frames that future windows may include.
         self._frames: list[FrameSample] = []
 
     def push(self, sample: FrameSample) -> None:
-        """Push a frame and answer the windows it completes."""
+        """Push a frame and answer the windows that it completes."""
         if self._begin is None:
             self._begin = sample.pts
         if sample.fresh:
@@ -183,14 +182,14 @@ class _SettingStream:
             self._frames.clear()
         if self.setting.tower == "every window":
             self._frames.append(sample)
-        self._answer(self.engine.push(replace(sample, stream=self.spec.stream)))
+        self._answer_windows(self.engine.push(replace(sample, stream=self.spec.stream)))
 
     def finish(self) -> None:
-        """End of the video: answer the last, shortened window, as the live system does."""
+        """Flush the stream and answer its last, shortened window, as the live system does at the end of a video."""
         if self._begin is not None:
-            self._answer(self.engine.flush(self.spec.stream))
+            self._answer_windows(self.engine.flush(self.spec.stream))
 
-    def _answer(self, requests: Sequence[WindowRequest]) -> None:
+    def _answer_windows(self, requests: Sequence[WindowRequest]) -> None:
         length = round(self.spec.window_s * MICROSECONDS)
         for request in requests:
             whole = request.end - self._origin >= length
@@ -202,7 +201,7 @@ class _SettingStream:
     def _step(self, request: WindowRequest, *, timed: bool) -> WindowResult | None:
         self.tower.saved_s = 0.0
         began = time.perf_counter()
-        with self._reuse(self.tower) if self._reuse else nullcontext(), self._profiled():
+        with self._reuse(self.tower) if self._reuse else nullcontext(), self._layer_profile():
             answers = self.engine.step([request])
         latency_s = time.perf_counter() - began
         if not answers or self._begin is None:
@@ -231,8 +230,8 @@ class _SettingStream:
         )
 
     @contextmanager
-    def _profiled(self) -> Iterator[None]:
-        """The model has the setting's profile of layers within the context."""
+    def _layer_profile(self) -> Iterator[None]:
+        """Context in which the model uses the setting's layer profile, if it has one."""
         model, settings = self.engine.model, self.engine.model.settings
         if self.setting.profile is not None:
             model.settings = replace(settings, layer_profile=self.setting.profile)
@@ -242,12 +241,12 @@ class _SettingStream:
             model.settings = settings
 
     def _tower_cost(self, request: WindowRequest, *, timed: bool) -> tuple[int, float]:
-        """FLOPs and seconds of the tower for every frame of the window; seconds are ``nan`` unless ``timed``.
+        """FLOPs and seconds of encoding every frame of the window; seconds are ``nan`` unless ``timed``.
 
-        The results are those that the engine has kept, so they are used; the tower runs again only to be timed, in one
-        window of a video.
+        The tower's output would equal the engine's cached embeddings, so those are used; the tower only runs again to
+        be timed, in one window per video.
         """
-        # Later windows open no earlier.
+        # Later windows never open earlier.
         self._frames = self._frames[opening_index(self._frames, request.start) :]
         batches = patch_batches([StreamFrame.of(each) for each in self._frames if window_time(each) < request.end])
         seconds = math.nan
@@ -258,19 +257,19 @@ class _SettingStream:
         return self.engine.model.tower_flops([batch for batch in batches if len(batch.cells)]), seconds
 
 
-# -- the vision tower: outputs shared between settings, or reused where patches are similar ---------
+# -- the vision tower: outputs shared between settings, or reused for similar patches ---------------
 class TowerCache:
-    """Within its context, equal frames pass the model's tower once.
+    """Context in which the model encodes identical frames only once.
 
-    The engine counts the tower's operations as ever. ``saved_s``: seconds that known outputs took when they were
-    computed, summed since it was last set to 0; latencies add them.
+    The engine still counts the tower's FLOPs. ``saved_s``: original encoding time of the cache hits since it was last
+    reset to 0, in seconds; latencies add it.
     """
 
     def __init__(self, model: VisionLanguageModel) -> None:
         self._model = model
         self._known: dict[bytes, tuple[FrameTokens, float]] = {}
         self.saved_s = 0.0
-        # The tower itself, for those who time it.
+        # The uncached tower, for timing.
         self.tower = model.encode
 
     def __enter__(self) -> Self:
@@ -304,10 +303,10 @@ def _digest(frame: PatchBatch) -> bytes:
 class SimilarityReuse:
     """Similarity reuse in the vision tower, after Déjà Vu (Hwang et al. 2025) without its training.
 
-    A group of patches whose cosine similarity (of normalised pixels) to what its place showed when it was last encoded
-    is ``similarity`` or more keeps that token; the others pass the tower, together. Of one stream, whose frames arrive
-    whole and in order. ``flops``: of the tower, since it was last set to 0. Raises ``ConfigError``: a family that
-    writes text around frames.
+    A patch group keeps its previous token if its cosine similarity (of normalised pixels) to the group last encoded at
+    its position is at least ``similarity``; the others are encoded together. Holds the state of one stream, whose
+    frames arrive unpruned and in order. ``flops``: tower FLOPs since it was last reset to 0. Encoding raises
+    ``ConfigError`` for model families that write text around frames.
     """
 
     def __init__(self, model: VisionLanguageModel, similarity: float) -> None:
@@ -319,7 +318,7 @@ class SimilarityReuse:
 
     @contextmanager
     def __call__(self, tower: TowerCache) -> Iterator[None]:
-        """The model encodes so within the context; ``tower`` encodes what is not reused."""
+        """Context in which the model reuses similar tokens; ``tower`` encodes the others."""
         outer = self._model.encode
         self._model.encode = lambda frames: [self._frame(tower, frame) for frame in frames]  # type: ignore[method-assign]
         try:
@@ -347,7 +346,7 @@ class SimilarityReuse:
         return FrameTokens(self._tokens, frame.cells, frame.grid)
 
     def _compare(self, a: Tensor, b: Tensor) -> Tensor:
-        """Cosine similarity of groups ``[g, merge**2, T, C, p, p]`` of pixels, normalised as for the tower."""
+        """Cosine similarity ``[g]`` of pixel groups ``[g, merge**2, T, C, p, p]``, normalised as for the tower."""
         mean, std = (torch.tensor(each).view(-1, 1, 1) for each in (self._model.mean, self._model.std))
         now, before = (((each / 255 - mean) / std).flatten(1) for each in (a, b))
         return torch.nn.functional.cosine_similarity(now, before)

@@ -1,4 +1,4 @@
-"""Figures, rows and breakdowns of an evaluation, from which JSON, Markdown and HTML are made."""
+"""Figures, rows and breakdowns of an evaluation, the source of its JSON, Markdown and HTML."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,14 +18,14 @@ DEFAULT_THRESHOLD = 0.5
 
 
 def check_questions(model: VisionLanguageModel, name: str, questions: Mapping[str, str]) -> None:
-    """Refuse a checkpoint trained on other questions than the evaluation asks. Raises ``ModelError``: its
+    """Refuse a checkpoint that was trained on other questions than ``questions``. Raises ``ModelError``: its
     ``sightline.json`` lacks a kind of event or words it differently, or its tokenizer cannot encode a question."""
     known = model.settings.questions
     if not known:
         raise ModelError(
             f"model {name!r} does not say which questions it was trained on (its folder has no sightline.json with "
-            "'questions'), so its answers on these scenes would mean nothing; name a model trained on them, or bring "
-            "your own footage with --dataset"
+            "'questions'), so its answers on these scenes would be meaningless; use a model trained on them, or your "
+            "own footage with --dataset"
         )
     for kind, text in questions.items():
         if kind not in known:
@@ -35,7 +35,7 @@ def check_questions(model: VisionLanguageModel, name: str, questions: Mapping[st
         written = model.tokenizer.decode(model.tokenizer(text, add_special_tokens=False)["input_ids"])
         if written.split() != text.split():
             raise ModelError(
-                f"the tokenizer of model {name!r} reads {text!r} as {written!r}: it is not the one it was trained with"
+                f"the tokenizer of model {name!r} turns {text!r} into {written!r}: it is not the one of its training"
             )
 
 
@@ -44,8 +44,8 @@ def select_thresholds(
 ) -> tuple[Thresholds, str]:
     """Thresholds of every setting, and a description of their origin.
 
-    With validation results, each setting has its own, all chosen on them in the same way; else the model's own, or 0.5,
-    for all.
+    With validation results each setting has its own, fitted on them in the same way; otherwise all use the model's, or
+    ``DEFAULT_THRESHOLD``.
     """
     kinds = results.kinds
     known = {kind: value for kind in kinds if (value := model.settings.threshold_of(kind)) is not None}
@@ -60,21 +60,21 @@ def select_thresholds(
     return Thresholds(common, own), "each setting's own, chosen on the validation videos"
 
 
-# Name in figures -> share of full computation's prefill FLOPs.
+# Suffix of figure names -> FLOPs limit, as a share of full computation's prefill FLOPs.
 LIMITS = {"15": 0.15, "8": 0.08}
 _STRATA = (
     ("f1_drop_noisy", ("noisy",), f1_drop),
     ("f1_drop_night", ("night",), f1_drop),
     ("recall_drop_low_contrast", ("low_contrast", "slow"), recall_drop),
 )
-# Tolerance for equal F1.
+# Tolerance when comparing F1.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """``values``: figure -> number. ``measured``: figures with an interval. ``chosen``: FLOPs limit, or "codecsight" ->
-    setting of ours. ``notes``: how figures were obtained, or why one is missing."""
+    """``values``: figure -> number. ``measured``: figures with an interval. ``chosen``: FLOPs limit or "codecsight" ->
+    chosen setting of ours. ``notes``: how figures were obtained, or why one is missing."""
 
     values: dict[str, float]
     measured: dict[str, Estimate]
@@ -84,73 +84,72 @@ class Figures:
 
 
 def compute_figures(test: Results, thresholds: Thresholds, validation: Results | None = None) -> Figures:
-    """All figures.
+    """Compute all figures.
 
-    For each FLOPs limit one setting of ours stands for all scenes: of those within the limit (which needs no labels)
-    that ``validation`` cannot tell from the best there, the one that computes most. Without validation results it is
-    chosen on the test results, and a note says so. ``flops_vs_codecsight`` is read off the settings of ours that are
-    the frontier on ``validation``.
+    For each FLOPs limit one setting of ours is chosen for all scenes (:func:`choose_setting`); without validation
+    results on the test results (and a note says so). ``flops_vs_codecsight`` is interpolated on our Pareto frontier.
     """
     found = Figures({"videos": float(len(test.videos))}, {}, {}, calibrate(*test.window_scores(test.full)))
     whole = test.decisions(test.full, thresholds)
     exact = accuracy(whole)
-    _put(found, "f1_full", exact.f1)
-    _put(found, "f1_full_min", exact.worst)
+    _set_figure(found, "f1_full", exact.f1)
+    _set_figure(found, "f1_full_min", exact.worst)
     for name, limit in LIMITS.items():
         setting = choose_setting(test, thresholds, limit, validation)
         if setting is None:
-            found.notes.append(f"f1_drop_at_{name}: no setting of ours stays within {limit:.0%} of full's FLOPs")
+            found.notes.append(f"f1_drop_at_{name}: no setting of ours stays within {limit:.0%} of full FLOPs")
             continue
         found.chosen[name] = setting
         lost = f1_drop(whole, test.decisions(setting, thresholds))
-        _put(found, f"f1_drop_at_{name}", lost)
-        _put(found, f"f1_drop_at_{name}_high", lost.high)
-        _put(found, f"flops_share_at_{name}", test.flops_share(setting))
-    _against_codecsight(found, test, thresholds, validation)
+        _set_figure(found, f"f1_drop_at_{name}", lost)
+        _set_figure(found, f"f1_drop_at_{name}_high", lost.high)
+        _set_figure(found, f"flops_share_at_{name}", test.flops_share(setting))
+    _add_codecsight_figures(found, test, thresholds, validation)
     if "15" in found.chosen:
         ours = test.decisions(found.chosen["15"], thresholds)
         for name, strata, drop in _STRATA:
             some = test.stratum(*strata)
             if (test.truth[some] & test.judged[some]).any():
-                _put(found, name, drop(whole.subset(some), ours.subset(some)))
+                _set_figure(found, name, drop(whole.subset(some), ours.subset(some)))
             else:
                 found.notes.append(f"{name}: no video of {' or '.join(strata)} has an event")
-    _put(found, "calibration_monotone", found.calibration.monotone)
+    _set_figure(found, "calibration_monotone", found.calibration.monotone)
     if validation is None and found.chosen:
-        found.notes.append("settings were chosen on the scenes they are measured on; --validation DIR avoids that")
+        found.notes.append("settings were chosen on the test scenes themselves; --validation DIR avoids that")
     return found
 
 
 def choose_setting(
     test: Results, thresholds: Thresholds, limit: float, validation: Results | None = None
 ) -> Setting | None:
-    """The setting of ours for a share of full computation's FLOPs; see ``compute_figures``."""
+    """Choose the setting of ours within a share ``limit`` of full computation's FLOPs on ``test`` (which needs no
+    labels): of those that ``validation`` cannot tell from the best one there, the one that computes most."""
     judge = validation or test
     affordable = [setting for setting in comparable_settings(test) if test.flops_share(setting) <= limit]
-    best = max(affordable, key=lambda setting: _merit(judge, setting, thresholds), default=None)
+    best = max(affordable, key=lambda setting: _rank(judge, setting, thresholds), default=None)
     if best is None:
         return None
-    # Of some hundred videos an F1 is known to 0.03: the best is the best by luck, and what computes more is nearer to
-    # full computation (the rule of one standard error of Breiman et al. 1984, with the paired interval).
+    # A few hundred videos determine F1 to 0.03, so the best is best by luck; a setting that computes more is closer to
+    # full computation (one-standard-error rule of Breiman et al. 1984, with the paired interval).
     decided = judge.decisions(best, thresholds)
     alike = [each for each in affordable if f1_drop(decided, judge.decisions(each, thresholds)).low <= 0]
-    return max(alike or [best], key=lambda each: (test.flops_share(each), _merit(judge, each, thresholds)))
+    return max(alike or [best], key=lambda each: (test.flops_share(each), _rank(judge, each, thresholds)))
 
 
 def comparable_settings(results: Results) -> list[Setting]:
-    """Settings of ours that answer the same windows of the same stream as full computation, one per key."""
+    """Settings of ours that answer the same windows of the same source as full computation, one per key."""
     whole = replace(results.full.shape, anchor_interval_s=1)
     found: dict[str, Setting] = {}
     for setting in results.settings:
         alike = replace(setting.shape, anchor_interval_s=1) == whole and setting.source == results.full.source
         if setting.role == "ours" and alike:
-            # A sweep point may also be a setting of the table, which comes first.
+            # A sweep point may duplicate a setting of the table, which comes first.
             found.setdefault(setting.key, setting)
     return list(found.values())
 
 
 def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Pareto frontier of ``(price, F1)`` points: those where the best F1 up to a price rises."""
+    """Pareto frontier of ``(price, F1)`` points, by rising price."""
     best: list[tuple[float, float]] = []
     for price, f1 in sorted(points, key=lambda point: (point[0], -point[1])):
         if not math.isnan(f1) and (not best or f1 > best[-1][1]):
@@ -159,10 +158,10 @@ def frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def flops_at_f1(points: Sequence[tuple[float, float]], wanted: float) -> float:
-    """FLOPs at which ``(flops, F1)`` points, in order of what they should cost, first reach an F1; ``nan`` if never.
+    """FLOPs at which ``(flops, F1)`` points, in order of intended cost, first reach F1 ``wanted``; ``nan`` if never.
 
-    Interpolated linearly: a budget or margin between two settings gives a point in between. Where the first point
-    reaches it, its price is returned.
+    Linear interpolation: a budget or margin between two settings gives a point in between. If the first point reaches
+    it already, its FLOPs are returned.
     """
     for index, (flops, f1) in enumerate(points):
         if f1 >= wanted - _ROUNDING:
@@ -174,8 +173,8 @@ def flops_at_f1(points: Sequence[tuple[float, float]], wanted: float) -> float:
 
 
 def _frontier_on_test(test: Results, thresholds: Thresholds, validation: Results | None) -> list[tuple[float, float]]:
-    """``(FLOPs share, F1)`` on the test videos of the settings that are the frontier of ours on the validation videos,
-    in its order: the best of many settings on the test videos would be better by luck."""
+    """``(FLOPs share, F1)`` on the test videos of the settings that form our frontier on the validation videos, in its
+    order: picking the best of many settings on the test videos would be optimistic."""
     judge = validation or test
     places = {(judge.flops_share(each), _f1(judge, each, thresholds)): each for each in comparable_settings(test)}
     chosen = [places[point] for point in frontier(places)]
@@ -186,37 +185,37 @@ def _f1(results: Results, setting: Setting, thresholds: Thresholds) -> float:
     return accuracy(results.decisions(setting, thresholds), resamples=0).f1.value
 
 
-def _merit(results: Results, setting: Setting, thresholds: Thresholds) -> tuple[float, float]:
+def _rank(results: Results, setting: Setting, thresholds: Thresholds) -> tuple[float, float]:
     f1 = _f1(results, setting, thresholds)
     return (-1.0 if math.isnan(f1) else round(f1, 9), -results.disagreement(setting))
 
 
-def _against_codecsight(found: Figures, test: Results, thresholds: Thresholds, validation: Results | None) -> None:
-    # On the camera's own stream or encoded again as its paper has it: whichever is better on validation.
+def _add_codecsight_figures(found: Figures, test: Results, thresholds: Thresholds, validation: Results | None) -> None:
+    # On the camera's stream or re-encoded as in its paper: whichever is better on validation.
     known = [each for each in test.settings if each.role == "codecsight" and each.sweep is None]
-    published = max(known, key=lambda each: _merit(validation or test, each, thresholds), default=None)
+    published = max(known, key=lambda each: _rank(validation or test, each, thresholds), default=None)
     if published is None or not comparable_settings(test):
-        found.notes.append("flops_vs_codecsight: the settings lack the published rule or ours")
+        found.notes.append("flops_vs_codecsight: the settings lack CodecSight's rule or ours")
         return
     wanted = _f1(test, published, thresholds)
-    _put(found, "f1_codecsight", wanted)
-    _put(found, "flops_share_codecsight", test.flops_share(published))
+    _set_figure(found, "f1_codecsight", wanted)
+    _set_figure(found, "flops_share_codecsight", test.flops_share(published))
     equal = choose_setting(test, thresholds, test.flops_share(published), validation)
     if equal is None:
-        found.notes.append("f1_gain_over_codecsight: no setting of ours costs as little as the published rule")
+        found.notes.append("f1_gain_over_codecsight: no setting of ours is as cheap as CodecSight's rule")
     else:
         gain = f1_drop(test.decisions(equal, thresholds), test.decisions(published, thresholds))
         found.chosen["codecsight"] = equal
-        _put(found, "f1_gain_over_codecsight", gain)
-        _put(found, "f1_gain_over_codecsight_low", gain.low)
+        _set_figure(found, "f1_gain_over_codecsight", gain)
+        _set_figure(found, "f1_gain_over_codecsight_low", gain.low)
     needed = flops_at_f1(_frontier_on_test(test, thresholds, validation), wanted)
     if math.isnan(needed):
-        found.notes.append(f"flops_vs_codecsight: no setting of ours reaches the published rule's F1 of {wanted:.3f}")
+        found.notes.append(f"flops_vs_codecsight: no setting of ours reaches CodecSight's F1 of {wanted:.3f}")
     else:
-        _put(found, "flops_vs_codecsight", needed / test.flops_share(published))
+        _set_figure(found, "flops_vs_codecsight", needed / test.flops_share(published))
 
 
-def _put(found: Figures, name: str, value: Estimate | float) -> None:
+def _set_figure(found: Figures, name: str, value: Estimate | float) -> None:
     number = value.value if isinstance(value, Estimate) else value
     if math.isnan(number):
         found.notes.append(f"{name}: too few videos")
@@ -226,7 +225,7 @@ def _put(found: Figures, name: str, value: Estimate | float) -> None:
         found.measured[name] = value
 
 
-# The project's targets.
+# Targets of the project.
 BOUNDS: dict[str, tuple[str, float]] = {
     "videos": ("≥", 400),
     "f1_full": ("≥", 0.90),
@@ -259,8 +258,8 @@ class SettingRow:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationReport:
-    """``lines``: settings, then every point of the sweeps. ``groups``: group of videos -> setting's name -> accuracy,
-    for full computation, CodecSight and the chosen settings of ours."""
+    """``lines``: settings, then every point of the sweeps. ``groups``: group of videos -> setting name -> accuracy, for
+    the ``compared`` settings."""
 
     title: str
     figures: Figures
@@ -288,7 +287,7 @@ class EvaluationReport:
         return list(lines.values())
 
     def as_json(self) -> dict[str, Any]:
-        """The object every bench writes, with intervals, breakdowns, calibration and skipped videos added."""
+        """The JSON object of every benchmark, plus intervals, breakdowns, calibration and skipped videos."""
         figures, calibration = self.figures, self.figures.calibration
         more = {
             "intervals": {name: [each.low, each.high] for name, each in figures.measured.items()},
@@ -316,7 +315,7 @@ class EvaluationReport:
 def report_json(
     bench: str, result: BenchResult, facts: Mapping[str, str], skipped: Sequence[SkippedVideo]
 ) -> dict[str, Any]:
-    """The object every bench writes, with facts among its notes, and skipped videos."""
+    """The JSON object of every benchmark, with ``facts`` among its notes, plus skipped videos."""
     return result.as_json(bench) | {
         "notes": [*(f"{name}: {value}" for name, value in facts.items()), *result.notes],
         "skipped": [{"path": str(each.path), "reason": each.reason} for each in skipped],
@@ -332,9 +331,9 @@ def make_report(
     skipped: Sequence[SkippedVideo] = (),
     facts: dict[str, str] | None = None,
 ) -> EvaluationReport:
-    """Compute the report. ``skipped``: videos left out by the data set."""
+    """Compute the report. ``skipped``: videos that the dataset reader skipped."""
     found = compute_figures(results, thresholds, validation)
-    lines = tuple(_line(results, setting, thresholds) for setting in results.settings)
+    lines = tuple(_setting_row(results, setting, thresholds) for setting in results.settings)
     report = EvaluationReport(title, found, lines, {}, thresholds, (*skipped, *results.skipped), dict(facts or {}))
     groups: list[tuple[str, Bools]] = [
         *zip(("low motion", "medium motion", "high motion"), results.motion_levels, strict=True),
@@ -349,7 +348,7 @@ def make_report(
     return report
 
 
-def _line(results: Results, setting: Setting, thresholds: Thresholds) -> SettingRow:
+def _setting_row(results: Results, setting: Setting, thresholds: Thresholds) -> SettingRow:
     decisions = results.decisions(setting, thresholds)
     found = accuracy(decisions)
     share = results.flops_share(setting)
@@ -379,7 +378,7 @@ def _line(results: Results, setting: Setting, thresholds: Thresholds) -> Setting
 
 
 def within_bound(name: str, value: float) -> bool | None:
-    """Whether a figure is within its bound; ``None`` without one."""
+    """Whether a figure meets its bound; ``None`` if it has none."""
     if name not in BOUNDS:
         return None
     sign, bound = BOUNDS[name]

@@ -16,9 +16,9 @@ from cluster.lab.evaluation.settings import Setting
 
 @dataclass(frozen=True, slots=True)
 class WindowResult:
-    """One window. Times in seconds from the video's first picture; ``scores`` in the order of the run's kinds; tokens
-    as in ``TokenCount``; prefill FLOPs with questions; ``latency_s`` from last frame to answer, ``nan`` where not
-    measured."""
+    """One window. Times in seconds from the video's first frame; ``scores`` in the order of the run's kinds; tokens as
+    in ``TokenCount``; prefill FLOPs including questions; ``latency_s`` from the last frame to the answer, ``nan`` if
+    not measured."""
 
     start_s: float
     end_s: float
@@ -44,10 +44,10 @@ class WindowResult:
 
 @dataclass(frozen=True, slots=True)
 class VideoRun:
-    """One video under one setting: its whole windows, and its motion.
+    """One video under one setting: its full-length windows, and its motion.
 
-    ``motion``: picture heights per second of motion vectors, mean over cells and samples, ``None`` if the codec exports
-    none; ``change``: mean luma change in grey levels.
+    ``motion``: mean motion over cells and samples, in picture heights per second, ``None`` if the codec exports no
+    motion vectors; ``change``: mean luma change in grey levels.
     """
 
     kinds: tuple[str, ...]
@@ -62,7 +62,7 @@ class VideoRun:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Threshold of each kind for every setting; ``own``: setting's key -> those of settings that have their own."""
+    """Thresholds by kind. ``common``: of all settings but those in ``own``, which maps setting keys to their own."""
 
     common: Mapping[str, float]
     own: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Thresholds:
 
 @dataclass(frozen=True, eq=False)
 class Results:
-    """``runs``: (video's name, setting's key) -> run. Arrays over videos and kinds follow ``videos`` and ``kinds``."""
+    """``runs``: (video name, setting key) -> run. Arrays ``[v, k]`` are in the order of ``videos`` and ``kinds``."""
 
     videos: tuple[LabelledVideo, ...]
     settings: tuple[Setting, ...]
@@ -83,12 +83,12 @@ class Results:
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds that any video is judged on, in order of appearance."""
+        """Kinds that are labelled in any video, in order of appearance."""
         return tuple(dict.fromkeys(kind for video in self.videos for kind in video.kinds))
 
     @cached_property
     def truth(self) -> Bools:
-        """``[v, k]``."""
+        """``[v, k]``: whether the video shows an event of the kind."""
         return np.array(
             [[any(name == kind for name, *_ in video.events) for kind in self.kinds] for video in self.videos],
             dtype=np.bool_,
@@ -101,7 +101,7 @@ class Results:
 
     @property
     def full(self) -> Setting:
-        """Full computation, the reference. Raises ``ConfigError``: it is not among the settings."""
+        """Full computation, the reference setting. Raises ``ConfigError``: it is missing."""
         for setting in self.settings:
             if setting.role == "full" and setting.sweep is None:
                 return setting
@@ -140,13 +140,13 @@ class Results:
         return np.array(scores, dtype=np.float64), np.array(labels, dtype=np.bool_)
 
     def disagreement(self, setting: Setting) -> float:
-        """Mean absolute difference of scores to full computation's of the same windows; ``nan`` without any."""
+        """Mean absolute score difference from full computation on the same windows; ``nan`` without any."""
         shapes = setting.shape, self.full.shape
         if len({(each.window_s, each.stride_s) for each in shapes}) > 1:
             return float("nan")
         differences: list[float] = []
         for video in self.videos:
-            # Where a video's clock jumps, a copy that was encoded again has windows that the camera's stream has not.
+            # If a video's timestamps jump, a re-encoded copy has windows that the original stream lacks.
             runs = self.run(video, setting), self.run(video, self.full)
             ours, whole = ({round(window.start_s): window for window in run.windows} for run in runs)
             for at in ours.keys() & whole.keys():
@@ -154,7 +154,7 @@ class Results:
         return float(np.mean(differences)) if differences else float("nan")
 
     def flops_share(self, setting: Setting) -> float:
-        """Mean over all windows of prefill FLOPs relative to the video's mean under full computation."""
+        """Prefill FLOPs relative to the video's mean under full computation, averaged over all windows."""
         shares: list[float] = []
         for video in self.videos:
             whole = [window.flops for window in self.run(video, self.full).windows]
@@ -163,7 +163,7 @@ class Results:
         return float(np.mean(shares)) if shares else float("nan")
 
     def mean(self, setting: Setting, name: str) -> float:
-        """Mean over all windows of a ``WindowResult`` field, without those that were not measured (``nan``)."""
+        """Mean of a ``WindowResult`` field over all windows, ignoring ``nan`` (not measured)."""
         values = np.array(
             [getattr(window, name) for video in self.videos for window in self.run(video, setting).windows], float
         )
@@ -171,7 +171,7 @@ class Results:
         return float(known.mean()) if len(known) else float("nan")
 
     def stratum(self, *names: str) -> Bools:
-        """Videos in any of these strata, ``[v]``."""
+        """Mask ``[v]`` of videos in any of these strata."""
         return np.array([not video.strata.isdisjoint(names) for video in self.videos], dtype=np.bool_)
 
     @cached_property
@@ -180,7 +180,7 @@ class Results:
 
     @cached_property
     def motion_levels(self) -> tuple[Bools, Bools, Bools]:
-        """Low, medium and high third by motion: the data set's own measure, else motion vectors, else luma change."""
+        """Low, medium and high third by motion: the dataset's own measure, else motion vectors, else luma change."""
         runs = [self.run(video, self.full) for video in self.videos]
         own = [video.motion for video in self.videos]
         vectors = [run.motion for run in runs]

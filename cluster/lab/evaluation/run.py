@@ -1,4 +1,4 @@
-"""The evaluation: videos times settings, in one or several processes, resumable."""
+"""Runs an evaluation (videos × settings) in one or several processes, resumable."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -49,11 +49,11 @@ def evaluate(
     """Run every video under every setting through the live code path.
 
     Args:
-        model: loaded, or a spec to load; several processes need a spec.
-        settings: full computation is added if missing, in the shape of the first.
-        questions: kind of event -> text, for every kind that a video is judged on.
+        model: a loaded model, or a spec to load; several processes need a spec.
+        settings: full computation is added if missing, in the window shape of the first.
+        questions: kind of event -> text, for every kind that is labelled in a video.
         consecutive: positive windows in a row that make a video positive.
-        work: JSON Lines file of finished videos, read at the start and appended to.
+        work: JSON Lines file of finished runs, read at the start and appended to.
 
     Raises:
         ConfigError: no videos, no settings, a kind without a question, or a setting the engine refuses.
@@ -62,7 +62,7 @@ def evaluate(
     settings = _with_full(settings)
     lacking = sorted({kind for video in videos for kind in video.kinds} - set(questions))
     if lacking:
-        raise ConfigError(f"there is no question for {', '.join(lacking)}; give one per kind of event")
+        raise ConfigError(f"there is no question for {', '.join(lacking)}; add one for each kind of event")
     if not videos:
         raise ConfigError("there are no videos to evaluate")
     if len({video.name for video in videos}) < len(videos):
@@ -75,7 +75,7 @@ def evaluate(
         total = sum(len(each.settings) for each in passes) + len(runs)
         done = len(runs)
         on_progress(done, total, "")
-        for each, found in workers.do(functools.partial(_answer, dict(questions)), passes):
+        for each, found in workers.do(functools.partial(_run_pass, dict(questions)), passes):
             done += len(each.settings)
             if isinstance(found, str):
                 failed.setdefault(each.video.name, SkippedVideo(each.video.path, found))
@@ -103,7 +103,7 @@ def _passes(
     runs: dict[tuple[str, str], VideoRun],
     failed: dict[str, SkippedVideo],
 ) -> list[_Pass]:
-    """Remaining work: per video one pass for each input; ``runs`` gets cached results."""
+    """Passes that remain to be run, one per video and input; cached results are added to ``runs``."""
     found: list[_Pass] = []
     for video in videos:
         try:
@@ -122,8 +122,8 @@ def _passes(
     return found
 
 
-def _answer(questions: Mapping[str, str], engine: NativeEngine, each: _Pass) -> dict[str, VideoRun] | str:
-    """Runs of a pass, or why the video cannot be read."""
+def _run_pass(questions: Mapping[str, str], engine: NativeEngine, each: _Pass) -> dict[str, VideoRun] | str:
+    """Runs of a pass by setting key, or the reason why the video cannot be read."""
     try:
         return replay(engine, each.video, each.settings, questions)
     except SourceError as error:

@@ -1,4 +1,4 @@
-"""Settings that are compared: pruning, refresh and window, and grids of them."""
+"""Settings to compare (pruning, refresh, window), and grids of them."""
 
 import json
 from collections.abc import Mapping
@@ -19,13 +19,13 @@ MARGINS = (2.0, 3.0, 4.5, 7.0, 10.0, 14.0)
 ANCHOR_INTERVALS = (2.0, 4.0, 8.0, 16.0)
 WINDOWS = (10.0, 15.0, 20.0)
 SIMILARITIES = (0.9, 0.97)
-# Above every share and every movement: switches a cue off.
+# Threshold above any share or motion: switches a cue off.
 NEVER = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class WindowShape:
-    """Windowing of a stream: seconds, samples per second, and seconds between anchors."""
+    """Windowing of a stream; lengths and intervals in seconds, ``fps`` in samples per second."""
 
     window_s: float = 20.0
     stride_s: float = 4.0
@@ -33,7 +33,7 @@ class WindowShape:
     anchor_interval_s: float = 8.0
 
     def check(self) -> None:
-        """Raises ``ConfigError`` for invalid lengths."""
+        """Raises ``ConfigError`` for invalid values."""
         for name in ("window_s", "stride_s", "fps", "anchor_interval_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be above 0, not {getattr(self, name):g}")
@@ -45,13 +45,14 @@ class WindowShape:
 class Setting:
     """One way to answer a stream's windows.
 
-    * ``budget``: share of the overlap's tokens to recompute, ``None`` for the refresh policy's default
-    * ``role``: part in the figures; ``sweep``: curve and position of a sweep's point
-    * ``tower``: a frame's kept patches go through the tower once, or again in every window that shows it
-    * ``similarity``: of patches whose token is reused from an earlier frame instead (see ``SimilarityReuse``)
-    * ``profile``: layers' shares of the refresh policy ``first_percent``, ``None`` for the model's own
-    * ``source``: the camera's own stream, or what CodecSight's paper feeds its rule: the same video encoded again as
-      H.264 at the sampling rate, with a GOP of the anchor interval
+    * ``options``: of the pruner; ``budget``: share of the overlap's tokens to recompute, ``None`` for the refresh
+      policy's default
+    * ``role``: part in the figures; ``sweep``: curve and x value of a sweep point
+    * ``tower``: encode a frame's kept patches once, or again in every window that includes it
+    * ``similarity``: threshold to reuse a token of an earlier frame (see ``SimilarityReuse``), ``None`` for never
+    * ``profile``: layer shares for the refresh policy ``first_percent``, ``None`` for the model's own
+    * ``source``: the original stream, or as in CodecSight's paper: re-encoded as H.264 at the sampling rate, with a GOP
+      of the anchor interval
     """
 
     name: str
@@ -69,7 +70,7 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """What results depend on: settings with equal keys are computed once, whatever their names."""
+        """Cache identity, all that results depend on: settings with equal keys are computed once."""
         identity: dict[str, Any] = {
             **asdict(self),
             "options": sorted(self.options),
@@ -79,11 +80,11 @@ class Setting:
 
     @property
     def input(self) -> tuple[float, float, str]:
-        """What a pass over a video has one of: samples per second, seconds between anchors, source."""
+        """What all settings of one pass over a video share: samples per second, seconds between anchors, source."""
         return self.shape.fps, self.shape.anchor_interval_s, self.source
 
     def check(self) -> None:
-        """Raises ``ConfigError`` for an invalid pruner, option or shape; the engine checks refresh."""
+        """Raises ``ConfigError`` for an invalid pruner, option or shape; the engine checks the refresh policy."""
         self.shape.check()
         make_pruner(self.pruner, dict(self.options))
 
@@ -94,7 +95,7 @@ def full_computation(shape: WindowShape) -> Setting:
 
 
 def codecsight(shape: WindowShape) -> Setting:
-    """CodecSight as published: its pruning rule and threshold, its anchors refreshed."""
+    """CodecSight as published: its pruning rule and threshold, with anchor refresh."""
     return Setting("codecsight", "codecsight", "anchors", shape=shape, role="codecsight")
 
 
@@ -106,7 +107,7 @@ def ours(shape: WindowShape, budget: float, options: Mapping[str, float] | None 
 
 
 def as_deployed(shape: WindowShape) -> Setting:
-    """Replenishment with the refresh that cameras have unless they are configured otherwise."""
+    """Replenishment with the default refresh policy of cameras."""
     return Setting("ours as deployed", "replenish", "anchors", shape=shape)
 
 
@@ -116,7 +117,7 @@ def basic_grid(shape: WindowShape) -> list[Setting]:
 
 
 def quick_grid(shape: WindowShape) -> list[Setting]:
-    """Full computation, CodecSight, its two parts alone, and ours from rare anchors to frequent ones."""
+    """Full computation, CodecSight, its two components alone, and ours from rare anchors to frequent ones."""
     interval = shape.anchor_interval_s
     rare, often, oftener = (
         replace(shape, anchor_interval_s=each)
@@ -135,10 +136,9 @@ def quick_grid(shape: WindowShape) -> list[Setting]:
 
 
 def systems_grid(shape: WindowShape) -> list[Setting]:
-    """``quick_grid`` and other systems: caches of embeddings alone, CodecSight on what its paper feeds it, CacheBlend
-    (caches KV alone, so that every window encodes its frames) and its refresh on cached embeddings, VLCache (caches
-    both; with the model's profile of layers), Déjà Vu's reuse in the tower, and what each part of ours
-    brings."""
+    """``quick_grid`` and other systems: embedding caches alone, CodecSight on re-encoded input as in its paper,
+    CacheBlend (caches only KV, so every window encodes its frames) and its refresh on cached embeddings, VLCache
+    (caches both; with the model's layer profile), Déjà Vu's reuse in the tower, and ablations of ours."""
     published, cut = codecsight(shape), replace(shape, anchor_interval_s=shape.anchor_interval_s / 4)
     uncached = Setting("codecsight pruning, no cache", "codecsight", "all", shape=shape, tower="every window")
     parts: dict[str, dict[str, float]] = {
@@ -194,8 +194,8 @@ def full_grid(shape: WindowShape) -> list[Setting]:
 
 
 def sweep_settings(shape: WindowShape) -> list[Setting]:
-    """Curves of the paper's figures 16 to 18, and over window, budget and the GOP of the video itself (encoded again,
-    which is also its anchor interval), for CodecSight, ours and (over stride and window) full computation."""
+    """Curves of the paper's figures 16 to 18, and over window, budget and the GOP of the re-encoded video (also its
+    anchor interval), for CodecSight, ours and (over stride and window) full computation."""
     found: list[Setting] = []
     for share in STRIDES:
         cut = replace(shape, stride_s=max(share * shape.window_s, 1.0))
@@ -224,7 +224,7 @@ def sweeps_grid(shape: WindowShape) -> list[Setting]:
     return [*quick_grid(shape), *sweep_settings(shape)]
 
 
-# Cumulative: each rung keeps the changes of those above.
+# Cumulative: each rung adds to the changes of those above.
 LADDER = (
     Rung("full"),
     Rung("prune", prune=1.5),
@@ -235,7 +235,7 @@ LADDER = (
 
 
 def ladder_grid(shape: WindowShape) -> list[Setting]:
-    """Full computation and every rung that answers, with production's default refresh policy: input of ``sightline eval
+    """Full computation and every answering rung with the default refresh policy: the input of ``sightline eval
     ladder``."""
     margin = float(make_pruner("replenish", {}).margin)  # type: ignore[attr-defined]
     found = [full_computation(shape)]
@@ -259,10 +259,10 @@ GRIDS = {
 
 
 def make_grid(name: str, shape: WindowShape) -> list[Setting]:
-    """Settings of a grid, full computation first, each checked.
+    """Validated settings of a grid, full computation first.
 
-    A setting that is also a sweep's point appears once for the table and once per sweep. Raises ``ConfigError``: no
-    such grid, or an invalid shape.
+    A setting that is also a sweep point appears once for the table and once per sweep. Raises ``ConfigError``: unknown
+    grid, or an invalid shape.
     """
     if name not in GRIDS:
         raise ConfigError(f"unknown settings {name!r}; there are: {', '.join(GRIDS)}")
@@ -279,7 +279,7 @@ def _with_anchor_interval(setting: Setting, interval: float) -> Setting:
 
 
 _SHAPES = ("stride", "anchor interval", "camera GOP", "window")
-"""Curves whose points' names do not tell their place."""
+"""Curves whose settings do not show the x value in their own name."""
 
 
 def _sweep_point(base: Setting, curve: str, place: float) -> Setting:

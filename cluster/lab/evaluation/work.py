@@ -1,5 +1,5 @@
-"""How an evaluation is worked off: by processes that each hold the model, and with results on disk, keyed by digests of
-video, model, code and setting, so that it can be resumed."""
+"""Execution of an evaluation: a pool of processes that each hold the model, and an on-disk result cache keyed by
+digests of video, model, code and setting, so that a run can be resumed."""
 
 import functools
 import hashlib
@@ -32,13 +32,13 @@ R = TypeVar("R")
 
 
 OnProgress = Callable[[int, int, str], None]
-"""Told of steps that are done, first those that were cached, of all, and of the last video. A step is one video under
-one setting; for memory also the recording of a video."""
+"""Progress callback: steps done (cached ones count), steps in total, and name of the last video. A step is one video
+under one setting; in memory evaluations also the recording of a video."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model that every process loads for itself."""
+    """A model by name, to be loaded in every process."""
 
     name: str
     device: str = "cpu"
@@ -50,12 +50,12 @@ class ModelSpec:
 
 
 class WorkerPool(AbstractContextManager["WorkerPool"]):
-    """``jobs`` processes that each hold the model and use their share of the cores, started when there are two tasks;
-    or this process alone. A context manager. Raises ``ConfigError``: several processes and a loaded model."""
+    """Pool of ``jobs`` processes, each with the model and its share of the cores, started once there are two tasks;
+    with one job, this process. A context manager. Raises ``ConfigError``: several jobs with a loaded model."""
 
     def __init__(self, model: VisionLanguageModel | ModelSpec, jobs: int) -> None:
         if jobs > 1 and not isinstance(model, ModelSpec):
-            raise ConfigError("several processes load the model for themselves: give a ModelSpec, not a loaded model")
+            raise ConfigError("every process loads its own model: for several jobs, give a ModelSpec")
         self._spec = model if isinstance(model, ModelSpec) and jobs > 1 else None
         self._jobs = jobs
         self._pool: ProcessPoolExecutor | None = None
@@ -66,13 +66,13 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def do(self, work: Callable[[NativeEngine, T], R], tasks: Sequence[T]) -> Iterator[tuple[T, R]]:
-        """Pairs of task and result in order of completion. Raises ``SightlineError``: a process died."""
+        """Yield (task, result) in order of completion. Raises ``SightlineError``: a process died."""
         if self._spec is None or (self._pool is None and len(tasks) < 2):
             yield from ((task, work(self.engine, task)) for task in tasks)
             return
         if self._pool is None:
             threads = max(1, len(os.sched_getaffinity(0)) // self._jobs)
-            # Not fork: torch has started threads.
+            # Not fork: torch has running threads.
             spawn = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self._jobs, spawn, initializer=_start, initargs=(self._spec, threads))
         try:
@@ -82,8 +82,8 @@ class WorkerPool(AbstractContextManager["WorkerPool"]):
                 yield futures[future], future.result()
         except BrokenProcessPool:
             raise SightlineError(
-                "a process of the evaluation died, most likely for lack of memory; "
-                "run it again with fewer --jobs: it resumes"
+                "an evaluation process died, most likely out of memory; "
+                "run the command again with fewer --jobs: it resumes"
             ) from None
 
 
@@ -103,7 +103,7 @@ def _work(work: Callable[[NativeEngine, T], R], task: T) -> R:
 
 
 def all_skipped_error(what: str, given: int, skipped: Mapping[str, SkippedVideo]) -> SightlineError:
-    """Error for an evaluation of which every video was skipped."""
+    """The error of an evaluation in which every video was skipped."""
     first = next(iter(skipped.values()))
     return SightlineError(f"all {given} {what} were skipped; the first, {first.path.name}: {first.reason}")
 
@@ -112,12 +112,12 @@ def all_skipped_error(what: str, given: int, skipped: Mapping[str, SkippedVideo]
 _LIBRARIES = ("av", "numpy", "torch", "transformers")
 
 Key = tuple[str, str, str]
-"""Digest of the video, digest of model and questions, setting."""
+"""Digest of the video; digest of model and questions; setting."""
 
 
 class ResultCache:
-    """JSON Lines file of results by :data:`Key`, read when entered and appended to. A context manager; ``None`` stores
-    nothing. Raises ``SightlineError``: the file cannot be read or written."""
+    """JSON Lines file of results by :data:`Key`, read on entry and appended to. A context manager; with ``path`` None
+    nothing is stored. Raises ``SightlineError``: the file cannot be read or written."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -140,14 +140,14 @@ class ResultCache:
             self._file.close()
 
     def get(self, key: Key, read: Callable[[Any], R]) -> R | None:
-        """The result parsed by ``read``; None if missing or invalid."""
+        """The cached result, parsed by ``read``; None if missing or invalid."""
         try:
             return read(self._done[key])
         except (ValueError, KeyError, TypeError):
             return None
 
     def add(self, key: Key, run: Any) -> None:
-        """Append a result, a dataclass, and flush. Raises ``SightlineError``: the file cannot be written."""
+        """Append a result (a dataclass) and flush. Raises ``SightlineError``: the file cannot be written."""
         if self._file is None:
             return
         body = dict(zip(("video", "model", "setting"), key, strict=True)) | {"run": run}
@@ -168,12 +168,12 @@ class ResultCache:
                 broken += 1
         if broken:
             # An interrupted evaluation leaves a partial last line.
-            logging.getLogger(__name__).info("%s: %d broken lines are computed again", self.path, broken)
+            logging.getLogger(__name__).info("%s: %d invalid lines ignored, to be recomputed", self.path, broken)
         if text and not text.endswith("\n"):
             file.write("\n")
 
     def _unusable(self, error: OSError) -> SightlineError:
-        return SightlineError(f"work file {self.path} cannot be used: {error.strerror or error}; choose another place")
+        return SightlineError(f"work file {self.path} cannot be used: {error.strerror or error}; choose another path")
 
 
 # -- digests --------------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ def video_digest(path: Path) -> str:
 
 
 def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
-    """Digest of all that results depend on but video and setting: weights, device, settings, prompts, pixels, code,
-    libraries."""
+    """Digest of everything but video and setting that affects results: weights, device, settings, prompts,
+    preprocessing, code, libraries."""
     model = engine.model
     return digest(
         weights_digest(model.model),
@@ -207,7 +207,7 @@ def model_digest(engine: NativeEngine, questions: Mapping[str, str]) -> str:
 
 @functools.cache
 def code_digest() -> str:
-    """Digest of all sources of the package: which of them decide a result is not worth a list kept by hand."""
+    """Digest of all sources of the package: a hand-kept list of those that affect results would go stale."""
     root = Path(cluster.__path__[0])
     hasher = hashlib.blake2b(digest_size=16)
     for path in sorted(root.rglob("*.py")):

@@ -1,1 +1,1 @@
-"""Reports: charts, pages and numbers as all of them write them; and the demo's, a typed model with its page."""
+"""Charts, pages and number formats shared by all reports, and the demo's report: typed records and their page."""

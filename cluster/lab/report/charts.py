@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours by role, light and dark: CSS variables of the page. Figures are drawn in the light ones and mapped back to
-# variables by value, so each value belongs to one role.
+# Colours by role, (light, dark): CSS variables of the page. Figures are drawn in the light colours, which are mapped
+# back to variables by value, so light values must be unique.
 THEME = {
     "page": ("#f4f5f7", "#0e1318"),
     "card": ("#ffffff", "#171e25"),
@@ -49,7 +49,7 @@ WIDTH, HEIGHT, LEGEND_ROW = 620, 340, 16
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """``low, high``: confidence interval, ``nan`` without one; ``text``: tooltip."""
+    """One data point. ``low, high``: confidence interval, ``nan`` for none; ``text``: tooltip."""
 
     x: float
     y: float
@@ -60,8 +60,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Named points; ``joined`` by a line in the order of x, with markers if ``marked``. ``color``: index in
-    ``SERIES_COLORS``, ``None`` for the next."""
+    """Named points; ``joined``: by a line in order of x; ``marked``: with markers. ``color``: index in
+    ``SERIES_COLORS``, ``None`` for the next one."""
 
     name: str
     points: Sequence[Point]
@@ -72,8 +72,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A shaded range of the x axis, such as a fault's; infinite ends are clipped. ``name`` is written at its top,
-    ``text`` is its tooltip."""
+    """A shaded range of the x axis, such as the duration of a fault; infinite ends are clipped. ``name``: label at the
+    top; ``text``: tooltip."""
 
     low: float
     high: float
@@ -83,7 +83,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """``log``: base ten. ``percent``: labels in percent. ``low``, ``high``: limits, by default the data's."""
+    """``log``: base ten; ``percent``: labels in percent; ``low``, ``high``: limits, ``None`` for those of the data."""
 
     title: str
     log: bool = False
@@ -92,7 +92,7 @@ class Axis:
     high: float | None = None
 
     def apply(self, axes: Axes, name: str) -> None:
-        """Set up the ``x`` or ``y`` axis of ``axes`` after its data are drawn."""
+        """Set up axis ``name`` (``x`` or ``y``) of ``axes``, after the data are drawn."""
         axis = getattr(axes, f"{name}axis")
         limits = (self.low, self.high)
         low, high = getattr(axes.dataLim, f"interval{name}")
@@ -107,7 +107,7 @@ class Axis:
 
 
 def chart(title: str, series: Sequence[Series], x: Axis, y: Axis, spans: Sequence[Span] = ()) -> Figure:
-    """Figure of these series. Non-finite points leave gaps; series without finite points are left out."""
+    """Draw these series. Lines break at non-finite values; series without finite points are omitted."""
     shown = [each for each in series if any(math.isfinite(p.x) and math.isfinite(p.y) for p in each.points)]
     columns = 3 if all(len(each.name) <= 26 for each in shown) else 2
     figure = new_figure(title, WIDTH, HEIGHT + LEGEND_ROW * max(0, math.ceil(len(shown) / columns) - 1))
@@ -156,7 +156,7 @@ def _draw(axes: Axes, series: Series, color: str, marker: str) -> None:
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5 times powers of ten from the one at or below ``low`` to the one at or above ``high``."""
+    """Ticks at 1, 2 and 5 times powers of ten, from the one at or below ``low`` to the one at or above ``high``."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     places = [round(m * 10.0**power, 12) for power in powers for m in (1, 2, 5)]
     first = max((place for place in places if place <= low * (1 + 1e-9)), default=places[0])
@@ -165,7 +165,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def new_figure(name: str, width: float, height: float, rows: int = 1) -> Figure:
-    """Figure of ``rows`` axes over one x axis, size in pixels; ``name`` is for screen readers."""
+    """Figure of ``rows`` axes with a shared x axis, size in pixels; ``name``: description for screen readers."""
     from matplotlib.figure import Figure
 
     figure = Figure((width / 72, height / 72), layout="constrained")
@@ -181,7 +181,7 @@ def new_figure(name: str, width: float, height: float, rows: int = 1) -> Figure:
 
 
 def add_legend(figure: Figure, columns: int) -> None:
-    """Legend below the axes, each label once; none without labels."""
+    """Add a legend below the axes, with each label once; none without labels."""
     handles = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
@@ -199,7 +199,7 @@ def add_legend(figure: Figure, columns: int) -> None:
 
 
 def set_tooltips(artist: Artist, *texts: str) -> None:
-    """Tooltip of the artist, or of each marker of a line in turn; empty texts give none."""
+    """Set the tooltip of an artist, or one per marker of a line, in order; empty texts add none."""
     if any(texts):
         artist.set_gid(json.dumps(texts))
 
@@ -209,8 +209,8 @@ _NO_METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def svg(figure: Figure) -> str:
-    """Reproducible SVG document. It has no references, not even internal ones, so that several fit in one page; its
-    colours are CSS variables, which it defines by ``THEME`` outside of a page."""
+    """Reproducible standalone SVG document. It has no references, not even internal ones, so that several can be
+    inlined in one page; its colours are CSS variables, defined from ``THEME``."""
     import matplotlib
     from matplotlib.text import Text
 
@@ -258,10 +258,10 @@ _VARIABLES = {light: f"var(--{name})" for name, light in COLOR.items()}
 
 
 def inline(figure: Figure) -> str:
-    """SVG element for a page whose stylesheet defines the variables."""
+    """SVG element to inline in a page whose stylesheet defines the variables."""
     return re.sub(r' xmlns="[^"]*"|<style>.*?</style>', "", svg(figure))
 
 
 def variables(dark: int) -> str:
-    """``THEME`` as CSS, for light (0) or dark (1)."""
+    """``THEME`` as CSS variable declarations, for light (0) or dark (1)."""
     return "".join(f"--{name}:{values[dark]};" for name, values in THEME.items())

@@ -1,4 +1,4 @@
-"""Full computation against ours on the same windows of a clip, in one process."""
+"""Compares full computation with ours on the same windows of a clip, in one process."""
 
 import itertools
 import time
@@ -18,7 +18,7 @@ from cluster.vision.sampler import overlay
 
 
 def video_samples(path: Path, processor: CodecProcessor) -> Iterator[SampledPicture]:
-    """Samples of a video, decoded like a camera's. Raises ``SourceError``: the video cannot be read to its end."""
+    """Samples of a video file, decoded like a camera's. Raises ``SourceError``: it cannot be read to its end."""
     source = FileSource(path)
     try:
         processor.open(source.open())
@@ -36,10 +36,10 @@ def compare(
     whole: Sequence[FrameSample],
     on_window: Callable[[], None] = lambda: None,
 ) -> list[ComparedWindow]:
-    """Answer every window after the first whole one twice in turn: ours, and in full from scratch.
+    """Answer every window after the first whole one in both ways, alternating: ours, then in full from scratch.
 
-    ``pruned``: frames as our pruner leaves them; ``whole``: the same frames unpruned; ``on_window``: called after each
-    compared window.
+    ``pruned``: frames after our pruner; ``whole``: the same frames unpruned; ``on_window``: called after each compared
+    window.
     """
     found: list[ComparedWindow] = []
     engine.evict(spec.stream)
@@ -67,13 +67,13 @@ def compare(
 
 
 def count_windows(spec: StreamSpec, seconds: float) -> int:
-    """Number of windows compared in ``seconds`` of video."""
+    """Number of windows that :func:`compare` compares in ``seconds`` of video."""
     return max(0, int((seconds - spec.window_s) / spec.stride_s + 1e-6))
 
 
 def picture_frames(frames: Sequence[tuple[FrameSample, SampledPicture]], count: int) -> tuple[SampleFrame, ...]:
-    """The first anchor, and of each of equal stretches the pruned frame of which most is kept: of a quiet street most
-    frames show nothing. The mask is drawn over each."""
+    """At most ``count`` frames with their keep-mask drawn over: the first anchor, and from equal stretches of the clip
+    the pruned frame that keeps most, since most frames of a quiet street keep almost nothing."""
     anchors = [pair for pair in frames if pair[0].anchor][:1]
     others = [pair for pair in frames if not pair[0].anchor]
     wanted = min(count - len(anchors), len(others))
@@ -101,9 +101,9 @@ def _step(engine: NativeEngine, request: WindowRequest) -> tuple[list[Answer], C
 def answer_in_full(
     engine: NativeEngine, spec: StreamSpec, whole: Sequence[FrameSample], request: WindowRequest
 ) -> tuple[list[Answer], Cost]:
-    """The same window on a fresh stream: every frame through tower and language model.
+    """Answer a window on a fresh stream: every frame passes through tower and language model.
 
-    ``whole``: unpruned frames. Afterwards ``engine.stats`` is that window's.
+    ``whole``: unpruned frames. Leaves ``engine.stats`` with that window's statistics.
     """
     stream = f"{spec.stream} in full"
     alone = replace(spec, stream=stream, refresh="all", refresh_budget=None, static_gate=False)
@@ -115,9 +115,9 @@ def answer_in_full(
 def push_window(
     engine: Engine, spec: StreamSpec, samples: Iterable[FrameSample], window: WindowRequest
 ) -> WindowRequest:
-    """Admit a stream that is given the frames of ``window`` and no others; returns its window, of all of them."""
-    # A stride as long as the window: of shorter ones the last need not close, where the window is no whole number of
-    # them long or its first frame comes after its start, and the window that did would lack a stride.
+    """Admit a stream, push only the frames of ``window``, and return the request for a window of all of them."""
+    # The stride is as long as the window. With a shorter one the last window might not close (if the window is not a
+    # multiple of it, or its first frame comes after its start), and the last one that closed would lack frames.
     engine.admit(replace(spec, stride_s=spec.window_s))
     closed: list[WindowRequest] = []
     for sample in samples:

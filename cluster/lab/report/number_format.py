@@ -12,12 +12,12 @@ def compact(value: float) -> str:
 
 
 def figure_text(value: float) -> str:
-    """Four digits, and of larger numbers all before the point: 0.9634, 15795 and not 1.58e+04."""
+    """Four significant digits, but never an exponent for large numbers: 0.9634, 15795 instead of 1.58e+04."""
     return f"{value:.0f}" if abs(value) >= 9999.5 else f"{value:.4g}"
 
 
 def seconds_text(value: float) -> str:
-    """``350 ms``, ``4.1 s``; ``never`` for infinity, a dash for NaN."""
+    """``350 ms``, ``4.1 s``; ``never`` for infinity; a dash for NaN."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):
@@ -26,7 +26,7 @@ def seconds_text(value: float) -> str:
 
 
 def percent_text(value: float | None) -> str:
-    """``8.4 %``, ``52 %`` for a share."""
+    """A share as ``8.4 %`` or ``52 %``; a dash for None."""
     if value is None:
         return "–"
     percent = 100 * value
@@ -34,7 +34,7 @@ def percent_text(value: float | None) -> str:
 
 
 def times_text(value: float | None) -> str:
-    """``7.2×``."""
+    """A factor as ``7.2×``; a dash for None."""
     if value is None:
         return "–"
     if value > 1000:

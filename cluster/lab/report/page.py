@@ -1,4 +1,4 @@
-"""Building blocks of all reports (facts, tables, charts, texts), rendered as one HTML page, Markdown and files."""
+"""Building blocks of all reports (facts, tables, charts, texts), rendered as a single HTML page, Markdown and files."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 Facts = Sequence[tuple[str, object]]
-"""Pairs of name and value."""
+"""(name, value) pairs."""
 
 _NUMBER = re.compile(r"[-–+≤≥<x]? ?[\d.]|[-–]$|over \d|never$|all of it$|$")
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Titled rows of text. ``bad``: indices of rows that show a failure."""
+    """A titled table of text cells. ``bad``: indices of rows that show a failure."""
 
     title: str
     heads: Sequence[str]
@@ -41,7 +41,7 @@ class Table:
         ]
 
     def show(self, screen: Console) -> None:
-        """Print to a terminal; nothing without rows."""
+        """Print to a terminal, unless the table is empty."""
         from rich import box
         from rich.markup import escape
         from rich.table import Table as RichTable
@@ -56,14 +56,14 @@ class Table:
 
 
 class Chip(NamedTuple):
-    """A short fact about a section's subject; ``kind``: ``good``, ``bad`` or neutral."""
+    """A short fact about a section's subject; ``kind``: ``good``, ``bad`` or empty for neutral."""
 
     text: str
     kind: str = ""
 
 
 class Card(NamedTuple):
-    """A number in large print."""
+    """A key figure in large print, with a title and an explanation."""
 
     figure: str
     title: str
@@ -71,7 +71,7 @@ class Card(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """``alt``: description for screen readers."""
+    """A JPEG with a caption. ``alt``: description for screen readers."""
 
     jpeg: bytes
     alt: str
@@ -84,8 +84,8 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Part of a page, shown in the order of its fields. ``charts``: by file name without suffix. Chips, ``text`` and
-    ``items`` may use Markdown's bold and code."""
+    """Part of a page. ``charts``: by file name without suffix. Chips, ``text`` and ``items`` may use Markdown's bold
+    and code."""
 
     title: str = ""
     lead: str = ""
@@ -100,7 +100,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """``lead``: main result in a sentence, and whether it is ``good``; ``notices``: warnings."""
+    """A report. ``lead``: the main result in one sentence; ``good``: whether it is a success; ``notices``: warnings."""
 
     title: str
     lead: str = ""
@@ -115,7 +115,7 @@ class Page:
         return {name: figure for section in self.sections for name, figure in section.charts.items()}
 
     def html(self) -> str:
-        """One self-contained document."""
+        """The page as one self-contained HTML document."""
         environment = jinja2.Environment(
             loader=jinja2.PackageLoader("cluster.lab.report", ""),
             autoescape=True,
@@ -127,7 +127,7 @@ class Page:
         return environment.get_template("page.html").render(page=self, variables=variables)
 
     def markdown(self) -> str:
-        """Titles, tables, lists and links to the charts' files; empty tables are left out."""
+        """Titles, tables, lists and links to chart files; omits cards, chips, pictures and empty tables."""
         parts = [f"# {self.title}", self.lead, *self.notices, _bullet_list([f"{k}: {v}" for k, v in self.facts])]
         for section in self.sections:
             parts.append(f"## {section.title}" if section.title else "")
@@ -140,7 +140,7 @@ class Page:
 
 
 def _inline_markdown(text: str) -> Markup:
-    """Markdown's ``**bold**`` and code as HTML, everything else escaped."""
+    """Markdown's ``**bold**`` and code as HTML; everything else is escaped."""
     bold = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", str(escape(text)))
     return Markup(re.sub("`(.+?)`", r"<code>\1</code>", bold))
 
@@ -156,8 +156,8 @@ def markdown_table(table: Table) -> str:
 
 
 def write_page(page: Page, folder: Path, stem: str, json: str = "") -> Path:
-    """Write ``stem`` ``.html``, ``.md``, optionally ``.json``, and ``*.svg``; returns the HTML's path. Raises
-    ``SightlineError``: the folder cannot be written."""
+    """Write ``stem`` as ``.html``, ``.md`` and optionally ``.json``, and charts as ``.svg``; returns the HTML's path.
+    Raises ``SightlineError``: the folder cannot be written."""
     files = {f"{stem}.html": page.html(), f"{stem}.md": page.markdown()}
     files |= {f"{stem}.json": json + "\n"} if json else {}
     write_files(folder, files | {f"{name}.svg": svg(figure) + "\n" for name, figure in page.charts.items()})
@@ -165,7 +165,7 @@ def write_page(page: Page, folder: Path, stem: str, json: str = "") -> Path:
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Write a report's files by name, each complete or as before. Raises ``SightlineError``: they cannot be written."""
+    """Write a report's files by name, each atomically. Raises ``SightlineError``: the folder cannot be written."""
     with writing(f"the report to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():

@@ -1,4 +1,4 @@
-"""Data of the demo's report. ``report.json`` is these dataclasses; ``report.html`` shows the same numbers."""
+"""Records of the demo's report, serialised as ``report.json``; ``report.html`` shows the same numbers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cluster.types import Question
 ALERT_AFTER = 2
 
 Truth = Mapping[str, bool | None]
-"""By question: whether the window shows the event; None if too little of it lies in the window. Questions of unknown
-truth are missing."""
+"""By question: whether the window shows the event; None if too little of it lies in the window. Questions without
+ground truth are missing."""
 
 Verdict = Literal["right", "wrong", "open"]
 
 
 @dataclass(frozen=True, slots=True)
 class EventInterval:
-    """A true event of a question, from ``start_s`` to ``end_s``."""
+    """Ground-truth event of a question, from ``start_s`` to ``end_s``."""
 
     question: str
     start_s: float
@@ -36,7 +36,7 @@ def verdict(score: float, threshold: float, truth: bool | None) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """``right`` answers of those ``judged``, whose truth is known."""
+    """Number of answers ``judged``, which have a known truth, and of those that are ``right``."""
 
     judged: int = 0
     right: int = 0
@@ -51,7 +51,7 @@ class Tally:
 
 
 def tally(answers: Iterable[tuple[Mapping[str, float], Truth]], questions: Iterable[Question]) -> Tally:
-    """Count over windows, each given as scores by question and truth."""
+    """Judge the answers of windows, each given as (scores by question, truth)."""
     thresholds = {question.id: question.threshold for question in questions}
     verdicts = [
         verdict(score, thresholds[id], truth.get(id))
@@ -64,7 +64,7 @@ def tally(answers: Iterable[tuple[Mapping[str, float], Truth]], questions: Itera
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of windows: tokens through the language model, seconds, floating-point operations."""
+    """Cost of computing windows: tokens through the language model, seconds, floating-point operations."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -83,8 +83,8 @@ def ratio(above: float, below: float) -> float | None:
 class LiveWindow:
     """One window answered live. Times in seconds since the camera's first frame; scores by question.
 
-    ``computed``: tokens through the language model, with questions; 0 for a gated window. ``truth``: by question, where
-    known, see :data:`Truth`.
+    ``computed``: tokens through the language model, including questions; 0 for a gated window. ``truth``: see
+    :data:`Truth`.
     """
 
     start_s: float
@@ -100,8 +100,8 @@ class LiveWindow:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Raised at ``at_s``, when a window is positive for the ``ALERT_AFTER``-th time in a row. ``verdict``: right if any
-    of those windows shows the event, open if none certainly does but some may."""
+    """An alert raised at ``at_s``, the end of the ``ALERT_AFTER``-th positive window in a row. ``verdict``: right if
+    any of these windows shows the event, open if none certainly does but some may."""
 
     question: str
     at_s: float
@@ -109,7 +109,7 @@ class Alert:
 
 
 def alerts(windows: Sequence[LiveWindow], question: Question) -> tuple[Alert, ...]:
-    """Alerts of one question, one per run of positive windows; unanswered windows do not end a run."""
+    """Alerts of one question, one per run of positive windows; unanswered windows do not break a run."""
     found: list[Alert] = []
     run: list[LiveWindow] = []
     for window in windows:
@@ -125,8 +125,8 @@ def alerts(windows: Sequence[LiveWindow], question: Question) -> tuple[Alert, ..
 
 @dataclass(frozen=True, slots=True)
 class ComparedWindow:
-    """The same window computed in full and our way, in turn on the same machine. Times in seconds since the clip's
-    first sample; ``truth`` as in ``LiveWindow``."""
+    """The same window computed in full and our way, one after the other on the same machine. Times in seconds since the
+    clip's first sample; ``truth`` as in ``LiveWindow``."""
 
     start_s: float
     end_s: float
@@ -140,7 +140,7 @@ class ComparedWindow:
 
 @dataclass(frozen=True, slots=True)
 class SampleFrame:
-    """A sampled frame with its keep-mask drawn over it. ``jpeg`` is not part of the JSON."""
+    """A sampled frame with its keep-mask drawn over it; ``kept``: share of patches. The JSON omits ``jpeg``."""
 
     time_s: float
     kept: float
@@ -153,7 +153,7 @@ class CameraRecord:
     """One camera: source, answers, cost and losses.
 
     ``compared``: windows after the first whole one, which has nothing to reuse. ``live_events``, ``compared_events``:
-    true events of the questions, in the times of each.
+    ground-truth events, on the clock of ``live`` and ``compared`` windows.
     """
 
     name: str
@@ -204,7 +204,7 @@ class CameraRecord:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Totals over compared windows. ``agreeing`` of ``answers`` are on the same side of their threshold;
+    """Totals over compared windows. ``agreeing``: number of ``answers`` on the same side of their threshold both ways;
     ``score_difference``: sum of absolute score differences; ``full_truth``, ``our_truth``: correct answers."""
 
     windows: int
@@ -218,7 +218,7 @@ class Comparison:
 
     @classmethod
     def of(cls, windows: Iterable[ComparedWindow], questions: Iterable[Question]) -> Comparison:
-        """Compare the answers to ``questions`` that both ways gave."""
+        """Compare the answers to ``questions`` that were given both ways."""
         questions = list(questions)
         thresholds = {question.id: question.threshold for question in questions}
         windows = list(windows)
@@ -244,21 +244,21 @@ class Comparison:
 
     @property
     def speedup(self) -> float | None:
-        """Full seconds per second of ours."""
+        """Time of full computation over ours."""
         return ratio(self.full.seconds, self.ours.seconds)
 
     @property
     def flops_ratio(self) -> float | None:
-        """Full operations per operation of ours."""
+        """Operations of full computation over ours."""
         return ratio(self.full.flops, self.ours.flops)
 
     @property
     def tokens_share(self) -> float | None:
-        """Our tokens as a share of the full ones, 0..1."""
+        """Our tokens as a share of those of full computation."""
         return ratio(self.ours.tokens, self.full.tokens)
 
     def summary(self) -> dict[str, float | None]:
-        """Ratios by their JSON keys."""
+        """Ratios by JSON key."""
         return {
             "speedup": self.speedup,
             "flops_ratio": self.flops_ratio,
@@ -272,7 +272,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One run. ``created``: local time in ISO 8601; ``settings`` and ``machine`` are shown unchanged."""
+    """One run of the demo. ``created``: local time in ISO 8601; ``settings`` and ``machine`` are shown as they are."""
 
     created: str
     command: str
@@ -302,7 +302,7 @@ class Report:
 
     @property
     def live_missing(self) -> int:
-        """Windows dropped or lost live."""
+        """Number of live windows that were dropped or lost."""
         return sum(camera.windows_dropped + camera.windows_lost for camera in self.cameras)
 
     def as_json(self) -> dict[str, Any]:

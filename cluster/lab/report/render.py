@@ -1,5 +1,5 @@
-"""Renders a demo report as ``report.html`` (self-contained) and ``report.json``; its charts: scores, truth and alerts
-over time, and tokens per window."""
+"""Renders a demo report as ``report.html`` (self-contained) and ``report.json``, with charts of scores, truth and
+alerts over time and of tokens per window."""
 
 from __future__ import annotations
 
@@ -40,44 +40,44 @@ UNTRAINED = (
     "shown but says little."
 )
 _METHOD = (
-    "**In full**: every patch of every frame through the vision tower and every token through the language model, for "
-    "each window anew. **Ours**: only what the codec saw change is encoded, and the KV of frames already seen is used "
-    "again except for what the refresh policy computes anew. Same engine, same process, same clips and windows, one "
-    "after the other. Seconds cover vision, planning and the language model.",
-    "Compared are the windows **after each camera's first whole one**, which has nothing to use again and comes once "
-    "in a camera's life. Of {answers} answers, {agreeing} fall on the same side of their threshold both ways; their "
-    "scores differ by {difference:.3f} on average.",
-    "A window counts as **gated** when nothing moved since the last one: the last answer stands and nothing is "
-    "computed. **Dropped** windows gave way to newer ones because the model could not keep up; **lost** ones went down "
-    "with a process.",
+    "**In full**: for each window, every patch of every frame passes through the vision tower and every token through "
+    "the language model. **Ours**: only what the codec saw change is encoded, and the KV of earlier frames is reused "
+    "except for what the refresh policy recomputes. Same engine, same process, same clips and windows, one after the "
+    "other. Seconds cover vision, planning and the language model.",
+    "The comparison covers the windows **after each camera's first whole one**, which has nothing to reuse and occurs "
+    "once in a camera's life. Of {answers} answers, {agreeing} fall on the same side of their threshold both ways; "
+    "their scores differ by {difference:.3f} on average.",
+    "A window is **gated** when nothing moved since the last one: the last answer stands and nothing is computed. "
+    "**Dropped** windows gave way to newer ones because the model could not keep up; **lost** ones went down with a "
+    "process.",
 )
 _TRUE = (
-    "**True** is what the scenes were written to show: they are drawn, and none of them was ever trained on. A window "
-    "should be answered yes when it holds enough seconds of an event, no when it holds none of it."
+    "**Ground truth** is what the synthetic scenes were scripted to show; none of them was used in training. A window "
+    "should be answered yes if it contains enough seconds of an event, and no if it contains none of it."
 )
 _JUDGED = (
-    "Right answers of those that can be judged: a window with too little of an event in it counts for neither side. "
+    "Right answers of those that can be judged: a window with too little of an event in it is not counted. "
     "An alert is two positive windows in a row."
 )
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
-    """Write both files; returns the paths of HTML and JSON. Raises ``SightlineError``: the folder cannot be written."""
+    """Write HTML and JSON; returns their paths. Raises ``SightlineError``: the folder cannot be written."""
     write_files(folder, {"report.html": make_page(report).html(), "report.json": json_text(report.as_json()) + "\n"})
     return folder / "report.html", folder / "report.json"
 
 
 def make_page(report: Report) -> Page:
-    """Headline, costs, correctness, cameras, and method."""
+    """The report's page: headline, cost, correctness, cameras, and method."""
     found = report.comparison
     judged = found.our_truth.judged and not report.random_weights
     title = "What the cameras answered, and what it cost"
     if found.speedup:
         title = f"{times_text(found.speedup)} faster than computing every window in full"
         title += f", and {percent_text(found.our_truth.share)} of the answers right" if judged else ""
-    sections = [Section("Both ways, camera by camera", tables=[cost_table(report)])]
+    sections = [Section("Cost both ways, by camera", tables=[cost_table(report)])]
     if found.our_truth.judged or report.live_truth.judged:
-        sections.append(Section("What was true, and what was answered", _JUDGED, tables=[_truth_table(report)]))
+        sections.append(Section("Answers against ground truth", _JUDGED, tables=[_truth_table(report)]))
     sections += [_camera_section(camera) for camera in report.cameras]
     difference = found.score_difference / max(1, found.answers)
     method = [_METHOD[0], _METHOD[1].format(answers=found.answers, agreeing=found.agreeing, difference=difference)]
@@ -88,7 +88,7 @@ def make_page(report: Report) -> Page:
         Section("How this was measured", text=method),
         Section("Settings", facts=[("model", model), *report.settings.items()]),
         Section("Machine", facts=machine),
-        Section("Again", text=[f"`{report.command}`"]),
+        Section("Reproduce", text=[f"`{report.command}`"]),
     ]
     return Page(
         title,
@@ -124,7 +124,7 @@ def _cards(report: Report) -> list[Card]:
 
 
 def cost_table(report: Report, title: str = "") -> Table:
-    """Cost of both ways by camera; and, of a trained model, how many of their answers are right."""
+    """Cost of both ways by camera and, for a trained model, how many of their answers are right."""
     heads = ["camera", "windows", "tokens in full", "computed", "time in full", "ours", "faster", "operations saved"]
     heads += ["agree"] if report.random_weights else ["agree", "right in full", "right ours"]
     rows = [
@@ -215,23 +215,23 @@ def _chips(camera: CameraRecord) -> list[Chip]:
 
 
 def saving_text(full: float, ours: float) -> str:
-    """``7.2×`` as much in full as ours; ``all of it`` if ours is nothing."""
+    """Full over ours as ``7.2×``; ``all of it`` if ours is 0."""
     if full and not ours:
         return "all of it"
     return times_text(ratio(full, ours))
 
 
 def tally_text(value: Tally) -> str:
-    """``18 of 20``; a dash if nothing was judged."""
+    """``18 of 20`` right; a dash if nothing was judged."""
     return f"{value.right} of {value.judged}" if value.judged else "–"
 
 
 # -- charts ---------------------------------------------------------------------------------------
 WIDTH, ROW_HEIGHT, LEGEND_HEIGHT = 520, 132, 76
-_SAID: dict[Verdict, str] = {"right": "right", "wrong": "wrong", "open": "nobody can tell"}
+_SAID: dict[Verdict, str] = {"right": "right", "wrong": "wrong", "open": "cannot be judged"}
 _LEGEND: dict[Verdict, str] = {"right": "right", "wrong": "wrong", "open": "not judged"}
 _COLORS: dict[Verdict, str] = {"right": COLOR["good"], "wrong": COLOR["bad"], "open": COLOR["soft"]}
-# y positions of events, alerts and gated windows, in units of scores.
+# y positions of events, alerts and gated windows, on the axis of scores.
 _EVENT, _FLAG, _GATED = (1.08, 1.13), 1.22, (-0.08, -0.04)
 LIMITS = (-0.1, 1.32)
 
@@ -241,7 +241,7 @@ _Window = LiveWindow | ComparedWindow
 def live_timeline(
     windows: Sequence[LiveWindow], questions: Sequence[Question], events: Sequence[EventInterval]
 ) -> Figure:
-    """Scores of each question live, at the end of each window."""
+    """Live scores of each question, drawn at the end of each window."""
     figure = _background(windows, questions, events, "Answers, live", f"Scores over {len(windows)} live windows")
     for axes, question in zip(figure.axes, questions, strict=True):
         for alert in alerts(windows, question):
@@ -258,7 +258,7 @@ def live_timeline(
 def compared_timeline(
     windows: Sequence[ComparedWindow], questions: Sequence[Question], events: Sequence[EventInterval]
 ) -> Figure:
-    """Scores of each question on the same windows, in full and ours."""
+    """Scores of each question on the same windows, both in full and ours."""
     name = f"Scores over {len(windows)} windows, in full and ours"
     figure = _background(windows, questions, events, "The same clip, in full and ours", name)
     for axes, question in zip(figure.axes, questions, strict=True):
@@ -271,11 +271,11 @@ def compared_timeline(
 def _background(
     windows: Sequence[_Window], questions: Sequence[Question], events: Sequence[EventInterval], title: str, name: str
 ) -> Figure:
-    """Truth, threshold, events and gated windows, behind the scores."""
+    """Figure with truth, threshold, events and gated windows, to be drawn behind the scores."""
     ids = ", ".join(question.id for question in questions)
     figure = new_figure(f"{name}: {ids}", WIDTH, ROW_HEIGHT * len(questions) + LEGEND_HEIGHT, rows=len(questions))
     _title(figure, title)
-    # A window is drawn from the previous one's end, as windows overlap.
+    # Windows overlap, so each is drawn from the end of the previous one.
     ends = [window.end_s for window in windows]
     stride = min((later - sooner for sooner, later in pairwise(ends)), default=ends[0] - windows[0].start_s)
     since = [max(windows[0].start_s, ends[0] - stride), *ends[:-1]]
@@ -319,7 +319,7 @@ def _interval_bar(
 def _score_line(
     axes: Axes, scores: Sequence[tuple[_Window, dict[str, float]]], question: Question, way: str, prefix: str
 ) -> None:
-    """Scores of one way, with a marker per window by verdict."""
+    """Draw the scores of one way, with a marker per window that shows the verdict."""
     points = [(window, given[question.id]) for window, given in scores if question.id in given]
     color, dashes = (COLOR["line"], "-") if way == "ours" else (COLOR["whole"], "--")
     label = "score" if not prefix else prefix.rstrip(", ")
@@ -343,7 +343,7 @@ def _score_line(
 
 
 def tokens_per_window(windows: Sequence[LiveWindow]) -> Figure:
-    """Three nested bars per window: tokens unpruned, kept by the pruner, computed by the language model."""
+    """Three nested bars per window: tokens without pruning, kept by the pruner, and computed by the language model."""
     figure = new_figure(f"Tokens of {len(windows)} windows: full, kept, computed", WIDTH, 240)
     _title(figure, "Tokens per window, live")
     (axes,) = figure.axes

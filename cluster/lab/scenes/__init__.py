@@ -1,6 +1,6 @@
-"""Synthetic CCTV with ground truth: scenes are scripted, rendered at any size, and encoded as cameras would.
+"""Synthetic CCTV with ground truth: scenes are scripted, rendered at any size, and encoded as a camera would.
 
-``make_scene`` scripts a scene, ``SceneRenderer`` draws it, ``window_label`` and ``memory_questions`` give its ground
+``make_scene`` scripts a scene, ``SceneRenderer`` draws it, ``window_label`` and ``memory_questions`` derive its ground
 truth.
 """
 

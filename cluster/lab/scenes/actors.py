@@ -1,4 +1,4 @@
-"""Actors (persons, vehicles and bags with keyframed paths), their colours, and a scene of them under a camera."""
+"""Actors (persons, vehicles and bags on keyframed paths), their colours, and the scene they are part of."""
 
 import bisect
 import math
@@ -22,7 +22,7 @@ COLORS: dict[str, Color] = {
 
 @dataclass(frozen=True, slots=True)
 class Keyframe:
-    """Position of an actor at ``t`` and its state from then on; ``lift``: above the ground, in own heights."""
+    """Position of an actor at ``t`` seconds and its state from then on; ``lift``: off the ground, in actor heights."""
 
     t: float
     x: float
@@ -33,7 +33,7 @@ class Keyframe:
 
 @dataclass(frozen=True, slots=True)
 class ActorState:
-    """An actor at one instant. ``since_s``: time in its state; ``vx, vy`` in picture heights per second."""
+    """An actor at one instant. ``since_s``: seconds in its present state; ``vx, vy``: picture heights per second."""
 
     x: float
     y: float
@@ -46,10 +46,10 @@ class ActorState:
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """``kind``: person, vehicle or bag. ``form``: a vehicle's body (car, van, bus) or a bag's (case, box, sack).
+    """``kind``: person, vehicle or bag. ``form``: type of a vehicle (car, van, bus) or bag (case, box, sack).
 
-    ``carries``: seconds between which a person holds a bag. ``facing``: fixed direction (-1, 1), 0 for that of its
-    movement. ``scale`` multiplies its size; ``seed`` varies its look and the phase of its motion.
+    ``carries``: interval, in seconds, in which a person holds a bag. ``facing``: fixed direction (-1, 1), 0 for the
+    direction of movement. ``scale`` multiplies the size; ``seed`` varies appearance and phase of motion.
     """
 
     id: int
@@ -64,11 +64,11 @@ class Actor:
     seed: int = 0
 
     def _index(self, second: float) -> int:
-        """The last keyframe but the very last that is not after ``second``; the first before that."""
+        """Index of the keyframe that begins the segment at ``second``, clamped to the first and last segment."""
         return min(max(bisect.bisect_right(self.keys, second, key=lambda key: key.t) - 1, 0), len(self.keys) - 2)
 
     def state_at(self, second: float) -> ActorState | None:
-        """None before its first and after its last keyframe."""
+        """Interpolated state; None before the first and after the last keyframe."""
         keys = self.keys
         if second < keys[0].t or second > keys[-1].t:
             return None
@@ -90,7 +90,7 @@ class Actor:
         )
 
     def direction(self, second: float) -> int:
-        """-1: left, 1: right; that of its last movement while it stands."""
+        """-1: left, 1: right; while standing, the direction of the last (or else next) movement."""
         if self.facing:
             return self.facing
         index = self._index(second)
@@ -101,7 +101,7 @@ class Actor:
         return 1
 
     def distance_travelled(self, second: float) -> float:
-        """Length of its path until ``second``, in picture heights: phase of the walking cycle and of wheels."""
+        """Path length up to ``second``, in picture heights; drives the walking cycle and the wheels."""
         way = 0.0
         for here, there in zip(self.keys, self.keys[1:], strict=False):
             if second <= here.t:
@@ -113,7 +113,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class CameraSettings:
-    """Size, rate and encoder. ``gop_s``: seconds between I-frames; ``crf``: constant quality of x264 or x265."""
+    """Frame size, frame rate and encoder. ``gop_s``: seconds between I-frames; ``crf``: of x264 or x265."""
 
     width: int
     height: int
@@ -126,8 +126,8 @@ class CameraSettings:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Light, weather and sensor. ``noise`` in grey levels, ``flicker`` and ``drift`` as relative gain, ``rain`` in
-    0..1."""
+    """Light, weather and sensor. ``noise`` in grey levels; ``flicker`` and ``drift``: amplitude of relative gain;
+    ``rain`` in 0..1."""
 
     tint: tuple[float, float, float]
     level: float
@@ -139,7 +139,7 @@ class Conditions:
     monochrome: bool = False
 
     def gain(self, second: float, number: int) -> float:
-        """Brightness at ``second`` in frame ``number``; 1 in steady daylight."""
+        """Brightness factor at ``second`` in frame ``number``; 1 in steady daylight."""
         drift = 1.0 + self.drift * math.sin(2 * math.pi * second / self.drift_s)
         beat = self.flicker * math.sin(2 * math.pi * 0.37 * number)
         return self.level * drift * (1.0 + beat)
@@ -147,7 +147,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """See ``make_scene``. ``strata``: what makes it hard; ``tree`` and ``pole``: foreground objects."""
+    """A scripted scene, see ``make_scene``. ``strata``: difficulties; ``tree`` and ``pole``: foreground objects."""
 
     split: Split
     index: int

@@ -1,4 +1,4 @@
-"""A directory of encoded scenes with an index, created in parallel and resumable."""
+"""Directories of encoded scenes with an index, created in parallel and resumable; and contact sheets."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -24,12 +24,10 @@ _BACKGROUND, _INK, _MARK = (24, 26, 30), (222, 224, 228), (255, 72, 60)
 
 
 def contact_sheet(clips: Sequence[Path], path: str | Path, *, rows: int = ROWS) -> int:
-    """Draw a PNG with one row of pictures per clip, evenly chosen if there are more than ``rows``. Returns the number
-    of rows.
+    """Draw a PNG with one row of frames per clip, for at most ``rows`` evenly chosen clips. Returns the number of rows.
 
-    Clips with events are shown from shortly before to the end of the first event, others over their whole length.
-    Raises ``ConfigError``: a clip without its truth; ``OSError``: the sheet cannot be written, or a clip cannot be
-    read.
+    Clips with events are shown from shortly before the first event to its end, others over their whole length. Raises
+    ``ConfigError``: a clip without ground truth; ``OSError``: the sheet cannot be written, or a clip cannot be read.
     """
     shown = [clips[number * len(clips) // min(rows, len(clips))] for number in range(min(rows, len(clips)))]
     strips = [_strip(clip) for clip in shown]
@@ -66,7 +64,7 @@ def _caption(truth: SceneTruth) -> str:
 
 
 def _times(truth: SceneTruth) -> list[float]:
-    """Ascending, multiples of the truth's sample interval."""
+    """Times to show, ascending, as multiples of the ground truth's sample interval."""
     begin, end = 0.0, truth.seconds
     if truth.events:
         begin, end = max(0.0, truth.events[0].start_s - 1.5), min(truth.events[0].end_s, truth.seconds)
@@ -75,7 +73,7 @@ def _times(truth: SceneTruth) -> list[float]:
 
 
 def _pictures(clip: Path, times: Sequence[float]) -> list[Image.Image]:
-    """Pictures shown at ``times`` (ascending; seconds)."""
+    """Frames shown at ``times`` (ascending, in seconds)."""
     found: list[Image.Image] = []
     last: Image.Image | None = None
     with av.open(str(clip)) as container:
@@ -101,15 +99,15 @@ def _mark(image: Image.Image, truth: SceneTruth, second: float) -> None:
 
 
 INDEX = "scenes.json"
-# Indices reserved for each seed.
+# Number of scene indices reserved for each seed.
 PER_SEED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class SceneSet:
-    """``count`` scenes of a split from ``seed`` on, ``seconds`` long.
+    """``count`` scenes of a split, ``seconds`` long; their indices start at ``seed * PER_SEED``.
 
-    ``events``: arguments for ``make_scene``, in turn: ``any``, ``none`` (distractors only) or a kind. Raises
+    ``events``: arguments for ``make_scene``, used cyclically: ``any``, ``none`` (distractors only) or a kind. Raises
     ``ConfigError``: an invalid count, seed, split or event.
     """
 
@@ -129,8 +127,8 @@ class SceneSet:
             if event not in known:
                 raise ConfigError(f"unknown event {event!r}; there are: {', '.join(known)}")
         if not self.events:
-            raise ConfigError(f"no event to ask for; there are: {', '.join(known)}")
-        # Refuses an unknown split and too short scenes.
+            raise ConfigError(f"no event given; there are: {', '.join(known)}")
+        # Rejects an unknown split and too short scenes.
         self.scene(0)
 
     def event(self, number: int) -> str | None:
@@ -144,13 +142,13 @@ class SceneSet:
         return make_scene(self.split, index, seconds=self.seconds, event=self.event(number))
 
     def settings(self) -> dict[str, Any]:
-        """Settings that all runs into one directory must share."""
+        """Settings that all runs writing to one directory must share."""
         return {"split": self.split, "seed": self.seed, "seconds": self.seconds, "events": list(self.events)}
 
 
 @dataclass(frozen=True, slots=True)
 class MadeScenes:
-    """``clips`` in the set's order; ``made``: how many were encoded now."""
+    """``clips`` in the order of the set; ``made``: number of clips encoded by this call."""
 
     clips: tuple[Path, ...]
     made: int
@@ -159,11 +157,11 @@ class MadeScenes:
 def make_scenes(
     directory: str | Path, wanted: SceneSet, *, jobs: int = 1, on_clip: Callable[[Path], None] | None = None
 ) -> MadeScenes:
-    """Encode a set of scenes as ``directory/<name>.mp4`` with ``<name>.json`` beside each, and write the index.
+    """Encode a set of scenes as ``directory/<name>.mp4`` with ground truth in ``<name>.json``, and write the index.
 
     Complete clips are kept, so an interrupted call can be resumed. ``jobs``: number of processes. ``on_clip``: called
-    with the path of every finished clip, at once for existing ones. Raises ``ConfigError``: the directory holds scenes
-    made with other settings, or ``jobs`` is less than 1; ``SightlineError``: a clip cannot be written, or a process
+    with the path of every finished clip, immediately for existing ones. Raises ``ConfigError``: the directory holds
+    scenes made with other settings, or ``jobs`` is below 1; ``SightlineError``: a clip cannot be written, or a process
     died.
     """
     if jobs < 1:

@@ -1,4 +1,4 @@
-"""The six event kinds and the distractors that resemble them. Each function adds one to a scene at about ``at``
+"""The six kinds of event and the distractors that resemble them. Each function adds one to a scene at about ``at``
 seconds."""
 
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from cluster.lab.scenes.sprites import VEHICLE_SIZES
 from cluster.lab.scenes.vocabulary import SceneEvent
 
 _OUT = 0.25
-# Relative to people: a bus true to scale would hide half of the picture.
+# Scale of vehicles relative to people: a bus true to scale would hide half of the picture.
 VEHICLE_SCALE = 0.78
 
 
 @dataclass(slots=True)
 class SceneBuilder:
-    """A scene under construction. ``contrast`` and ``pace`` apply to the actors of events (1: normal)."""
+    """A scene under construction. ``contrast`` and ``pace`` apply to actors of events (1: normal)."""
 
     layout: Layout
     seconds: float
@@ -53,7 +53,7 @@ class SceneBuilder:
         return self.add_actor("bag", keys, form=str(form), color=str(color), **more)
 
     def pavement_y(self) -> float:
-        """Random y on a pavement whose path meets no marked zone."""
+        """Random y on a pavement at which a walk does not cross the marked zone."""
         bands = self.layout.pavements()
         zone = self.layout.zone
         for _ in range(30):
@@ -68,31 +68,31 @@ class SceneBuilder:
         return 0.8 * self.layout.person_height(y) * self.uniform(0.8, 1.15)
 
     def pavement_spot(self, *, margin: float = 0.3) -> tuple[float, float]:
-        """Random position on a pavement, outside the zone."""
+        """Random position on a pavement, outside the marked zone."""
         return self.uniform(margin, ASPECT - margin), self.pavement_y()
 
     def outside_x(self, direction: int) -> float:
-        """x outside the picture where an actor enters when moving in ``direction``."""
+        """x outside the picture from which an actor moving in ``direction`` enters."""
         return -_OUT if direction > 0 else ASPECT + _OUT
 
     def walk_in(self, x: float, y: float, arrive: float, direction: int, speed: float, then: str) -> list[Keyframe]:
-        """Keyframes of a person who arrives at ``(x, y)`` at ``arrive`` and takes the state ``then``."""
+        """Keyframes of a person who reaches ``(x, y)`` at time ``arrive`` and changes to state ``then``."""
         start = self.outside_x(direction)
         return [Keyframe(arrive - abs(x - start) / speed, start, y, "walking"), Keyframe(arrive, x, y, then)]
 
     def walk_out(
         self, x: float, y: float, leave: float, direction: int, speed: float, state: str = "walking"
     ) -> list[Keyframe]:
-        """Keyframes of a person who leaves ``(x, y)`` at ``leave``."""
+        """Keyframes of a person who leaves ``(x, y)`` at time ``leave``."""
         end = self.outside_x(-direction)
         return [Keyframe(leave, x, y, state), Keyframe(leave + abs(end - x) / speed, end, y, state)]
 
     def throughout(self, x: float, y: float, state: str) -> list[Keyframe]:
-        """Keyframes of who is there all the time."""
+        """Keyframes of an actor that stays in place for the whole scene."""
         return [Keyframe(-1.0, x, y, state), Keyframe(self.seconds + 1, x, y, state)]
 
     def random_lane(self) -> tuple[bool, int]:
-        """Whether it is the lane near the camera, and its direction."""
+        """Random lane: whether it is the one near the camera, and its direction."""
         near = self.chance(0.5)
         return near, 1 if near else -1
 
@@ -103,12 +103,12 @@ class SceneBuilder:
         return Keyframe(t, x, self.layout.lane_y(near, x), state)
 
     def lane_ends(self, direction: int, form: str, near: bool) -> tuple[float, float]:
-        """x where a vehicle enters and leaves, out of sight."""
+        """x at which a vehicle enters and leaves, outside the picture."""
         reach = 0.6 * VEHICLE_SIZES[form][0] * self.layout.person_height(self.layout.lane_y(near, 0.9))
         return (-reach, ASPECT + reach) if direction > 0 else (ASPECT + reach, -reach)
 
     def drive_through(self, t: float, *, near: bool, direction: int, speed: float, **more: object) -> Actor:
-        """A vehicle crossing on a lane, entering at ``t``."""
+        """Add a vehicle that drives through on a lane, entering at ``t``."""
         form = str(more.pop("form", None) or self.vehicle_form())
         start, end = self.lane_ends(direction, form, near)
         gone = t + abs(end - start) / speed
@@ -117,7 +117,7 @@ class SceneBuilder:
 
 
 def passer_by(builder: SceneBuilder, at: float) -> None:
-    """A person walks through, sometimes a small group, some with a bag they keep."""
+    """A person, sometimes a small group, walks through; some carry a bag all the way."""
     y, direction = builder.pavement_y(), builder.random_direction()
     for member in range(1 if builder.chance(0.75) else int(builder.rng.integers(2, 4))):
         speed = builder.walking_speed(y)
@@ -144,7 +144,7 @@ def crouch(builder: SceneBuilder, at: float) -> None:
 
 
 def talk(builder: SceneBuilder, at: float) -> None:
-    """Two people meet, stand close and part without a fight."""
+    """Two people meet, stand close together and part without a fight."""
     x, y = builder.pavement_spot(margin=0.45)
     gap = builder.uniform(0.18, 0.3) * builder.layout.person_height(y)
     lasting = builder.uniform(5, 12)
@@ -171,7 +171,7 @@ def skirt_zone(builder: SceneBuilder, at: float) -> None:
 
 
 def waits_with_bag(builder: SceneBuilder, at: float) -> None:
-    """A person puts a bag down, waits beside it and takes it along."""
+    """A person puts a bag down, waits beside it and takes it away."""
     x, y = builder.pavement_spot(margin=0.35)
     direction, speed = builder.random_direction(), builder.walking_speed(y)
     down, up = at + 0.8, at + builder.uniform(5, 11)
@@ -183,19 +183,19 @@ def waits_with_bag(builder: SceneBuilder, at: float) -> None:
 
 
 def standing_bag(builder: SceneBuilder, at: float) -> None:  # noqa: ARG001 - always there
-    """A box or bin that is there throughout."""
+    """A box or bin that stands there for the whole scene."""
     x, y = builder.pavement_spot(margin=0.15)
     builder.add_bag(builder.throughout(x, y, "furniture"))
 
 
 def sitter(builder: SceneBuilder, at: float) -> None:  # noqa: ARG001 - always there
-    """A person sits on a box throughout."""
+    """A person sits on a box for the whole scene."""
     x, y = builder.pavement_spot(margin=0.2)
     builder.add_actor("person", builder.throughout(x, y, "sitting"), facing=builder.random_direction())
 
 
 def traffic(builder: SceneBuilder, at: float) -> None:
-    """A vehicle on its lane."""
+    """A vehicle drives through on its lane."""
     near, direction = builder.random_lane()
     builder.drive_through(at, near=near, direction=direction, speed=builder.uniform(0.28, 0.75))
 
@@ -236,7 +236,7 @@ _FALL_S = 0.6
 
 
 def fall(builder: SceneBuilder, at: float) -> None:
-    """A person walks in, falls and stays down until the end (or for at least 14 s)."""
+    """A person walks in, falls and stays down until the scene's end (or for at least 14 s)."""
     x, y = builder.pavement_spot(margin=0.4)
     direction, speed = builder.random_direction(), builder.walking_speed(y) * builder.pace
     up = builder.seconds + 1 if builder.chance(0.7) else at + builder.uniform(14, 20)
@@ -247,7 +247,7 @@ def fall(builder: SceneBuilder, at: float) -> None:
 
 
 def fight(builder: SceneBuilder, at: float) -> None:
-    """Two people meet, fight for some seconds and run apart."""
+    """Two people meet, fight for 7 to 11 s and run apart."""
     x, y = builder.pavement_spot(margin=0.45)
     gap = 0.2 * builder.layout.person_height(y)
     lasting = builder.uniform(7, 11)
@@ -287,7 +287,7 @@ def intrusion(builder: SceneBuilder, at: float) -> None:
     out = leave + abs(outside - inside_y) / speed + 0.3
     keys.append(Keyframe(out, to_x, outside, "walking"))
     keys += builder.walk_out(to_x, outside, out + 0.01, direction, speed)
-    # Outside the zone again once its edge is crossed on the way to the path.
+    # The intrusion ends when the zone's edge is crossed on the way back to the path.
     left = leave + (out - leave) * abs(edge_y - inside_y) / abs(outside - inside_y)
     _event(builder, "intrusion", at, min(left, builder.seconds), [_event_person(builder, keys, 0)])
 
@@ -307,7 +307,7 @@ def left_object(builder: SceneBuilder, at: float) -> None:
 
 
 def stopped_vehicle(builder: SceneBuilder, at: float) -> None:
-    """A vehicle stops on its lane until the end (or for at least 12 s)."""
+    """A vehicle stops on its lane until the scene's end (or for at least 12 s)."""
     near, direction = builder.random_lane()
     form = str(builder.rng.choice(["car", "car", "van"]))
     start, end = builder.lane_ends(direction, form, near)
@@ -329,7 +329,7 @@ def stopped_vehicle(builder: SceneBuilder, at: float) -> None:
 
 
 def wrong_way(builder: SceneBuilder, at: float) -> None:
-    """A vehicle drives on a lane against its direction."""
+    """A vehicle drives against the direction of its lane."""
     near, direction = builder.random_lane()
     form = builder.vehicle_form()
     speed = builder.uniform(0.28, 0.45) * builder.pace

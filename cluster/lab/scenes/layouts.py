@@ -1,4 +1,4 @@
-"""Camera views: three kinds of street for validation, two others for test, everything but test's for training."""
+"""Camera views: three kinds for validation, two others for test, and everything but the test views for training."""
 
 from dataclasses import dataclass, replace
 
@@ -13,8 +13,8 @@ Color = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """A marked restricted area on the ground, hatched. ``pitch``, ``tilt``, ``share`` and ``opaque`` describe its
-    stripes; ``fence``: a low railing in front."""
+    """A restricted area marked by hatching on the ground. ``pitch``, ``tilt``, ``share`` and ``opaque`` describe the
+    stripes; ``fence``: whether there is a low railing in front."""
 
     x0: float
     x1: float
@@ -30,11 +30,11 @@ class Zone:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A camera's fixed view.
+    """A camera's fixed view; lengths in picture heights.
 
-    Traffic keeps right: to the right on the lane near the camera, to the left on the far one. ``road``: y of the middle
-    line at the picture's centre, ``slope``: its rise per unit of x, ``lane``: height of a lane, ``median``: height of
-    the strip between the lanes.
+    Traffic keeps right: to the right on the lane near the camera, to the left on the far one. ``road``: y of the centre
+    line in the middle of the picture, ``slope``: its rise per unit of x, ``lane``: height of a lane, ``median``: height
+    of the strip between the lanes, ``body``: scale of people.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Layout:
     seed: int
 
     def middle(self, x: float) -> float:
-        """y of the road's middle line."""
+        """y of the road's centre line."""
         return self.road + self.slope * (x - ASPECT / 2)
 
     def lane_y(self, near: bool, x: float) -> float:
@@ -64,11 +64,11 @@ class Layout:
         return self.middle(x) + self.lane + self.median / 2
 
     def person_height(self, y: float) -> float:
-        """Height of an adult whose feet are at ``y``."""
+        """Height of an adult with feet at ``y``."""
         return self.body * (0.55 + 0.75 * y)
 
     def pavements(self) -> list[tuple[float, float]]:
-        """Bands of y for pedestrians, above and below the road, where there is enough space."""
+        """Bands of y for pedestrians, above and below the road, if wide enough."""
         bands = []
         far = (max(self.horizon + 0.05, 0.25), min(self.road_top(0), self.road_top(ASPECT)) - 0.02)
         near = (max(self.road_bottom(0), self.road_bottom(ASPECT)) + 0.05, 0.97)
@@ -79,7 +79,7 @@ class Layout:
 
 
 _Pools = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]
-# Most are random: a model that has seen ten surfaces only takes any other for an object.
+# Mostly random: a model that has seen only ten surfaces mistakes any other for an object.
 _TRAIN_TEXTURES: _Pools = (
     ("asphalt", "concrete", "gravel", *(RANDOM,) * 3),
     ("slabs", "concrete", "grass", "gravel", *(RANDOM,) * 4),
@@ -88,15 +88,15 @@ _TRAIN_TEXTURES: _Pools = (
 _TEST_TEXTURES: _Pools = (("worn", "cobble"), ("tiles", "cobble"), ("panel", "hedge"))
 _ZONE_COLORS: tuple[Color, ...] = ((214, 180, 40), (200, 60, 48), (222, 130, 40))
 NO_ZONE = Zone(0, 0, 0, 0, _ZONE_COLORS[0], False)
-# Geometry of test views that training never draws, with a margin.
+# Geometry of the test views, with a margin, which training never draws.
 HELD_OUT_ROAD = (0.735, 0.805)
 HELD_OUT_SLOPE = (-0.105, -0.07)
 _TRIES = 1000
 
 
 def make_layout(split: Split, rng: np.random.Generator) -> Layout:
-    """Random view: streets, avenues and yards for validation; these and views of any proportions for training; lots and
-    boulevards for test, with geometry and textures that the other splits never have."""
+    """Draw a view: streets, avenues and yards for validation; these and arbitrary proportions for training; lots and
+    boulevards for test, with geometry and textures that do not occur in the other splits."""
     if split == "train" and rng.random() < 0.75:
         return _random_layout(rng)
     body = float(rng.uniform(0.32, 0.44))
@@ -127,7 +127,7 @@ def make_layout(split: Split, rng: np.random.Generator) -> Layout:
 
 
 def _place_zone(layout: Layout, rng: np.random.Generator) -> Zone:
-    """On the widest pavement, to one side, leaving a path in front of it or behind it."""
+    """Zone on the widest pavement, off centre, with a path left in front of it or behind it."""
     low, high = max(layout.pavements(), key=lambda band: band[1] - band[0])
     height = min(0.65 * (high - low), 0.19)
     y0 = low + 0.02 if rng.random() < 0.5 else high - height
@@ -138,7 +138,7 @@ def _place_zone(layout: Layout, rng: np.random.Generator) -> Zone:
 
 
 def _random_layout(rng: np.random.Generator) -> Layout:
-    """Any proportions with space for a zone and both lanes, except test's."""
+    """View of arbitrary proportions with space for a zone and both lanes, excluding test geometry."""
     for _ in range(_TRIES):
         flat = rng.random() < 0.4
         layout = Layout(
@@ -156,7 +156,7 @@ def _random_layout(rng: np.random.Generator) -> Layout:
         )  # fmt: skip
         if _fits(layout):
             return replace(layout, zone=_random_zone(layout, rng))
-    raise AssertionError("no view fits: the ranges it is drawn from leave no room")
+    raise AssertionError("no view fits: the parameter ranges leave no room")
 
 
 def _surface(pool: tuple[str, ...], rng: np.random.Generator) -> str:
@@ -175,7 +175,7 @@ def _fits(layout: Layout) -> bool:
 
 
 def _random_zone(layout: Layout, rng: np.random.Generator) -> Zone:
-    """On any wide enough pavement, hatched in any way."""
+    """Zone on any wide enough pavement, with random hatching."""
     bands = [band for band in layout.pavements() if band[1] - band[0] > 0.1]
     low, high = bands[int(rng.integers(len(bands)))]
     height = min(0.65 * (high - low), float(rng.uniform(0.08, 0.24)))

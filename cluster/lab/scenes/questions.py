@@ -1,4 +1,4 @@
-"""Questions about a scene: standing questions in several wordings, and questions about the past."""
+"""Questions about a scene: standing questions in several wordings, and memory questions about the past."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ NUMBERS = ("zero", "one", "two", "three", "four", "five", "six")
 
 
 def standing_question(kind: str) -> str:
-    """Default wording. Raises ``KeyError``: unknown kind."""
+    """Default wording for a kind of event. Raises ``KeyError``: unknown kind."""
     return _PHRASINGS[kind][0]
 
 
 def phrasings(kind: str) -> tuple[str, ...]:
-    """All wordings the demo model was trained on, the default first."""
+    """All wordings used to train the demo model, the default first."""
     return _PHRASINGS[kind]
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryQuestion:
-    """About everything seen until ``at_s``; ``answer`` is one word."""
+    """A question about everything seen up to ``at_s`` seconds; ``answer`` is one word."""
 
     text: str
     answer: str
@@ -73,9 +73,9 @@ class MemoryQuestion:
 
 
 def memory_questions(scene: Scene, at_s: float | None = None) -> list[MemoryQuestion]:
-    """Questions with known answers about the past at ``at_s`` (default: the scene's end), in every wording.
+    """Questions asked at ``at_s`` (default: the scene's end) about the past, in every wording, with their answers.
 
-    Only those with a certain answer: an object counts once most of it was visible for two seconds.
+    Only questions with an unambiguous answer: an object counts once its centre was visible for two seconds.
     """
     end = scene.seconds if at_s is None else at_s
     persons = [span for actor in scene.actors if actor.kind == "person" and (span := _seen(actor, end))]
@@ -86,7 +86,7 @@ def memory_questions(scene: Scene, at_s: float | None = None) -> list[MemoryQues
         asked.append((text, NUMBERS[min(len(persons), len(NUMBERS) - 1)]))
     for text, count in (("How many vehicles passed?", len(vehicles)), ("How many vehicles were seen?", len(there))):
         asked.append((text, NUMBERS[min(count, len(NUMBERS) - 1)]))
-    # Every colour: asking only about colours that were seen would give the answer away.
+    # Ask about every colour: asking only about those that were seen would give the answer away.
     for color in sorted(COLORS):
         passed = any(actor.color == color for _, actor in vehicles)
         seen = any(actor.color == color for _, actor in there)
@@ -97,7 +97,7 @@ def memory_questions(scene: Scene, at_s: float | None = None) -> list[MemoryQues
         asked.append((f"Did a {color} vehicle pass earlier?", "yes" if passed else "no"))
         asked.append((f"Was there a {color} vehicle?", "yes" if seen else "no"))
         asked.append((f"Did a {color} vehicle stop here earlier?", "yes" if stopped else "no"))
-    # A vehicle that was there before anybody came did not come first.
+    # With a parked vehicle in view from the start, "first" would be ambiguous.
     if persons and vehicles and len(there) == len(vehicles):
         first_person, first_vehicle = min(persons), min(span for span, _ in vehicles)
         if abs(first_person - first_vehicle) > 1.5:
@@ -108,7 +108,7 @@ def memory_questions(scene: Scene, at_s: float | None = None) -> list[MemoryQues
 
 
 def _seen(actor: Actor, end: float) -> float | None:
-    """When the actor had been visible for two seconds, if before ``end``."""
+    """Time at which the actor had been visible for two seconds; None if not before ``end``."""
     seen = 0.0
     second = max(0.0, actor.keys[0].t)
     while second < end:

@@ -1,6 +1,6 @@
-"""Renders a scene at any instant and size; pictures and ground truth share the actors' positions.
+"""Renders a scene at any time and size; pictures and ground truth derive from the same actor positions.
 
-Static parts are facade, ground, road with markings, marked zone and foreground.
+The backdrop consists of facade, ground, road with markings and marked zone.
 """
 
 import math
@@ -25,8 +25,8 @@ _FALL_S = 0.6
 
 @dataclass(frozen=True, slots=True)
 class SceneObject:
-    """A visible object: ``box`` (left, top, right, bottom) and ``velocity`` (per second) in shares of the picture;
-    ``lane``: of a vehicle on the road."""
+    """An object in the picture: ``box`` (left, top, right, bottom) and ``velocity`` (per second) in shares of the
+    picture; ``lane``: of a vehicle on the road, else empty."""
 
     id: int
     kind: str
@@ -39,7 +39,7 @@ class SceneObject:
 
 @dataclass(frozen=True, slots=True)
 class Foreground:
-    """A layer between camera and scene: ``rgb [h, w, 3]``, ``alpha [h, w, 1]`` and its top left corner (px)."""
+    """A static object in front of the backdrop: ``rgb [h, w, 3]``, ``alpha [h, w, 1]``, top left corner in pixels."""
 
     rgb: Float
     alpha: Float
@@ -50,7 +50,7 @@ class Foreground:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A picture part and its top left corner (px); ``actor``: whom it shows, ``lifted`` off the ground."""
+    """An image and its top left corner in pixels; ``actor``: whom it shows, ``lifted`` off the ground."""
 
     image: Sprite | Foreground
     left: int
@@ -68,7 +68,7 @@ class Sensor:
         rng = np.random.default_rng([seed, 5])
         self._shape = (height, width)
         pad = 48
-        # One noise field, shifted in every frame: as cheap as an addition.
+        # A single noise field, shifted randomly for every frame, costs only an addition.
         noise = rng.normal(0.0, max(conditions.noise, 0.01), (height + pad, width + pad, 1)).astype(np.float32)
         if conditions.noise > 2.5:
             noise = noise + rng.normal(0.0, conditions.noise / 3, (height + pad, width + pad, 3)).astype(np.float32)
@@ -77,7 +77,7 @@ class Sensor:
         self._rain = _rows_of_samples(self._streaks(rng)) if conditions.rain else None
 
     def _streaks(self, rng: np.random.Generator) -> Float:
-        """Slanted bright lines, twice the frame's height, scrolled through it."""
+        """Field of slanted bright lines, twice the frame's height, of which frames show random offsets."""
         height, width = self._shape
         field = np.zeros((2 * height, width), dtype=np.float32)
         length = max(4, height // 14)
@@ -88,7 +88,7 @@ class Sensor:
         return field[..., None]
 
     def expose(self, picture: Float, second: float, number: int) -> np.ndarray:
-        """``picture`` float32 in daylight -> uint8. Modifies ``picture``."""
+        """Convert ``picture`` (float32, in daylight) to the sensor's uint8 output. Modifies ``picture``."""
         conditions = self._conditions
         rng = np.random.default_rng([self._seed, 6, number])
         if conditions.monochrome:
@@ -109,7 +109,7 @@ class Sensor:
 
 
 def _rows_of_samples(field: Float) -> Float:
-    """``[height, width, 1 or 3]`` -> ``[height, 3 * width]``: numpy is several times slower over a last axis of 3."""
+    """``[height, width, 1 or 3]`` -> ``[height, 3 * width]``: numpy is several times slower with a last axis of 3."""
     height, width, _ = field.shape
     return np.ascontiguousarray(np.broadcast_to(field, (height, width, 3))).reshape(height, 3 * width)
 
@@ -124,7 +124,7 @@ class SceneRenderer:
         self._lit = scene.light != "day"
 
     def picture(self, second: float, number: int) -> npt.NDArray[np.uint8]:
-        """``[height, width, 3]`` uint8 at ``second``; ``number`` of the frame seeds noise and flicker."""
+        """Frame ``[height, width, 3]`` uint8 at ``second``; its ``number`` seeds noise and flicker."""
         picture = self._backdrop.copy()
         for layer in self._layers(second):
             if layer.actor is None:
@@ -136,7 +136,7 @@ class SceneRenderer:
         return self._sensor.expose(picture, second, number)
 
     def seen_share(self, ids: frozenset[int], second: float) -> float | None:
-        """Share of the actors' pixels in the picture that nothing hides; None if they are not in the picture."""
+        """Share of the actors' pixels in the picture that is not occluded; None if they are not in the picture."""
         visible = np.zeros((self.height, self.width), bool)
         own = np.zeros_like(visible)
         for layer in self._layers(second):
@@ -159,7 +159,7 @@ class SceneRenderer:
         return Sensor(self.scene.conditions, self.width, self.height, self.scene.seed)
 
     def _layers(self, second: float) -> Iterator[_Layer]:
-        """What is drawn over the backdrop, from back to front."""
+        """Layers to draw over the backdrop, from back to front."""
         placed = [(place, actor) for actor in self.scene.actors if (place := actor.state_at(second)) is not None]
         fence = self._fence
         for place, actor in sorted(placed, key=lambda pair: (pair[0].y, pair[1].kind != "bag")):
@@ -174,7 +174,7 @@ class SceneRenderer:
             yield _Layer(piece, piece.left + (sway if piece.sways else 0), piece.top)
 
     def objects(self, second: float) -> list[SceneObject]:
-        """Objects in the picture at ``second``, boxes clipped to it, occluded or not."""
+        """Objects in the picture at ``second``, occluded or not, with boxes clipped to it."""
         found = []
         for actor in self.scene.actors:
             place = actor.state_at(second)
@@ -196,9 +196,9 @@ class SceneRenderer:
         return found
 
     def _pose(self, actor: Actor, place: ActorState, second: float) -> tuple[Sprite, int, int]:
-        """The actor's sprite and its top left corner in the picture."""
+        """The actor's sprite and its top left corner, in pixels of the picture."""
         size = self.scene.layout.person_height(place.y) * actor.scale * self.height
-        # In steps of 4 %: few distinct sprites to cache.
+        # Sizes in steps of 4 %, to cache few distinct sprites.
         pixels = 1.04 ** round(math.log(max(size, 6.0), 1.04))
         color, direction = COLORS[actor.color], actor.direction(second)
         shift_x = 0.0
@@ -236,7 +236,7 @@ class SceneRenderer:
             picture[there] *= 1.0 - 0.4 * mask[here]
 
     def _cut(self, shape: tuple[int, ...], left: int, top: int) -> tuple[_Part, _Part] | None:
-        """Overlap of a sprite with the picture: slices of the picture, slices of the sprite."""
+        """Overlap of a sprite with the picture, as slices of the picture and of the sprite; None without any."""
         y0, y1 = max(0, top), min(self.height, top + shape[0])
         x0, x1 = max(0, left), min(self.width, left + shape[1])
         if y0 >= y1 or x0 >= x1:
@@ -244,14 +244,14 @@ class SceneRenderer:
         return (slice(y0, y1), slice(x0, x1)), (slice(y0 - top, y1 - top), slice(x0 - left, x1 - left))
 
 
-# Size at which events are checked to be in view, and instants per second.
+# Size at which the visibility of events is checked, and checks per second.
 _CHECK_SIZE = (160, 90)
 _CHECKS_PER_S = 2
 
 
 def seen_share(scene: Scene, event: SceneEvent) -> float:
-    """Share of the event's instants in the picture at which half or more of its actors (of a left object: of the
-    object) is not hidden."""
+    """Share of the event's instants at which at least half of the pixels of its actors (of a left object: the object)
+    are not occluded; instants with none of them in the picture are ignored."""
     renderer = SceneRenderer(scene, *_CHECK_SIZE)
     ids = frozenset(event.actors[-1:] if event.kind == "left_object" else event.actors)
     times = np.arange(event.start_s, event.end_s, 1 / _CHECKS_PER_S)
@@ -267,7 +267,7 @@ def _ellipse(half: int, flat: int) -> Float:
 
 
 def _person_pose(actor: Actor, place: ActorState, second: float, height: float) -> tuple[Pose, float]:
-    """Pose of a person at an instant, and its horizontal offset from the path (picture heights)."""
+    """Pose of a person at an instant, and its horizontal offset from the path, in picture heights."""
     bag = actor.carries is not None and actor.carries[0] <= second < actor.carries[1]
     match place.state:
         case "walking" | "running":
@@ -287,7 +287,7 @@ def _person_pose(actor: Actor, place: ActorState, second: float, height: float) 
         case "climbing":
             return Pose(step=int(second * 10) % STEPS, arms=(160, 140), lean=15), 0.0
         case _:
-            # Standing people move an arm now and then.
+            # Standing people move an arm occasionally.
             wave = math.sin(2 * math.pi * 0.25 * second + actor.seed)
             return Pose(arms=(10 * round(1 + 2 * max(0.0, wave)), -8), bag=bag), 0.0
 
@@ -305,7 +305,7 @@ def _fighting(actor: Actor, second: float, height: float) -> tuple[Pose, float]:
 
 
 def paint_backdrop(layout: Layout, width: int, height: int) -> Float:
-    """``[height, width, 3]`` float32 in 0..255, in daylight."""
+    """Backdrop in daylight, ``[height, width, 3]`` float32 in 0..255."""
     rng = np.random.default_rng([layout.seed, 7])
     y = ((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None]
     x = ((np.arange(width, dtype=np.float32) + 0.5) / width * ASPECT)[None, :]
@@ -364,7 +364,7 @@ def _zone(picture: Float, layout: Layout, x: Float, y: Float) -> None:
 
 
 def paint_foreground(layout: Layout, width: int, height: int, *, tree: bool, pole: bool) -> list[Foreground]:
-    """A swaying tree crown in an upper corner and a pole."""
+    """A pole and a swaying treetop in an upper corner, as requested."""
     rng = np.random.default_rng([layout.seed, 11])
     found = []
     at, side = float(rng.uniform(0.25, 0.75)), bool(rng.random() < 0.5)
@@ -388,7 +388,7 @@ def paint_foreground(layout: Layout, width: int, height: int, *, tree: bool, pol
 
 
 def paint_fence(layout: Layout, width: int, height: int) -> Foreground | None:
-    """The railing along the zone's front edge, None without one."""
+    """The railing along the zone's front edge; None if the zone has none."""
     zone = layout.zone
     if not zone.fence:
         return None

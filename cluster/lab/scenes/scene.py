@@ -1,4 +1,4 @@
-"""Scenes: everything one camera will see, decided before the first frame is drawn."""
+"""Scripting of scenes: everything a camera will see, decided before the first frame is drawn."""
 
 import math
 
@@ -11,7 +11,7 @@ from cluster.lab.scenes.layouts import make_layout
 from cluster.lab.scenes.render import seen_share
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, Split
 
-# Camera settings by split; the two lists share no combination.
+# Camera settings of train and validation, and of test; the two lists are disjoint.
 _CAMERAS: dict[str, list[CameraSettings]] = {
     "train": [
         CameraSettings(640, 360, 10.0, "h264", 2.0, 0, 25),
@@ -32,13 +32,13 @@ _CAMERAS: dict[str, list[CameraSettings]] = {
 
 
 def sample_camera(split: Split, rng: np.random.Generator) -> CameraSettings:
-    """Random camera settings of a split."""
+    """Draw camera settings for a split."""
     pool = _CAMERAS["test" if split == "test" else "train"]
     return pool[int(rng.integers(len(pool)))]
 
 
 def sample_conditions(light: str, strata: frozenset[str], rng: np.random.Generator) -> Conditions:
-    """Random light, weather and sensor for a scene of these strata."""
+    """Draw light, weather and sensor for a scene of these strata."""
     noisy = "noisy" in strata
     level = {"day": rng.uniform(0.85, 1.08), "dusk": rng.uniform(0.58, 0.72), "night": rng.uniform(0.4, 0.54)}[light]
     tint = {"day": (1.0, 1.0, 0.98), "dusk": (1.06, 0.95, 0.9), "night": (0.9, 0.97, 1.16)}[light]
@@ -58,8 +58,8 @@ def sample_conditions(light: str, strata: frozenset[str], rng: np.random.Generat
 _SPLIT_SEEDS = {"train": 101, "validation": 202, "test": 303}
 _EARLIEST_S = 6.5
 _MIN_AFTER_EVENT_S = 14.0
-_SHORTEST_S = 24.0
-# Least share of an event's time in which half of it is seen.
+_MIN_LENGTH_S = 24.0
+# Minimum share of an event's time at which at least half of it must be visible.
 _IN_VIEW = 0.75
 _TRIES = 1000
 
@@ -70,9 +70,9 @@ def make_scene(
     """Script scene ``index`` of a split, ``seconds`` (at least 24) long, deterministically.
 
     The splits' seeds are disjoint; test has its own layouts, textures and camera settings. ``event``: ``any`` draws
-    none, one or two events; a kind or several force these; None allows distractors only. A scene in which something
-    hides an event is drawn anew: what nobody can see has no right answer. Raises ``ConfigError``: unknown split or
-    event, negative index, or a scene too short for an event.
+    zero to two events; a kind or a tuple of kinds forces these; None allows distractors only. Scenes in which an event
+    is occluded are redrawn, as what nobody can see has no right answer. Raises ``ConfigError``: unknown split or event,
+    negative index, or a scene too short for an event.
     """
     if split not in SPLITS:
         raise ConfigError(f"unknown split {split!r}; there are: {', '.join(SPLITS)}")
@@ -81,8 +81,8 @@ def make_scene(
         raise ConfigError(f"unknown event {unknown[0]!r}; there are: {', '.join(EVENT_KINDS)}")
     if index < 0:
         raise ConfigError(f"a scene's index must be at least 0, not {index}")
-    if not _SHORTEST_S <= seconds < math.inf:
-        raise ConfigError(f"a scene must last at least {_SHORTEST_S:.0f} s, not {seconds:g}")
+    if not _MIN_LENGTH_S <= seconds < math.inf:
+        raise ConfigError(f"a scene must last at least {_MIN_LENGTH_S:.0f} s, not {seconds:g}")
     rng = np.random.default_rng([_SPLIT_SEEDS[split], index])
     kinds = _draw_events(event, rng)
     strata, light = _draw_strata(split, rng)
@@ -110,9 +110,9 @@ def _draw_scene(
     for kind in kinds:
         EVENTS[kind](builder, builder.uniform(_EARLIEST_S, latest))
     builder.contrast = 1.0
-    # Training has more look-alikes: they cause most false alarms.
+    # More look-alikes in training: they cause most false positives.
     distractors = (1, 6) if split == "train" else (0, 4)
-    _fill(builder, crowded="crowd" in strata, busy_road="wrong_way" not in kinds, distractors=distractors)
+    _add_background(builder, crowded="crowd" in strata, busy_road="wrong_way" not in kinds, distractors=distractors)
     return Scene(
         split=split,
         index=index,
@@ -141,7 +141,7 @@ def _draw_events(event: str | tuple[str, ...] | None, rng: np.random.Generator) 
     return [str(kind) for kind in rng.choice(EVENT_KINDS, size=count, replace=False)]
 
 
-# Shares of light and of what makes a scene hard. Training has more of what a model learns last: nights and crowds.
+# Shares of light and difficulties. Training has more of what a model learns last: nights and crowds.
 _LIGHTS = {"day": 0.58, "dusk": 0.17, "night": 0.25}
 _STRATA = {"noisy": 0.25, "low_contrast": 0.2, "slow": 0.2, "rain": 0.12, "crowd": 0.15}
 _TRAIN_LIGHTS = {"day": 0.4, "dusk": 0.18, "night": 0.42}
@@ -155,9 +155,8 @@ def _draw_strata(split: Split, rng: np.random.Generator) -> tuple[frozenset[str]
     return frozenset(drawn | ({"night"} if light == "night" else set())), light
 
 
-def _fill(builder: SceneBuilder, *, crowded: bool, busy_road: bool, distractors: tuple[int, int]) -> None:
-    """Passers-by, traffic, and from ``distractors[0]`` up to but not including ``distractors[1]`` look-alikes of
-    events."""
+def _add_background(builder: SceneBuilder, *, crowded: bool, busy_road: bool, distractors: tuple[int, int]) -> None:
+    """Add passers-by, traffic and look-alikes of events, whose number is drawn from ``range(*distractors)``."""
     for _ in range(int(builder.rng.integers(4, 8)) if crowded else int(builder.rng.integers(0, 4))):
         passer_by(builder, builder.uniform(-6, builder.seconds - 3))
     for _ in range(int(builder.rng.integers(0, 5)) if busy_road else int(builder.rng.integers(0, 3))):

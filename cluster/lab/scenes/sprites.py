@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from cluster.lab.scenes.layouts import Color
 from cluster.lab.scenes.textures import Float
 
-_FINE = 3
+_OVERSAMPLE = 3
 _SKINS: tuple[Color, ...] = ((226, 184, 154), (176, 124, 88), (112, 76, 54))
 _TROUSERS: tuple[Color, ...] = ((44, 48, 66), (70, 66, 60), (30, 30, 34), (96, 92, 84))
 _DARK: Color = (26, 26, 30)
@@ -18,8 +18,8 @@ _DARK: Color = (26, 26, 30)
 
 @dataclass(frozen=True, slots=True)
 class Pose:
-    """Quantised, so that sprites can be cached: ``step`` of the walking cycle (-1: standing), ``lean`` in degrees from
-    upright, ``crouch`` 0..1, ``arms`` in degrees from hanging down (forward positive)."""
+    """Pose of a person, quantised so that sprites can be cached: ``step`` of the walking cycle (-1: standing), ``lean``
+    in degrees from upright, ``crouch`` 0..1, ``arms`` in degrees from hanging down (forward is positive)."""
 
     step: int = -1
     lean: int = 0
@@ -31,8 +31,8 @@ class Pose:
 
 @dataclass(frozen=True, slots=True)
 class Sprite:
-    """``rgb [h, w, 3]`` and ``alpha [h, w, 1]`` float32 (0..1); ``foot``: pixel that stands on the ground; ``box``: the
-    solid part (left, top, right, bottom) in sprite pixels."""
+    """``rgb [h, w, 3]`` (0..255) and ``alpha [h, w, 1]`` (0..1), float32; ``foot``: pixel that touches the ground;
+    ``box``: bounding box of the solid part (left, top, right, bottom), in sprite pixels."""
 
     rgb: Float
     alpha: Float
@@ -47,8 +47,8 @@ class _Pen:
     """Canvas in units of the figure's height; origin at the foot point, y upwards, rotated by ``lean``."""
 
     def __init__(self, width: float, height: float, pixels: float, foot_y: float, lean: float = 0.0) -> None:
-        self.scale = pixels * _FINE
-        self.size = (max(3, math.ceil(width * pixels)) * _FINE, max(3, math.ceil(height * pixels)) * _FINE)
+        self.scale = pixels * _OVERSAMPLE
+        self.size = (max(3, math.ceil(width * pixels)) * _OVERSAMPLE, max(3, math.ceil(height * pixels)) * _OVERSAMPLE)
         self.foot = (self.size[0] / 2, self.size[1] - foot_y * self.scale)
         self.image = Image.new("RGBA", self.size, (0, 0, 0, 0))
         self.draw = ImageDraw.Draw(self.image)
@@ -73,19 +73,19 @@ class _Pen:
         self.draw.polygon([self.at(*point) for point in points], fill=color)
 
     def sprite(self, mirrored: bool) -> Sprite:
-        image = self.image.reduce(_FINE)
+        image = self.image.reduce(_OVERSAMPLE)
         if mirrored:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         data = np.asarray(image, dtype=np.float32)
         alpha = data[..., 3:] / 255
-        # Averaging with transparent black premultiplies colours by alpha.
+        # Downsampling against transparent black has premultiplied colours by alpha: undo that.
         rgb = np.divide(data[..., :3], np.maximum(alpha, 1e-3), out=np.zeros_like(data[..., :3]), where=alpha > 0)
         rows, cols = np.nonzero(alpha[..., 0] > 0.5)
         box = (0, 0, 1, 1)
         if len(rows):
             box = (int(cols.min()), int(rows.min()), int(cols.max()) + 1, int(rows.max()) + 1)
-        foot_x = self.foot[0] / _FINE
-        foot = (round(data.shape[1] - foot_x if mirrored else foot_x), round(self.foot[1] / _FINE))
+        foot_x = self.foot[0] / _OVERSAMPLE
+        foot = (round(data.shape[1] - foot_x if mirrored else foot_x), round(self.foot[1] / _OVERSAMPLE))
         return Sprite(np.clip(rgb, 0, 255), alpha, foot, box)
 
 
@@ -132,13 +132,13 @@ def _arm(pen: _Pen, shoulder: tuple[float, float], angle: int, color: Color, ski
     pen.disc(pen.at(*hand), 0.038 * pen.scale, skin)
 
 
-# Length and height, in heights of a person.
+# Length and height, in units of a person's height.
 VEHICLE_SIZES = {"car": (2.3, 0.82), "van": (2.6, 1.15), "bus": (3.7, 1.5)}
 
 
 @lru_cache(maxsize=192)
 def vehicle_sprite(color: Color, form: str, pixels: float, direction: int, turn: int, lights: bool) -> Sprite:
-    """A vehicle from the side; ``pixels``: height of a person beside it, ``turn`` of its wheels 0..3."""
+    """A vehicle from the side; ``pixels``: height of a person beside it; ``turn`` of its wheels in eighths."""
     length, height = VEHICLE_SIZES[form]
     pen = _Pen(length + 0.2, height + 0.2, pixels, 0.06)
     shade: Color = tuple(int(0.7 * part) for part in color)  # type: ignore[assignment]

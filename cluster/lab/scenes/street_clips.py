@@ -1,4 +1,4 @@
-"""Clips of one street in four conditions, of any length, rate and size, drawn and encoded like every scene."""
+"""Clips of one street under four conditions, of any length, rate and size, rendered and encoded like all scenes."""
 
 import math
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _COLORS = ("red", "blue", "white", "black", "yellow")
 
 @dataclass(frozen=True, slots=True)
 class ClipKind:
-    """Look and encoding of a kind of clip. ``movers``: whether anything moves."""
+    """Appearance and encoding of a kind of clip. ``movers``: whether anything moves."""
 
     conditions: Conditions
     light: str = "day"
@@ -54,11 +54,11 @@ def make_clip(
     crf: int | None = None,
     gop_s: float = 4.0,
 ) -> SceneTruth:
-    """Draw and encode one clip of :data:`CLIP_KINDS`, save its truth as JSON beside it and return it.
+    """Render and encode one clip of :data:`CLIP_KINDS`; saves its ground truth as JSON beside it and returns that.
 
-    The story repeats with variations every 24 s; same ``seed``, same clip. ``size``: width and height in pixels, both
-    even. ``crf``: quality for x264 or x265, 0 to 51, instead of the kind's own; ``gop_s``: seconds between I-frames.
-    Raises ``ConfigError``: unknown kind, or invalid length, rate or size.
+    The script repeats with variations every 24 s; equal arguments give equal clips. ``size``: width and height in
+    pixels, both even. ``crf``: for x264 or x265, 0 to 51, instead of the kind's own; ``gop_s``: seconds between
+    I-frames. Raises ``ConfigError``: unknown kind, or invalid length, rate or size.
     """
     if kind not in CLIP_KINDS:
         raise ConfigError(f"unknown clip {kind!r}; there are: {', '.join(sorted(CLIP_KINDS))}")
@@ -74,8 +74,8 @@ def make_clip(
 
 
 def street_scene(style: ClipKind, camera: CameraSettings, seconds: float, seed: int) -> Scene:
-    """The street as this camera sees it: every 24 s a person walks up, sits at the door and leaves, two vans pass, one
-    person passes by and one crosses the road."""
+    """Script of the street: every 24 s a person walks up, sits at the door and leaves, two vans pass, one person walks
+    by and one crosses the road."""
     layout = Layout(
         "street",
         horizon=0.37,
@@ -113,7 +113,7 @@ def _add_cycle(builder: SceneBuilder, start: float) -> None:
         return start + second + builder.uniform(-0.4, 0.4)
 
     def walks(*places: tuple[float, float, float], waiting: int | None = None) -> None:
-        """A person through (second, x, y); it sits from the place ``waiting`` to the next."""
+        """Add a person who walks through (second, x, y) points and sits between points ``waiting`` and the next."""
         states = ["sitting" if number == waiting else "walking" for number in range(len(places))]
         keys = [Keyframe(*place, state) for place, state in zip(places, states, strict=True)]
         builder.add_actor("person", keys, color=color())

@@ -1,4 +1,4 @@
-"""Procedural surfaces (brick, asphalt, grass …), the same at every resolution but for grain."""
+"""Procedural surfaces (brick, asphalt, grass …), identical at every resolution except for grain."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-# Pictures are float32, but mypy cannot tell the precision of arithmetic with Python numbers.
+# Pictures are float32, but mypy does not infer the precision of arithmetic with Python numbers.
 Float = npt.NDArray[np.floating]
 
 _BASE = {
@@ -30,7 +30,7 @@ RANDOM = "drawn"
 MIXED = "mixed"
 """A random surface from a wider range: stains, speckles, slats, patches."""
 
-# Roughness: amplitude of coarse, fine and grain noise in grey levels.
+# Roughness: amplitudes of coarse, fine and grain noise, in grey levels.
 _ROUGH = {
     "grass": (8, 12, 10),
     "gravel": (5, 10, 12),
@@ -42,14 +42,14 @@ _ROUGH = {
 
 
 def clouds(rng: np.random.Generator, height: int, width: int, knots: int) -> Float:
-    """Smooth noise of about unit deviation with ``knots`` bumps over the height."""
+    """Smooth noise with about unit standard deviation and ``knots`` bumps over the height."""
     cols = max(2, round(knots * width / height))
     grid = rng.normal(0.0, 1.3, (knots + 1, cols + 1)).astype(np.float32)
     return np.asarray(Image.fromarray(grid).resize((width, height), Image.Resampling.BICUBIC), dtype=np.float32)
 
 
 def texture(name: str, height: int, width: int, seed: int) -> Float:
-    """``[height, width, 3]`` float32 of a surface that fills a picture; lengths scale with its height."""
+    """Surface that fills a picture, ``[height, width, 3]`` float32; pattern sizes scale with the height."""
     y = ((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None]
     x = ((np.arange(width, dtype=np.float32) + 0.5) / height)[None, :]
     if name == RANDOM:
@@ -67,7 +67,7 @@ def texture(name: str, height: int, width: int, seed: int) -> Float:
 
 
 def _random_surface(rng: np.random.Generator, x: Float, y: Float) -> Float:
-    """Random colour, roughness and pattern."""
+    """Surface of random colour, roughness and pattern."""
     height, width = y.shape[0], x.shape[1]
     grey = rng.uniform(70, 190)
     base = np.asarray(grey + rng.uniform(-28, 28, 3), dtype=np.float32)

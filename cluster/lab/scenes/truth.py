@@ -16,14 +16,14 @@ VERSION = 1
 SAMPLES_PER_S = 2
 
 MOVING = frozenset({"walking", "running", "climbing", "fighting", "driving"})
-"""States of an object that moves."""
+"""States in which an object moves or changes its pose."""
 
 Box = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class TrueEvent(SceneEvent):
-    """``boxes``: (second, box around all its actors in pixels), twice a second while any is visible."""
+    """``boxes``: (second, box around all its actors in pixels) at every sample with any of them visible."""
 
     boxes: tuple[tuple[float, Box], ...]
 
@@ -40,7 +40,6 @@ class TrueObject:
 
     @property
     def moving(self) -> bool:
-        """Whether it moves or changes its pose."""
         return self.state in MOVING
 
 
@@ -54,7 +53,7 @@ class TrueSample:
 
 @dataclass(frozen=True, slots=True)
 class StandingQuestion:
-    """``answer``: yes or no, for the whole scene."""
+    """A standing question and its ``answer`` (yes or no) for the whole scene."""
 
     kind: str
     text: str
@@ -65,9 +64,9 @@ class StandingQuestion:
 class SceneTruth:
     """Ground truth of one encoded scene.
 
-    ``split``, ``index``, ``seconds`` and ``event`` (``any``, a kind or None) are the arguments that make the scene
-    again; ``seed`` is that of its noise and appearance. ``mean_motion``: mean over the 2 Hz samples of the sum of box
-    area × speed of everything visible, in shares of the picture × shares per second.
+    ``split``, ``index``, ``seconds`` and ``event`` (``any``, a kind or None) are the arguments that reproduce the
+    scene; ``seed`` is that of its noise and appearance. ``mean_motion``: sum of box area × speed over all visible
+    objects, mean over the 2 Hz samples, in shares of the picture × shares per second.
     """
 
     version: int
@@ -92,7 +91,7 @@ class SceneTruth:
 
     @property
     def scene_events(self) -> tuple[SceneEvent, ...]:
-        """The events without boxes, as ``window_label`` takes them."""
+        """The events without boxes, as input of ``window_label``."""
         return tuple(SceneEvent(each.kind, each.start_s, each.end_s, each.actors) for each in self.events)
 
     def at(self, second: float) -> tuple[TrueObject, ...]:
@@ -106,22 +105,22 @@ class SceneTruth:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read what ``save`` wrote. Raises ``ConfigError``: no such file, or not a scene's truth; the message names the
-        first wrong field."""
-        # Imported here: drawing scenes for training needs only numpy.
+        """Read what ``save`` wrote. Raises ``ConfigError``: no such file, or not a scene's ground truth; the message
+        names the first invalid field."""
+        # Imported here: rendering scenes for training needs only numpy.
         from pydantic import TypeAdapter, ValidationError
 
         body = read_json(path)
         if not isinstance(body, dict) or "version" not in body:
-            raise ConfigError(f"{path} is not the truth of a scene: it states no version")
+            raise ConfigError(f"{path} is not the ground truth of a scene: it has no version")
         if body["version"] != VERSION:
-            raise ConfigError(f"{path} is of version {body['version']}, this reads {VERSION}; make the scenes again")
+            raise ConfigError(f"{path} has version {body['version']}, not {VERSION}; regenerate the scenes")
         try:
             truth = TypeAdapter(cls).validate_python(body)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"{path} is not the truth of a scene: {where}: {first['msg']}") from None
+            raise ConfigError(f"{path} is not the ground truth of a scene: {where}: {first['msg']}") from None
         truth._check(path)
         return truth
 
@@ -131,16 +130,16 @@ class SceneTruth:
                 known = ", ".join(EVENT_KINDS)
                 raise ConfigError(f"{path}: unknown event kind {event.kind!r}; there are: {known}")
             if not 0 <= event.start_s < event.end_s:
-                raise ConfigError(f"{path}: a {event.kind} from {event.start_s:g} to {event.end_s:g} s is no interval")
+                raise ConfigError(f"{path}: a {event.kind} from {event.start_s:g} to {event.end_s:g} s is invalid")
 
 
 def truth_path(clip: Path) -> Path:
-    """Path of a clip's truth: ``test-000001.mp4`` -> ``test-000001.json``."""
+    """Path of a clip's ground truth: ``test-000001.mp4`` -> ``test-000001.json``."""
     return clip.with_suffix(".json")
 
 
 def scene_truth(scene: Scene, renderer: SceneRenderer, event: str | None = "any") -> SceneTruth:
-    """Truth of a scene as drawn by ``renderer`` at the camera's size; ``event`` as given to ``make_scene``."""
+    """Ground truth of a scene drawn by ``renderer`` at the camera's size; ``event`` as given to ``make_scene``."""
     times = [number / SAMPLES_PER_S for number in range(int(scene.seconds * SAMPLES_PER_S))]
     visible = {second: renderer.objects(second) for second in times}
     size = (renderer.width, renderer.height)

@@ -22,9 +22,9 @@ OBJECT_KINDS = ("person", "vehicle", "bag")
 
 LANES = ("far", "near")
 
-# Seconds of an event that a window must hold to be positive, where these are not the usual.
+# Seconds of an event that a window must contain to be positive, if not the default.
 _NEEDED_S = {"left_object": 4.0, "stopped_vehicle": 5.0, "wrong_way": 3.5}
-_USUALLY_NEEDED_S = 3.0
+_DEFAULT_NEEDED_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class SceneEvent:
 def window_label(events: Iterable[SceneEvent], kind: str, start_s: float, end_s: float) -> bool | None:
     """Whether window ``[start_s, end_s)`` shows an event of ``kind``.
 
-    None if undecidable: too little of the event lies in the window, or (for a left object) the window opens after the
-    object was put down and shows only a bag.
+    None if undecidable: too little of the event lies in the window, or (for a left object) the window opens too late to
+    show the owner leaving, and shows only a bag.
     """
     label: bool | None = False
     for event in events:
@@ -50,7 +50,7 @@ def window_label(events: Iterable[SceneEvent], kind: str, start_s: float, end_s:
         overlap = min(end_s, event.end_s) - max(start_s, event.start_s)
         if overlap <= 0 and not (kind == "left_object" and event.start_s < start_s):
             continue
-        needed = min(_NEEDED_S.get(kind, _USUALLY_NEEDED_S), 0.7 * (event.end_s - event.start_s))
+        needed = min(_NEEDED_S.get(kind, _DEFAULT_NEEDED_S), 0.7 * (event.end_s - event.start_s))
         unseen = kind == "left_object" and event.start_s < start_s + 2.0
         if overlap >= needed and not unseen:
             return True

@@ -1,5 +1,5 @@
 """Training of the demo model: a small Qwen2.5-VL that answers standing questions about synthetic CCTV scenes.
 
-Frames come from the renderer (:mod:`examples`), pruned by the production pruners; a sequence is laid out and masked as
-the engine computes it (:mod:`sequence_layout`).
+Frames come from the renderer (:mod:`examples`), pruned by the production pruners; sequences are laid out and masked
+like the engine's windows (:mod:`sequence_layout`).
 """

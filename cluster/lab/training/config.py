@@ -8,9 +8,9 @@ from cluster.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A model to train, and the size of its pictures.
+    """Architecture of a model and its input format.
 
-    ``width x height``: pixels, multiples of a merge group; ``fps``: samples per second.
+    ``width x height``: frame size in pixels, multiples of a merge group; ``fps``: samples per second.
     """
 
     text: dict[str, Any]
@@ -26,10 +26,10 @@ class Shape:
 
 
 def _text(hidden: int, intermediate: int, layers: int, heads: int, section: list[int]) -> dict[str, Any]:
-    """RoPE base 200 suits narrow heads, whose few frequencies have two uses. Tokens find what was in their place
-    before: a row must rotate by some tenths of a radian and a column by a tenth (base 1e6 would not do). And
-    questions, up to 25 columns further on, find tokens by content, so some components must hardly rotate over that
-    distance. At base 200 rows rotate by 0.21 to 0.52 and columns by 0.17 to 0.006."""
+    """RoPE base 200 suits narrow heads, whose few frequencies serve two purposes. Tokens attend to earlier tokens at
+    their own position, so one row must rotate by a few tenths of a radian and one column by about a tenth (base 1e6
+    would not do). Questions, up to 25 columns away, attend by content, so some components must barely rotate over that
+    distance. At base 200 rows rotate by 0.21 to 0.52 radians and columns by 0.17 to 0.006."""
     return {
         "hidden_size": hidden,
         "intermediate_size": intermediate,
@@ -72,10 +72,10 @@ SHAPES: dict[str, Shape] = {
 
 @dataclass(frozen=True, slots=True)
 class StageSettings:
-    """One stage, bounded by ``steps`` or ``minutes``, with ``batch`` examples per step.
+    """One training stage, bounded by ``steps`` or ``minutes``, with ``batch`` examples per step.
 
-    ``rate``: peak learning rate, reached after the share ``warm_up``; ``train_tower``: whether the tower is trained;
-    ``replays``: mean number of times an example is shown again.
+    ``rate``: peak learning rate, reached after the share ``warm_up`` of the stage; ``decay``: weight decay;
+    ``train_tower``: False freezes the vision tower; ``replays``: replayed examples per new one.
     """
 
     name: str
@@ -94,8 +94,8 @@ class StageSettings:
 class Settings:
     """A training run.
 
-    * ``validate_minutes``: between two validations
-    * ``average``: decay of the moving average of weights, which is validated and exported
+    * ``validate_minutes``: interval between validations
+    * ``average``: decay of the exponential moving average (EMA) of the weights, which is validated and exported
     """
 
     shape: str = "demo"
@@ -110,7 +110,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
-            raise ConfigError(f"unknown size {self.shape!r}; there are: {', '.join(SHAPES)}")
+            raise ConfigError(f"unknown model size {self.shape!r}; there are: {', '.join(SHAPES)}")
 
     @property
     def model(self) -> Shape:

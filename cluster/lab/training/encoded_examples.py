@@ -1,7 +1,7 @@
-"""Training examples from encoded scenes, through the production source, codec processor and pruners.
+"""Training examples from encoded clips, through the production source, codec processor and pruners.
 
 Decoding a clip costs more than a training step, so a few prunings of each clip are cached on disk; segments and
-questions vary each time.
+questions are drawn anew for every example.
 """
 
 import functools
@@ -34,7 +34,7 @@ _TRAIN = "train"
 
 @dataclass(frozen=True, slots=True)
 class EncodedExamples:
-    """Number -> a segment of one of the clips in ``folder``; pruned frames are stored in ``cache``."""
+    """Maps an example number to a segment of one of the clips in ``folder``; pruned frames are cached in ``cache``."""
 
     folder: str
     cache: str
@@ -53,11 +53,11 @@ class EncodedExamples:
         return sliding_window_example(scene, limit_tokens(frames), rng)
 
     def _frames(self, clip: Path, scene: Scene, variant: int) -> list[PrunedFrame]:
-        """The clip under its ``variant``-th pruning, cached as this version of the code makes it."""
+        """The clip under its ``variant``-th pruning; the cache key includes the code's digest."""
         made = digest(str(clip.stat().st_size), self.shape, code_digest())
         path = Path(self.cache) / f"{clip.stem}-{variant}-{made}.pt"
         if not path.is_file():
-            # The same for every seed: runs side by side share a folder of them.
+            # Independent of the run's seed: concurrent runs share the cache.
             rng = np.random.default_rng([4, scene.index, variant])
             write_frames(path, prune_clip(clip, scene, SHAPES[self.shape], sample_live_pruning(variant, rng), rng))
         return read_frames(path)
@@ -65,7 +65,7 @@ class EncodedExamples:
 
 @dataclass(frozen=True, slots=True)
 class LivePruning:
-    """A pruning policy with options, the codec's anchor interval, and additional random loss."""
+    """A pruner with options, the codec processor's anchor interval, and the share of tokens also dropped at random."""
 
     pruner: str
     options: dict[str, float]
@@ -74,7 +74,7 @@ class LivePruning:
 
 
 def sample_live_pruning(variant: int, rng: np.random.Generator) -> LivePruning:
-    """Of a clip's variants one is complete, one is CodecSight's; the others vary the default policy's parameters."""
+    """Variant 0 prunes nothing, variant 1 is CodecSight's rule; the others vary the default pruner's parameters."""
     interval = float(rng.choice([8.0, 4.0, 16.0], p=[0.7, 0.12, 0.18]))
     loss = float(rng.uniform(0.05, 0.3)) if rng.random() < 0.3 else 0.0
     if variant == 0:
@@ -86,15 +86,15 @@ def sample_live_pruning(variant: int, rng: np.random.Generator) -> LivePruning:
 
 
 def list_training_clips(folder: Path) -> list[Path]:
-    """Clips with ground truth, sorted by name. Raises ``ConfigError``: none, or one of another split, on which a model
-    is judged: under any file name."""
+    """Clips with ground truth, sorted by name. Raises ``ConfigError``: there are none, or the ground truth of one (not
+    its file name) says that it belongs to a split reserved for evaluation."""
     clips = sorted(path for path in folder.glob("*.mp4") if truth_path(path).is_file())
     if not clips:
         raise ConfigError(f"{folder} has no encoded scenes; make some with `sightline scenes make --split {_TRAIN}`")
     for clip in clips:
         split = SceneTruth.load(truth_path(clip)).split
         if split != _TRAIN:
-            raise ConfigError(f"{clip} is of the {split} split; only scenes of the {_TRAIN} split are trained on")
+            raise ConfigError(f"{clip} belongs to the {split} split; only the {_TRAIN} split may be trained on")
     return clips
 
 
@@ -102,19 +102,19 @@ _clips = functools.cache(lambda folder: list_training_clips(Path(folder)))
 
 
 def regenerate_scene(truth: SceneTruth) -> Scene:
-    """The scene that a truth describes. Raises ``ConfigError``: this version of the generator makes another scene."""
+    """Rebuild the scene of a ground truth. Raises ``ConfigError``: this generator version makes a different scene."""
     split: Any = truth.split
     scene = make_scene(split, truth.index, seconds=truth.seconds, event=truth.event)
     if scene.seed != truth.seed or scene.events != truth.scene_events:
-        raise ConfigError(f"{truth.name} was made by another version of the scene generator; make the scenes again")
+        raise ConfigError(f"{truth.name} was made by another version of the scene generator; regenerate the scenes")
     return scene
 
 
 def prune_clip(
     clip: Path, scene: Scene, shape: Shape, pruning: LivePruning, rng: np.random.Generator
 ) -> list[PrunedFrame]:
-    """A clip as the live front end sees it, one frame after the other, with the scene's labels. Raises ``SourceError``:
-    the clip cannot be read; ``ConfigError``: its pictures have another shape than the model's."""
+    """Run a clip through the live front end and label its frames. Raises ``SourceError``: the clip cannot be read;
+    ``ConfigError``: its patch grid differs from the model's."""
     geometry = PatchGeometry(patch=14, merge=2, temporal=2, max_pixels=shape.max_pixels)
     processor = CodecProcessor(geometry, CodecOptions(fps=shape.fps, anchor_interval_s=pruning.anchor_interval_s))
     sampler = PatchSampler("training", make_pruner(pruning.pruner, pruning.options), shape.fps)
@@ -124,7 +124,7 @@ def prune_clip(
     frames: list[PrunedFrame] = []
     for sample in video_samples(clip, processor):
         if sample.grid != grid:
-            raise ConfigError(f"{clip} does not have the shape of the pictures the model is trained on (16:9)")
+            raise ConfigError(f"{clip} does not have the aspect ratio that the model is trained on (16:9)")
         if sample.random_access:
             pair.clear()
         second = sample.pts / MICROSECONDS
@@ -137,7 +137,7 @@ def prune_clip(
 
 
 def write_frames(path: Path, frames: Sequence[PrunedFrame]) -> None:
-    """Store frames in one file, atomically."""
+    """Write frames to one file, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = ((each.cells, each.patches, each.labels.hot, each.labels.velocity, each.labels.covered) for each in frames)
     tensors = [tuple(map(torch.from_numpy, each)) for each in arrays]
@@ -154,7 +154,7 @@ def read_frames(path: Path) -> list[PrunedFrame]:
 
 
 def _segment(frames: Sequence[PrunedFrame], rng: np.random.Generator) -> list[PrunedFrame]:
-    """A segment from a random complete frame, at most as long as a window."""
+    """A segment of 12 to 28 frames from a random complete frame on, fewer if they exceed the token limit."""
     complete = [index for index, frame in enumerate(frames[: max(1, len(frames) - 8)]) if frame.complete]
     first = complete[int(rng.integers(len(complete)))]
     return limit_tokens(list(frames[first : first + int(rng.integers(12, 29))]))

@@ -1,4 +1,4 @@
-"""Examples made in other processes, in the order of their numbers for any number of processes."""
+"""Data loading: examples made by worker processes, replay, and pre-encoding by a frozen vision tower."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from cluster.types import PatchGrid
 if TYPE_CHECKING:
     from cluster.lab.training.trainable_model import TrainableModel
 
-# Capacity; an example takes some hundred kilobytes.
-_KEPT = 4096
-# Minimum number before examples are replayed, against overfitting.
-_FIRST = 64
+# Capacity of the replay buffer; an example takes a few hundred kilobytes.
+_REPLAY_CAPACITY = 4096
+# Replay starts at this many examples: replaying fewer would overfit to them.
+_REPLAY_MIN = 64
 
 
 def replayed(source: Iterator[Example], *, again: int, seed: int = 0) -> Iterator[Example]:
-    """One new example of ``source`` alternates with ``again`` random earlier ones: deterministic in the examples and
-    ``seed``."""
+    """Yield each new example of ``source`` followed by ``again`` random earlier ones, deterministically given the
+    examples and ``seed``."""
     rng = np.random.default_rng([seed, 17])
     kept: list[Example] = []
     for turn in itertools.count():
-        if turn % (again + 1) and len(kept) >= _FIRST:
+        if turn % (again + 1) and len(kept) >= _REPLAY_MIN:
             yield kept[int(rng.integers(len(kept)))]
             continue
         example = next(source)
-        if again and len(kept) < _KEPT:
+        if again and len(kept) < _REPLAY_CAPACITY:
             kept.append(example)
         elif again:
-            kept[int(rng.integers(_KEPT))] = example
+            kept[int(rng.integers(_REPLAY_CAPACITY))] = example
         yield example
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenTowerExamples:
-    """Number -> example of ``make``, encoded by the tower with the weights in the file ``weights``.
+    """Maps an example number to the example of ``make``, encoded by the tower whose weights are in file ``weights``.
 
-    The tower is most of a step; running it in the rendering process leaves a third of the work to the trainer.
+    The tower dominates a step's time; running it in the rendering process leaves the trainer a third of the work.
     """
 
     make: Callable[[int], Example]
@@ -71,7 +71,7 @@ def save_tower(model: TrainableModel, path: Path) -> None:
 @torch.no_grad()
 def encode_example(model: TrainableModel, example: Example, grid: PatchGrid) -> Example:
     """The example with visual tokens in place of pixels."""
-    # Processes that only draw examples start in half the time without transformers.
+    # Imported here: workers that only render examples start in half the time without transformers.
     from cluster.lab.training.trainable_model import patch_batches
 
     tokens = model.encode_frames(patch_batches(example, grid))
@@ -89,30 +89,30 @@ def _tower(weights: str, shape: str) -> TrainableModel:
     return model
 
 
-# Examples made ahead per process, a few megabytes each.
-_AHEAD = 6
+# Prefetched examples per process, a few megabytes each.
+_PREFETCH = 6
 
 
 @contextmanager
 def load_examples(make: Callable[[int], Example], *, workers: int, first: int = 0) -> Iterator[Iterator[Example]]:
-    """Examples ``first, first + 1, …``, made ahead by ``workers`` processes, which end with the context, or on demand
-    without. The iterator raises ``SightlineError``: a process failed to make one, or died."""
+    """Iterate over examples ``first, first + 1, …`` in order, prefetched by ``workers`` processes that end with the
+    context; 0 makes them on demand in this process. The iterator raises ``SightlineError``: a worker failed or died."""
     numbers: Any = range(sys.maxsize)
     loader: DataLoader[Example] = DataLoader(
         numbers,
         batch_size=None,
         sampler=itertools.count(first),
-        # Called by the processes, each with a number.
+        # Runs in the workers, with one example number per call.
         collate_fn=make,  # type: ignore[arg-type]
         num_workers=workers,
-        # Of its own: else the workers' seeds would be drawn from the generator that the training uses.
+        # A separate generator: otherwise the workers' seeds would be drawn from the trainer's global one.
         generator=torch.Generator(),
-        prefetch_factor=_AHEAD if workers else None,
+        prefetch_factor=_PREFETCH if workers else None,
         multiprocessing_context="spawn" if workers else None,
     )
     examples: Any = iter(loader)
 
-    def told() -> Iterator[Example]:
+    def checked() -> Iterator[Example]:
         for number in itertools.count(first):
             try:
                 yield next(examples)
@@ -124,8 +124,8 @@ def load_examples(make: Callable[[int], Example], *, workers: int, first: int = 
                 ) from error
 
     try:
-        yield told()
+        yield checked()
     finally:
         if workers:
-            # There is no public way, and an error's traceback would keep the iterator and thereby its processes.
+            # No public API for this; an error's traceback would keep the iterator, and with it the workers, alive.
             examples._shutdown_workers()

@@ -26,14 +26,14 @@ from cluster.lab.training.pruning import (
 )
 from cluster.types import PatchGrid
 
-# Share of training scenes with none, one, two and three kinds of event. A model trained on scenes with one each had an
-# AUC of 0.99 for wrong-way drivers on such, and 0.86 where other events happened too.
+# Shares of training scenes with zero, one, two and three kinds of event. A model trained on single-event scenes had an
+# AUC of 0.99 for wrong-way drivers on such scenes, but 0.86 on scenes with other events.
 _EVENTS = (0.1, 0.22, 0.4, 0.28)
-# Shares of additional scenes in which a kind comes first. Bags are the smallest objects (a token or less) with the most
-# look-alikes; the side of the road on which a vehicle should drive is rarely shown by pruned frames.
-_MORE = {"left_object": 0.16, "wrong_way": 0.16}
-# State of an actor -> event it resembles. Scenes with that state are always asked about the event.
-_ALIKE = {
+# Share of scenes that are reserved for a hard kind. Bags are the smallest objects (a token or less) with the most
+# look-alikes; pruned frames rarely show on which side of the road a vehicle should drive.
+_OVERSAMPLED = {"left_object": 0.16, "wrong_way": 0.16}
+# State of an actor -> event it resembles. Scenes with such an actor are always asked about that event.
+_LOOKALIKES = {
     "attended": "left_object",
     "furniture": "left_object",
     "crouching": "fall",
@@ -42,18 +42,18 @@ _ALIKE = {
     "driving": "wrong_way",
 }
 # Minimum number of kinds asked about per window.
-_ASKED = 4
+_MIN_KINDS = 4
 _STRIDE = 4
 _WINDOW = 20
-# Share of unpruned windows. With a third, F1 on pruned windows was 0.05 lower than on whole ones.
+# Share of unpruned examples. At a third, F1 on pruned windows was 0.05 below that on unpruned ones.
 _COMPLETE = 0.22
-# Visual tokens of one sequence in whole frames: bounds memory and time of a step.
-_MOST_FRAMES = 26
+# Maximum visual tokens of a sequence, in complete frames: bounds memory and time of a step.
+_MAX_FRAMES = 26
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleQuestion:
-    """A question on frames ``[opening, end)``. ``kind``: an event or ``memory``; ``answer``: one word."""
+    """A question about frames ``[opening, end)``. ``kind``: a kind of event, or ``memory``; ``answer``: one word."""
 
     opening: int
     end: int
@@ -64,9 +64,9 @@ class ExampleQuestion:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """One sequence: frames, the first frame each visual token attends to (``context``), and questions.
+    """One sequence: frames, the first frame that each visual token attends to (``context``), and questions.
 
-    ``visual_tokens`` ``[t, D]`` float16, where a frozen tower has encoded the frames already.
+    ``visual_tokens`` ``[t, D]`` float16: the frames encoded by a frozen tower; None if the trainer encodes them.
     """
 
     scene: str
@@ -76,13 +76,13 @@ class Example:
     visual_tokens: np.ndarray[tuple[int, int], np.dtype[np.float16]] | None = None
 
 
-# Number of training scenes.
+# Training scenes are drawn from indices below this.
 _SCENES = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class TowerExamples:
-    """Number -> single frames of one scene, some complete, most reduced to tokens near objects."""
+    """Maps an example number to single frames of one scene, some complete, most thinned to tokens near objects."""
 
     shape: str
     seed: int
@@ -94,7 +94,7 @@ class TowerExamples:
         grid = picture_grid(shape)
         scene = sample_scene(number, rng)
         times = sample_times(scene.seconds, shape.fps, rng)
-        chosen = _eventful(scene, times, self.frames, rng)
+        chosen = _draw_frames(scene, times, self.frames, rng)
         degradation = ImageDegradation.draw(rng)
         pruning = Pruning()
         samples = render_samples(
@@ -103,13 +103,13 @@ class TowerExamples:
         frames = []
         for place in range(len(chosen)):
             (frame,) = prune_samples(samples[2 * place : 2 * place + 2], scene.events, grid, pruning, rng)
-            frames.append(_thinned(frame, grid, rng) if rng.random() < 0.75 else frame)
+            frames.append(_thin(frame, grid, rng) if rng.random() < 0.75 else frame)
         return Example(scene.name, tuple(frames), _contexts(frames, range(len(frames))), ())
 
 
 @dataclass(frozen=True, slots=True)
 class WindowExamples:
-    """Number -> a segment of one scene with questions at many instants."""
+    """Maps an example number to a segment of one scene with questions at many instants."""
 
     shape: str
     seed: int
@@ -125,7 +125,7 @@ class WindowExamples:
         count = length
         if alone:
             count = int(rng.integers(8, 23) if complete else rng.integers(20, 29))
-        first = _beginning(scene, times, min(count, length), rng)
+        first = _segment_start(scene, times, min(count, length), rng)
         degradation = ImageDegradation.draw(rng)
         samples = render_samples(scene, shape, times[2 * first : 2 * (first + count)], degradation)
         pruning = Pruning() if complete else Pruning.draw(rng)
@@ -136,10 +136,10 @@ class WindowExamples:
 
 @dataclass(frozen=True, slots=True)
 class ValidationExamples:
-    """Number -> a whole scene of the validation split, every standing question in every window of 20 s.
+    """Maps a number to a whole validation scene with every standing question in every 20 s window.
 
-    Three of four scenes show two kinds of event and one shows none, as F1 on scenes with one event each (0.86)
-    overestimated that on ordinary scenes (0.78).
+    Three of four scenes show two kinds of event and one shows none: F1 on single-event scenes (0.86) overestimated F1
+    on ordinary scenes (0.78).
     """
 
     shape: str
@@ -167,22 +167,22 @@ class ValidationExamples:
 
 
 def sample_scene(number: int, rng: np.random.Generator) -> Scene:
-    """A training scene; rare events are as frequent as common ones, alone and with others.
+    """Draw a training scene; kinds of event are balanced (but for ``_OVERSAMPLED``), alone and combined.
 
-    ``number`` selects the first kind. Everything else is random, also the scene's index: else every stage and run would
-    see the same street.
+    ``number`` selects the first kind; everything else is random, including the scene's index: otherwise every stage and
+    run would see the same streets.
     """
     count = int(rng.choice(len(_EVENTS), p=_EVENTS))
     usual = EVENT_KINDS[number % len(EVENT_KINDS)]
-    first = str(rng.choice([*_MORE, usual], p=[*_MORE.values(), 1 - sum(_MORE.values())]))
+    first = str(rng.choice([*_OVERSAMPLED, usual], p=[*_OVERSAMPLED.values(), 1 - sum(_OVERSAMPLED.values())]))
     others = rng.permutation([kind for kind in EVENT_KINDS if kind != first])
     kinds = (first, *(str(kind) for kind in others))[:count]
     return make_scene("train", int(rng.integers(_SCENES)), event=kinds)
 
 
 def window_openings(frames: Sequence[PrunedFrame], window: int) -> list[int]:
-    """For each frame, the opening of the window of ``window`` frames that ends with it: the last complete frame at or
-    before its nominal start."""
+    """Opening frame of the window of ``window`` frames that ends with each frame: the last complete frame at or before
+    the window's nominal start."""
     complete = [index for index, frame in enumerate(frames) if frame.complete]
     return [max(c for c in complete if c <= max(0, end - window)) for end in range(1, len(frames) + 1)]
 
@@ -190,8 +190,8 @@ def window_openings(frames: Sequence[PrunedFrame], window: int) -> list[int]:
 def label(
     scene: Scene, kind: str, frames: Sequence[PrunedFrame], opening: int, end: int, window: int = _WINDOW
 ) -> bool | None:
-    """Whether frames ``[opening, end)`` show an event. None also if only frames before the nominal start do, which the
-    model cannot know."""
+    """Whether frames ``[opening, end)`` show an event; None if undecidable, or if only frames before the nominal start
+    do, which the model cannot know."""
     close = frames[end - 1].time_s + 1.0
     shown = window_label(scene.events, kind, frames[opening].time_s, close)
     nominal = window_label(scene.events, kind, frames[max(opening, end - window)].time_s, close)
@@ -205,17 +205,17 @@ def make_questions(
     rng: np.random.Generator,
     span: int = _WINDOW,
 ) -> tuple[ExampleQuestion, ...]:
-    """Questions every four frames: about the scene's events, about events that other things resemble, and others.
+    """Questions every four frames: about the scene's events, about events with look-alikes in it, and about others.
 
-    ``windows``: opening of each frame's window; None for one window that grows from frame 0.
+    ``windows``: opening of each frame's window; None for a single window that grows from frame 0.
     """
     questions: list[ExampleQuestion] = []
-    alike = {_ALIKE[key.state] for actor in scene.actors for key in actor.keys if key.state in _ALIKE}
+    alike = {_LOOKALIKES[key.state] for actor in scene.actors for key in actor.keys if key.state in _LOOKALIKES}
     sure = {event.kind for event in scene.events} | alike
     for end in range(int(rng.integers(3, 7)), len(frames) + 1, _STRIDE):
         opening = 0 if windows is None else windows[end - 1]
         others = [kind for kind in EVENT_KINDS if kind not in sure]
-        more = min(len(others), max(1, _ASKED - len(sure)))
+        more = min(len(others), max(1, _MIN_KINDS - len(sure)))
         kinds = [*sorted(sure), *(str(kind) for kind in rng.choice(others, size=more, replace=False))]
         for kind in kinds:
             shown = label(scene, kind, frames, opening, end, len(frames) if windows is None else span)
@@ -227,7 +227,7 @@ def make_questions(
 
 
 def growing_window_example(scene: Scene, frames: Sequence[PrunedFrame], rng: np.random.Generator) -> Example:
-    """A camera that has just started: one window that grows from its first frame."""
+    """A camera that has just started: a single window grows from its first frame."""
     return Example(
         scene.name, tuple(frames), _contexts(frames, [0] * len(frames)), make_questions(scene, frames, None, rng)
     )
@@ -237,22 +237,22 @@ def sliding_window_example(scene: Scene, frames: Sequence[PrunedFrame], rng: np.
     """A running camera: windows slide, and tokens computed in older windows are reused in newer ones."""
     span = _WINDOW if rng.random() < 0.6 else int(rng.integers(12, 33))
     windows = window_openings(frames, span)
-    # A token's context depends on the window it was computed in, which ended up to a stride after it.
+    # A token's context is that of the window that computed it, which ended up to one stride later.
     context = _contexts(frames, window_openings(frames, int(rng.integers(12, 41)) if rng.random() < 0.5 else span))
     if rng.random() < 0.4:
-        context = _refreshed(frames, context, rng)
+        context = _with_refresh(frames, context, rng)
     questions = [*make_questions(scene, frames, windows, rng, span)]
     if frames[0].time_s < 1.0:
-        questions += _remembered(scene, frames, rng)
+        questions += _memory_questions(scene, frames, rng)
     return Example(scene.name, tuple(frames), context, tuple(questions))
 
 
-def _remembered(scene: Scene, frames: Sequence[PrunedFrame], rng: np.random.Generator) -> list[ExampleQuestion]:
-    """Questions about everything seen, at two instants."""
+def _memory_questions(scene: Scene, frames: Sequence[PrunedFrame], rng: np.random.Generator) -> list[ExampleQuestion]:
+    """Questions about everything seen so far, at up to two instants."""
     questions: list[ExampleQuestion] = []
     for end in sorted({int(rng.integers(10, len(frames))), len(frames)} if len(frames) > 10 else {len(frames)}):
         asked = memory_questions(scene, frames[end - 1].time_s + 1.0)
-        # Balanced between yes, no and other words: most colours are not in a scene.
+        # Balanced between yes, no and other words: most colours do not occur in a scene, so most answers are "no".
         kinds = ["yes", "no", "word"]
         for kind in rng.choice(kinds, size=2, replace=False):
             fitting = [q for q in asked if q.answer == kind or (kind == "word" and q.answer not in kinds)]
@@ -263,14 +263,14 @@ def _remembered(scene: Scene, frames: Sequence[PrunedFrame], rng: np.random.Gene
 
 
 def _contexts(frames: Sequence[PrunedFrame], first: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """First attended frame of each frame -> of each token."""
+    """Expand the first attended frame from per frame to per token."""
     return np.repeat(np.array(first, np.int64), [len(frame.cells) for frame in frames])
 
 
-def _refreshed(
+def _with_refresh(
     frames: Sequence[PrunedFrame], context: np.ndarray[tuple[int], np.dtype[np.int64]], rng: np.random.Generator
 ) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """As if a window had opened at some frame and recomputed a random part of its tokens."""
+    """Context as if a window had opened at a random complete frame and recomputed a random share of its tokens."""
     complete = [index for index, frame in enumerate(frames) if frame.complete]
     opening = complete[int(rng.integers(len(complete)))]
     frame_of = _contexts(frames, range(len(frames)))
@@ -278,8 +278,8 @@ def _refreshed(
     return np.where(anew, np.maximum(context, opening), context)
 
 
-def _beginning(scene: Scene, times: Sequence[float], count: int, rng: np.random.Generator) -> int:
-    """First frame of a segment of ``count``; mostly one that includes the start of an event."""
+def _segment_start(scene: Scene, times: Sequence[float], count: int, rng: np.random.Generator) -> int:
+    """First frame of a segment of ``count`` frames, which mostly includes the start of an event."""
     last = len(times) // 2 - count
     if last <= 0:
         return 0
@@ -291,13 +291,13 @@ def _beginning(scene: Scene, times: Sequence[float], count: int, rng: np.random.
 
 
 def limit_tokens(frames: list[PrunedFrame]) -> list[PrunedFrame]:
-    """The first frames that fit into a step; the first of them is complete."""
+    """The leading frames that fit into a training step; the first frame must be complete."""
     total = np.cumsum([len(frame.cells) for frame in frames])
-    return frames[: int(np.searchsorted(total, _MOST_FRAMES * total[0], side="right"))]
+    return frames[: int(np.searchsorted(total, _MAX_FRAMES * total[0], side="right"))]
 
 
-def _eventful(scene: Scene, times: Sequence[float], count: int, rng: np.random.Generator) -> list[int]:
-    """Frames of a scene, half of them during an event."""
+def _draw_frames(scene: Scene, times: Sequence[float], count: int, rng: np.random.Generator) -> list[int]:
+    """Indices of random frames of a scene, up to half of them during an event."""
     every = range(len(times) // 2)
     during = [i for i in every if any(e.start_s <= times[2 * i] < e.end_s for e in scene.events)]
     some = [int(i) for i in rng.permutation(during)[: count // 2]]
@@ -305,8 +305,8 @@ def _eventful(scene: Scene, times: Sequence[float], count: int, rng: np.random.G
     return [*some, *rest]
 
 
-def _thinned(frame: PrunedFrame, grid: PatchGrid, rng: np.random.Generator) -> PrunedFrame:
-    """Tokens that show something, their neighbours, and a few others, like a pruner."""
+def _thin(frame: PrunedFrame, grid: PatchGrid, rng: np.random.Generator) -> PrunedFrame:
+    """Keep most tokens on objects, some of their neighbours and a few others, as a pruner would."""
     there = np.zeros((grid.group_rows + 2, grid.group_cols + 2), bool)
     there[1:-1, 1:-1] = frame.labels.covered.reshape(grid.group_rows, grid.group_cols)
     near = np.zeros((grid.group_rows, grid.group_cols), bool)

@@ -1,4 +1,4 @@
-"""Runs one stage: optimisers, steps, schedule, moving average, checkpoints, validation, log."""
+"""Training loop of one stage: optimisers, learning-rate schedule, weight average, checkpoints, validation, log."""
 
 import itertools
 import json
@@ -25,20 +25,20 @@ from cluster.lab.training.trainable_model import TrainableModel
 
 
 def load_checkpoint(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """Read what :meth:`StageRun.save` wrote; None if there is nothing. Raises ``ConfigError``: unreadable, or of a run
-    with other settings."""
+    """Read a checkpoint of :meth:`StageRun.save`; None without one. Raises ``ConfigError``: it is unreadable, or of a
+    run with different settings."""
     if not path.is_file():
         return None
     try:
         progress: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         saved = progress["settings"]
     except (OSError, RuntimeError, TypeError, KeyError, EOFError, pickle.UnpicklingError) as error:
-        raise ConfigError(f"the checkpoint {path} cannot be read ({error}); remove it, or train without it") from error
+        raise ConfigError(f"cannot read the checkpoint {path} ({error}); remove it or pass --no-resume") from error
     for key, value in settings.items():
         if saved.get(key) != value:
             raise ConfigError(
-                f"the checkpoint {path} is of a run with {key} {saved.get(key)!r}, not {value!r}; "
-                "name another folder, or start afresh with --no-resume"
+                f"the checkpoint {path} is from a run with {key} {saved.get(key)!r}, not {value!r}; "
+                "use another folder, or start over with --no-resume"
             )
     return progress
 
@@ -50,35 +50,35 @@ _MUON_GAIN = 15.0
 
 
 class StageOptimizer:
-    """AdamW, or (``muon``) Muon for the matrices of blocks and merger and AdamW for the rest. Norms, biases and
-    embeddings do not decay.
+    """AdamW, or (``muon``) Muon for the weight matrices of blocks and merger and AdamW for the rest. Norms, biases and
+    embeddings have no weight decay.
 
-    After 120 steps of the tower stage (one seed) the held-out loss was 3.51 with Muon and 3.69 with AdamW, at 1.3 times
-    the time per step.
+    After 120 steps of the tower stage (one seed) the held-out loss was 3.51 with Muon and 3.69 with AdamW; a Muon step
+    took 1.3 times as long.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], *, kind: str, rate: float, decay: float) -> None:
         if kind not in OPTIMIZERS:
             raise ConfigError(f"unknown optimizer {kind!r}; there are: {', '.join(OPTIMIZERS)}")
-        turned: list[nn.Parameter] = []
-        plain: list[nn.Parameter] = []
+        matrices: list[nn.Parameter] = []
+        undecayed: list[nn.Parameter] = []
         decayed: list[nn.Parameter] = []
         for name, parameter in parameters.items():
             inner = any(f".{part}." in name for part in ("blocks", "layers", "merger"))
             if kind == "muon" and inner and parameter.ndim == 2:
-                turned.append(parameter)
+                matrices.append(parameter)
             else:
-                (plain if parameter.ndim < 2 or "embed_tokens" in name else decayed).append(parameter)
-        groups = [{"params": decayed, "weight_decay": decay}, {"params": plain, "weight_decay": 0.0}]
+                (undecayed if parameter.ndim < 2 or "embed_tokens" in name else decayed).append(parameter)
+        groups = [{"params": decayed, "weight_decay": decay}, {"params": undecayed, "weight_decay": 0.0}]
         self._parts: dict[str, tuple[torch.optim.Optimizer, float]] = {
             "adamw": (torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), eps=1e-8, fused=True), rate)
         }
-        if turned:
-            muon = torch.optim.Muon(turned, lr=rate * _MUON_GAIN, weight_decay=decay / _MUON_GAIN)
+        if matrices:
+            muon = torch.optim.Muon(matrices, lr=rate * _MUON_GAIN, weight_decay=decay / _MUON_GAIN)
             self._parts["muon"] = (muon, rate * _MUON_GAIN)
 
     def step(self, share: float) -> None:
-        """One step at this share of the peak rates; clears gradients."""
+        """Step at this share of the peak learning rates, then clear gradients."""
         for part, rate in self._parts.values():
             for group in part.param_groups:
                 group["lr"] = rate * share
@@ -93,22 +93,22 @@ class StageOptimizer:
         return {name: part.state_dict() for name, (part, _) in self._parts.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore state, unless it was saved with another optimiser."""
+        """Restore the state; ignored if it was saved with another kind of optimiser."""
         if state.keys() == self._parts.keys():
             for name, (part, _) in self._parts.items():
                 part.load_state_dict(state[name])
 
 
-# Steps per log line.
+# Steps between log lines.
 LOG_STEPS = 20
-# Between two checkpoints.
+# Interval between checkpoints.
 SAVE_MINUTES = 3.0
 _LOWEST_RATE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """``make``: number -> training example; ``judge``: metrics, of which ``score`` selects the better model."""
+    """``make``: example by number; ``judge``: validation metrics; ``score``: metric that selects the weights."""
 
     settings: StageSettings
     make: Callable[[int], Example]
@@ -118,16 +118,16 @@ class Stage:
 
 
 Tell = Callable[[str, float | None], None]
-"""Told how a run goes: a text, and the share of the stage that is done (0..1), or ``None`` for a line to keep."""
+"""Progress callback: a text and the stage's progress in 0..1; ``None`` marks a line to keep on screen."""
 
-# Of the losses and metrics, those that are told; all are in the log.
-_TOLD_LOSSES = ("loss", "answers", "found", "memory", "recalled")
-_TOLD_METRICS = ("auc", "f1", "video_f1")
+# Losses and metrics shown as progress; the log has all of them.
+_SHOWN_LOSSES = ("loss", "answers", "found", "memory", "recalled")
+_SHOWN_METRICS = ("auc", "f1", "video_f1")
 
 
 class StageRun:
-    """One stage in progress. Changes ``model`` and ``heads`` in place; after :meth:`run` ``model`` has the moving
-    average's weights if they validate better."""
+    """One stage in progress. Trains ``model`` and ``heads`` in place; after :meth:`run`, ``model`` has the averaged
+    weights unless the raw ones validate better."""
 
     def __init__(
         self, settings: Settings, stage: Stage, model: TrainableModel, heads: DenseHeads, folder: Path
@@ -153,7 +153,7 @@ class StageRun:
 
     @property
     def share(self) -> float:
-        """Share of the stage done, 0..1."""
+        """Progress of the stage, 0..1."""
         bounds = self.stage.settings
         shares = [0.0]
         if bounds.steps is not None:
@@ -163,7 +163,7 @@ class StageRun:
         return min(1.0, max(shares))
 
     def resume(self) -> bool:
-        """Restore the checkpoint; returns whether there was one. Raises ``ConfigError``: it is of another run."""
+        """Restore the checkpoint; returns False without one. Raises ``ConfigError``: it is of another run."""
         progress = load_checkpoint(self.path, self._identity)
         if progress is None:
             return False
@@ -191,29 +191,29 @@ class StageRun:
             torch.save(body, part)
 
     def train_step(self, examples: list[Example]) -> dict[str, float]:
-        """One step; returns the parts of the loss."""
+        """Take one optimiser step; returns the components of the loss."""
         self.optimizer.zero_grad()
         loss = self.stage.loss(self.model, self.heads, examples)
         loss.total.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
         if not math.isfinite(float(norm)):
-            # Skip a batch with infinite gradients.
+            # Skip a batch with non-finite gradients.
             self.step += 1
             return {"skipped": 1.0}
         self.optimizer.step(schedule(self.share, self.stage.settings.warm_up))
         self.step += 1
-        self._move_average()
+        self._update_average()
         return {**loss.parts, "norm": float(norm)}
 
     @torch.no_grad()
-    def _move_average(self) -> None:
-        # Short average at first, to forget the random initialisation.
+    def _update_average(self) -> None:
+        # A short horizon at first, so that the average forgets the random initialisation.
         decay = min(self.settings.average, (1 + self.step) / (10 + self.step))
         for name, value in self.model.model.state_dict().items():
             self.average[name].lerp_(value, 1 - decay)
 
     def run(self, tell: Tell, *, validation: Callable[[], list[Example]]) -> None:
-        """Run to the end of the stage. When interrupted, saves a checkpoint and raises."""
+        """Train to the end of the stage. On any exception, saves a checkpoint and re-raises."""
         saved = validated = time.monotonic()
         sums: dict[str, list[float]] = defaultdict(list)
         batch = self.stage.settings.batch
@@ -239,7 +239,7 @@ class StageRun:
                         self.save()
                         saved = now
                     if now - validated > 60 * self.settings.validate_minutes:
-                        # Nothing to judge on with validation_scenes 0.
+                        # validation_scenes may be 0.
                         if held_out := validation():
                             self.validate(held_out, tell)
                         # Validation does not count as training time.
@@ -250,29 +250,29 @@ class StageRun:
                 raise
 
     def _finish(self, tell: Tell, examples: list[Example]) -> None:
-        """Keep the better of the weights and their moving average."""
-        better = not examples
+        """Keep the raw weights or their average, whichever validates better; the average without validation scenes."""
+        use_average = not examples
         if examples:
-            plain = self.validate(examples, tell, average=False)
-            better = self.validate(examples, tell)[self.stage.score] >= plain[self.stage.score]
-        if better:
+            raw = self.validate(examples, tell, average=False)
+            use_average = self.validate(examples, tell)[self.stage.score] >= raw[self.stage.score]
+        if use_average:
             self.model.model.load_state_dict(self.average)
         self.done = True
         self.save()
 
     def validate(self, examples: list[Example], tell: Tell, *, average: bool = True) -> dict[str, float]:
-        """Metrics of the moving average (or of the current weights)."""
+        """Validation metrics of the averaged (or, without ``average``, the raw) weights; logged and shown."""
         with self._averaged() if average else nullcontext():
             metrics = self.stage.judge(self.model, self.heads, examples)
         self._log("validation" if average else "validation_raw", metrics)
         kinds = "  ".join(f"{k.split(':')[1]} {v:.2f}" for k, v in metrics.items() if k.startswith("f1:"))
-        tell(f"validation: {_numbers(metrics, _TOLD_METRICS)}" + (f"  (f1: {kinds})" if kinds else ""), None)
+        tell(f"validation: {_numbers(metrics, _SHOWN_METRICS)}" + (f"  (f1: {kinds})" if kinds else ""), None)
         return metrics
 
     def _progress(self, losses: Mapping[str, float]) -> str:
         done = f"{self.stage.settings.name} {100 * self.share:3.0f} %  step {self.step}"
         rate = self.step * self.stage.settings.batch / self.elapsed_s
-        return f"{done}  {rate:.2f} examples/s  {_numbers(losses, _TOLD_LOSSES)}"
+        return f"{done}  {rate:.2f} examples/s  {_numbers(losses, _SHOWN_LOSSES)}"
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
@@ -301,7 +301,7 @@ def _numbers(values: Mapping[str, float], names: Sequence[str]) -> str:
 
 
 def schedule(share: float, warm_up: float) -> float:
-    """Learning rate as a share of its peak: linear warm-up, then a half cosine to a fiftieth."""
+    """Learning rate as a share of its peak: linear warm-up, then half a cosine down to 1/50."""
     if share < warm_up:
         return max(share, 1e-3) / warm_up
     rest = (share - warm_up) / max(1e-9, 1 - warm_up)

@@ -15,11 +15,11 @@ from cluster.lab.training.trainable_model import TrainableModel, patch_batches
 from cluster.models.base import FrameSpan
 from cluster.types import PatchGrid
 
-# Weight of set labels, which are rare.
+# Weight of positive dense labels, which are rare.
 _DENSE_POSITIVE = 4.0
-# Weight of background tokens, most of a complete frame.
+# Weight of background tokens, the bulk of a complete frame.
 _BACKGROUND = 0.25
-# Weight of event labels among thirty auxiliary ones.
+# Weight of event labels, relative to some thirty auxiliary ones.
 _EVENT = 2.5
 _VELOCITY_SCALE = 0.1
 _VELOCITY_WEIGHT = 0.6
@@ -46,14 +46,14 @@ def dense_labels(examples: Sequence[Example], device: torch.device) -> DenseLabe
 
 @dataclass(frozen=True, slots=True)
 class DenseLoss:
-    """``total`` to minimise; ``found``: recall of set labels at one half, for the log."""
+    """``total``: to minimise; ``found``: recall of positive labels at a threshold of 0.5, for the log."""
 
     total: Tensor
     found: Tensor
 
 
 class DenseHead(nn.Module):
-    """Hidden states ``[t, D]`` of visual tokens -> labels and velocity."""
+    """Linear probe that predicts labels and velocity from hidden states ``[t, D]`` of visual tokens."""
 
     emphasis: Tensor
 
@@ -72,7 +72,7 @@ class DenseHead(nn.Module):
         weight = 1.0 + (_DENSE_POSITIVE - 1.0) * dense.hot
         weight = weight * torch.where(dense.covered, 1.0, _BACKGROUND)[:, None] * self.emphasis
         loss = (F.binary_cross_entropy_with_logits(logits, dense.hot, reduction="none") * weight).sum(1)
-        # Per covered token, so that an empty frame does not dilute a busy one; scaled to order one.
+        # Normalised by covered tokens, so that empty frames do not dilute busy ones; scaled to the order of 1.
         total = loss.sum() / (_BACKGROUND * len(hidden) + dense.covered.sum()) / 4
         if bool(dense.covered.any()):
             wanted = dense.velocity[dense.covered] / _VELOCITY_SCALE
@@ -83,7 +83,7 @@ class DenseHead(nn.Module):
 
 
 class DenseHeads(nn.Module):
-    """Heads on the tower's output, and on the middle and end of the language model."""
+    """Dense heads on the tower's output and on the middle and last layers of the language model."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -92,20 +92,20 @@ class DenseHeads(nn.Module):
         self.last = DenseHead(width)
 
 
-# Positive windows are a third as frequent as negative ones.
+# Weight of positive windows, which are a third as frequent as negative ones.
 _POSITIVE = 2.5
 _VOCABULARY_WEIGHT = 0.1
 _MEMORY_WEIGHT = 0.4
 _TOWER_WEIGHT = 0.2
 _DENSE_WEIGHT = 0.25
-# The dense losses are sums over dozens of labels and would outweigh the answers.
+# Dense losses are sums over dozens of labels and would outweigh the answers.
 _ANSWER_WEIGHT = 3.0
 _POINTING_WEIGHT = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """``total`` with gradients, and its parts for the log."""
+    """``total``: differentiable loss; ``parts``: its components, for the log."""
 
     total: Tensor
     parts: dict[str, float]
@@ -113,8 +113,8 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedQuestions:
-    """Standing questions of some packed sequences: row that predicts each answer (``rows [n]``), right answer (``truth
-    [n]``), and number of its sequence."""
+    """Standing questions of packed sequences. ``rows [n]``: row that predicts each answer; ``truth [n]`` bool: right
+    answers; ``sequence``: index of each question's sequence."""
 
     rows: Tensor
     truth: Tensor
@@ -123,7 +123,7 @@ class PackedQuestions:
 
 
 def example_layout(model: TrainableModel, example: Example, grid: PatchGrid, *, with_answers: bool) -> SequenceLayout:
-    """Layout of an example; ``with_answers``: includes the answers to memory questions, for teacher forcing."""
+    """Layout of an example; ``with_answers`` appends the answers to memory questions, for teacher forcing."""
     end = model.tokenizer.eos_token_id
     asks = []
     for question in example.questions:
@@ -138,8 +138,8 @@ def example_layout(model: TrainableModel, example: Example, grid: PatchGrid, *, 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PointingTargets:
-    """For ``a`` questions and ``n`` rows: ``window`` and ``event`` ``[a, n]`` bool, rows in the question's window and
-    those that show its event; ``system`` ``[a, n]`` bool: rows of the system prompt; ``truth`` ``[a]``: the answers."""
+    """Masks over ``n`` rows for ``a`` questions, ``[a, n]`` bool. ``window``: rows of the question's window; ``event``:
+    those of them that show its event; ``system``: rows of the system prompt. ``truth`` ``[a]``: the answers."""
 
     window: Tensor
     event: Tensor
@@ -148,15 +148,15 @@ class PointingTargets:
 
 
 def pointing_loss(probes: Sequence[tuple[Tensor, Tensor]], targets: PointingTargets, weight: Tensor) -> Tensor:
-    """Mean of ``-log`` of the attention on the target rows; ``probes`` as in ``SequenceOutput``, ``weight [a]``.
+    """Attention supervision: weighted mean of ``-log`` of the attention mass on the target rows, which are the event's
+    rows for a yes and the system prompt for a no. ``probes`` as in ``SequenceOutput``; ``weight [a]``.
 
-    The query heads of the first key head are taught. Questions whose event was pruned away have no target and do not
-    count.
+    Only the query heads of the first key head are supervised. Questions whose event was pruned away are ignored.
     """
     right = torch.where(targets.truth[:, None], targets.event, targets.system)
     counted = weight * right.any(1)
     open_rows = targets.window | targets.system
-    # Finite, so that questions without a target row give no NaN.
+    # The masks below are finite, so that questions without a target row yield no NaN.
     total = weight.new_zeros(())
     for query, key in probes:
         scores = query[: query.shape[0] // key.shape[0]] @ key[0, : right.shape[1]].mT
@@ -167,7 +167,7 @@ def pointing_loss(probes: Sequence[tuple[Tensor, Tensor]], targets: PointingTarg
 
 
 def tower_loss(model: TrainableModel, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid) -> Loss:
-    """Dense labels on the tower's tokens."""
+    """Dense loss on the tower's output."""
     visual = model.encode_frames([frame for example in examples for frame in patch_batches(example, grid)])
     dense = heads.tower(visual, dense_labels(examples, model.device))
     return Loss(dense.total, {"loss": float(dense.total.detach()), "found": float(dense.found)})
@@ -176,11 +176,11 @@ def tower_loss(model: TrainableModel, heads: DenseHeads, examples: Sequence[Exam
 def window_loss(
     model: TrainableModel, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid, *, train_tower: bool = True
 ) -> Loss:
-    """Answers to all questions, and dense labels at three depths."""
+    """Answers to all questions, attention supervision, and dense losses at up to three depths."""
     layouts = [example_layout(model, example, grid, with_answers=True) for example in examples]
     with torch.set_grad_enabled(train_tower):
         seen = _visual_tokens(model, examples, grid)
-    asked = _asked(layouts, examples, model.device)
+    asked = _packed(layouts, examples, model.device)
     output = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts, asked.rows)
     dense = dense_labels(examples, model.device)
     rows = _visual_rows(layouts, output.starts, model.device)
@@ -189,7 +189,7 @@ def window_loss(
     answered, yes_no = _answer_loss(model, model.answer_logits(output.last[asked.rows]), asked.truth)
     pointed = asked.truth.new_zeros((), dtype=torch.float32)
     if asked.questions:
-        targets = _targets(asked, layouts, output.starts, rows, dense.hot)
+        targets = _pointing_targets(asked, layouts, output.starts, rows, dense.hot)
         pointed = pointing_loss(output.probes, targets, _weight(asked.truth))
     memory, recalled = _memory_loss(model, output.last, layouts, output.starts)
     total = (
@@ -218,12 +218,12 @@ def margins(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid)
     layouts = [example_layout(model, example, grid, with_answers=False) for example in examples]
     seen = _visual_tokens(model, examples, grid)
     output = model.forward_sequences(torch.split(seen, [layout.visual for layout in layouts]), layouts)
-    asked = _asked(layouts, examples, model.device)
+    asked = _packed(layouts, examples, model.device)
     return _margin(model, model.answer_logits(output.last[asked.rows])), asked
 
 
 def _visual_tokens(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> Tensor:
-    """Visual tokens of all examples, encoded unless they are given."""
+    """Visual tokens of all examples; those without ``visual_tokens`` are encoded here."""
     ready = [example.visual_tokens for example in examples]
     if all(seen is None for seen in ready):
         return model.encode_frames([frame for example in examples for frame in patch_batches(example, grid)])
@@ -244,7 +244,7 @@ def _visual_rows(layouts: Sequence[SequenceLayout], starts: Sequence[int], devic
     return torch.cat(parts).to(device)
 
 
-def _asked(layouts: Sequence[SequenceLayout], examples: Sequence[Example], device: torch.device) -> PackedQuestions:
+def _packed(layouts: Sequence[SequenceLayout], examples: Sequence[Example], device: torch.device) -> PackedQuestions:
     rows, questions, sequence = [], [], []
     start = 0
     for number, (layout, example) in enumerate(zip(layouts, examples, strict=True)):
@@ -262,11 +262,10 @@ def _asked(layouts: Sequence[SequenceLayout], examples: Sequence[Example], devic
     )
 
 
-def _targets(
+def _pointing_targets(
     asked: PackedQuestions, layouts: Sequence[SequenceLayout], starts: Sequence[int], visual: Tensor, hot: Tensor
 ) -> PointingTargets:
-    """Rows the questions should attend to; ``visual [t]``: rows of all visual tokens, ``hot [t, labels]``: their
-    labels."""
+    """``visual [t]``: rows of all visual tokens; ``hot [t, labels]``: their labels."""
     device = hot.device
     total = starts[-1] + len(layouts[-1])
     row = torch.arange(total, device=device)
@@ -296,7 +295,7 @@ def _weight(truth: Tensor) -> Tensor:
 
 
 def _answer_loss(model: TrainableModel, logits: Tensor, truth: Tensor) -> tuple[Tensor, float]:
-    """Weighted cross-entropy of yes against no and of the word itself; and the former alone, for the log."""
+    """Weighted cross-entropy of yes against no plus that of the word over the vocabulary; the former alone, to log."""
     if not len(truth):
         return logits.sum() * 0, 0.0
     weight = _weight(truth)
@@ -312,7 +311,7 @@ def _memory_loss(
     layouts: Sequence[SequenceLayout],
     starts: Sequence[int],
 ) -> tuple[Tensor, float]:
-    """Cross-entropy of all answer tokens, and the share of right first words."""
+    """Cross-entropy of the answer tokens of memory questions, and the share of correct first words."""
     rows: list[int] = []
     words: list[int] = []
     first: list[int] = []

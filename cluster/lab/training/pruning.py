@@ -1,5 +1,5 @@
 """Pruned frames of training sequences: the production pruners with random parameters, random token loss, and dense
-labels of the tokens, which train the tower and the language model."""
+token labels, which supervise the tower and the language model."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -48,10 +48,10 @@ class RenderedSample:
 
 @dataclass(frozen=True, slots=True)
 class ImageDegradation:
-    """Random effect of a camera and encoder on pictures, one per scene.
+    """Simulated camera and encoder artefacts, drawn once per scene.
 
-    * ``gain``, ``gamma``: exposure; ``blur``: radius in pixels, 0 for none
-    * ``quality``: JPEG quality, in place of the codec's loss; None for none
+    * ``gain``, ``gamma``: exposure; ``blur``: Gaussian radius in pixels, 0 for none
+    * ``quality``: JPEG quality, a stand-in for the codec's loss; None for no compression
     """
 
     gain: float = 1.0
@@ -61,7 +61,7 @@ class ImageDegradation:
 
     @classmethod
     def draw(cls, rng: np.random.Generator) -> Self:
-        """Half of the scenes are compressed, a third is blurred; exposure varies by a fifth."""
+        """Compresses half of the scenes, blurs a third and varies exposure by up to a fifth."""
         return cls(
             gain=float(rng.uniform(0.85, 1.15)),
             gamma=float(rng.uniform(0.85, 1.2)),
@@ -87,9 +87,9 @@ class ImageDegradation:
 
 
 def sample_times(seconds: float, fps: float, rng: np.random.Generator) -> list[float]:
-    """Sample times of a whole scene: regular from a random phase, rounded to a camera's frame clock.
+    """Sample times of a whole scene, in seconds: regular from a random phase, rounded to a random camera's frame clock.
 
-    A camera of 12.5 fps, for example, has no frame at exactly every half second.
+    A 12.5 fps camera, for example, does not have a frame at every half second.
     """
     phase = float(rng.uniform(0, 1 / fps))
     clock = float(rng.choice([10.0, 12.0, 12.5, 15.0, 20.0, 24.0, 25.0]))
@@ -100,7 +100,7 @@ def sample_times(seconds: float, fps: float, rng: np.random.Generator) -> list[f
 def render_samples(
     scene: Scene, shape: Shape, times: list[float], degradation: ImageDegradation
 ) -> list[RenderedSample]:
-    """Render a scene at these seconds, degraded."""
+    """Render a scene at these times (seconds) and degrade the pictures."""
     renderer = SceneRenderer(scene, shape.width, shape.height)
     fps = scene.camera.fps
     return [
@@ -128,22 +128,22 @@ LABELS = (
 """Columns of :attr:`TokenLabels.hot`."""
 
 MIN_COVERAGE = 0.2
-"""Minimum overlap, as a share of the token or of a smaller object, to label the token."""
+"""Minimum overlap to label a token, as a share of the smaller of token and object."""
 
 _COLUMN = {label: column for column, label in enumerate(LABELS)}
 
 
 LabelledInstant = tuple[float, Sequence[SceneObject]]
-"""Time, and the objects visible then."""
+"""Time in seconds, and the objects visible at it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLabels:
-    """Labels of some tokens of one frame.
+    """Labels of ``t`` tokens of one frame.
 
     * ``hot`` ``[t, len(LABELS)]`` uint8, multi-hot
     * ``velocity`` ``[t, 2]`` float32, shares of the picture per second, of the object that covers most of the token
-    * ``covered`` ``[t]`` bool: some object is there (``velocity`` is valid)
+    * ``covered`` ``[t]`` bool: an object covers the token (``velocity`` is valid)
     """
 
     hot: npt.NDArray[np.uint8]
@@ -155,7 +155,7 @@ class TokenLabels:
 
 
 def coverage(box: tuple[float, float, float, float], rows: int, cols: int) -> npt.NDArray[np.float64]:
-    """``[rows, cols]``: overlap of a box (shares of the picture) with each cell, as a share of the smaller of both."""
+    """``[rows, cols]``: overlap of a box (in shares of the picture) with each cell, relative to the smaller of them."""
     x0, y0, x1, y1 = box
     wide = _overlap(x0, x1, cols)
     high = _overlap(y0, y1, rows)
@@ -173,9 +173,9 @@ def _overlap(low: float, high: float, cells: int) -> npt.NDArray[np.float64]:
 
 
 def token_labels(instants: Sequence[LabelledInstant], events: Sequence[SceneEvent], grid: PatchGrid) -> TokenLabels:
-    """Labels of all tokens of one frame, row-major; ``instants``: time and objects of each sample.
+    """Labels of all tokens of one frame, row-major; ``instants``: time and objects of each of its samples.
 
-    Labels are the union over samples; an event labels its actors' tokens while it lasts.
+    Labels are the union over samples; an ongoing event labels its actors' tokens.
     """
     rows, cols = grid.group_rows, grid.group_cols
     hot = np.zeros((rows * cols, len(LABELS)), np.uint8)
@@ -185,7 +185,7 @@ def token_labels(instants: Sequence[LabelledInstant], events: Sequence[SceneEven
         for seen in objects:
             share = coverage(seen.box, rows, cols).ravel()
             here = share >= MIN_COVERAGE
-            # As a share of the token: a small object covers little of it.
+            # From here on relative to the token, of which a small object covers little.
             share = share * min(1.0, (seen.box[2] - seen.box[0]) * cols * (seen.box[3] - seen.box[1]) * rows)
             if not here.any():
                 continue
@@ -216,12 +216,12 @@ class PrunedFrame:
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Pruning of one sequence.
+    """Pruning parameters of one sequence.
 
-    * ``pruner``: none, replenish or codecsight; ``margin``: grey levels a cell must change by; ``restate``: samples
-      between two that show again what stands, 0 for none
-    * ``anchor``: frames between complete ones, ``phase``: index of the first after frame 0
-    * ``loss``: share of a pruned frame's remaining tokens dropped at random
+    * ``pruner``: none, replenish or codecsight; ``margin``: luma change, in grey levels, above which a cell is kept;
+      ``restate``: interval, in samples, at which the replenish pruner sends static foreground again, 0 for never
+    * ``anchor``: frames between anchors, ``phase``: index of the first after frame 0
+    * ``loss``: share of a pruned frame's kept tokens dropped at random
     """
 
     pruner: str = "none"
@@ -233,7 +233,7 @@ class Pruning:
 
     @classmethod
     def draw(cls, rng: np.random.Generator) -> Self:
-        """Mostly the default policy around its default parameters, with anchors every 16 frames or more often."""
+        """Mostly the default pruner around its default parameters, with an anchor every 2 to 16 frames."""
         pruner = "replenish" if rng.random() < 0.75 else "codecsight"
         anchor = int(rng.choice([16, 8, 4, 2], p=[0.35, 0.25, 0.25, 0.15]))
         return cls(
@@ -260,7 +260,7 @@ def prune_samples(
     pruning: Pruning,
     rng: np.random.Generator,
 ) -> list[PrunedFrame]:
-    """Labelled frames of the samples; the first is fresh and complete."""
+    """Prune and label the frames of these samples; the first is fresh and complete."""
     instants = [(sample.second, sample.objects) for sample in samples]
     return [
         make_pruned_frame(
@@ -275,7 +275,7 @@ def prune_samples(
 
 
 def sample_frames(samples: Sequence[RenderedSample], grid: PatchGrid, pruning: Pruning) -> Iterator[FrameSample]:
-    """Samples through the production sampler, as a codec processor without motion vectors gives them."""
+    """Feed samples to the production sampler as a codec processor without motion vectors would."""
     sampler = PatchSampler("training", pruning.make(), fps=2.0)
     change = still = np.zeros((grid.rows, grid.cols), np.float32)
     before: UInt8Array | None = None
@@ -300,7 +300,7 @@ def make_pruned_frame(
     loss: float,
     rng: np.random.Generator,
 ) -> PrunedFrame:
-    """A sampler's frame with labels, less the share ``loss`` of its tokens.
+    """Label a sampler's frame and drop a random share ``loss`` of its tokens.
 
     ``pair``: time and objects of each of its samples.
     """

@@ -1,4 +1,4 @@
-"""A training run: its stages, one after the other, with their validation; then the export."""
+"""A training run: stages in sequence, their validation, and the export."""
 
 import json
 import shutil
@@ -27,28 +27,28 @@ from cluster.models.checkpoint import INSTRUCTION
 from cluster.models.loading import find_device
 from cluster.types import PatchGrid
 
-# Half of the paper's anchor interval: before what stands was shown in every frame, a vehicle that stopped between two
-# anchors was soon forgotten (docs/benchmarks.md, accuracy).
+# Half of the paper's anchor interval: with anchors as the only frames that show static objects, the model soon forgot a
+# vehicle that stopped between two of them (docs/benchmarks.md, accuracy).
 WINDOW_S, STRIDE_S, ANCHOR_INTERVAL_S = 20.0, 4.0, 4.0
-# The longest window of training.
+# Longest training sequence, in seconds.
 MEMORY_S = 40.0
-# Tolerated change of a score by 16-bit weights.
+# Maximum score change accepted when weights are exported in 16 bits.
 _TOLERANCE = 1e-3
 
 
 TRAINING_STAGES = ("tower", "language", "windows", "codec")
-"""In execution order; ``export`` follows."""
+"""Names of the stages in execution order; ``export`` follows."""
 
 FROZEN = "frozen-tower.pt"
-"""File in the run's folder with the tower for the stage ``language``."""
+"""File in the run's folder with the frozen tower of the stage ``language``."""
 
 CACHE = "recorded"
-"""Subfolder of the run with pruned frames of encoded scenes."""
+"""Subfolder of the run that caches pruned frames of encoded scenes."""
 
 
 def make_stage(settings: Settings, stage: StageSettings, encoded_scenes: Path | None, folder: Path = Path()) -> Stage:
-    """A stage by name. ``encoded_scenes``: folder of encoded scenes for ``codec``; their pruned frames are cached in
-    ``folder``. Raises ``ConfigError``: no such stage, or ``codec`` without scenes."""
+    """Build a stage. ``encoded_scenes``: folder of encoded scenes for ``codec``; their pruned frames are cached below
+    ``folder``. Raises ``ConfigError``: unknown stage, or ``codec`` without scenes."""
     grid = picture_grid(settings.model)
     shape, seed = settings.shape, settings.seed
     make: Callable[[int], Example]
@@ -61,7 +61,7 @@ def make_stage(settings: Settings, stage: StageSettings, encoded_scenes: Path | 
         make = WindowExamples(shape, seed)
     elif stage.name == "codec":
         if encoded_scenes is None:
-            raise ConfigError("the codec stage is trained on encoded scenes; name their folder with --codec-scenes DIR")
+            raise ConfigError("the codec stage needs encoded scenes; name their folder with --codec-scenes DIR")
         from cluster.lab.training.encoded_examples import EncodedExamples, list_training_clips
 
         list_training_clips(encoded_scenes)
@@ -74,7 +74,7 @@ def make_stage(settings: Settings, stage: StageSettings, encoded_scenes: Path | 
 
 # -- validation ------------------------------------------------------------------------------------
 def auc(scores: Floats, truth: Bools) -> float:
-    """Area under the ROC curve, ties counted half; NaN unless both classes occur."""
+    """Area under the ROC curve, ties counting one half; NaN unless both classes occur."""
     positive, negative = int(truth.sum()), int((~truth).sum())
     if not positive or not negative:
         return float("nan")
@@ -84,7 +84,7 @@ def auc(scores: Floats, truth: Bools) -> float:
 
 
 def best_f1(scores: Floats, truth: Bools) -> float:
-    """Best F1 over all thresholds (scores at or above one are positive); NaN if nothing is true."""
+    """Best F1 over all thresholds (scores at or above it are positive); NaN without positives in ``truth``."""
     if not truth.any():
         return float("nan")
     order = np.argsort(-scores, kind="stable")
@@ -96,7 +96,7 @@ def best_f1(scores: Floats, truth: Bools) -> float:
 
 
 def validate_windows(model: TrainableModel, examples: Sequence[Example], grid: PatchGrid) -> dict[str, float]:
-    """Per event: AUC and best F1 over windows, best F1 over videos (two positive windows in a row); and their means."""
+    """AUC and best F1 over windows and best F1 over videos (two consecutive positive windows), per event and mean."""
     found: dict[str, list[tuple[Floats, Bools]]] = {kind: [] for kind in EVENT_KINDS}
     for example in examples:
         values, asked = margins(model, [example], grid)
@@ -121,7 +121,7 @@ def validate_windows(model: TrainableModel, examples: Sequence[Example], grid: P
 def validate_tower(
     model: TrainableModel, heads: DenseHeads, examples: Sequence[Example], grid: PatchGrid
 ) -> dict[str, float]:
-    """AUC of each occurring dense label over tokens, and their mean."""
+    """AUC over tokens of each dense label that occurs, and their mean."""
     scores, truth = [], []
     for example in examples:
         seen = model.encode_frames(patch_batches(example, grid))
@@ -143,9 +143,9 @@ def _mean(values: Iterable[float]) -> float:
 
 # -- export ----------------------------------------------------------------------------------------
 def export(model: TrainableModel, shape: Shape, folder: Path, examples: Sequence[Example]) -> str:
-    """Write ``folder`` (config, weights, tokenizer, ``sightline.json``), replacing it; returns the weights' type: 16
-    bits if no score of ``examples`` changes by more than a thousandth. Raises ``ModelError``: the written checkpoint
-    does not load back identically."""
+    """Write ``folder`` (config, weights, tokenizer, ``sightline.json``), replacing it; returns the weights' dtype: 16
+    bits if no score of ``examples`` changes by more than 0.001, else 32. Raises ``ModelError``: the written checkpoint
+    does not read back identically."""
     kind = _export_dtype(model, shape, examples)
     fresh = folder.with_name(f"{folder.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -161,7 +161,7 @@ def export(model: TrainableModel, shape: Shape, folder: Path, examples: Sequence
 
 
 def serving_settings(shape: Shape) -> dict[str, Any]:
-    """Entries of ``sightline.json``; calibration and threshold are set by evaluation."""
+    """Entries of ``sightline.json``; evaluation later fits calibration and thresholds."""
     return {
         "window_s": WINDOW_S,
         "stride_s": STRIDE_S,
@@ -172,7 +172,7 @@ def serving_settings(shape: Shape) -> dict[str, Any]:
         "score_temperature": 1.0,
         "score_bias": 0.0,
         "questions": {kind: standing_question(kind) for kind in EVENT_KINDS},
-        # All training prompts end with it, also those about the past.
+        # All training prompts end with it, including those about the past.
         "open_instruction": INSTRUCTION,
     }
 
@@ -204,7 +204,7 @@ def _check(folder: Path, shape: Shape, weights: dict[str, Tensor]) -> None:
     state = loaded.model.state_dict()
     wrong = [name for name, value in weights.items() if name not in state or not torch.equal(state[name], value.cpu())]
     if wrong:
-        raise ModelError(f"the checkpoint written to {folder} reads back with other weights: {wrong[0]} the first")
+        raise ModelError(f"the checkpoint written to {folder} reads back with different weights, first {wrong[0]}")
 
 
 # -- the run --------------------------------------------------------------------------------------
@@ -214,10 +214,10 @@ EXPORT = "export"
 MODEL = "model"
 """Subfolder of the exported checkpoint."""
 
-# First number and count of the scenes for initialisation, far from those of the first steps.
-_BEGINNING, _BEGINNING_SCENES = 50_000_000, 30
+# First number and count of the examples for initialisation, far from those of the first steps.
+_INIT_FIRST, _INIT_EXAMPLES = 50_000_000, 30
 
-# Validation scenes to compare types of weights.
+# Validation scenes on which the weights' dtypes are compared.
 _EXPORT_SCENES = 6
 
 
@@ -231,12 +231,12 @@ def train(
     export_model: bool = True,
     initial_models: Sequence[Path] = (),
 ) -> None:
-    """Run the stages of ``settings`` in order in ``folder``; then, if ``export_model``, write the model there.
+    """Run the stages of ``settings`` in order in ``folder``, then, if ``export_model``, export the model there.
 
-    ``initial_models``: an exported model to start from, or several for the mean of their weights; the dense-label heads
-    start anew. Otherwise stages before the last requested one that have a checkpoint in ``folder`` are loaded, all of
-    them if none is requested: each stage starts from the weights of the previous one. Raises ``ConfigError``: an
-    unknown stage, an unavailable device, or a checkpoint of another run.
+    Each stage starts from the weights of the previous one: stages that are not requested but come before the last
+    requested one (all, if none is requested) are loaded from their checkpoints in ``folder``, if any.
+    ``initial_models`` start from exported models instead, from the mean of their weights if there are several, with
+    fresh dense-label heads. Raises ``ConfigError``: unknown stage, unavailable device, or a checkpoint of another run.
     """
     find_device(settings.device)
     torch.set_num_threads(settings.threads)
@@ -248,7 +248,7 @@ def train(
         load_mean_weights(initial_models, model)
     elif TRAINING_STAGES[0] in wanted and not (resume and (folder / f"{TRAINING_STAGES[0]}.pt").is_file()):
         make = wanted[TRAINING_STAGES[0]].make
-        initialise_for_training(model, [make(_BEGINNING + number) for number in range(_BEGINNING_SCENES)])
+        initialise_for_training(model, [make(_INIT_FIRST + number) for number in range(_INIT_EXAMPLES)])
     check = lru_cache(maxsize=None)(ValidationExamples(settings.shape))
 
     last = max(map(TRAINING_STAGES.index, wanted), default=len(TRAINING_STAGES))
@@ -263,7 +263,7 @@ def train(
         if name == "language":
             save_tower(model, folder / FROZEN)
         if not run.done:
-            tell(f"{name}: " + (f"goes on at step {run.step}" if run.step else "begins"), None)
+            tell(f"{name}: " + (f"resumes at step {run.step}" if run.step else "starts"), None)
             run.run(tell, validation=lambda: _examples(check, settings.validation_scenes))
     if export_model:
         kind = export(model, settings.model, folder / MODEL, _examples(check, _EXPORT_SCENES))
@@ -275,8 +275,8 @@ def _examples(check: Callable[[int], Example], count: int) -> list[Example]:
 
 
 def load_mean_weights(folders: Sequence[Path], model: TrainableModel) -> None:
-    """Load an exported model, or the mean of several (model soups, Wortsman et al. 2022). Raises ``ConfigError``: no
-    model, or one of another shape."""
+    """Load an exported model, or the mean of several (model soups, Wortsman et al. 2022). Raises ``ConfigError``: a
+    folder holds no model, or one of another architecture."""
     mean: dict[str, torch.Tensor] = {}
     for folder in folders:
         if not (folder / "config.json").is_file():
@@ -286,7 +286,7 @@ def load_mean_weights(folders: Sequence[Path], model: TrainableModel) -> None:
             model.model.load_state_dict(weights)
         except RuntimeError as error:
             raise ConfigError(
-                f"the model in {folder} has another shape: {str(error).splitlines()[-1].strip()}"
+                f"the model in {folder} has another architecture: {str(error).splitlines()[-1].strip()}"
             ) from None
         for name, value in weights.items():
             mean[name] = mean.get(name, 0) + value.float() / len(folders)
@@ -294,7 +294,7 @@ def load_mean_weights(folders: Sequence[Path], model: TrainableModel) -> None:
 
 
 def load_stage_weights(path: Path, settings: Settings, model: TrainableModel, heads: DenseHeads) -> None:
-    """Load an earlier stage's weights, if any; its moving average if it is unfinished."""
+    """Load an earlier stage's weights, if any; the averaged weights of an unfinished one."""
     progress = load_checkpoint(path, {"shape": settings.shape})
     if progress is not None:
         model.model.load_state_dict(progress["model" if progress["done"] else "average"])

@@ -1,9 +1,9 @@
-"""Positions and attention of a training sequence, equal to the engine's windows.
+"""Positions and attention masks of a training sequence, equivalent to those of the engine's windows.
 
-One sequence serves many windows. Visual tokens follow the system prompt in time order; each attends to the tokens
-before it, back to the frame at which its window opened when it was computed. Questions branch off at many instants,
-each attending to the system prompt, the frames of its window and itself. Only relative positions matter, so a question
-about frames from ``o`` is moved on by ``o``'s time instead of moving its frames back (as
+One sequence covers many windows. Visual tokens follow the system prompt in time order; each attends to the tokens
+before it, back to the opening frame of the window that computed it. Questions branch off at many instants, each
+attending to the system prompt, the frames of its window and itself. Only relative positions matter, so a question about
+a window that opens at frame ``o`` is shifted forward by ``o``'s time instead of shifting the frames back (as
 :func:`cluster.engine.native.plan.plan_window` does).
 """
 
@@ -24,8 +24,8 @@ BLOCK_ROWS = 192
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Rows ``[start, stop)`` and the row ranges of their keys; ``bias [stop - start, keys]``: 0 or minus infinity, keys
-    in the order of the ranges."""
+    """Query rows ``[start, stop)`` and the row ranges of their keys; ``bias [stop - start, keys]``: 0 or minus
+    infinity, with keys in the order of the ranges."""
 
     start: int
     stop: int
@@ -35,7 +35,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceQuestion:
-    """A question on frames ``[opening, end)``: its tokens, and those of the answer to learn (may be none)."""
+    """A question about frames ``[opening, end)``: its token ids, and those of the answer to learn (may be empty)."""
 
     opening: int
     end: int
@@ -53,7 +53,7 @@ class SequenceLayout:
 
     * ``positions`` ``[3, rows]``
     * ``system`` and ``text``: token ids of the rows before and after the visual ones
-    * ``offsets`` ``[frames + 1]``: visual rows before each frame
+    * ``offsets`` ``[frames + 1]``: number of visual rows before each frame
     * ``asks``: questions in layout order; ``starts``: first row of each; ``order``: their original indices
     """
 
@@ -81,16 +81,16 @@ def lay_out_sequence(
     """Lay out one sequence.
 
     ``frames``: with the cells of their kept tokens; ``context`` ``[visual tokens]``: first frame each token attends to
-    (its window's opening when it was computed). Raises ``ValueError``: a context or window outside the frames, or a
+    (the opening of the window that computed it). Raises ``ValueError``: a context or window outside the frames, or a
     context after its token.
     """
     counts = [len(frame.cells) for frame in frames]
     offsets = np.concatenate(([0], np.cumsum(counts)))
     frame_of = np.repeat(np.arange(len(frames)), counts)
     if len(context) != len(frame_of) or (context < 0).any() or (context > frame_of).any():
-        raise ValueError("every visual token needs a context that opens at its frame or before it")
+        raise ValueError("every visual token needs a context that starts at or before its frame")
     if any(not 0 <= ask.opening < ask.end <= len(frames) for ask in asks):
-        raise ValueError(f"a question's window lies outside of the {len(frames)} frames")
+        raise ValueError(f"a question's window lies outside the {len(frames)} frames")
     system = model.system_ids()
     head = len(system)
     order = sorted(range(len(asks)), key=lambda i: (asks[i].end, asks[i].opening))
@@ -116,7 +116,7 @@ def _positions(
     starts = []
     for ask in asks:
         count = len(ask.ids)
-        # The same distance to its frames as in a window of its own.
+        # Same distance to its frames as if the window were alone.
         own = _spans(frames[ask.opening : ask.end])
         following = model.window_positions(head, own).next
         before = _corner(model, head, _spans(frames[: ask.opening + 1])[-1]) - _corner(model, head, own[0])
@@ -127,7 +127,7 @@ def _positions(
 
 
 def _spans(frames: Sequence[FrameSpan]) -> list[FrameSpan]:
-    """The frames as a window that opens with the first."""
+    """The frames re-based as a window that opens with the first one."""
     opened = frames[0].time_s
     return [FrameSpan(frame.time_s - opened, slot, frame.cells, frame.grid) for slot, frame in enumerate(frames)]
 
@@ -143,7 +143,7 @@ def _bias(sees: Tensor) -> Tensor:
 
 
 def _visual_blocks(head: int, offsets: IntArray, context: IntArray) -> list[Block]:
-    """A row attends to the system prompt and, from its context on, to all rows up to itself.
+    """Rows attend to the system prompt and causally to the rows from their context on.
 
     Block and key starts are multiples of ``BLOCK_ROWS``, so that shapes recur.
     """

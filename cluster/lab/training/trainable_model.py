@@ -43,12 +43,12 @@ _MEMORY = (
     ),
     *(f"{word} {word}" for word in (*NUMBERS, "person", "vehicle", *COLORS)),
 )
-# Repetitions of the texts, so that words are merged before the vocabulary is full.
+# Repetitions of the texts, so that whole words are merged before the vocabulary is full.
 _WEIGHT = 20
 
 
 def demo_tokenizer() -> Any:
-    """Tokenizer trained in memory, deterministic."""
+    """Train the demo model's tokenizer in memory, deterministically."""
     standing = [text for kind in EVENT_KINDS for text in phrasings(kind)]
     return preset_tokenizer(
         (*Qwen25VL.special_tokens, *PHRASES),
@@ -58,21 +58,21 @@ def demo_tokenizer() -> Any:
     )
 
 
-# Regularises weak components, which are sensor noise.
+# Regularises the whitening: weak components are sensor noise.
 _FLOOR = 0.02
 
 
 def initialise_for_training(model: TrainableModel, examples: Sequence[Example]) -> None:
-    """Data-dependent initialisation; after 500 small steps the loss is a seventh lower with it."""
+    """Data-dependent initialisation, which lowers the loss after 500 small steps by a seventh."""
     _whiten_patch_embedding(model, examples)
     _quieten_blocks(model)
 
 
 @torch.no_grad()
 def _whiten_patch_embedding(model: TrainableModel, examples: Sequence[Example]) -> None:
-    """Sets the patch embedding to the leading principal components of the examples' patches, scaled to equal variance.
+    """Set the patch embedding to the leading principal components of the examples' patches, scaled to equal variance.
 
-    With random weights every output is little more than the patch's brightness, as neighbouring pixels are correlated.
+    With random weights every output is little more than mean brightness, as neighbouring pixels are correlated.
     """
     patches = torch.cat([torch.from_numpy(frame.patches) for example in examples for frame in example.frames])
     pixels = model._pixel_values(patches.to(model.device)).float()
@@ -86,7 +86,7 @@ def _whiten_patch_embedding(model: TrainableModel, examples: Sequence[Example]) 
 
 @torch.no_grad()
 def _quieten_blocks(model: TrainableModel) -> None:
-    """Scales every block's output layers by one over the root of their number: the sum of all has unit scale."""
+    """Scale the blocks' output projections by ``1 / sqrt(2 * blocks)``, so that the residual sum has unit scale."""
     for blocks in (model._visual.blocks, model.layers):
         gain = 1.0 / math.sqrt(2 * len(blocks))
         for name, parameter in nn.ModuleList(blocks).named_parameters():
@@ -95,19 +95,19 @@ def _quieten_blocks(model: TrainableModel) -> None:
 
 
 def patch_batches(example: Example, grid: PatchGrid) -> list[PatchBatch]:
-    """Frames of an example as the tower's input, including empty ones."""
+    """Tower input of an example, one batch per frame, including empty ones."""
     return [PatchBatch(torch.from_numpy(f.patches), torch.from_numpy(f.cells), grid) for f in example.frames]
 
 
-# Rows of a pass are rounded up to a multiple of it, so that shapes recur: each new shape compiles a kernel.
+# Rows of a pass are padded to a multiple of this, so that shapes recur: each new shape compiles a kernel.
 ROWS = 512
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceOutput:
-    """Hidden states ``[rows, D]`` of packed sequences at half depth and at the end (normed); ``starts``: first row of
-    each sequence; ``probes``: for each layer of the second half, queries ``[H, a, d]`` of the probed rows and keys
-    ``[Hkv, rows, d]``."""
+    """Hidden states ``[rows, D]`` of packed sequences after the middle layer and the final norm; ``starts``: first
+    row of each sequence; ``probes``: for each layer of the second half, queries ``[H, a, d]`` of the probed rows and
+    keys ``[Hkv, rows, d]``."""
 
     middle: Tensor
     last: Tensor
@@ -116,7 +116,7 @@ class SequenceOutput:
 
 
 class _LibraryTower(Tower):
-    """transformers' own blocks, whose weights get gradients."""
+    """Runs transformers' own blocks, so that their weights receive gradients."""
 
     def __init__(self, visual: Any) -> None:
         self._visual = visual
@@ -124,21 +124,21 @@ class _LibraryTower(Tower):
 
     def run(self, hidden: Tensor, packings: Sequence[SequencePacking], rotary: Rotary) -> Iterator[Tensor]:
         for block, packing in zip(self._visual.blocks, packings, strict=True):
-            # Without ``max_seqlen``, each block would read it back from the device.
+            # Without ``max_seqlen``, each block would synchronise with the device to compute it.
             lengths = {"cu_seqlens": packing.cu_seqlens, "max_seqlen": packing.longest}
             hidden = block(hidden, **lengths, position_embeddings=rotary, packing=packing)
             yield hidden
 
 
 class TrainableModel(Qwen25VL):
-    """Qwen2.5-VL with gradients. Weights are ``float32``; ``compute``: type of activations and products."""
+    """Qwen2.5-VL with gradients. Weights are ``float32``; ``compute``: dtype of activations and matrix products."""
 
     compute = torch.float32
 
     @classmethod
     def fresh(cls, shape: Shape, seed: int, device: str = "cpu") -> TrainableModel:
-        """An untrained model with the configuration and tokenizer it is exported with; computes in bfloat16 where that
-        is fast."""
+        """An untrained model with the configuration and tokenizer of its export; computes in bfloat16 where the device
+        is faster with it."""
         model, _ = untrained(cls, shape.text, shape.vision)
         initialise(model, seed)
         trainable = cls(
@@ -156,7 +156,7 @@ class TrainableModel(Qwen25VL):
         return trainable
 
     def encode_frames(self, frames: Sequence[PatchBatch]) -> Tensor:
-        """Visual tokens ``[t, D]`` of frames, in order of frames and cells: :meth:`encode` with gradients."""
+        """Differentiable :meth:`encode`: visual tokens ``[t, D]`` in order of frames and cells."""
         with self._precision():
             parts = self._parts([frame for frame in frames if len(frame.cells)])
             return torch.cat([tokens for part in parts for tokens in self._encode_kept(part)]).float()
@@ -171,7 +171,7 @@ class TrainableModel(Qwen25VL):
     def forward_sequences(
         self, visual: Sequence[Tensor], layouts: Sequence[SequenceLayout], asking: Tensor | None = None
     ) -> SequenceOutput:
-        """Run sequences through the language model; ``visual[i]`` ``[t, D]``: visual tokens of ``layouts[i]``.
+        """Run packed sequences through the language model; ``visual[i]`` ``[t, D]``: visual tokens of ``layouts[i]``.
 
         ``asking`` ``[a]``: rows whose attention is probed.
         """
@@ -205,24 +205,24 @@ class TrainableModel(Qwen25VL):
         return SequenceOutput(middle, last, tuple(starts), tuple(probed))
 
     def answer_logits(self, hidden: Tensor) -> Tensor:
-        """Logits ``[n, vocab]`` of normed hidden states ``[n, D]``."""
+        """Logits ``[n, vocab]`` of normalised hidden states ``[n, D]``."""
         return F.linear(hidden.float(), self.model.lm_head.weight)
 
     def token_ids(self, text: str) -> list[int]:
-        """Token ids of a text without special tokens."""
+        """Token ids of a text, without special tokens."""
         return self._ids(text)
 
 
 # -- attention of packed rows in blocks, each over a few ranges of keys ----------------------------
-# A live window is not one causal sequence: reused tokens saw other windows, and questions do not see each other. This
-# is an additive mask per block of rows, at a third of the cost of one dense mask. transformers' own decoder layers call
-# it under this name.
+# A live window is not causal: reused tokens were computed in earlier windows, and questions do not see each other. One
+# additive mask per block of rows costs a third of a dense mask. transformers' decoder layers look the function up by
+# this name.
 BLOCKED = "sightline_blocked"
 
 
 def probe_attention(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, asking: Tensor) -> tuple[Tensor, Tensor]:
-    """Queries of rows ``asking [a]`` and keys of all rows in a decoder layer: ``query [H, a, d]`` (scaled) and ``key
-    [Hkv, n, d]`` in float32. ``hidden [n, D]``: the layer's input."""
+    """Queries of rows ``asking [a]`` and keys of all rows in a decoder layer: scaled ``query [H, a, d]`` and
+    ``key [Hkv, n, d]``, both float32. ``hidden [n, D]``: the layer's input."""
     attention = layer.self_attn
     x = layer.input_layernorm(hidden)
     query = attention.q_proj(x[asking]).view(len(asking), -1, attention.head_dim).transpose(0, 1)[None]
@@ -233,13 +233,13 @@ def probe_attention(hidden: Tensor, layer: Any, cos: Tensor, sin: Tensor, asking
 
 
 def blocked_attention(query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[Block], scale: float) -> Tensor:
-    """``query [H, n, d]``, ``key, value [Hkv, n, d]`` -> ``[H, n, d]``; blocks cover all rows, ascending."""
+    """``query [H, n, d]``, ``key, value [Hkv, n, d]`` -> ``[H, n, d]``; ``blocks`` cover all rows in order."""
     device, kind = query.device, query.dtype
     seen = torch.cat([torch.arange(a, b, device=device) for block in blocks for a, b in block.keys])
     if kind == torch.bfloat16:
-        # The system prompt's keys are in every block: bfloat16 sums of their gradients would lose precision.
+        # Every block uses the system prompt's keys: accumulating their gradients in bfloat16 would lose precision.
         key, value = key.float(), value.float()
-    # One gather for all blocks: a slice's gradient would allocate a whole tensor.
+    # One gather for all blocks: each slice's gradient would allocate a full-size tensor.
     sizes = [block.bias.shape[1] for block in blocks]
     keys, values = (torch.split(x.index_select(1, seen).to(kind), sizes, dim=1) for x in (key, value))
     queries = torch.split(query, [block.stop - block.start for block in blocks], dim=1)
@@ -265,7 +265,7 @@ def _attend(
     scaling: float,
     **kwargs: Any,  # noqa: ARG001
 ) -> tuple[Tensor, None]:
-    """``query, key, value [1, h, n, d]`` -> ``[1, n, h, d]``; rows after the last block's attend to nothing."""
+    """``query, key, value [1, h, n, d]`` -> ``[1, n, h, d]``; padding rows after the last block are zero."""
     rows = blocks[-1].stop
     kind = value.dtype
     attended = blocked_attention(
@@ -278,7 +278,7 @@ AttentionInterface.register(BLOCKED, _attend)
 
 
 def _fast_bfloat16(device: str) -> bool:
-    """Whether bfloat16 products are faster than float32 on this device."""
+    """Whether bfloat16 matrix products are faster than float32 on this device."""
     if device.startswith("cuda"):
         return bool(torch.cuda.is_bf16_supported())
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.cpu._is_avx512_bf16_supported()

@@ -49,7 +49,7 @@ def test_scenes_end_to_end_and_again(cli, tmp_path, checkpoint, scenes, validati
     command += ("--json", "figures.json")
     done = cli(*EVAL, *command)
     assert done.returncode == 0, done.stderr
-    assert "skipped test-000009.mp4: its truth test-000009.json is missing" in done.stdout
+    assert "skipped test-000009.mp4: its ground truth test-000009.json is missing" in done.stdout
     assert "codecsight pruning alone" in done.stdout
     body = json.loads((tmp_path / "figures.json").read_text())
     assert {"f1_full", "f1_full_min", "flops_share_codecsight"} <= body["figures"].keys()
@@ -71,7 +71,7 @@ def test_scenes_end_to_end_and_again(cli, tmp_path, checkpoint, scenes, validati
 def test_nothing_is_fitted_on_what_is_judged(cli, checkpoint, scenes, validation):
     before = (checkpoint / FILE).read_text()
     for command, reason in (
-        (("accuracy", "--scenes", validation, "--validation", validation / "."), "is judged, too, as"),
+        (("accuracy", "--scenes", validation, "--validation", validation / "."), "is also a test video"),
         (("accuracy", "--scenes", validation, "--validation", scenes), "scenes of the test split (test-000000)"),
         (("calibrate", checkpoint, "--scenes", scenes), "scenes of the test split (test-000000)"),
         (("profile", checkpoint, "--scenes", scenes), "scenes of the test split (test-000000)"),

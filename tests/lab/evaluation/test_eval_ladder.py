@@ -71,7 +71,7 @@ def test_results_without_full_quality_are_refused(tmp_path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", '{"bench": "window", "rows": []}', '{"bench": "accuracy"}'])
 def test_files_that_are_no_results_are_refused(tmp_path, text) -> None:
     (tmp_path / "r.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"not a result of an evaluation|is not JSON"):
+    with pytest.raises(ConfigError, match=r"not an evaluation result|is not JSON"):
         read_accuracy_results(tmp_path / "r.json")
     with pytest.raises(ConfigError, match=r"cannot read .*none\.json: No such file"):
         read_accuracy_results(tmp_path / "none.json")

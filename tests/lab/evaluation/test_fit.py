@@ -73,7 +73,7 @@ def test_answers_about_events_are_fitted_from_what_was_said_and_nothing_else():
     whole = answers(FULL, scores, len(asked))
     temperature, bias = fitted(whole)
     assert (1 / temperature, bias) == pytest.approx((0.8, 2.0), abs=0.15)
-    with pytest.raises(ConfigError, match="one answer to all"):
+    with pytest.raises(ConfigError, match="all have the same answer"):
         fitted(answers(FULL, scores, 1), count=1)
     # A smaller memory whose margins lie 2 lower needs 1.6 more; one fit for both lies between.
     smaller = answers(ours(1 / 8), 1 / (1 + np.exp(-((margins - 2) / 4 - 1))), len(asked))

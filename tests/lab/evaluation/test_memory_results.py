@@ -114,7 +114,7 @@ def test_markdown_tables_have_a_line_for_each_setting(report):
     assert accuracy[0] == "4"
     # Of one video nobody knows what another would have shown.
     assert accuracy[1] == accuracy[-1] == "0.500"
-    assert any("of 1 none is given" in note for note in report.notes)
+    assert any("none is given for 1" in note for note in report.notes)
     assert retrieval == ["25.0 %", "25.0 %", "66.7 %", "66.7 %"]
     assert cost == ["250 ms", "0.0 MiB", "1.0 MiB"]
     assert "* `gone.mp4`: not on disk" in text

@@ -219,7 +219,7 @@ def test_who_is_asked_before_anything_was_seen_says_nothing(clip, tiny_engine, a
 
 
 def test_questions_at_an_instant_that_was_not_recorded_are_refused(recording, asking):
-    with pytest.raises(ValueError, match="not made for questions at 5 s"):
+    with pytest.raises(ValueError, match="lacks the question instant 5 s"):
         answer_scene(asking, recording, "clip", [replace(QUESTIONS[0], at_s=5.0)], FULL)
 
 
@@ -373,7 +373,7 @@ def test_the_drop_is_of_the_kinds_of_questions_that_full_kv_answers_above_chance
         results.append(replace(result, answered=tuple(answered)))
     made = replace(found, results=tuple(results), footage=(replace(found.footage[0], questions=questions),))
     report = make_report("Memory", made, tiny_engine.model)
-    assert "answered clearly above chance with full KV: easy; the drop is of these" in report.notes
+    assert "full KV is clearly above chance on easy; the drop is over these kinds" in report.notes
     wanted = {
         "chance": 0.5,
         "accuracy_full": 0.75,

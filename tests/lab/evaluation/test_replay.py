@@ -118,7 +118,7 @@ def test_the_engine_keeps_nothing_of_a_video(tiny_engine, runs):
 
 
 def test_settings_of_two_anchor_intervals_take_two_passes(tiny_engine, street):
-    with pytest.raises(ValueError, match="one pass has one rate, one anchor interval and one source"):
+    with pytest.raises(ValueError, match="settings of one pass must share rate, anchor interval and source"):
         replay(
             tiny_engine,
             street,

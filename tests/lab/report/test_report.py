@@ -176,7 +176,7 @@ def test_nothing_is_said_of_truth_where_it_is_unknown_or_the_model_untrained(rep
     assert "randomly initialised: its answers mean nothing yet" in untrained
     assert "of the answers right" not in untrained
     trained = words(make_page(dataclasses.replace(report, random_weights=False, cameras=unknown)).html())
-    assert "What was true" not in trained
+    assert "Answers against ground truth" not in trained
     assert "of the answers agree" in trained
     assert "randomly initialised" not in trained
 

@@ -147,7 +147,7 @@ def test_other_settings_need_another_directory(copy):
         ({"count": 100_001}, "not 100001"),
         ({"seed": -1}, "a seed must be at least 0, not -1"),
         ({"events": ("flood",)}, "unknown event 'flood'; there are: any, none, fall"),
-        ({"events": ()}, "no event to ask for"),
+        ({"events": ()}, "no event given"),
         ({"split": "dev"}, "unknown split 'dev'; there are: train, validation, test"),
         ({"seconds": 5.0}, "must last at least 24 s, not 5"),
     ],

@@ -105,16 +105,16 @@ def test_a_scene_where_nothing_moves_has_no_motion(small_scene):
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"version": 7}, r"is of version 7, this reads 1; make the scenes again"),
-        ({"fps": "fast"}, r"not the truth of a scene: fps: .*number"),
-        ({"camera": {"width": 640}}, r"not the truth of a scene: camera\.height: Field required"),
+        ({"version": 7}, r"has version 7, not 1; regenerate the scenes"),
+        ({"fps": "fast"}, r"not the ground truth of a scene: fps: .*number"),
+        ({"camera": {"width": 640}}, r"not the ground truth of a scene: camera\.height: Field required"),
         (
             {"events": [{"kind": "flood", "start_s": 1, "end_s": 2, "actors": [], "boxes": []}]},
             r"unknown event kind 'flood'; there are: fall, fight",
         ),
         (
             {"events": [{"kind": "fall", "start_s": 5, "end_s": 2, "actors": [], "boxes": []}]},
-            r"a fall from 5 to 2 s is no interval",
+            r"a fall from 5 to 2 s is invalid",
         ),
         ({"strata": None}, r"strata: "),
     ],
@@ -128,7 +128,7 @@ def test_files_that_are_no_truth(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot read .*nothing\.json: No such file"):
         SceneTruth.load(tmp_path / "nothing.json")
     path = tmp_path / "x.json"
-    for text, says in (("", "not JSON"), ("{", "not JSON"), ("[1]", "states no version"), ("{}", "states no version")):
+    for text, says in (("", "not JSON"), ("{", "not JSON"), ("[1]", "has no version"), ("{}", "has no version")):
         path.write_text(text)
         with pytest.raises(ConfigError, match=says):
             SceneTruth.load(path)

@@ -88,7 +88,7 @@ def test_training_goes_on_from_an_export_and_from_nothing_else(
         assert torch.allclose(again.model.state_dict()[name], value, atol=0.02), name
     with pytest.raises(ConfigError, match="holds no exported model"):
         load_mean_weights([tmp_path], again)
-    with pytest.raises(ConfigError, match="another shape"):
+    with pytest.raises(ConfigError, match="another architecture"):
         load_mean_weights([exported], TrainableModel.fresh(SHAPES["demo"], seed=0))
 
 

@@ -1,4 +1,4 @@
-"""Labelled videos: one file per directory layout, each registered in ``dataset_layouts``."""
+"""Labelled video datasets: one reader per directory layout, registered in ``dataset_layouts``."""
 
 import filecmp
 import json
@@ -20,21 +20,21 @@ from cluster.registry import Registry
 
 VIDEO_SUFFIXES = frozenset({".mp4", ".avi", ".mkv", ".mov", ".webm", ".m4v", ".ts"})
 
-# Tolerance between a container's stated length and the end of its last packet.
+# Tolerance between a container's declared duration and the end of its last packet.
 _END_SLACK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """``fps``: mean frame rate; ``seconds``: length."""
+    """``fps``: mean frame rate; ``seconds``: duration."""
 
     fps: float
     seconds: float
 
 
 def probe_video(path: Path) -> VideoFacts:
-    """Open the file, decode its first picture and find its end. Raises ``ConfigError``: missing, empty, not a video, no
-    decodable picture, or truncated."""
+    """Open the file, decode its first frame and find its end. Raises ``ConfigError``: missing, empty, not a video, no
+    decodable frame, or truncated."""
     try:
         if path.stat().st_size == 0:
             raise ConfigError("empty file (0 bytes)")
@@ -60,7 +60,7 @@ def _probe(container: InputContainer) -> VideoFacts:
         stated = float(stream.duration * stream.time_base)
     elif container.duration is not None:
         stated = container.duration / av.time_base
-    # From the last keyframe, if the end is known.
+    # Demux from the last keyframe only, if the duration is known.
     container.seek(0 if stated is None else int((start + stated) * av.time_base))
     end = _last_packet_s(container, stream) + 1 / fps
     if stated is not None and start + stated - end > _END_SLACK_S:
@@ -69,7 +69,7 @@ def _probe(container: InputContainer) -> VideoFacts:
 
 
 def _last_packet_s(container: InputContainer, stream: VideoStream) -> float:
-    """Presentation time of the last packet, seconds."""
+    """Latest presentation time of the remaining packets, in seconds."""
     last = 0.0
     for packet in container.demux(stream):
         # AVI has no presentation times.
@@ -81,13 +81,13 @@ def _last_packet_s(container: InputContainer, stream: VideoStream) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LabelledVideo:
-    """One video and its truth.
+    """One video and its ground truth.
 
-    * ``events``: (kind, start, end), seconds from the first picture
-    * ``kinds``: kinds it can be judged on; one without an event did not happen
+    * ``events``: (kind, start, end), seconds from the first frame
+    * ``kinds``: kinds of event that are labelled; one without an event is a negative
     * ``strata``: groups it is also reported in ("night", "noisy" …)
-    * ``motion``: mean motion by the data set's own measure, ``None`` to measure it
-    * ``split``: of a drawn scene, ``None`` of other videos
+    * ``motion``: mean motion by the dataset's own measure, ``None`` to measure it
+    * ``split``: of a synthetic scene, ``None`` for other videos
     """
 
     path: Path
@@ -101,19 +101,19 @@ class LabelledVideo:
 
 @dataclass(frozen=True, slots=True)
 class SkippedVideo:
-    """A video that is left out, and the reason in one sentence."""
+    """A video excluded from the evaluation, and why."""
 
     path: Path
     reason: str
 
 
-# Reasons named in an error; the rest are counted.
+# Maximum reasons listed in an error; the rest are counted.
 _MAX_REASONS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Labelled videos, skipped ones, and the question for each kind of event (kind -> text)."""
+    """Labelled videos, skipped ones, and the question for each kind of event (``questions``: kind -> text)."""
 
     layout: str
     directory: Path
@@ -135,9 +135,9 @@ dataset_layouts: Registry[DatasetReader] = Registry(
 
 
 def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: float = 0.0) -> Dataset:
-    """Read a directory of labelled videos in one of ``dataset_layouts``; videos below ``min_seconds`` are skipped.
-    Raises ``ConfigError``: unknown layout, no such directory, another layout, or no video left; the message names the
-    first skipped videos."""
+    """Read a directory of labelled videos in one of ``dataset_layouts``; videos shorter than ``min_seconds`` are
+    skipped. Raises ``ConfigError``: unknown layout, no such directory, another layout, or no video left; the message
+    gives the reasons of the first skipped ones."""
     read = dataset_layouts.get(layout)
     folder = check_directory(directory)
     dataset = read(folder, min_seconds)
@@ -147,8 +147,8 @@ def load_dataset(directory: str | Path, layout: str = "scenes", *, min_seconds: 
 
 
 def check_validation(validation: Dataset, judged: Sequence[LabelledVideo] = ()) -> None:
-    """Refuse to fit on what is judged. Raises ``ConfigError``: a video of them is among those that are ``judged``,
-    under any name, or a scene of the test split."""
+    """Guard against leakage between fitting and testing. Raises ``ConfigError``: a validation video is also among
+    ``judged`` (by content, whatever its name), or is a scene of the test split."""
     sizes: dict[int, list[Path]] = {}
     for video in judged:
         sizes.setdefault(video.path.stat().st_size, []).append(video.path)
@@ -156,18 +156,18 @@ def check_validation(validation: Dataset, judged: Sequence[LabelledVideo] = ()) 
         for other in sizes.get(video.path.stat().st_size, ()):
             if filecmp.cmp(video.path, other, shallow=False):
                 raise ConfigError(
-                    f"{video.path} is judged, too, as {other}; choose settings and thresholds on other videos"
+                    f"{video.path} is also a test video ({other}); choose settings and thresholds on other videos"
                 )
     tests = [video.name for video in validation.videos if video.split == "test"]
     if tests:
         raise ConfigError(
-            f"{validation.directory} holds scenes of the test split ({tests[0]}); nothing is fitted on them: make some "
-            "with `sightline scenes make --split validation`"
+            f"{validation.directory} holds scenes of the test split ({tests[0]}), on which nothing may be fitted; make "
+            "validation scenes with `sightline scenes make --split validation`"
         )
 
 
 def check_directory(directory: str | Path) -> Path:
-    """Raises ``ConfigError`` if it is not a directory."""
+    """The directory as a path; raises ``ConfigError`` if it is not one."""
     folder = Path(directory)
     if not folder.is_dir():
         what = "is not a directory" if folder.exists() else "does not exist"
@@ -176,11 +176,11 @@ def check_directory(directory: str | Path) -> Path:
 
 
 class Skipped(list[SkippedVideo]):
-    """What a data set leaves out."""
+    """Collects the videos that a dataset reader skips."""
 
     @contextmanager
     def instead(self, path: Path, where: str = "") -> Iterator[None]:
-        """A ``ConfigError`` ends the context, and ``path`` is skipped for that reason; ``where``: before the reason."""
+        """Suppress a ``ConfigError`` of the block and record ``path`` as skipped; ``where``: prefix of the reason."""
         try:
             yield
         except ConfigError as error:
@@ -188,7 +188,7 @@ class Skipped(list[SkippedVideo]):
 
 
 def probe_min_length(path: Path, min_seconds: float) -> VideoFacts:
-    """Like ``probe_video``, but raises ``ConfigError`` for shorter videos too."""
+    """Like :func:`probe_video`, but also raises ``ConfigError`` for videos shorter than ``min_seconds``."""
     facts = probe_video(path)
     if facts.seconds < min_seconds:
         raise ConfigError(f"shorter than a window: {facts.seconds:.1f} of {min_seconds:g} s")
@@ -205,7 +205,7 @@ def format_reasons(skipped: Sequence[SkippedVideo]) -> str:
 
 
 def read_scenes(directory: Path, min_seconds: float) -> Dataset:
-    """All clips in the directory; the truth covers every kind of event, so each is judged on all."""
+    """All clips in the directory, each judged on every kind of event: the ground truth is complete."""
     clips = {path.stem: path for path in directory.glob("*.mp4")}
     paths = [clips.get(name, directory / f"{name}.mp4") for name in sorted(clips.keys() | set(_indexed(directory)))]
     videos, skipped = [], Skipped()
@@ -217,7 +217,7 @@ def read_scenes(directory: Path, min_seconds: float) -> Dataset:
 
 
 def _indexed(directory: Path) -> list[str]:
-    """Names in the index; none without an index."""
+    """Clip names in the index; empty without an index."""
     path = directory / INDEX
     if not path.exists():
         return []
@@ -231,7 +231,7 @@ def _labelled(path: Path, min_seconds: float) -> LabelledVideo:
     if not path.exists():
         raise ConfigError("in the index, not on disk")
     if not truth_path(path).exists():
-        raise ConfigError(f"its truth {truth_path(path).name} is missing")
+        raise ConfigError(f"its ground truth {truth_path(path).name} is missing")
     truth = SceneTruth.load(truth_path(path))
     probe_min_length(path, min_seconds)
     return LabelledVideo(

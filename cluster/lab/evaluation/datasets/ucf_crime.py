@@ -1,8 +1,8 @@
 """UCF-Crime as published, or other videos in its layout.
 
-Folders named after the classes hold the videos, at any depth (the archives add ``Anomaly-Videos-Part-1/`` etc. above
-them); ``Anomaly_Test.txt`` and ``Temporal_Anomaly_Annotation_for_Testing_Videos.txt`` are anywhere in the directory.
-The official test split is evaluated.
+Videos are in folders named after the classes, at any depth (the archives add parents such as
+``Anomaly-Videos-Part-1/``); ``Anomaly_Test.txt`` and ``Temporal_Anomaly_Annotation_for_Testing_Videos.txt`` may be
+anywhere in the directory. The official test split is evaluated.
 """
 
 import re
@@ -20,7 +20,7 @@ from cluster.lab.evaluation.datasets import (
     probe_min_length,
 )
 
-# CodecSight, section 2.1, gives the query for abuse; the others differ in the noun.
+# CodecSight, section 2.1, gives the query for abuse; the other classes replace the noun.
 PROMPT = "Describe the frames and determine if they show any {what}. Start your response with ‘Yes’ or ‘No’"
 
 # Published folder name -> noun of the prompt.
@@ -45,12 +45,12 @@ NORMAL = "Normal"
 _LETTERS = re.compile(r"[^a-z]")
 _KNOWN = {name.casefold(): name for name in ANOMALY_CLASSES}
 # Training_Normal_Videos_Anomaly, Testing_Normal_Videos_Anomaly, Normal_Videos_event, z_Normal_Videos_event,
-# Training-Normal-Videos-Part-1, Normal_Videos_for_Event_Recognition: archives differ in where and how they spell it.
+# Training-Normal-Videos-Part-1, Normal_Videos_for_Event_Recognition: archives differ in location and spelling.
 _NORMAL_FOLDER = "normalvideos"
 
 
 def parse_class(name: str) -> str | None:
-    """Class of a folder's or an annotation's name; ``NORMAL`` for normal videos, ``None`` if unknown."""
+    """Class of a folder or annotation name; ``NORMAL`` for normal videos, ``None`` if unknown."""
     letters = _LETTERS.sub("", name.casefold())
     if letters == NORMAL.casefold() or _NORMAL_FOLDER in letters:
         return NORMAL
@@ -96,7 +96,7 @@ def _listed_video(line: str) -> VideoKey:
 
 
 def read_annotations(path: Path, skipped: Skipped) -> dict[VideoKey, Spans]:
-    """Temporal annotation: ``file class start1 end1 start2 end2`` per line, frame numbers, -1 for none."""
+    """Read the temporal annotation: per line ``file class start1 end1 start2 end2`` in frame numbers, -1 for none."""
     found = []
     for number, line in _lines(path):
         with skipped.instead(path, f"line {number}: "):
@@ -131,8 +131,8 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
     """The official test split; without its list, the annotated videos.
 
-    A normal video is judged on every class, others on their own class alone, as the labels say no more. Raises
-    ``ConfigError``: neither list nor annotation in the directory, or no video with an event left.
+    Normal videos are judged on every class, others only on their own, as their labels cover no other. Raises
+    ``ConfigError``: the directory has neither list nor annotation, or no video with an event is left.
     """
     split_file, annotation_file = _find(directory, SPLIT), _find(directory, ANNOTATIONS)
     skipped = Skipped()
@@ -141,7 +141,7 @@ def read_ucf_crime(directory: Path, min_seconds: float) -> Dataset:
     if annotation_file is not None:
         annotated = read_annotations(annotation_file, skipped)
     elif split_file is not None:
-        skipped.append(SkippedVideo(directory / ANNOTATIONS, "missing: no video of a class has its events' times"))
+        skipped.append(SkippedVideo(directory / ANNOTATIONS, "missing: videos of the classes have no event times"))
     else:
         raise ConfigError(f"{directory} is not in UCF-Crime's layout: it holds neither {SPLIT} nor {ANNOTATIONS}")
     wanted = list(annotated)
@@ -167,7 +167,7 @@ def _find(directory: Path, name: str) -> Path | None:
 
 
 def _videos(directory: Path, skipped: Skipped) -> dict[VideoKey, Path]:
-    """All videos below the directory; further copies of a name (as in the event folder) are ignored."""
+    """All videos below the directory; duplicates of a name (as in the event folder) are ignored."""
     found: dict[VideoKey, Path] = {}
     for path in sorted(directory.rglob("*")):
         if path.suffix.casefold() not in VIDEO_SUFFIXES or not path.is_file():
@@ -186,7 +186,7 @@ def _labelled(key: VideoKey, path: Path | None, spans: Spans, min_seconds: float
     if path is None:
         raise ConfigError("in the test split, not on disk")
     if key.kind != NORMAL and not spans:
-        raise ConfigError(f"no event of it in {ANNOTATIONS}")
+        raise ConfigError(f"has no event in {ANNOTATIONS}")
     facts = probe_min_length(path, min_seconds)
     name = f"{key.kind}/{Path(key.file).stem}"
     if key.kind == NORMAL:
@@ -194,5 +194,5 @@ def _labelled(key: VideoKey, path: Path | None, spans: Spans, min_seconds: float
     timed = ((key.kind, first / facts.fps, min(last / facts.fps, facts.seconds)) for first, last in spans)
     events = tuple(event for event in timed if event[1] < event[2])
     if not events:
-        raise ConfigError(f"its events are after its end at {facts.seconds:.1f} s")
+        raise ConfigError(f"all its events are after its end at {facts.seconds:.1f} s")
     return LabelledVideo(path, name, events, (key.kind,))

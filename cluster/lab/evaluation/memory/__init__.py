@@ -1,1 +1,1 @@
-"""Accuracy of questions about the past under each memory policy."""
+"""Accuracy of answers about the past under each memory policy."""

@@ -1,7 +1,7 @@
-"""Answers to a recorded scene's questions under one setting, from a fresh memory that holds its KV.
+"""Answers the questions about a recorded scene under one setting, from a fresh memory filled with its KV.
 
-For each instant of questions a memory is filled from the start, under the cap that the share means then. The window's
-KV is added too and everything is settled, so that answers rest on the memory alone and all of it is under the cap.
+For each instant at which questions are asked, a memory is filled from the start, with the cap that its share amounts to
+then. The window's KV is added and the memory settled, so that answers rest on capped memory alone.
 """
 
 from collections.abc import Sequence
@@ -32,16 +32,16 @@ from cluster.types import MICROSECONDS, AskResult, AskSpec
 
 SHORT_ANSWER, LONG_ANSWER = 8, 48
 
-# The tier must never be short: slabs hold cells of one of some forty sizes, and blocks are rounded up. Memory is
-# reserved as it fills.
+# The tier must never run out: each slab holds cells of one of some forty sizes, and block sizes are rounded up. Memory
+# is reserved as the tier fills.
 _ROUNDING = 8
 _SLABS = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class SceneAnswers:
-    """All questions of one scene under one setting; ``incomplete``: answers for which some of the memory was late or
-    lost."""
+    """Answers to all questions of one scene under one setting; ``incomplete``: number of answers for which parts of the
+    memory were late or lost."""
 
     answered: tuple[AnswerRecord, ...]
     incomplete: int = 0
@@ -51,8 +51,8 @@ _SAVED = TypeAdapter(SceneAnswers)
 
 
 def read_answers(body: dict[str, Any], video: str, questions: Sequence[Question]) -> SceneAnswers:
-    """Inverse of ``asdict``; answers are graded again, and reported as those of ``video``. Raises
-    ``ValueError``: invalid, or of other questions."""
+    """Inverse of ``asdict``; grades the answers again and attributes them to ``video``. Raises ``ValueError``: invalid,
+    or a different number of questions."""
     found = _SAVED.validate_python(body)
     graded = (
         replace(each, judged=GradedAnswer(video, number, question.kind, credit(question, each.said)))
@@ -64,15 +64,15 @@ def read_answers(body: dict[str, Any], video: str, questions: Sequence[Question]
 def answer_scene(
     engine: NativeEngine, recording: Recording, video: str, questions: Sequence[Question], setting: ShareSetting
 ) -> SceneAnswers:
-    """Fill memories with the recording and ask.
+    """Fill memories from the recording and ask the questions.
 
-    ``engine``: of the model that computed the KV; its memories are replaced. ``video``: to report the answers under.
-    Raises ``ValueError``: the recording lacks an instant.
+    ``engine``: of the model that computed the KV; its memories are replaced. ``video``: name to report answers under.
+    Raises ``ValueError``: the recording lacks a question's instant.
     """
     instants = {instant.at_s: number for number, instant in enumerate(recording.instants)}
     lacking = {question.at_s for question in questions} - instants.keys()
     if lacking:
-        raise ValueError(f"the recording of {video} was not made for questions at {min(lacking):g} s")
+        raise ValueError(f"the recording of {video} lacks the question instant {min(lacking):g} s")
     found: dict[int, AnswerRecord] = {}
     incomplete = 0
     for at_s in sorted({question.at_s for question in questions}):
@@ -87,7 +87,7 @@ def answer_scene(
 
 
 def full_bytes(chunks: Sequence[KVChunk]) -> int:
-    """Bytes of all KV of these frames, with the frame number and cell stored per token."""
+    """Bytes of all KV of these frames, including each token's frame number and cell."""
     return sum(
         chunk.key.nbytes + chunk.value.nbytes + 8 * chunk.tokens * chunk.key.shape[0] * chunk.key.shape[1]
         for chunk in chunks
@@ -95,7 +95,7 @@ def full_bytes(chunks: Sequence[KVChunk]) -> int:
 
 
 def open_memory(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[MemoryBank, StreamMemory]:
-    """An empty memory for these frames, under the cap of ``setting``, alone in its bank's tier."""
+    """An empty memory sized for these frames and capped by ``setting``, alone in its bank's tier."""
     whole = full_bytes(chunks)
     tier_bytes = _SLABS + _ROUNDING * whole
     bank = MemoryBank(TierStack([Arena(tier_bytes, evicts=False)]))
@@ -104,10 +104,10 @@ def open_memory(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[Memor
 
 
 def filled_memory(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[MemoryBank, StreamMemory]:
-    """:func:`open_memory` with these frames in it, settled."""
+    """:func:`open_memory`, filled with these frames and settled."""
     bank, memory = open_memory(chunks, setting)
     for chunk in chunks:
-        # Not through the bank, which restarts a memory whose policy fails.
+        # Not through the bank, which would restart a memory whose policy fails.
         memory.add_chunk(chunk)
     memory.settle()
     return bank, memory
@@ -116,7 +116,7 @@ def filled_memory(chunks: Sequence[KVChunk], setting: ShareSetting) -> tuple[Mem
 def _ask(
     engine: NativeEngine, memory: StreamMemory, recording: Recording, video: str, number: int, question: Question
 ) -> tuple[AnswerRecord, bool]:
-    """The answer, and whether all wanted blocks of the memory were available."""
+    """Ask one question; returns the answer, and whether all requested blocks of the memory were available."""
     turns: list[tuple[str, str]] = []
     results: list[AskResult] = []
     times: list[float] = []
@@ -133,14 +133,14 @@ def _ask(
         try:
             run = engine.ask(ask)
         except NotReadyError:
-            # Asked before the first frame was complete.
+            # Asked before the first complete frame.
             turns.append((text, ""))
             continue
         while run.step() is not None:
             pass
         results.append(run.result)
         turns.append((text, run.result.text))
-        # Needed for evidence recall only.
+        # Only needed for evidence recall.
         for frame, count in run.retrieval.stats.tokens_by_frame().items() if question.evidence else ():
             middle = (memory.log.frame_time(frame) - recording.begin) / MICROSECONDS + recording.frame_s / 2
             times += [middle] * count
@@ -163,14 +163,14 @@ def _ask(
 
 
 def _since(memory: StreamMemory, recording: Recording, question: Question) -> float | None:
-    """``question.since_s`` in seconds before the newest frame."""
+    """``question.since_s`` as an age in seconds, relative to the newest frame."""
     if question.since_s is None or memory.newest is None:
         return None
     return max(0.0, (memory.newest - recording.begin) / MICROSECONDS - question.since_s)
 
 
 def load_head_tokens(memory: StreamMemory, layer: int, h: int) -> LayerKV | None:
-    """Tokens held by a head in frame order; None without any."""
+    """Tokens held by a head, in frame order; None if it holds none."""
     table = memory.heads[layer][h].organiser.table
     loaded = memory.block_loader(layer, h)(table.block.tolist())
     blocks = [each.block for each in loaded if each.block is not None]

@@ -1,13 +1,13 @@
-"""Published sets of questions about long videos: one reader per layout, registered in ``question_layouts``.
+"""Published long-video question datasets: one reader per layout, registered in ``question_layouts``.
 
 * MLVU (Zhou et al. 2024), dev set: ``json/1_plotQA.json`` etc., videos in ``video/1_plotQA/``. Fields: ``video`` (file
   name), ``question``, ``candidates``, ``answer`` (text of a candidate), ``question_type``. Generation tasks have no
-  candidates and are skipped: they are graded by another model.
-* RVS-Ego and RVS-Movie (VStream-QA, Zhang et al. 2024): questions asked while a video runs, answered in free words.
-  ReKV's form: a list of videos with ``video_path`` (or ``video_id``) and ``conversations`` of ``question``, ``answer``,
-  ``start_time``, ``end_time``, and optional ``choices``. Published form: ``test_qa_*.json``, a flat list of questions
-  with ``video_id``, beside ``rvs_*.json`` with each clip's offset in the original video, which is subtracted. A
-  question is asked at ``end_time``; its evidence starts at ``start_time``.
+  candidates and are skipped: another model has to grade them.
+* RVS-Ego and RVS-Movie (VStream-QA, Zhang et al. 2024): questions asked while a video runs, with free-form answers.
+  ReKV's format: a list of videos with ``video_path`` (or ``video_id``) and ``conversations`` of ``question``,
+  ``answer``, ``start_time``, ``end_time``, and optional ``choices``. Published format: ``test_qa_*.json``, a flat list
+  of questions with ``video_id``, beside ``rvs_*.json`` with each clip's offset in the original video, which is
+  subtracted. A question is asked at ``end_time``; its evidence starts at ``start_time``.
 * Video-MME (Fu et al. 2024): one table of questions, Parquet or JSON, videos in ``data/``. Fields: ``videoID`` (file
   name without suffix), ``question``, ``options`` (texts with their letter), ``answer`` (a letter), ``duration`` (short,
   medium, long), ``task_type``. The official evaluation's JSON nests questions under ``questions``.
@@ -34,13 +34,13 @@ from cluster.lab.evaluation.datasets import (
 from cluster.lab.evaluation.memory.questions import LETTERS, Footage, Question, Span, multiple_choice
 from cluster.registry import Registry
 
-# Tolerance for questions after a container's rounded end.
+# Tolerance for questions after the (rounded) end of a video.
 _SLACK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionDataset:
-    """Videos with questions in order of asking, named by their path in the directory; and skipped ones."""
+    """Videos, named by their path in the directory, with questions in order of asking; and skipped videos."""
 
     videos: tuple[Footage, ...]
     skipped: tuple[SkippedVideo, ...] = ()
@@ -48,16 +48,15 @@ class QuestionDataset:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One annotation: a video, a question at no time yet, and the seconds that it is about; ``None`` asks it at the end
-    of the video."""
+    """One annotation: a video, a question whose time is not set yet, and its time span; without one it is asked at the
+    end of the video."""
 
     video: Path
     question: Question
     span: Span | None = None
 
     def ask(self, length: float) -> Question:
-        """The question at its time in a video of so many seconds. Raises ``ConfigError``: it is after the video's
-        end."""
+        """Set the question's time in a video of ``length`` seconds. Raises ``ConfigError``: it is after the end."""
         if self.span is None:
             return replace(self.question, at_s=length)
         start, end = self.span
@@ -78,11 +77,11 @@ question_layouts: Registry[QuestionLayout] = Registry(
 
 def load_question_dataset(directory: str | Path, layout: str) -> QuestionDataset:
     """Read a directory of videos with questions in one of ``question_layouts``. Raises ``ConfigError``: unknown layout,
-    no such directory, another layout, or no video left; the message names the first skipped ones."""
+    no such directory, another layout, or no video left; the message gives the reasons of the first skipped ones."""
     read = question_layouts.get(layout)
     folder = check_directory(directory)
     skipped = Skipped()
-    # Per video, so that an unreadable one is skipped once.
+    # Grouped by video, so that an unreadable one is skipped only once.
     by_video: dict[Path, list[Entry]] = defaultdict(list)
     for entry in read(folder, skipped):
         by_video[entry.video].append(entry)
@@ -98,7 +97,7 @@ def load_question_dataset(directory: str | Path, layout: str) -> QuestionDataset
                 with skipped.instead(path):
                     questions.append(each.ask(length))
         if questions:
-            # By path, as two folders may hold videos of one name.
+            # By relative path, as two folders may hold videos of the same name.
             name, ordered = os.path.relpath(path, folder), sorted(questions, key=lambda each: each.at_s)
             videos.append(Footage(name, path, tuple(ordered)))
     if not videos:
@@ -111,8 +110,8 @@ Record = dict[str, Any]
 
 
 def read_records(path: Path) -> list[Record]:
-    """All records of an annotation file: a JSON list of objects (or an object with one list in it), or a Parquet table.
-    Raises ``ConfigError``: unreadable, another format, or Parquet without pyarrow."""
+    """All records of an annotation file: a JSON list of objects (or an object with a single list in it), or a Parquet
+    table. Raises ``ConfigError``: unreadable, another format, or Parquet without pyarrow."""
     if path.suffix == ".parquet":
         return _parquet(path)
     body = read_json(path)
@@ -120,7 +119,7 @@ def read_records(path: Path) -> list[Record]:
         lists = [value for value in body.values() if isinstance(value, list)]
         body = lists[0] if len(lists) == 1 else body
     if not isinstance(body, list) or not all(isinstance(each, dict) for each in body):
-        raise ConfigError(f"{path} is not a list of annotations: each must be an object in one list")
+        raise ConfigError(f"{path} is not a list of annotations: a single list of objects is expected")
     return body
 
 
@@ -130,7 +129,7 @@ def _parquet(path: Path) -> list[Record]:
         from pyarrow import ArrowException, parquet  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
         raise ConfigError(
-            f"{path} is Parquet, which takes pyarrow to read: pip install pyarrow, or save the annotations as JSON"
+            f"{path} is Parquet, which needs pyarrow: pip install pyarrow, or save the annotations as JSON"
         ) from None
     try:
         rows: list[Record] = parquet.read_table(str(path)).to_pylist()
@@ -140,7 +139,7 @@ def _parquet(path: Path) -> list[Record]:
 
 
 def text(record: Record, *names: str) -> str:
-    """First of these fields that exists. Raises ``ConfigError``: missing, empty or not text."""
+    """Value of the first of these fields that exists. Raises ``ConfigError``: missing, empty or not a string."""
     found = [name for name in names if name in record]
     if not found:
         raise ConfigError(f"it has no {' or '.join(names)}")
@@ -151,7 +150,7 @@ def text(record: Record, *names: str) -> str:
 
 
 def texts(record: Record, name: str) -> tuple[str, ...]:
-    """A list of texts. Raises ``ConfigError``: missing, or something else."""
+    """Value of a field that lists strings. Raises ``ConfigError``: missing, or of another type."""
     value = record.get(name)
     if isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value):
         return tuple(each.strip() for each in value)
@@ -159,7 +158,7 @@ def texts(record: Record, name: str) -> tuple[str, ...]:
 
 
 def seconds(record: Record, name: str) -> float:
-    """A number. Raises ``ConfigError``: missing, or something else."""
+    """Value of a numeric field. Raises ``ConfigError``: missing, or of another type."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{name} is {value!r} and must be a number of seconds")
@@ -180,8 +179,8 @@ def _choice(kind: str, record: Record, field: str) -> Question:
     return multiple_choice(kind, text(record, "question"), options, options.index(answer))
 
 
-def _first_there(folders: list[Path], names: list[Path], default: Path) -> Path:
-    """First existing file with one of these names, in any container, else ``default``."""
+def _first_existing(folders: list[Path], names: list[Path], default: Path) -> Path:
+    """First existing file with one of these names and any video suffix, else ``default``."""
     for name in names:
         suffixes = [""] if name.suffix.casefold() in VIDEO_SUFFIXES else sorted(VIDEO_SUFFIXES)
         for folder in folders:
@@ -203,7 +202,7 @@ def read_mlvu(directory: Path, skipped: Skipped) -> list[Entry]:
     for path in files:
         records = read_records(path)
         if whole := sum("candidates" not in each for each in records):
-            reason = f"{whole} records without candidates, whose answers only a model can judge"
+            reason = f"{whole} records without candidates, whose answers only a model can grade"
             skipped.append(SkippedVideo(path, reason))
         for number, record in enumerate(records):
             if "candidates" not in record:
@@ -232,7 +231,7 @@ def read_rvs(directory: Path, skipped: Skipped) -> list[Entry]:
     found = []
     for path, number, record in asked:
         turns = record.get("conversations", [record])
-        # Only the flat form counts from the start of the original video.
+        # Only the flat format counts time from the start of the original video.
         begins = 0.0 if "conversations" in record else clips.get(str(record.get("video_id")), 0.0)
         whole = isinstance(turns, list) and any(name in record for name in ("video_path", "video_id"))
         for turn in turns if whole else [None]:
@@ -244,10 +243,10 @@ def read_rvs(directory: Path, skipped: Skipped) -> list[Entry]:
 def _rvs(directory: Path, annotation: Path, record: Record, turn: object, begins: float) -> Entry:
     named = Path(text(record, "video_path", "video_id"))
     folders = [directory, annotation.parent, annotation.parent / "videos", directory / "videos"]
-    # The path is of another checkout: only its last part counts.
-    video = _first_there(folders, [named, Path(named.name)], annotation.parent / "videos" / named.name)
+    # The path may be from another checkout, so its last part is tried alone, too.
+    video = _first_existing(folders, [named, Path(named.name)], annotation.parent / "videos" / named.name)
     if not isinstance(turn, dict):
-        raise ConfigError(f"{turn!r} is no question")
+        raise ConfigError(f"{turn!r} is not a question")
     asked, answer = text(turn, "question"), text(turn, "answer")
     start, end = seconds(turn, "start_time") - begins, seconds(turn, "end_time") - begins
     if not 0 <= start < end:
@@ -259,8 +258,8 @@ def _rvs(directory: Path, annotation: Path, record: Record, turn: object, begins
 
 # -- Video-MME ------------------------------------------------------------------------------------
 def read_videomme(directory: Path, skipped: Skipped) -> list[Entry]:
-    """Every question, asked at the end of its video, reported by the video's length class."""
-    # JSON first: it needs no extra package.
+    """Every question, asked at the end of its video and reported by the video's duration class."""
+    # JSON first: Parquet needs an extra package.
     patterns = ("*.json", "videomme/*.json", "*.parquet", "videomme/*.parquet")
     tables = [path for pattern in patterns for path in sorted(directory.glob(pattern))]
     if not tables:
@@ -291,7 +290,7 @@ def _videomme(directory: Path, record: Record) -> Entry:
     if len(letter) != 1 or letter not in LETTERS[: len(options)]:
         raise ConfigError(f"the answer {record['answer']!r} is not the letter of one of {len(options)} options")
     question = multiple_choice(kind, text(record, "question"), options, LETTERS.index(letter))
-    # Files are named by YouTube id, which the nested form has only in its URL.
+    # Files are named by YouTube id, which the nested format has only in its URL.
     address = _YOUTUBE.search(str(record.get("url", "")))
     names = [text(record, "videoID")] if "videoID" in record else []
     names += [address.group(1)] if address else []
@@ -299,5 +298,5 @@ def _videomme(directory: Path, record: Record) -> Entry:
     if not names:
         raise ConfigError("it has no videoID or video_id")
     folders = [directory / folder for folder in _FOLDERS]
-    video = _first_there(folders, [Path(name) for name in names], folders[0] / f"{names[0]}.mp4")
+    video = _first_existing(folders, [Path(name) for name in names], folders[0] / f"{names[0]}.mp4")
     return Entry(video, question)

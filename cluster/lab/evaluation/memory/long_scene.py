@@ -1,4 +1,4 @@
-"""Long footage with known truth: one camera, episodes of activity with quiet in between."""
+"""Long synthetic footage with ground truth: one camera, episodes of activity separated by quiet."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from cluster.lab.scenes.layouts import ASPECT, Layout, make_layout
 from cluster.lab.scenes.scene import sample_camera, sample_conditions
 from cluster.lab.scenes.vocabulary import EVENT_KINDS, SPLITS, SceneEvent, Split
 
-# Distractors with people only; none that is permanent, and no runner, who may be visible for less than two seconds.
+# Distractors with people only, without permanent ones and runners (who may be visible for less than two seconds).
 _PEOPLE = ("crouch", "talk", "skirt_zone", "waits_with_bag")
-# The slowest walk to the place of action.
+# Maximum time to walk to the place of action.
 _WALK_IN_S = 16.0
-# Length of an episode with an event, after which who fell and what was left is taken away.
+# Length of an episode with an event; fallen persons and left objects then disappear.
 _EVENT_EPISODE_S = 40.0
-# Margin within which an actor's centre is not visible, as in cluster.lab.scenes.questions.
+# An actor whose centre is this close to the edge counts as not visible, as in cluster.lab.scenes.questions.
 _EDGE = 0.02
 _STEP_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class VehiclePass:
-    """A vehicle of a colour that passes, or stops on its lane for some seconds first."""
+    """A vehicle that passes; with ``stops`` it halts on its lane for some seconds."""
 
     color: str
     stops: bool = False
@@ -38,7 +38,7 @@ class VehiclePass:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """All actors between ``start_s`` and ``end_s``; before and after the place is empty."""
+    """Actors and events between ``start_s`` and ``end_s``, outside of which the scene is empty."""
 
     start_s: float
     end_s: float
@@ -62,8 +62,8 @@ class Episode:
 
 
 def write_episode(builder: SceneBuilder, drives: Sequence[VehiclePass], people: int) -> Episode:
-    """Write an episode into an empty builder of any length. ``drives``: vehicles in order, which never overlap, so that
-    none hides another; ``people``: number of passing persons or groups, at least 1 without ``drives``."""
+    """Script an episode in an empty builder of any length. ``drives``: vehicles in order, one at a time so that none
+    hides another; ``people``: number of passing persons or groups, at least 1 without ``drives``."""
     for _ in range(people):
         at = builder.uniform(0, 8)
         if builder.chance(0.5):
@@ -77,7 +77,7 @@ def write_episode(builder: SceneBuilder, drives: Sequence[VehiclePass], people: 
 
 
 def write_event_episode(builder: SceneBuilder, kind: str, colors: Sequence[str]) -> Episode:
-    """Write an episode with one event into an empty builder, whose length ends it; ``colors``: of vehicles."""
+    """Script an episode with one event in an empty builder, whose length limits it; ``colors``: of its vehicles."""
     EVENTS[kind](builder, _WALK_IN_S + builder.uniform(0, 4))
     builder.actors = [
         replace(actor, color=str(builder.rng.choice(colors))) if actor.kind == "vehicle" else actor
@@ -92,7 +92,7 @@ def _episode(builder: SceneBuilder) -> Episode:
 
 
 def visible_span(actor: Actor) -> tuple[float, float] | None:
-    """First and last second at which an actor is visible; None if never."""
+    """First and last time in seconds at which an actor is visible; None if never."""
     first: float | None = None
     last = second = actor.keys[0].t
     while second <= actor.keys[-1].t:
@@ -105,7 +105,7 @@ def visible_span(actor: Actor) -> tuple[float, float] | None:
 
 
 def _drive(builder: SceneBuilder, drive: VehiclePass, at: float) -> float:
-    """Write one vehicle that enters at ``at``; returns when it has left."""
+    """Script one vehicle that enters at ``at``; returns when it has left."""
     near = builder.chance(0.5)
     direction = 1 if near else -1
     speed = builder.uniform(0.28, 0.5)
@@ -135,32 +135,32 @@ def _later(actor: Actor, by: float, first_id: int) -> Actor:
     return replace(actor, id=actor.id + first_id, keys=keys, carries=carries)
 
 
-# First part of every seed: disjoint from ordinary scenes.
+# First part of every seed, disjoint from that of ordinary scenes.
 _SEED = 404
-_SHORTEST_S = 60.0
-_LEAST_QUIET_S = 4.0
-# Number of rare colours, which come once or never.
-_RARE = 4
-# When the rare vehicles come, as shares of the length.
+_MIN_LENGTH_S = 60.0
+_MIN_QUIET_S = 4.0
+# Number of rare colours, which occur once or never.
+_RARE_COLORS = 4
+# Range of the times of the rare vehicles, as shares of the length.
 _NEEDLES = (0.05, 0.6)
 
 
 @dataclass(frozen=True, eq=False)
 class LongScene:
-    """Long footage, scripted first and rendered frame by frame in constant memory.
+    """Long footage, scripted up front and rendered frame by frame in constant memory.
 
-    Always daylight and full contrast, so that colours are certain.
+    Always in daylight and at full contrast, so that colours are unambiguous.
 
     Args:
         seconds: length, at least 60.
-        seed: same arguments, same footage.
+        seed: the same arguments give the same footage.
         quiet_s: mean quiet time between two episodes, at least 8.
-        event_share: share of the episodes that are an event of any of the six kinds, beside the needles.
+        event_share: share of the episodes, needles aside, that show an event of any of the six kinds.
         camera: size, rate and encoder; None draws one of the split's.
-        split: ``test`` is what models are judged on; no two splits share a scene.
+        split: models are evaluated on ``test``; splits share no scene.
 
     Raises:
-        ConfigError: an argument out of bounds.
+        ConfigError: an argument is out of range.
     """
 
     seconds: float
@@ -171,16 +171,16 @@ class LongScene:
     split: Split = "test"
 
     def __post_init__(self) -> None:
-        if self.seconds < _SHORTEST_S:
-            raise ConfigError(f"long footage must last at least {_SHORTEST_S:.0f} s, not {self.seconds:g}")
+        if self.seconds < _MIN_LENGTH_S:
+            raise ConfigError(f"long footage must last at least {_MIN_LENGTH_S:.0f} s, not {self.seconds:g}")
         if self.seed < 0:
             raise ConfigError(f"a seed must be at least 0, not {self.seed}")
-        if self.quiet_s < 2 * _LEAST_QUIET_S:
-            raise ConfigError(f"the mean quiet must last at least {2 * _LEAST_QUIET_S:.0f} s, not {self.quiet_s:g}")
+        if self.quiet_s < 2 * _MIN_QUIET_S:
+            raise ConfigError(f"the mean quiet time must be at least {2 * _MIN_QUIET_S:.0f} s, not {self.quiet_s:g}")
 
     @cached_property
     def scene(self) -> Scene:
-        """The scene for renderer or encoder. An ordinary scene may have the same name; use ``clip`` for paths."""
+        """The scene, for renderer and encoder. An ordinary scene may have the same name; use ``clip`` for paths."""
         look = self._chance(1)
         return Scene(
             split=self.split,
@@ -223,14 +223,14 @@ class LongScene:
             else:
                 episode = write_episode(SceneBuilder(self._layout, self.seconds, rng), drives, people)
             episode = episode.moved(start, actors)
-            if episode.end_s > self.seconds - _LEAST_QUIET_S:
+            if episode.end_s > self.seconds - _MIN_QUIET_S:
                 return tuple(found)
             found.append(episode)
             start, actors = episode.end_s + self._quiet(rng), actors + len(episode.actors)
 
     @cached_property
     def quiet_instants(self) -> tuple[float, ...]:
-        """Instants at which nobody is visible, ascending: 0, one after every episode but the last, and the end."""
+        """Instants at which no actor is visible, ascending: 0, one after every episode but the last, and the end."""
         gaps = zip(self.episodes, self.episodes[1:], strict=False)
         return (0.0, *(round((here.end_s + there.start_s) / 2, 3) for here, there in gaps), self.seconds)
 
@@ -243,12 +243,12 @@ class LongScene:
         return make_layout(self.split, self._chance(0))
 
     def _palette(self, rng: np.random.Generator) -> tuple[list[str], list[str]]:
-        """Rare colours (the first passes once, the second stops once, the others never come) and common ones."""
-        rare = [str(color) for color in rng.permutation(sorted(COLORS))[:_RARE]]
+        """Rare colours (the first passes once, the second stops once, the others never occur) and common ones."""
+        rare = [str(color) for color in rng.permutation(sorted(COLORS))[:_RARE_COLORS]]
         return rare, [color for color in COLORS if color not in rare]
 
     def _quiet(self, rng: np.random.Generator) -> float:
-        return float(max(_LEAST_QUIET_S, rng.uniform(0.4, 1.6) * self.quiet_s))
+        return float(max(_MIN_QUIET_S, rng.uniform(0.4, 1.6) * self.quiet_s))
 
     def _chance(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([_SEED, SPLITS.index(self.split), self.seed, purpose])

@@ -1,4 +1,4 @@
-"""Questions with certain answers about long footage, in the wordings the demo model was trained on."""
+"""Questions about long footage with unambiguous answers, in the wordings of the demo model's training."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +23,10 @@ Span = tuple[float, float]
 class Question:
     """A conversation of one or more ``turns`` and the right answer to each.
 
-    ``kind``: category of the report. ``at_s``: when it is asked, seconds from the first picture. ``since_s``: only
-    footage after this counts; None for all. ``evidence``: time spans that the answers rest on; empty if unknown or if
-    the answer is that something never happened. ``options``: of a choice, whose answer is the letter of one. Raises
-    ``ConfigError``: no turn, or not one answer for each.
+    ``kind``: category in the report. ``at_s``: when it is asked, in seconds from the first frame. ``since_s``: only
+    footage after this time counts; None for all. ``evidence``: time spans that support the answers; empty if unknown or
+    if nothing happened. ``options``: of a multiple-choice question, which is answered with a letter. Raises
+    ``ConfigError``: no turn, or not exactly one answer per turn.
     """
 
     kind: str
@@ -43,10 +43,10 @@ class Question:
 
 
 def multiple_choice(kind: str, text: str, options: Sequence[str], answer: int, at_s: float = 0.0) -> Question:
-    """A question whose prompt lists the lettered options; ``answer``: index of the right one. Raises ``ConfigError``:
-    fewer than two options, more than letters, or no such answer."""
+    """A question whose prompt lists lettered options; ``answer``: index of the right one. Raises ``ConfigError``: fewer
+    than two options, more than ``LETTERS``, or ``answer`` out of range."""
     if not 2 <= len(options) <= len(LETTERS):
-        raise ConfigError(f"a choice is between 2 and {len(LETTERS)} options, not {len(options)}")
+        raise ConfigError(f"a choice needs 2 to {len(LETTERS)} options, not {len(options)}")
     if not 0 <= answer < len(options):
         raise ConfigError(f"option {answer} cannot be right: there are {len(options)}")
     listed = "\n".join(f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False))
@@ -64,42 +64,42 @@ class Footage:
 
 
 _SEED = 405
-_MOST = len(NUMBERS) - 1
-# Instants of asking, spread over the footage, including its end.
+_MAX_COUNT = len(NUMBERS) - 1
+# Number of instants at which questions are asked, spread over the footage, including its end.
 _INSTANTS = 4
-# Wordings about colours are derived from those about this one, which is always asked for.
+# Wordings with a colour are derived from those with this one, which always occurs.
 _COLOR = "black"
 
 Asked = tuple[str, Question]
-"""Wording, the unit of balancing, and question."""
+"""Wording (the unit of balancing) and question."""
 
 
 def generate_questions(footage: LongScene, *, per_kind: int = 8, seed: int = 0) -> list[Question]:
-    """Questions of five kinds, in the order in which they are asked.
+    """Generate questions of five kinds, in the order in which they are asked.
 
-    * ``event``: whether one of the six events happened since an instant, as standing questions ask it
-    * ``needle``: whether a vehicle of a colour passed, or stopped: one event somewhere in the past, or none
+    * ``event``: whether one of the six events happened since an instant, worded like standing questions
+    * ``needle``: whether a vehicle of a colour passed, or stopped: a single occurrence in the past, or none
     * ``counting``: how many people or vehicles since an instant, at most six of either
     * ``order``: whether a person or a vehicle came first since an instant
-    * ``multi-turn``: whether there was a vehicle of one colour, then whether one of a colour stopped
+    * ``multi-turn``: whether there was a vehicle of one colour, then whether one of some colour stopped
 
-    Balanced: at every instant each wording of event, needle and order has as many questions with either answer, and
-    multi-turn as many with each pair of answers, so that constant answers or knowing the time do not help; counts are
-    spread over the numbers that occur. Instants are quiet ones: nobody is partly visible.
+    Balanced: at every instant each wording of event, needle and order has equally many questions per answer, and
+    multi-turn per pair of answers, so that constant answers or knowing the time do not help; counts are spread over the
+    numbers that occur. Instants are quiet: nobody is partly visible.
 
     Args:
-        per_kind: maximum per kind; fewer if the footage cannot balance them.
+        per_kind: maximum per kind; fewer if the footage does not allow balancing them.
         seed: selects among all possible questions.
 
     Raises:
-        ConfigError: ``per_kind`` below 1, or footage without events.
+        ConfigError: ``per_kind`` below 1, or footage without episodes.
     """
     if per_kind < 1:
         raise ConfigError(f"the number of questions of a kind must be at least 1, not {per_kind}")
     if not footage.episodes:
         raise ConfigError(
-            f"footage of {footage.seconds:g} s with {footage.quiet_s:g} s of "
-            "quiet between episodes holds no episode; make it longer or less quiet"
+            f"footage of {footage.seconds:g} s with {footage.quiet_s:g} s of quiet between episodes holds no episode; "
+            "make it longer or less quiet"
         )
     rng = np.random.default_rng([_SEED, footage.seed, seed])
     moments = footage.quiet_instants
@@ -111,7 +111,7 @@ def generate_questions(footage: LongScene, *, per_kind: int = 8, seed: int = 0) 
     return sorted(found, key=lambda question: question.at_s)
 
 
-# -- kinds: footage and the quiet instants up to that of asking -> all possible questions ----------------
+# -- kinds: footage and quiet instants, the last of which is that of asking -> all possible questions ----
 def _events(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
     at = moments[-1]
     for since in moments[:-1]:
@@ -147,7 +147,7 @@ def _counts(footage: LongScene, moments: Sequence[float]) -> Iterator[Asked]:
         kind = "vehicle" if "vehicle" in text else "person"
         evidence = _spans([actor for actor in there if actor.kind == kind])
         # The model's largest number is six.
-        if len(evidence) <= _MOST:
+        if len(evidence) <= _MAX_COUNT:
             yield text, Question("counting", (text,), (answer,), moments[-1], since, evidence)
 
 
@@ -168,7 +168,7 @@ _KINDS: tuple[tuple[Callable[[LongScene, Sequence[float]], Iterator[Asked]], int
 
 
 def _colored(footage: LongScene, at: float) -> Iterator[tuple[str, str, str, tuple[Span, ...]]]:
-    """Wording with a placeholder for the colour, colour, answer and evidence, where at most one event answers it."""
+    """Wording with a colour placeholder, colour, answer and evidence, where at most one vehicle matches."""
     vehicles = [actor for actor in _between(footage, 0.0, at) if actor.kind == "vehicle"]
     forms = [
         text.replace(f" {_COLOR} ", " {} ") for text, _ in _trained_questions(footage, [], at) if f" {_COLOR} " in text
@@ -182,14 +182,14 @@ def _colored(footage: LongScene, at: float) -> Iterator[tuple[str, str, str, tup
 
 
 def _since(footage: LongScene, moments: Sequence[float]) -> Iterator[tuple[str, str, float | None, list[Actor]]]:
-    """Every wording without a colour, with the answer for the time since an instant, the instant (None: start) and the
-    actors."""
+    """Every wording without a colour and its answer for the time since an instant, the instant (None: start), and the
+    actors since then."""
     at = moments[-1]
     for since in reversed(moments[:-1]):
         there = _between(footage, since, at)
         kinds = [actor.kind for actor in there]
-        # Earlier instants only have more of both.
-        if kinds.count("person") > _MOST and kinds.count("vehicle") > _MOST:
+        # Earlier instants only add actors.
+        if kinds.count("person") > _MAX_COUNT and kinds.count("vehicle") > _MAX_COUNT:
             return
         for text, answer in _trained_questions(footage, there, at):
             if f" {_COLOR} " not in text:
@@ -206,19 +206,19 @@ def _episodes_between(footage: LongScene, since: float, at: float) -> list[Episo
 
 
 def _trained_questions(footage: LongScene, there: Sequence[Actor], at: float) -> Iterator[tuple[str, str]]:
-    """(text, answer) of the trained memory questions for these actors."""
+    """(text, answer) of the memory questions of the training, for these actors."""
     for question in memory_questions(replace(footage.scene, actors=tuple(there)), at):
         yield question.text, question.answer
 
 
 def _spans(actors: Sequence[Actor]) -> tuple[Span, ...]:
-    """When each was visible, sorted."""
+    """Spans in which the actors were visible, sorted."""
     return tuple(sorted(span for actor in actors if (span := visible_span(actor)) is not None))
 
 
 def _balanced(asked: Sequence[Asked], count: int, answers: int | None, rng: np.random.Generator) -> list[Question]:
-    """At most ``count`` questions, in rounds of one question per answer to one wording. ``answers``: distinct answers
-    of a round, only whole rounds, each of one instant; None for as many as there are, largest rounds first."""
+    """At most ``count`` questions, in rounds with one question per answer to a wording. ``answers``: distinct answers
+    per round, all at one instant, incomplete rounds unused; None allows any number, largest rounds first."""
     forms: dict[tuple[str, float], dict[tuple[str, ...], list[Question]]] = defaultdict(lambda: defaultdict(list))
     for form, question in asked:
         moment = 0.0 if answers is None else question.at_s

@@ -1,7 +1,7 @@
-"""KV that leaves the windows of a clip, recorded once so that every memory setting gets the same.
+"""Records the KV that leaves a clip's windows, once, so that every memory setting gets the same.
 
-The clip runs through the live code path: demuxer, decoder, pruner, engine. At every instant of questions a copy of the
-stream ends, so that its window's KV is recorded too; the stream itself continues.
+The clip runs through the live code path: demuxer, decoder, pruner, engine. At every instant at which questions are
+asked, a copy of the stream is flushed to record its window's KV too; the stream itself continues.
 """
 
 import pickle
@@ -37,8 +37,8 @@ _MANIFESTS = 8 * 2**20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instant:
-    """``at_s``: seconds from the first picture; ``left``: number of frames that had left the window; ``window``: frames
-    in it."""
+    """State when a question is asked. ``at_s``: seconds from the first frame; ``left``: number of frames that have left
+    the window; ``window``: frames in it."""
 
     at_s: float
     left: int
@@ -47,8 +47,8 @@ class Instant:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """``begin``: time (microseconds) of the first picture; ``frame_s``: seconds per frame; ``left``: frames that left
-    the window, in time order; ``instants``: ascending."""
+    """``begin``: timestamp of the first frame in microseconds; ``frame_s``: seconds per frame; ``left``: frames that
+    left the window, in time order; ``instants``: ascending."""
 
     begin: int
     frame_s: float
@@ -56,7 +56,7 @@ class Recording:
     instants: tuple[Instant, ...]
 
     def seen(self, number: int) -> list[KVChunk]:
-        """All frames seen until instant ``number``, in time order."""
+        """All frames up to instant ``number``, in time order."""
         instant = self.instants[number]
         return [*self.left[: instant.left], *instant.window]
 
@@ -69,11 +69,11 @@ class Recording:
             with replacing(path) as part:
                 torch.save(body, part)
         except (OSError, RuntimeError) as error:
-            raise SightlineError(f"cannot write the recording {path}: {error}; choose another place") from None
+            raise SightlineError(f"cannot write the recording {path}: {error}; choose another folder") from None
 
     @classmethod
     def load(cls, path: Path) -> Self | None:
-        """Read what was saved; None if missing or incomplete."""
+        """Read a saved recording; None if missing or invalid."""
         try:
             body = torch.load(path, weights_only=True)
             instants = tuple(Instant(at_s, left, _unpacked(window)) for at_s, left, window in body["instants"])
@@ -83,8 +83,8 @@ class Recording:
 
 
 def record(model: VisionLanguageModel, path: Path, shape: WindowShape, instants: Sequence[float]) -> Recording:
-    """Run a clip once. ``instants``: seconds from the first picture, in any order; beyond the end they mean the end.
-    Raises ``SourceError``: the video cannot be read to its end; ``SightlineError``: no window was computed."""
+    """Run a clip once. ``instants``: seconds from the first frame, in any order, clamped to the clip's end. Raises
+    ``SourceError``: the video cannot be read to its end; ``SightlineError``: no window was computed."""
     recorder = _StreamRecorder(model, shape, sorted(set(instants)))
     sampler = PatchSampler("footage", make_pruner(PRUNER, {}), shape.fps)
     processor = CodecProcessor(model.geometry, CodecOptions(fps=shape.fps, anchor_interval_s=shape.anchor_interval_s))
@@ -95,8 +95,7 @@ def record(model: VisionLanguageModel, path: Path, shape: WindowShape, instants:
 
 
 class _ChunkCollector(MemoryBank):
-    """Collects the chunks that leave each stream's window, in bfloat16, as a GPU computes them: shares of their bytes
-    are then what they are there."""
+    """Collects the chunks that leave each stream's window, in bfloat16 as on a GPU, so that byte shares match."""
 
     def __init__(self) -> None:
         super().__init__(TierStack([Arena(_MANIFESTS)]))
@@ -107,7 +106,7 @@ class _ChunkCollector(MemoryBank):
 
 
 class _StreamRecorder:
-    """One engine stream, and copies of it that end at the instants of questions."""
+    """One engine stream, and copies of it that are flushed at the instants of questions."""
 
     def __init__(self, model: VisionLanguageModel, shape: WindowShape, instants: list[float]) -> None:
         self._collector = _ChunkCollector()
@@ -123,38 +122,38 @@ class _StreamRecorder:
             memory=MemorySpec(),
         )
         self._engine.admit(self._spec)
-        self._waiting = instants
+        self._pending = instants
         self._instants: list[Instant] = []
         self._begin: int | None = None
 
     def feed(self, sample: FrameSample | None) -> None:
-        """Push a frame, after handling the instants before it."""
+        """Push a frame, after recording the instants before it."""
         if sample is None:
             return
         if self._begin is None:
             self._begin = sample.pts
         ends_s = (sample.pts - self._begin + sample.duration * 7 // 8) / MICROSECONDS
-        while self._waiting and self._waiting[0] < ends_s:
-            self._ask_here()
+        while self._pending and self._pending[0] < ends_s:
+            self._record_instant()
         self._step(self._engine.push(replace(sample, stream=self._spec.stream)))
 
     def finish(self, path: Path) -> Recording:
-        while self._waiting:
-            self._ask_here()
+        while self._pending:
+            self._record_instant()
         left = self._collector.taken.get(self._spec.stream, [])
         if self._begin is None or not any(instant.left or instant.window for instant in self._instants):
             raise SightlineError(f"no window of {path} was computed before its questions")
         return Recording(self._begin, self._frame_s, tuple(left), tuple(self._instants))
 
-    def _ask_here(self) -> None:
-        at_s = self._waiting.pop(0)
+    def _record_instant(self) -> None:
+        at_s = self._pending.pop(0)
         left = len(self._collector.taken.get(self._spec.stream, ()))
         name = f"until {at_s:.3f}"
         copy = replace(self._spec, stream=name)
         if self._begin is not None:
             self._engine.admit(copy)
             self._engine.import_stream(copy, self._engine.export_stream(self._spec.stream))
-            # As if the camera ended here: computes the frames since the last window.
+            # As if the camera ended here: computes the frames since the last window, too.
             self._step(self._engine.flush(name))
             self._engine.evict(name)
         self._instants.append(Instant(at_s, left, tuple(self._collector.taken.pop(name, ()))))
@@ -165,7 +164,7 @@ class _StreamRecorder:
 
 
 def _packed(chunks: Sequence[KVChunk]) -> list[dict[str, Any]]:
-    """Fields of each frame, tensors on the host."""
+    """Each frame as a dict of its fields, with tensors on the host."""
     frames = ({field.name: getattr(chunk, field.name) for field in fields(chunk)} for chunk in chunks)
     return [{k: v.cpu() if isinstance(v, Tensor) else v for k, v in frame.items()} for frame in frames]
 

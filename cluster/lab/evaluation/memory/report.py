@@ -1,4 +1,4 @@
-"""Report of an evaluation of memory: figures, rows, charts, JSON."""
+"""Report of a memory evaluation: figures, tables, charts, JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def accuracy_table(report: MemoryReport) -> Table:
-    """Accuracy of every setting, overall and by kind, and the drop from the baseline."""
+    """Accuracy of every setting, overall and by kind, and its drop from the baseline."""
     heads = ["setting", "questions", *report.kinds, *(["drop"] if report.baseline is not None else [])]
     rows = []
     for result in report.results:
@@ -69,12 +69,12 @@ _TTFT = Axis("time to the first word, s", low=0.0)
 
 
 def memory_charts(report: MemoryReport) -> dict[str, Figure]:
-    """File name (without suffix) -> figure: ``accuracy-budget`` and, of what was asked, ``ttft-history``."""
+    """File name (without suffix) -> figure: ``accuracy-budget`` and, if anything was answered, ``ttft-history``."""
     found = {
         "accuracy-budget": chart(
             "Accuracy against budget",
             _by_budget(report.results),
-            Axis("tokens of a layer and head that are held", log=True),
+            Axis("tokens held per layer and head", log=True),
             Axis("accuracy, all questions", percent=True, high=1.0),
         )
     }
@@ -89,7 +89,7 @@ def memory_charts(report: MemoryReport) -> dict[str, Figure]:
 
 
 def _by_budget(results: Sequence[SettingResult]) -> list[Series]:
-    """One series per combination of policies, by what was held."""
+    """One series per combination of policies, by tokens held."""
     points: dict[str, list[Point]] = defaultdict(list)
     for result in results:
         setting, measured, held = result.setting, result.accuracy["all"], result.mean("held")
@@ -112,8 +112,8 @@ def _by_history(results: Sequence[SettingResult]) -> list[Series]:
     return found
 
 
-# By which the accuracy of a kind of questions must exceed chance for a drop of it to mean something.
-_CLEARLY = 0.15
+# A drop is only meaningful for kinds of questions whose accuracy exceeds chance by this much.
+_MARGIN = 0.15
 _ASKED_ALONE = (
     "questions are answered from the memory alone, which includes the window's KV; shares are relative to the bytes "
     "of all KV at the time of the question"
@@ -122,8 +122,8 @@ _ASKED_ALONE = (
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """``results``: one per setting. ``baseline``: reference of the drops, None for none. ``facts``: model and data.
-    ``skipped``: left out by the data set. ``headline``: the main figures."""
+    """``results``: one per setting. ``baseline``: reference of the drops, or None. ``facts``: model and data.
+    ``skipped``: videos without results. ``headline``: the main figures."""
 
     title: str
     results: tuple[SettingResult, ...]
@@ -147,7 +147,7 @@ class MemoryReport:
         return self.headline | {name: value for name, value in found.items() if math.isfinite(value)}
 
     def as_json(self) -> dict[str, Any]:
-        """The object every bench writes, with answers and skipped videos added."""
+        """The JSON object of every benchmark, plus answers and skipped videos."""
         more = {
             "baseline": None if self.baseline is None else self.baseline.setting.name,
             "questions": {each.setting.name: [asdict(question) for question in each.answered] for each in self.results},
@@ -161,7 +161,7 @@ class MemoryReport:
 
 
 def chance(questions: Sequence[Question]) -> float:
-    """Mean credit of always giving the most common answer of the question's kind and turn."""
+    """Mean credit of always giving the most common answer for the question's kind and turn."""
     said: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     for question in questions:
         for turn, answer in enumerate(question.answers):
@@ -174,11 +174,11 @@ def chance(questions: Sequence[Question]) -> float:
 
 
 def kinds_above_chance(full: SettingResult, questions: Sequence[Question]) -> tuple[str, ...]:
-    """Kinds of questions that full KV answers clearly better than :func:`chance`; of others nothing can be lost."""
+    """Kinds of questions that full KV answers clearly better than :func:`chance`; the others have nothing to lose."""
     return tuple(
         kind
         for kind in sorted({question.kind for question in questions})
-        if full.accuracy[kind].value >= chance([each for each in questions if each.kind == kind]) + _CLEARLY
+        if full.accuracy[kind].value >= chance([each for each in questions if each.kind == kind]) + _MARGIN
     )
 
 
@@ -190,11 +190,11 @@ def make_report(
     facts: dict[str, str] | None = None,
     skipped: Sequence[SkippedVideo] = (),
 ) -> MemoryReport:
-    """Compute the report, against full KV if it is among the settings. ``skipped``: videos left out before.
+    """Compute the report, relative to full KV if it is among the settings. ``skipped``: videos skipped beforehand.
 
-    Headline: ``chance``; with full KV ``accuracy_full``; with ours at 1/8 ``accuracy_drop_at_eighth``, their paired
-    difference, and the upper end of its interval where there is one. ``_answered``: of the kinds of questions that full
-    KV answers clearly above chance, if there are any; then the drop is of these.
+    Headline figures: ``chance``; with full KV ``accuracy_full``; with ours at 1/8 also ``accuracy_drop_at_eighth``,
+    their paired difference, and ``…_high``, the upper end of its interval, if it has one. If full KV answers any kind
+    of question clearly above chance, ``…_answered`` figures and the drop are restricted to those kinds.
     """
     settings = {result.setting: result for result in found.results}
     full, eighth = settings.get(FULL), settings.get(ours(1 / 8))
@@ -203,7 +203,7 @@ def make_report(
     notes = [_ASKED_ALONE]
     if len(found.footage) < ENOUGH_VIDEOS:
         notes.append(
-            f"intervals are over videos, and take {ENOUGH_VIDEOS} at least: of {len(found.footage)} none is given"
+            f"intervals are over videos and need at least {ENOUGH_VIDEOS}: none is given for {len(found.footage)}"
         )
     if model.settings.open_instruction is None:
         notes.append("the model's sightline.json has no open_instruction: it was not trained to answer free questions")
@@ -214,14 +214,14 @@ def make_report(
         kinds = kinds_above_chance(full, questions)
         if kinds:
             answered = [question for question in questions if question.kind in kinds]
-            notes.insert(0, f"answered clearly above chance with full KV: {', '.join(kinds)}; the drop is of these")
+            notes.insert(0, f"full KV is clearly above chance on {', '.join(kinds)}; the drop is over these kinds")
             headline["chance_answered"] = chance(answered)
             headline["accuracy_full_answered"] = full.of_kinds(kinds).accuracy["all"].value
         else:
             notes.insert(
                 0,
-                f"full KV answers {format_estimate(full.accuracy['all'])} rightly and always giving the most common "
-                f"answer {headline['chance']:.3f}: the model is not clearly above chance with any kind of question, so "
+                f"accuracy of full KV is {format_estimate(full.accuracy['all'])}, of always giving the most common "
+                f"answer {headline['chance']:.3f}: the model is not clearly above chance on any kind of question, so "
                 "a small drop means nothing",
             )
         if eighth is not None:
@@ -232,7 +232,7 @@ def make_report(
             if not math.isnan(drop.high):
                 headline["accuracy_drop_at_eighth_high"] = drop.high
     if found.incomplete:
-        notes.append(f"{found.incomplete} answers are incomplete: some blocks of the memory were late or lost")
+        notes.append(f"{found.incomplete} answers are incomplete: some memory blocks were late or lost")
     return MemoryReport(
         title=title,
         results=found.results,

@@ -1,5 +1,5 @@
-"""Results of an evaluation of memory: grades of answers by kind, with confidence intervals and as drop between two
-settings; a row per setting."""
+"""Results of a memory evaluation: graded answers, accuracy by kind with confidence intervals, paired drops between
+settings, and a row per setting."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -20,8 +20,8 @@ _ARTICLES = frozenset({"a", "an", "the"})
 _LEADING = re.compile(r"^\W*(?:([B-HJ])(?=[\s.):,]|$)|([AI])(?=\s*$|[.):,]))", re.IGNORECASE)
 _STATED = re.compile(r"\b(?:answer|option)(?:\s+is)?\s*:?\s*\(?(?:([B-HJ])\b|([AI])\b(?!\s+\w))", re.IGNORECASE)
 ENOUGH_VIDEOS = 10
-"""Fewer videos get no confidence interval: questions about one video are not independent, and so few say little of
-others."""
+"""Minimum number of videos for a confidence interval: questions about one video are not independent, and a few videos
+say little about others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class GradedAnswer:
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words without articles and punctuation; digits up to six spelled out."""
+    """Case-folded words without articles and punctuation; numbers up to six are spelled out."""
     found = (word.casefold() for word in _WORD.findall(text))
     return [
         NUMBERS[int(word)] if word.isascii() and word.isdigit() and int(word) < len(NUMBERS) else word
@@ -45,30 +45,30 @@ def words(text: str) -> list[str]:
 
 
 def first_word_matches(said: str, truth: str) -> bool:
-    """Whether the first words are equal: the grade of one-word answers."""
+    """Whether the first words are equal, which grades one-word answers."""
     ours, right = words(said)[:1], words(truth)[:1]
     return bool(right) and ours == right
 
 
 def chosen_option(said: str, options: Sequence[str]) -> int | None:
-    """Option that an answer names: a letter at its start or after "answer is", or the text of exactly one option; None
-    for none or several."""
+    """Index of the option that an answer names: a letter at its start or after "answer is", or the text of exactly one
+    option; None if none or several."""
     for pattern in (_LEADING, _STATED):
         match = pattern.search(said)
         if match:
             index = LETTERS.index(next(group for group in match.groups() if group).upper())
             return index if index < len(options) else None
     ours = words(said)
-    named = [index for index, option in enumerate(options) if _holds(ours, words(option))]
+    named = [index for index, option in enumerate(options) if _contains(ours, words(option))]
     # "red car" does not name "car".
-    longest = [i for i in named if not any(i != j and _holds(words(options[j]), words(options[i])) for j in named)]
+    longest = [i for i in named if not any(i != j and _contains(words(options[j]), words(options[i])) for j in named)]
     return longest[0] if len(longest) == 1 else None
 
 
 def word_overlap(said: str, truth: str) -> float:
-    """Word F1 of a free answer, as SQuAD's (Rajpurkar et al. 2016), in 0..1.
+    """Word F1 of a free-form answer as in SQuAD (Rajpurkar et al. 2016), in 0..1.
 
-    Replaces grading by another model, with which RVS is published: not comparable with those numbers.
+    Stands in for the grading by another model that RVS was published with; not comparable with published numbers.
     """
     ours, right = words(said), words(truth)
     shared = sum(min(ours.count(word), right.count(word)) for word in set(ours))
@@ -76,8 +76,8 @@ def word_overlap(said: str, truth: str) -> float:
 
 
 def credit(question: Question, said: Sequence[str]) -> float:
-    """Grade of a conversation in 0..1: share of turns answered rightly; word overlap for answers of several words.
-    Raises ``ValueError``: not one answer per turn."""
+    """Grade of a conversation in 0..1: share of turns answered correctly; word overlap for answers of several words.
+    Raises ``ValueError``: not exactly one answer per turn."""
     if len(said) != len(question.turns):
         raise ValueError(f"{len(said)} answers to {len(question.turns)} turns")
     if question.options:
@@ -88,8 +88,8 @@ def credit(question: Question, said: Sequence[str]) -> float:
 
 
 def accuracy_by_kind(judged: Sequence[GradedAnswer]) -> dict[str, Estimate]:
-    """Mean credit over all questions (``all``) and by kind, with bootstrap intervals over videos; without intervals of
-    fewer than ``ENOUGH_VIDEOS``."""
+    """Mean credit over all questions (``all``) and by kind, with bootstrap intervals over videos if there are at least
+    ``ENOUGH_VIDEOS``."""
     return _means(judged, [each.credit for each in judged])
 
 
@@ -97,17 +97,17 @@ def accuracy_drop(full: Sequence[GradedAnswer], other: Sequence[GradedAnswer]) -
     """Mean credit of ``full`` minus that of ``other`` on the same questions, over all and by kind, with paired
     intervals. Raises ``ValueError``: not the same questions in the same order."""
     if [(each.video, each.number, each.kind) for each in full] != [(e.video, e.number, e.kind) for e in other]:
-        raise ValueError("a drop is between two settings on the same questions in the same order")
+        raise ValueError("a drop needs the same questions in the same order under both settings")
     return _means(full, [ours.credit - theirs.credit for ours, theirs in zip(full, other, strict=True)])
 
 
-def _holds(text: Sequence[str], part: Sequence[str]) -> bool:
+def _contains(text: Sequence[str], part: Sequence[str]) -> bool:
     size = len(part)
     return size > 0 and any(list(text[i : i + size]) == list(part) for i in range(len(text) - size + 1))
 
 
 def _means(judged: Sequence[GradedAnswer], values: Sequence[float]) -> dict[str, Estimate]:
-    """Mean of the questions' ``values``, over all of them first; ``nan`` where none of a kind was drawn."""
+    """Mean of the questions' ``values``, over all (first) and by kind; resamplings without a kind count as ``nan``."""
     videos = sorted({each.video for each in judged})
     resamples = RESAMPLES if len(videos) >= ENOUGH_VIDEOS else 0
     weights = bootstrap_weights(len(videos), resamples)[:, [videos.index(each.video) for each in judged]]
@@ -121,8 +121,8 @@ def _means(judged: Sequence[GradedAnswer], values: Sequence[float]) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class EvidenceRecall:
-    """``inside``: share of retrieved tokens whose frames lie in the evidence. ``spans``: share of evidence spans with
-    at least one retrieved token. ``found``: whether there is any."""
+    """``inside``: share of retrieved tokens whose frames lie in the evidence (precision). ``spans``: share of evidence
+    spans with at least one retrieved token (recall). ``found``: whether there is such a span."""
 
     inside: float
     spans: float
@@ -136,7 +136,7 @@ class AnswerRecord:
     * ``judged``: grade of ``said``
     * ``ttft_s``: time to first token, mean over turns; ``history_s``: footage seen before the question
     * ``retrieved``, ``held``: tokens per layer and head, mean over layers, heads and turns
-    * ``bytes_moved``: KV loaded, over all turns; ``bytes_held``: KV held when asked
+    * ``bytes_moved``: KV loaded, sum over turns; ``bytes_held``: KV held when asked
     * ``recall``: None without evidence
     * ``yes``: P(yes) of each turn
     """
@@ -166,27 +166,27 @@ class SettingResult:
 
     @cached_property
     def accuracy(self) -> dict[str, Estimate]:
-        """Over all questions and by kind; see ``accuracy_by_kind``."""
+        """See :func:`accuracy_by_kind`."""
         return accuracy_by_kind(self.judged)
 
     def of_kinds(self, kinds: Sequence[str]) -> Self:
         return replace(self, answered=tuple(each for each in self.answered if each.judged.kind in kinds))
 
     def drop_from(self, full: Self) -> dict[str, Estimate]:
-        """Accuracy of ``full`` minus this; see ``accuracy_drop``."""
+        """Accuracy of ``full`` minus that of this setting; see :func:`accuracy_drop`."""
         return accuracy_drop(full.judged, self.judged)
 
     @property
     def retrieval_ratio(self) -> float:
-        """Retrieved over held tokens, mean over questions with any held."""
+        """Retrieved tokens over held ones, mean over questions with any held."""
         return _mean_of(each.retrieved / each.held for each in self.answered if each.held)
 
     def mean(self, name: str) -> float:
-        """Mean over questions of an ``AnswerRecord`` field."""
+        """Mean of an ``AnswerRecord`` field over questions."""
         return _mean_of(float(getattr(each, name)) for each in self.answered)
 
     def recall(self, name: str) -> float:
-        """Mean over questions with evidence of an ``EvidenceRecall`` field."""
+        """Mean of an ``EvidenceRecall`` field over questions with evidence."""
         return _mean_of(float(getattr(each.recall, name)) for each in self.answered if each.recall is not None)
 
     def row(self) -> dict[str, Any]:
@@ -205,8 +205,8 @@ class SettingResult:
 
 
 def evidence_recall(retrieved_at: Sequence[float], evidence: Sequence[Span]) -> EvidenceRecall:
-    """Precision and recall of retrieved tokens, given by the seconds of their frames ``[n]``, against ``evidence``:
-    at least one span from first to last second, inclusive."""
+    """Precision and recall of retrieved tokens. ``retrieved_at`` ``[n]``: times of their frames in seconds;
+    ``evidence``: at least one span, both ends inclusive."""
     times = np.asarray(retrieved_at, dtype=np.float64)
     hits = np.array([(times >= start) & (times <= end) for start, end in evidence], dtype=np.bool_)
     spans = hits.any(axis=1)

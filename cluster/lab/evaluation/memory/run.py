@@ -1,6 +1,6 @@
-"""The evaluation of memory: clips times settings, in one or several processes, resumable.
+"""Runs a memory evaluation (clips × settings) in one or several processes, resumable.
 
-Each clip runs through the model once (``recording.py``); every setting then gets the recorded KV (``answer.py``).
+Each clip runs through the model once (``recording.py``); every setting is then given the recorded KV (``answer.py``).
 """
 
 import functools
@@ -34,7 +34,7 @@ from cluster.models.base import VisionLanguageModel
 
 @dataclass(frozen=True, slots=True)
 class MemoryResults:
-    """``results``: one per setting; ``footage``: the clips; ``incomplete``: sum over settings, see ``SceneAnswers``."""
+    """``results``: one per setting; ``footage``: the clips; ``incomplete``: see ``SceneAnswers``, sum over settings."""
 
     results: tuple[SettingResult, ...]
     footage: tuple[Footage, ...]
@@ -72,11 +72,11 @@ def evaluate_memory(
     """Ask every question of every clip under every setting.
 
     Args:
-        model: loaded, or a spec to load; several processes need a spec.
+        model: a loaded model, or a spec to load; several processes need a spec.
         folder: for recordings and answers; existing ones of the same clip, model and code are reused.
 
     Raises:
-        ConfigError: no footage, no settings, duplicate names, or a setting that the model refuses.
+        ConfigError: no footage, no settings, duplicate names, or a setting that the model does not support.
         SightlineError: all clips were skipped, or the folder cannot be used.
     """
     if not footage or not all(clip.questions for clip in footage):
@@ -148,7 +148,7 @@ def _instants(clip: Footage) -> list[float]:
 
 
 def _record(engine: NativeEngine, clip: _Clip) -> str | None:
-    """Record a clip unless it is recorded; returns why it cannot be."""
+    """Record a clip unless there is a valid recording; returns the reason if it cannot be recorded."""
     if _recording(clip.recording) is None:
         try:
             made = record(engine.model, clip.footage.path, clip.shape, _instants(clip.footage))
@@ -165,7 +165,7 @@ def _answer(engine: NativeEngine, task: tuple[_Clip, ShareSetting]) -> SceneAnsw
     clip, setting = task
     recorded = _recording(clip.recording)
     if recorded is None:
-        raise SightlineError(f"{clip.footage.name} was not answered: its recording {clip.recording} is gone")
+        raise SightlineError(f"{clip.footage.name} was not answered: its recording {clip.recording} has disappeared")
     return answer_scene(engine, recorded, clip.footage.name, clip.footage.questions, setting)
 
 

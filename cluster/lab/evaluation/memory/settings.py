@@ -1,4 +1,4 @@
-"""Memory settings that are compared, and the grids of them."""
+"""Memory settings to compare, and grids of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ GRIDS = ("basic", "quick", "standard")
 
 # Production defaults: "ours".
 _OURS = MemorySpec()
-# Retriever that an organiser was published with; default: ours.
+# Retriever that an organiser was published with; ours for others.
 _NATURAL = {"frames": "rekv", "tokens": "top_k", "resv": "wicsum", "mosaic": "two_stage"}
-# Blocks that fill a memory at least, so that short scenes are compressed as often as long ones.
+# Minimum number of blocks that fill a memory, so that short scenes are compressed as often as long ones.
 _BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ShareSetting:
-    """Names of the policies, and a memory capped at a ``share`` of the bytes of all KV at the time of the question.
-    ``everything``: questions read all that is held instead of what the retriever chooses. Raises ``ConfigError``: an
-    unknown policy, or an invalid share."""
+    """Policies by name, and a memory cap as a ``share`` of the bytes of all KV at the time of the question.
+    ``everything``: questions read everything held instead of the retriever's choice. Raises ``ConfigError``: unknown
+    policy, or an invalid share."""
 
     compressor: str
     organiser: str
@@ -41,13 +41,13 @@ class ShareSetting:
         ):
             registry.get(name)
         if not 0 < self.share <= 1:
-            raise ConfigError(f"a memory's share of everything is above 0 and at most 1, not {self.share:g}")
+            raise ConfigError(f"a memory's share must be above 0 and at most 1, not {self.share:g}")
         if self.everything and self.retriever != "top_k":
-            raise ConfigError(f"top_k is the retriever that can read everything, not {self.retriever}")
+            raise ConfigError(f"only the retriever top_k can read everything, not {self.retriever}")
 
     @property
     def name(self) -> str:
-        """``full``, or like ``infinipot_v/mosaic/top_k@1/8``."""
+        """``full``, or a name such as ``infinipot_v/mosaic/top_k@1/8``."""
         if self == FULL:
             return "full"
         reads = ":all" if self.everything else ""
@@ -59,8 +59,8 @@ class ShareSetting:
         return self.share < 1
 
     def spec(self, *, frames: int, full_bytes: int, tier_bytes: int) -> MemorySpec:
-        """Memory specification for a scene of so many ``frames``. ``full_bytes``: of all their KV, frame numbers and
-        cells; ``tier_bytes``: of the tier, the cap of an unbounded memory."""
+        """Memory specification for a scene of ``frames`` frames. ``full_bytes``: of all their KV, frame numbers and
+        cells; ``tier_bytes``: size of the tier, the cap of an unbounded memory."""
         options: Mapping[str, Any] = {"share": 1.0} if self.everything else {}
         block = min(_OURS.block_frames, max(1, int(self.share * frames / _BLOCKS)))
         return MemorySpec(
@@ -75,16 +75,16 @@ class ShareSetting:
 
 
 FULL = ShareSetting("none", "frames", "top_k", everything=True)
-"""Everything is held and read: the upper bound. Then the organiser does not matter, and whole frames are cheapest."""
+"""Upper bound: everything is held and read. The organiser then makes no difference, and whole frames are cheapest."""
 
 
 def ours(share: float) -> ShareSetting:
-    """The production defaults under a share."""
+    """The production defaults, capped at a share."""
     return ShareSetting(_OURS.compressor, _OURS.organiser, _OURS.retriever, share=share)
 
 
 def memory_grid(name: str) -> list[ShareSetting]:
-    """Settings of a comparison, full first, without duplicates.
+    """Settings of a grid, full KV first, without duplicates.
 
     * ``basic``: ours at all shares and unbounded
     * ``quick``: the same, and at 1/8 every compressor with our organiser and retriever, and every organiser with our
@@ -93,7 +93,7 @@ def memory_grid(name: str) -> list[ShareSetting]:
       unbounded
 
     Raises:
-        ConfigError: another name.
+        ConfigError: unknown grid.
     """
     if name not in GRIDS:
         raise ConfigError(f"unknown settings {name!r}; there are: {', '.join(GRIDS)}")

@@ -53,7 +53,7 @@ def test_a_video_that_is_judged_is_not_fitted_on_under_another_name(made, tmp_pa
     other = shutil.copy(held[0].path, tmp_path / "other.mp4")
     found = Dataset("scenes", tmp_path, (replace(held[0], path=other, name="other"),), {})
     check_validation(found, judged[1:])
-    with pytest.raises(ConfigError, match=r"other\.mp4 is judged, too, as .*test-000000\.mp4"):
+    with pytest.raises(ConfigError, match=r"other\.mp4 is also a test video \(.*test-000000\.mp4\)"):
         check_validation(found, judged)
 
 
@@ -75,7 +75,7 @@ def test_bad_clips_are_skipped_with_their_reasons(copy):
     dataset = load_dataset(copy)
     assert [video.name for video in dataset.videos] == ["test-000002"]
     why = {each.path.name: each.reason for each in dataset.skipped}
-    assert why["test-000000.mp4"] == "its truth test-000000.json is missing"
+    assert why["test-000000.mp4"] == "its ground truth test-000000.json is missing"
     assert why["test-000001.mp4"] == "in the index, not on disk"
     assert "not JSON" in why["more.mp4"]
     assert why["broken.mp4"].startswith("cannot be read: ")

@@ -99,13 +99,13 @@ def test_unknown_classes_and_videos_that_are_not_there(ucf, put, split_file, ann
 def test_a_video_without_annotation_is_skipped(ucf, annotation_file):
     annotation_file.write_text("Abuse028_x264.mp4  Abuse  165  240  -1  -1\n")
     dataset = load(ucf)
-    assert skipped(dataset)["Fighting003_x264.mp4"] == f"no event of it in {annotation_file.name}"
+    assert skipped(dataset)["Fighting003_x264.mp4"] == f"has no event in {annotation_file.name}"
     assert {video.name.split("/")[0] for video in dataset.videos} == {"Abuse", "Normal"}
 
 
 def test_events_behind_the_end(ucf, annotation_file):
     annotation_file.write_text(annotation_file.read_text().replace("165  240", "1650  2400"))
-    assert skipped(load(ucf))["Abuse028_x264.mp4"].startswith("its events are after its end at 10.")
+    assert skipped(load(ucf))["Abuse028_x264.mp4"].startswith("all its events are after its end at 10.")
 
 
 def test_a_missing_annotation_file_leaves_nothing_to_measure(ucf, annotation_file):
