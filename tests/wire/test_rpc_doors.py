@@ -143,7 +143,7 @@ async def test_calls_that_a_server_has_no_time_to_look_at_are_refused_with_a_sen
         await asyncio.sleep(0)
         time.sleep(2.0)  # noqa: ASYNC251
         assert await flooding == {
-"this gateway requires a token; set SIGHTLINE_TOKEN or send a bearer token",
+            "this gateway requires a token; set SIGHTLINE_TOKEN or send a bearer token",
             "the server has too many pending calls; try again in a moment",
         }
 
